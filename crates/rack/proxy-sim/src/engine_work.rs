@@ -1,4 +1,4 @@
-//! Two engines over plain memory, for whoever measures what their work takes.
+//! Two engines over plain memory, for measuring the cost of their work.
 
 use crate::program::{Program, Role};
 use crate::{Plan, SECRET};
@@ -10,8 +10,8 @@ use proxy::{ConnectionKey, Engine, EngineCounters, EngineEvent, OpenPayload, Par
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Lets one engine send messages of `message_bytes` to another, in turns of this thread, until `frames` have arrived.
-/// What both have done; every byte was copied once by each.
+/// Lets one engine send messages of `message_bytes` to another, polled in turn by this thread, until `frames` have
+/// arrived. Returns the sum of their counters. Each engine copies every byte once.
 pub fn work(message_bytes: usize, frames: u64) -> EngineCounters {
     let plan = Plan { slots: 4096, has_classes: false, slice_bytes: 4096, backlog_bytes: usize::MAX };
     let (mut low, mut high) = heap::pair(plan.layout().window_bytes());
@@ -28,7 +28,7 @@ pub fn work(message_bytes: usize, frames: u64) -> EngineCounters {
     from.open(OpenPayload::new(&[1]).expect("a byte"), |_: ConnectionKey| source).expect("room for a connection");
     while to.counters().frames_received < frames {
         for engine in [&mut from, &mut to] {
-            engine.poll(0).expect("an honest peer");
+            engine.poll(0).expect("the peer is honest");
             while let Some(EngineEvent::Open { key, .. }) = engine.next_event() {
                 engine.answer(key, Ok(Program::new(Role::Sink, 0, 0).end(&clock_ns)));
             }

@@ -1,4 +1,4 @@
-//! What the simulator is asked.
+//! The experiments: scaling of the message rate, and isolation of a ping-pong from streams.
 
 use crate::program::{Program, Role};
 use crate::{Costs, LINK, Plan, World};
@@ -8,53 +8,53 @@ use sim::{Random, Span, Time};
 
 /// Connections of each core in the scaling experiment.
 const STREAMS: usize = 4;
-/// With fewer cores, a span has too few messages to tell the rate by.
+/// With fewer cores, one span of time has too few messages to measure the rate.
 const CORES_OF_A_SPAN: usize = 8;
-/// Slots of a ring, where the number of partitions is what matters.
+/// Slots of a ring when the number of partitions is varied.
 const SCALING_SLOTS: u64 = 512;
-/// Slots of a ring, where one partition is looked at.
+/// Slots of a ring when one partition is examined.
 const ISOLATION_SLOTS: u64 = 512;
 
-/// Message rate with so many cores and nodes.
+/// The message rate with a number of nodes and cores.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Scaling {
-    /// Nodes, each joined with each.
+    /// Nodes, each linked with every other one.
     pub nodes: usize,
-    /// Cores of a node, one partition of each link each.
+    /// Cores of a node, each with one partition of every link.
     pub cores: usize,
     /// Bytes of a message.
     pub message_bytes: usize,
-    /// Messages that arrive at a node, of a microsecond.
+    /// Messages that arrive at a node per microsecond.
     pub messages_per_us: f64,
     /// The same for each core.
     pub messages_per_us_core: f64,
-    /// Against as many times what one core does.
+    /// Ratio to the rate of one core times the number of cores.
     pub of_linear: f64,
-    /// How much of the node's link the packets take that carry them.
+    /// Fraction of the node's link rate that the packets of the messages take.
     pub link_load: f64,
 }
 
-/// How a ping-pong fares beside others in its partition.
+/// The latency of a ping-pong alongside others in its partition.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Isolation {
-    /// What is beside it, and what the proxy does about it.
+    /// The load alongside it, and the proxy's settings.
     pub case: &'static str,
-    /// Round trips.
+    /// Number of round trips.
     pub round_trips: usize,
     /// Median, ns.
     pub rtt_ns_p50: u64,
-    /// 99 in 100 are shorter, ns.
+    /// 99th percentile, ns.
     pub rtt_ns_p99: u64,
-    /// The longest, ns.
+    /// Maximum, ns.
     pub rtt_ns_max: u64,
-    /// The 99th percentile against that of the first case.
+    /// Ratio of the 99th percentile to that of the first case.
     pub p99_of_quiet: f64,
-    /// What the streams carry meanwhile, GB/s.
+    /// The rate of the streams meanwhile, GB/s.
     pub bulk_gbytes_per_s: f64,
 }
 
-/// Message rate of each node while all cores send to all peers, over one span of virtual time; over several where cores
-/// are few.
+/// Measures the message rate of each node while all cores send to all peers, over one span of virtual time, or over
+/// several spans if there are few cores.
 pub fn scaling(points: &[(usize, usize)], message_bytes: usize, span: Span, costs: Costs, seed: u64) -> Vec<Scaling> {
     let mut rows: Vec<Scaling> = Vec::new();
     for &(nodes, cores) in points {
@@ -76,8 +76,8 @@ pub fn scaling(points: &[(usize, usize)], message_bytes: usize, span: Span, cost
     rows
 }
 
-/// Bytes of the packets that carry one message: a line with the record's two words, the frame's two and the payload.
-/// Or, where that is too long for a line, each of the three for itself.
+/// Returns the bytes of the packets that carry one message: a cache line with two words of the record, two of the frame
+/// and the payload. If that does not fit into a line, each of the three has a packet of its own.
 fn packet_bytes(message_bytes: usize) -> f64 {
     let payload = message_bytes as u64;
     let packet = |bytes: u64| bytes.next_multiple_of(4) + bytes.div_ceil(LINK.payload_bytes_max) * LINK.header_bytes;
@@ -92,7 +92,7 @@ fn rate(nodes: usize, cores: usize, message_bytes: usize, span: Span, costs: Cos
     let mut random = Random::new(seed, "scaling");
     for core in 0..world.cores.len() {
         let (node, rank) = (core / cores, core % cores);
-        // A node's seats are its peers in order, without itself.
+        // The seats of a node are its peers in order, without itself.
         for seat in 0..nodes - 1 {
             let peer = if seat < node { seat } else { seat + 1 };
             let remote = (peer * cores + rank, if node < peer { node } else { node - 1 });
@@ -103,10 +103,10 @@ fn rate(nodes: usize, cores: usize, message_bytes: usize, span: Span, costs: Cos
             }
         }
     }
-    // Where the link is full, what waits for it takes a while to gather.
+    // Queues for a full link take a while to build up.
     let warm = Time::ZERO + span;
     world.run(warm);
-    // Of all nodes: one alone may be served before others that want as much of a full link.
+    // The average of all nodes: a full link may serve one node before others that want as much.
     let all = 0..nodes * cores;
     let before = world.counters(all.clone()).bytes_received;
     world.run(warm + span);
@@ -114,8 +114,8 @@ fn rate(nodes: usize, cores: usize, message_bytes: usize, span: Span, costs: Cos
     messages / nodes as f64 / (span.ns() / 1000.0)
 }
 
-/// Ping-pong of 8 bytes beside eight streams and one that nobody reads: alone, and without slices, with them, and with
-/// classes too.
+/// Measures a ping-pong of 8 bytes alone, and alongside eight streams and one that is never read: without slices, with
+/// slices, and with slices and classes.
 pub fn isolation(span: Span, costs: Costs, seed: u64) -> Vec<Isolation> {
     let on = Plan { slots: ISOLATION_SLOTS, has_classes: false, slice_bytes: 2048, backlog_bytes: 8192 };
     let off = Plan { slice_bytes: usize::MAX, backlog_bytes: usize::MAX, ..on };
@@ -148,7 +148,7 @@ fn ping_pong(case: &'static str, plan: Plan, has_streams: bool, span: Span, cost
         let source = Program::new(Role::Source(16 << 10), 0, random.below(2000));
         world.open(0, 0, source, (1, 0), Program::new(Role::Unread(256 << 10), 0, 0));
     }
-    // Streams settle first: credits fill, and classes are found.
+    // Streams settle first: credits are used up, and connections move to their classes.
     let warm = Time::ZERO + Span::from_ps(span.ps() / 4);
     world.run(warm);
     let (trips_before, bytes_before) = (ping.round_trips_ns().len(), world.counters(1..2).bytes_received);

@@ -1,9 +1,9 @@
-//! The engine in virtual time: the same code as live, over links of `fabric::timed` that a virtual clock drives.
+//! The engine of `proxy` in virtual time: the same code as live, over links of `fabric::timed` with a virtual clock.
 //!
-//! A core is a thread of a proxy that owns one engine for each peer. Its turn costs what [`Costs`] say for the frames
-//! and bytes that the engine counted; what it stores is under way as long as the link's model says, and all cores of a
-//! node share the rate of the node's link. Programs answer after a time of their own. Nothing here reads a real clock,
-//! and the same seed gives the same figures.
+//! A core is a thread of a proxy that owns one engine for each peer. A poll takes the time that [`Costs`] give for the
+//! frames and bytes that the engine has counted. Stores are in flight for the time of the link's model, and all cores
+//! of a node share the rate of the node's link. Programs answer after a fixed time. No real clock is read, and the same
+//! seed gives the same figures.
 
 mod engine_work;
 mod experiments;
@@ -24,10 +24,10 @@ use sim::{EventQueue, Span, Time};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an engine's work takes on a core.
+/// The time that an engine's work takes on a core.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Costs {
-    /// A turn in which there is nothing to do, for each engine.
+    /// A poll without work, for each engine.
     pub turn_ns: f64,
     /// A frame sent, without its payload.
     pub send_ns: f64,
@@ -35,8 +35,8 @@ pub struct Costs {
     pub receive_ns: f64,
     /// A byte copied.
     pub byte_ns: f64,
-    /// Of a short message there and back, what is not the link's, at each end: from the proxy to the program and back,
-    /// with the work on both frames.
+    /// The part of a round trip of a short message that each node adds besides the link: from the proxy to the program
+    /// and back, with the work on both frames.
     pub program_ns: f64,
 }
 
@@ -52,7 +52,7 @@ impl Default for Costs {
 pub const LINK: LinkTiming =
     LinkTiming { one_way_ns: 500, bytes_per_us: 15_754, header_bytes: 24, payload_bytes_max: 256 };
 
-/// The time of the core whose turn it is.
+/// The time of the core that is polled.
 #[derive(Debug, Clone, Default)]
 struct VirtualClock(Arc<AtomicU64>);
 
@@ -67,7 +67,7 @@ impl Clock for VirtualClock {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// A core that stalls is late; its turn's end counts it.
+    /// A core that stalls is late, which is counted at the end of its poll.
     fn wait_until(&self, time_ns: u64) {
         self.0.fetch_max(time_ns, Ordering::Relaxed);
     }
@@ -76,7 +76,7 @@ impl Clock for VirtualClock {
 type SimLink = TimedLink<HeapLink, VirtualClock>;
 type SimEngine = Engine<TimedInbound<HeapLink, VirtualClock>, TimedOutbound<HeapLink, VirtualClock>, ProgramEnd>;
 
-/// One engine of a core, with the link that it keeps.
+/// One engine of a core, and its link, which must stay alive.
 struct Seat {
     engine: SimEngine,
     _link: SimLink,
@@ -85,7 +85,7 @@ struct Seat {
 /// A core of a node.
 struct Core {
     seats: Vec<Seat>,
-    /// For servers: what the programs are that a peer's open, in the order of opening.
+    /// The programs that answer the connections of each peer, in the order of opening.
     served: Vec<Vec<Program>>,
 }
 
@@ -141,12 +141,12 @@ impl Plan {
 }
 
 const SECRET: u64 = 0x51;
-/// A short message is several stores into one line, each of which takes its place on the way.
+/// A short message is several stores into one line, and the model's journal holds each of them.
 const STORES_PER_LINE: usize = 8;
 
 impl World {
-    /// Nodes with so many cores each, every core joined with the core of the same rank of every other node. The cores
-    /// of a node follow each other.
+    /// Creates nodes with this number of cores each. Every core is linked with the core of the same rank of every other
+    /// node. The cores of a node are consecutive.
     fn new(nodes: usize, cores: usize, plan: Plan, costs: Costs) -> Self {
         let clock = VirtualClock::default();
         let paces: Vec<Pacer> = (0..nodes).map(|_| Pacer::new()).collect();
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Opens a connection from `seat` of `core`, whose far end is `server`.
+    /// Opens a connection from `seat` of `core`, whose remote program is `server`.
     fn open(&mut self, core: usize, seat: usize, client: Program, remote: (usize, usize), server: Program) {
         let served = &mut self.cores[remote.0].served[remote.1];
         let open_payload = OpenPayload::new(&(served.len() as u32).to_le_bytes()).expect("four bytes");
@@ -194,7 +194,7 @@ impl World {
         self.cores[core].seats[seat].engine.open(open_payload, |_: ConnectionKey| end).expect("room for a connection");
     }
 
-    /// Lets everything happen until `end`.
+    /// Runs until `end`.
     fn run(&mut self, end: Time) {
         while let Some((now, core)) = self.queue.next_event() {
             if now >= end {
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// A turn of all engines of a core; what it costs.
+    /// Polls all engines of a core; returns the time that it takes.
     fn poll(&mut self, now: Time, core: usize) -> Span {
         self.clock.set(now);
         let clock = self.clock.clone();
@@ -220,7 +220,7 @@ impl World {
             let fault = seat.engine.poll(begun.ps() / 1000).err();
             assert!(fault.is_none(), "an honest peer: {fault:?}");
             while let Some(event) = seat.engine.next_event() {
-                let EngineEvent::Open { key, open_payload } = event else { panic!("an honest peer") };
+                let EngineEvent::Open { key, open_payload } = event else { panic!("the peer is honest") };
                 let index = u32::from_le_bytes(open_payload.bytes().try_into().expect("four bytes"));
                 let end = served[index as usize].end(&clock.0);
                 seat.engine.answer(key, Ok(end));

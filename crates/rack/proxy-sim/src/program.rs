@@ -1,4 +1,4 @@
-//! Programs of the simulator: they send and read by rules, and remember when.
+//! Programs of the simulator, which send and read by rules and record round-trip times.
 
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
@@ -8,21 +8,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of any record: what they are does not matter.
+/// The bytes of every record: their values do not matter.
 const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 /// What a program does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Sends messages of so many bytes, as fast as they are taken.
+    /// Sends messages of this length, as fast as they are consumed.
     Source(usize),
     /// Reads everything.
     Sink,
-    /// Reads nothing: its buffer takes so many bytes.
+    /// Reads nothing: its buffer holds this number of bytes.
     Unread(usize),
-    /// Sends so many bytes, and again when as many have come back.
+    /// Sends this number of bytes, and again whenever as many have come back.
     Ping(usize),
-    /// Sends back what came.
+    /// Sends back what it has received.
     Pong,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Program(Rc<RefCell<State>>);
 #[derive(Debug)]
 struct State {
     role: Role,
-    /// From what the program reads to what it sends.
+    /// The time between receiving and sending.
     answer_ns: u64,
     due_bytes: usize,
     due_ns: u64,
@@ -42,7 +42,7 @@ struct State {
     round_trips_ns: Vec<u64>,
 }
 
-/// The proxy's end of a program.
+/// The proxy's endpoint of a program.
 #[derive(Debug)]
 pub(crate) struct ProgramEnd {
     program: Program,
@@ -50,7 +50,7 @@ pub(crate) struct ProgramEnd {
 }
 
 impl Program {
-    /// One that begins at `begin_ns`.
+    /// Creates a program that begins at `begin_ns`.
     pub(crate) fn new(role: Role, answer_ns: u64, begin_ns: u64) -> Self {
         let due_bytes = if let Role::Ping(bytes) = role { bytes } else { 0 };
         let state = State {
@@ -69,7 +69,7 @@ impl Program {
         ProgramEnd { program: self.clone(), clock_ns: Arc::clone(clock_ns) }
     }
 
-    /// Round trips so far.
+    /// Returns the round-trip times so far.
     pub(crate) fn round_trips_ns(&self) -> Vec<u64> {
         self.0.borrow().round_trips_ns.clone()
     }
@@ -101,7 +101,7 @@ impl State {
             Role::Ping(size) => {
                 if self.come_bytes >= size {
                     self.come_bytes = 0;
-                    // The program's share is on both ends of the way.
+                    // The program's time is counted at both ends.
                     self.round_trips_ns.push(now_ns + self.answer_ns - self.sent_ns);
                     self.due_ns = now_ns + self.answer_ns;
                     self.sent_ns = self.due_ns;

@@ -272,7 +272,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_header_survives_the_way(number: u32, byte in 1..=14_u8, len_bytes in 1..=32_usize, aux: u32) {
+        fn a_header_is_decoded_as_encoded(number: u32, byte in 1..=14_u8, len_bytes in 1..=32_usize, aux: u32) {
             let kind = FrameKind::from_byte(byte).expect("a kind");
             let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
             let header = FrameHeader { connection: ConnectionNumber(number), kind, len_bytes, aux };
@@ -280,7 +280,7 @@ mod tests {
         }
 
         #[test]
-        fn a_header_with_a_changed_byte_is_refused_or_says_something_else(at in 0..16_usize, change in 1..=255_u8) {
+        fn a_header_with_a_changed_byte_is_rejected_or_differs(at in 0..16_usize, change in 1..=255_u8) {
             let header = FrameHeader { connection: ConnectionNumber(7), kind: FrameKind::Data, len_bytes: 100, aux: 9 };
             let mut bytes = header.encode();
             bytes[at] ^= change;
@@ -288,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_is_survived(bytes: [u8; 16], record_bytes in 0..20_000_usize) {
+        fn invalid_bytes_are_rejected(bytes: [u8; 16], record_bytes in 0..20_000_usize) {
             if let Ok(header) = FrameHeader::decode(&bytes, record_bytes) {
                 prop_assert_eq!(header.len_bytes, record_bytes - HEADER_BYTES);
                 prop_assert_eq!(header.encode(), bytes);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumption_survives_the_way_and_nonsense_is_none() {
+    fn a_resumption_is_decoded_as_encoded_and_invalid_bytes_are_rejected() {
         for has_end in [false, true] {
             let resumption = Resumption { limit: 0x8070_6050, has_end };
             assert_eq!(Resumption::decode(&resumption.encode()), Some(resumption));
@@ -307,14 +307,14 @@ mod tests {
     }
 
     #[test]
-    fn a_number_says_who_opened() {
+    fn a_number_tells_which_side_opened() {
         assert_eq!(ConnectionNumber::new(5, LinkSide::Lower).opener(), LinkSide::Lower);
         assert_eq!(ConnectionNumber::new(5, LinkSide::Higher).opener(), LinkSide::Higher);
         assert_eq!(ConnectionNumber::new(u32::MAX, LinkSide::Lower).opener(), LinkSide::Lower);
     }
 
     #[test]
-    fn a_refusal_says_what_was_found() {
+    fn an_error_names_the_invalid_field() {
         let good = FrameHeader::control(ConnectionNumber(1), FrameKind::Credit, 2).encode();
         let changed = |at: usize, value: u8| {
             let mut bytes = good;

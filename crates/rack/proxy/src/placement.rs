@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_between_which_it_runs_dry_are_no_burst() {
+    fn bytes_with_pauses_between_them_are_not_a_burst() {
         let mut seen = TrafficHistory::new(0);
         for _ in 0..3 {
             assert_eq!(seen.note(1, 900, &RULE), None);

@@ -79,7 +79,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_not_forgotten_is_found_at_its_position(
+        fn retained_bytes_are_found_at_their_positions(
             steps in prop::collection::vec((0..300_usize, 0..300_u64), 1..40)
         ) {
             let mut retransmit = RetransmitBuffer::default();

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_for_one_connection_only() {
+    fn a_key_is_never_reused() {
         let mut table = Table::new(10, 1);
         let first = table.insert(ConnectionNumber(7), 'a');
         assert_eq!(table.remove(first), Some('a'));

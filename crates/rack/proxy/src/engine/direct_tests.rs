@@ -14,33 +14,33 @@ use std::rc::Rc;
 type Window = <HeapLink as Link>::Inbound;
 type Peers = <HeapLink as Link>::Outbound;
 
-/// What a program's end has been told, and what it has to say.
+/// The calls that an endpoint has received, and its next input.
 #[derive(Default)]
-struct Said {
-    told: Vec<&'static str>,
+struct CallLog {
+    calls: Vec<&'static str>,
     input: Option<Input>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Carried,
+enum Path {
+    Forwarded,
     Proposing,
     Direct,
 }
 
 struct EndpointStub {
-    way: Way,
-    said: Rc<RefCell<Said>>,
+    path: Path,
+    log: Rc<RefCell<CallLog>>,
 }
 
 impl EndpointStub {
-    fn new(way: Way) -> (Self, Rc<RefCell<Said>>) {
-        let said = Rc::<RefCell<Said>>::default();
-        (Self { way, said: Rc::clone(&said) }, said)
+    fn new(path: Path) -> (Self, Rc<RefCell<CallLog>>) {
+        let log = Rc::<RefCell<CallLog>>::default();
+        (Self { path, log: Rc::clone(&log) }, log)
     }
 
-    fn tell(&self, what: &'static str) {
-        self.said.borrow_mut().told.push(what);
+    fn record(&self, what: &'static str) {
+        self.log.borrow_mut().calls.push(what);
     }
 }
 
@@ -50,7 +50,7 @@ impl LocalEndpoint for EndpointStub {
     }
 
     fn input(&mut self) -> Input {
-        self.said.borrow_mut().input.take().unwrap_or(Input::Nothing)
+        self.log.borrow_mut().input.take().unwrap_or(Input::Nothing)
     }
 
     fn copy_input<O: Outbound, I: Inbound>(&mut self, _draft: &mut Draft<'_, O, I>, _len_bytes: usize) {}
@@ -74,36 +74,36 @@ impl LocalEndpoint for EndpointStub {
     }
 
     fn close(self) {
-        self.tell("closed");
+        self.record("closed");
     }
 
     fn reset(self) {
-        self.tell("reset");
+        self.record("reset");
     }
 
     fn opened(&mut self) {
-        self.tell("opened");
+        self.record("opened");
     }
 
     fn is_direct(&self) -> bool {
-        self.way == Way::Direct
+        self.path == Path::Direct
     }
 
     fn move_to_span(&mut self, _number: ConnectionNumber) -> bool {
-        if self.way == Way::Direct {
+        if self.path == Path::Direct {
             return true;
         }
-        let is_proposed = std::mem::replace(&mut self.way, Way::Direct) == Way::Proposing;
-        self.tell("placed");
+        let is_proposed = std::mem::replace(&mut self.path, Path::Direct) == Path::Proposing;
+        self.record("moved to span");
         is_proposed
     }
 
     fn wake(&mut self) {
-        self.tell("called");
+        self.record("woken");
     }
 
     fn peer_closed(&mut self) {
-        self.tell("left");
+        self.record("peer closed");
     }
 }
 
@@ -130,41 +130,41 @@ pub(super) fn open_payload() -> OpenPayload {
     OpenPayload::new(b"to whom").expect("short")
 }
 
-/// Two engines, and a program at the first that has connected to one at the second.
+/// Two engines, and a program at the first one that has connected to a program at the second one.
 struct World {
     engines: [Engine<Window, Peers, EndpointStub>; 2],
     keys: [ConnectionKey; 2],
-    said: [Rc<RefCell<Said>>; 2],
+    log: [Rc<RefCell<CallLog>>; 2],
 }
 
 impl World {
-    fn open(ways: [Way; 2]) -> Self {
+    fn open(paths: [Path; 2]) -> Self {
         let (a, b) = links();
         let mut engines = [engine(&a, LinkSide::Lower), engine(&b, LinkSide::Higher)];
-        let [(client, client_said), (server, server_said)] = ways.map(EndpointStub::new);
+        let [(client, client_log), (server, server_log)] = paths.map(EndpointStub::new);
         let opened = engines[0].open(open_payload(), |_| client).expect("room");
-        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("a sound link"));
+        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("the link is intact"));
         let Some(EngineEvent::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
         engines[1].answer(key, Ok(server));
-        let mut world = Self { engines, keys: [opened, key], said: [client_said, server_said] };
+        let mut world = Self { engines, keys: [opened, key], log: [client_log, server_log] };
         world.settle();
         world
     }
 
     fn settle(&mut self) {
         for _ in 0..8 {
-            self.engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("a sound link"));
+            self.engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("the link is intact"));
         }
     }
 
-    fn hear(&mut self, end: usize, input: Input) {
-        self.said[end].borrow_mut().input = Some(input);
+    fn deliver(&mut self, end: usize, input: Input) {
+        self.log[end].borrow_mut().input = Some(input);
         self.engines[end].lifeline_ready(self.keys[end]);
         self.settle();
     }
 
-    fn told(&self, end: usize) -> Vec<&'static str> {
-        std::mem::take(&mut self.said[end].borrow_mut().told)
+    fn calls(&self, end: usize) -> Vec<&'static str> {
+        std::mem::take(&mut self.log[end].borrow_mut().calls)
     }
 
     fn connections(&self) -> [usize; 2] {
@@ -173,78 +173,78 @@ impl World {
 }
 
 #[test]
-fn a_connection_that_is_placed_is_rung_for_and_is_over_when_both_ends_have_closed() {
+fn a_direct_connection_forwards_rings_and_is_over_when_both_programs_have_closed() {
     for first in [0, 1] {
-        let mut world = World::open([Way::Proposing, Way::Direct]);
-        assert_eq!((world.told(0), world.told(1)), (vec!["placed"], vec![]));
+        let mut world = World::open([Path::Proposing, Path::Direct]);
+        assert_eq!((world.calls(0), world.calls(1)), (vec!["moved to span"], vec![]));
         for end in [1, 0, 0] {
-            world.hear(end, Input::Rang);
-            assert_eq!((world.told(1 - end), world.told(end)), (vec!["called"], vec![]));
+            world.deliver(end, Input::Rang);
+            assert_eq!((world.calls(1 - end), world.calls(end)), (vec!["woken"], vec![]));
         }
-        world.hear(first, Input::Closed);
-        assert_eq!((world.told(1 - first), world.told(first)), (vec!["left"], vec![]));
-        assert_eq!(world.connections(), [1, 1], "its place is nobody else's yet");
-        world.hear(1 - first, Input::Rang);
-        world.hear(first, Input::Closed);
-        assert_eq!((world.told(0), world.told(1)), (vec![], vec![]), "nobody is there to hear a ring");
-        world.hear(1 - first, Input::Closed);
+        world.deliver(first, Input::Closed);
+        assert_eq!((world.calls(1 - first), world.calls(first)), (vec!["peer closed"], vec![]));
+        assert_eq!(world.connections(), [1, 1], "its span is still in use");
+        world.deliver(1 - first, Input::Rang);
+        world.deliver(first, Input::Closed);
+        assert_eq!((world.calls(0), world.calls(1)), (vec![], vec![]), "the program has closed");
+        world.deliver(1 - first, Input::Closed);
         assert_eq!(world.connections(), [0, 0]);
         assert_eq!(world.engines[0].counters().violations + world.engines[1].counters().violations, 0);
     }
 }
 
 #[test]
-fn a_place_that_is_not_taken_leaves_the_bytes_to_the_proxies() {
-    let mut world = World::open([Way::Proposing, Way::Carried]);
-    assert_eq!(world.told(0), ["opened"]);
-    world.hear(1, Input::Closed);
-    assert_eq!((world.told(0), world.connections()), (vec!["closed"], [0, 0]));
+fn if_the_span_is_not_accepted_the_proxies_forward_the_bytes() {
+    let mut world = World::open([Path::Proposing, Path::Forwarded]);
+    assert_eq!(world.calls(0), ["opened"]);
+    world.deliver(1, Input::Closed);
+    assert_eq!((world.calls(0), world.connections()), (vec!["closed"], [0, 0]));
 }
 
 #[test]
-fn a_server_that_never_came_and_a_link_that_goes_reset() {
-    let mut world = World::open([Way::Proposing, Way::Direct]);
-    world.hear(1, Input::Broken);
-    assert_eq!((world.told(0), world.told(1)), (vec!["placed", "reset"], vec!["reset"]));
+fn a_server_that_never_accepts_and_a_lost_link_reset_the_connection() {
+    let mut world = World::open([Path::Proposing, Path::Direct]);
+    world.deliver(1, Input::Broken);
+    assert_eq!((world.calls(0), world.calls(1)), (vec!["moved to span", "reset"], vec!["reset"]));
     assert_eq!(world.connections(), [0, 0]);
-    let mut world = World::open([Way::Proposing, Way::Direct]);
+    let mut world = World::open([Path::Proposing, Path::Direct]);
     world.engines.iter_mut().for_each(Engine::take_down);
-    assert_eq!((world.told(0), world.told(1)), (vec!["placed", "reset"], vec!["reset"]));
+    assert_eq!((world.calls(0), world.calls(1)), (vec!["moved to span", "reset"], vec!["reset"]));
 }
 
 #[test]
-fn a_client_that_is_gone_before_the_answer_is_told_of_to_the_server() {
+fn a_server_learns_of_a_client_that_closed_before_the_answer() {
     let (a, b) = links();
     let mut engines = [engine(&a, LinkSide::Lower), engine(&b, LinkSide::Higher)];
-    let ((client, client_said), (server, server_said)) =
-        (EndpointStub::new(Way::Proposing), EndpointStub::new(Way::Direct));
+    let ((client, client_log), (server, server_log)) =
+        (EndpointStub::new(Path::Proposing), EndpointStub::new(Path::Direct));
     let opened = engines[0].open(open_payload(), |_| client).expect("room");
-    client_said.borrow_mut().input = Some(Input::Closed);
+    client_log.borrow_mut().input = Some(Input::Closed);
     engines[0].lifeline_ready(opened);
     for _ in 0..4 {
-        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("a sound link"));
+        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("the link is intact"));
     }
     let Some(EngineEvent::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
     engines[1].answer(key, Ok(server));
-    assert_eq!(server_said.borrow().told, ["left"]);
+    assert_eq!(server_log.borrow().calls, ["peer closed"]);
     assert_eq!((engines[0].connections(), engines[1].connections()), (0, 1));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
-    /// A hostile proxy says anything of two connections of a program's, one in the windows and one that is carried.
+    /// A hostile proxy sends any frames for two connections of a program, one direct and one forwarded.
     #[test]
-    fn what_a_peer_says_out_of_turn_costs_it_the_connection_and_nothing_else(
+    fn unexpected_frames_of_a_peer_reset_only_their_connection(
         frames in prop::collection::vec((0..2_u32, 2..=14_u8, 0..3_u32), 1..20)
     ) {
         let (a, b) = links();
         let mut engine = engine(&a, LinkSide::Lower);
         let (mut to, mut from) = lanes(&b);
-        let ends = [Way::Proposing, Way::Carried].map(EndpointStub::new);
-        let said = ends.map(|(end, said)| {
+        let ends = [Path::Proposing, Path::Forwarded].map(EndpointStub::new);
+        let log = ends.map(|(end, log)| {
             engine.open(open_payload(), |_| end).expect("room");
-            said
+            log
         });
         for (connection, kind, aux) in frames {
             let len_bytes = match kind {
@@ -257,17 +257,18 @@ proptest! {
             bytes[12..16].copy_from_slice(&aux.to_le_bytes());
             prop_assert!(to.write(&bytes[..HEADER_BYTES + len_bytes]).is_ok());
             prop_assert!(engine.poll(1).is_ok());
-            while from.peek().expect("a sound lane").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
+            while from.peek().expect("the lane is intact").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
         }
-        let told = said.map(|said| said.borrow().told.clone());
-        prop_assert!(told[0].iter().filter(|told| ["placed", "opened"].contains(told)).count() <= 1, "{told:?}");
-        // What was refused has an end that was told nothing more.
-        for told in &told {
-            let ends = told.iter().filter(|told| ["reset", "closed"].contains(told)).count();
-            let is_last = ["reset", "closed"].contains(told.last().unwrap_or(&""));
-            prop_assert!(ends <= 1 && (ends == 0 || is_last), "{told:?}");
+        let calls = log.map(|log| log.borrow().calls.clone());
+        let is_answer = |call: &&&str| ["moved to span", "opened"].contains(*call);
+        prop_assert!(calls[0].iter().filter(is_answer).count() <= 1, "{calls:?}");
+        // A refused connection receives no call.
+        for calls in &calls {
+            let ends = calls.iter().filter(|calls| ["reset", "closed"].contains(calls)).count();
+            let is_last = ["reset", "closed"].contains(calls.last().unwrap_or(&""));
+            prop_assert!(ends <= 1 && (ends == 0 || is_last), "{calls:?}");
         }
-        prop_assert!(!told[1].contains(&"called") && !told[1].contains(&"left"), "{told:?}");
-        prop_assert!(!told[0].contains(&"called") || told[0].contains(&"placed"), "{told:?}");
+        prop_assert!(!calls[1].contains(&"woken") && !calls[1].contains(&"peer closed"), "{calls:?}");
+        prop_assert!(!calls[0].contains(&"woken") || calls[0].contains(&"moved to span"), "{calls:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Histories of two programs that store into windows themselves while links and proxies come and go.
+//! Random histories of direct connections while links and proxies come and go.
 
 use super::tests::{engine, lanes, links, open_payload};
 use super::*;
@@ -17,51 +17,51 @@ use std::rc::Rc;
 type Window = <HeapLink as Link>::Inbound;
 type Peers = <HeapLink as Link>::Outbound;
 
-/// A program's end: what lies in its window, and its lifeline, which outlive links and proxies.
+/// A program: what is in its window and in its lifeline, which outlive links and proxies.
 #[derive(Debug, Default, Clone)]
 struct Program {
     is_dead: bool,
-    /// Records that it has stored into the other's window.
+    /// Records that it has stored into the other program's window.
     stored: u64,
-    /// It sleeps, having seen so many of the other's.
+    /// The number of records of the other program that it had seen when it fell asleep.
     asleep_after: Option<u64>,
-    is_called: bool,
-    /// It was told that the other is gone.
-    is_left: bool,
+    is_woken: bool,
+    /// It was told that the other program has closed.
+    is_peer_closed: bool,
     is_reset: bool,
-    /// Rings of its in the lifeline.
+    /// Rings in the lifeline.
     rings: u64,
-    /// The lifeline has news that the proxy has not been told of.
-    has_news: bool,
+    /// The lifeline has an event that the proxy has not handled.
+    has_event: bool,
 }
 
-/// What two nodes have of each connection that no death of a proxy takes away.
+/// The state of each connection at two nodes that survives the death of a proxy.
 #[derive(Debug, Default)]
 struct Memory {
     connections: Vec<[Program; 2]>,
-    /// The monitors' stores: which connection has which number.
-    stores: [BTreeMap<u32, usize>; 2],
-    /// Connections that a proxy had which died together with its monitor.
+    /// What the monitors retain: connections by number.
+    retained: [BTreeMap<u32, usize>; 2],
+    /// Connections of a proxy that died together with its monitor.
     lost: BTreeSet<usize>,
-    /// Proxies die without a word.
+    /// Proxies die without withdrawing anything from their monitor.
     is_killing: bool,
 }
 
-/// A proxy's end of a connection.
+/// A proxy's endpoint of a connection.
 struct EndpointStub {
     memory: Rc<RefCell<Memory>>,
     connection: usize,
     node: usize,
-    is_placed: bool,
+    is_direct: bool,
     number: Option<ConnectionNumber>,
     has_rung: bool,
     is_hung_up: bool,
 }
 
 impl EndpointStub {
-    fn new(memory: &Rc<RefCell<Memory>>, connection: usize, node: usize, is_placed: bool) -> Self {
+    fn new(memory: &Rc<RefCell<Memory>>, connection: usize, node: usize, is_direct: bool) -> Self {
         let memory = Rc::clone(memory);
-        Self { memory, connection, node, is_placed, number: None, has_rung: false, is_hung_up: false }
+        Self { memory, connection, node, is_direct, number: None, has_rung: false, is_hung_up: false }
     }
 
     fn program<T>(&self, act: impl FnOnce(&mut Program) -> T) -> T {
@@ -73,7 +73,7 @@ impl Drop for EndpointStub {
     fn drop(&mut self) {
         let mut memory = self.memory.borrow_mut();
         if let Some(number) = self.number.filter(|_| !memory.is_killing) {
-            memory.stores[self.node].remove(&number.0);
+            memory.retained[self.node].remove(&number.0);
         }
     }
 }
@@ -92,7 +92,7 @@ impl LocalEndpoint for EndpointStub {
     }
 
     fn copy_input<O: Outbound, I: Inbound>(&mut self, _draft: &mut Draft<'_, O, I>, _len_bytes: usize) {
-        panic!("a proxy carries bytes that lie in windows");
+        panic!("a proxy copies bytes of a direct connection");
     }
 
     fn read_input(&mut self, _skip_bytes: usize, _destination: &mut [u8]) {}
@@ -124,12 +124,12 @@ impl LocalEndpoint for EndpointStub {
     }
 
     fn is_direct(&self) -> bool {
-        self.is_placed
+        self.is_direct
     }
 
     fn move_to_span(&mut self, number: ConnectionNumber) -> bool {
-        (self.is_placed, self.number) = (true, Some(number));
-        self.memory.borrow_mut().stores[self.node].insert(number.0, self.connection);
+        (self.is_direct, self.number) = (true, Some(number));
+        self.memory.borrow_mut().retained[self.node].insert(number.0, self.connection);
         true
     }
 
@@ -138,11 +138,11 @@ impl LocalEndpoint for EndpointStub {
     }
 
     fn wake(&mut self) {
-        self.program(|program| (program.asleep_after, program.is_called) = (None, true));
+        self.program(|program| (program.asleep_after, program.is_woken) = (None, true));
     }
 
     fn peer_closed(&mut self) {
-        self.program(|program| (program.is_left, program.asleep_after) = (true, None));
+        self.program(|program| (program.is_peer_closed, program.asleep_after) = (true, None));
     }
 }
 
@@ -151,7 +151,7 @@ impl LocalEndpoint for EndpointStub {
 struct Proxy {
     engine: Option<Engine<Window, Peers, EndpointStub>>,
     keys: BTreeMap<usize, ConnectionKey>,
-    held: Vec<SuspendedConnection<EndpointStub>>,
+    suspended: Vec<SuspendedConnection<EndpointStub>>,
 }
 
 struct World {
@@ -197,7 +197,7 @@ impl World {
         world
     }
 
-    fn do_it(&mut self, act: Act) {
+    fn step(&mut self, act: Act) {
         self.now_ns += 1;
         match act {
             Act::Open { node } => self.open(node),
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// A program of `node` connects to one of the other.
+    /// A program of `node` connects to one of the other node.
     fn open(&mut self, node: usize) {
         let connection = self.memory.borrow().connections.len();
         if connection == CONNECTIONS_MAX || self.proxies.iter().any(|proxy| proxy.engine.is_none()) {
@@ -220,11 +220,11 @@ impl World {
         }
         self.memory.borrow_mut().connections.push(Default::default());
         let client = EndpointStub::new(&self.memory, connection, node, false);
-        let engine = self.proxies[node].engine.as_mut().expect("looked");
+        let engine = self.proxies[node].engine.as_mut().expect("checked above");
         let key = engine.open(open_payload(), |_| client).expect("room");
         self.proxies[node].keys.insert(connection, key);
         self.settle();
-        let engine = self.proxies[1 - node].engine.as_mut().expect("looked");
+        let engine = self.proxies[1 - node].engine.as_mut().expect("checked above");
         let Some(EngineEvent::Open { key, .. }) = engine.next_event() else { panic!("no connection came") };
         engine.answer(key, Ok(EndpointStub::new(&self.memory, connection, 1 - node, true)));
         self.proxies[1 - node].keys.insert(connection, key);
@@ -237,20 +237,20 @@ impl World {
         Some(act(programs))
     }
 
-    /// What the kernel tells a proxy that is there.
+    /// The program stores; the kernel reports a ring to the proxy if there is one.
     fn store(&self, connection: usize, node: usize) {
         self.with_living(connection, node, |programs| {
             programs[node].stored += 1;
             if programs[1 - node].asleep_after.is_some() {
                 programs[node].rings += 1;
-                programs[node].has_news = true;
+                programs[node].has_event = true;
             }
         });
     }
 
     fn sleep(&self, connection: usize, node: usize) {
         self.with_living(connection, node, |programs| {
-            let has_ended = programs[node].is_left || programs[node].is_reset;
+            let has_ended = programs[node].is_peer_closed || programs[node].is_reset;
             programs[node].asleep_after = (!has_ended).then_some(programs[1 - node].stored);
         });
     }
@@ -258,7 +258,7 @@ impl World {
     fn die(&self, connection: usize, node: usize) {
         let die = |programs: &mut [Program; 2]| {
             let program = &mut programs[node];
-            (program.is_dead, program.has_news, program.asleep_after) = (true, true, None);
+            (program.is_dead, program.has_event, program.asleep_after) = (true, true, None);
         };
         self.with_living(connection, node, die);
     }
@@ -267,12 +267,12 @@ impl World {
         let proxy = &mut self.proxies[node];
         let Some(engine) = &mut proxy.engine else { return };
         for (connection, key) in &proxy.keys {
-            let has_news = std::mem::take(&mut self.memory.borrow_mut().connections[*connection][node].has_news);
-            if has_news {
+            let has_event = std::mem::take(&mut self.memory.borrow_mut().connections[*connection][node].has_event);
+            if has_event {
                 engine.lifeline_ready(*key);
             }
         }
-        engine.poll(self.now_ns).expect("a sound link");
+        engine.poll(self.now_ns).expect("the link is intact");
     }
 
     fn settle(&mut self) {
@@ -285,7 +285,7 @@ impl World {
         let proxy = &mut self.proxies[node];
         proxy.keys.clear();
         if let Some(mut engine) = proxy.engine.take() {
-            proxy.held.extend(engine.suspend(self.now_ns));
+            proxy.suspended.extend(engine.suspend(self.now_ns));
         }
     }
 
@@ -293,20 +293,20 @@ impl World {
         self.memory.borrow_mut().is_killing = true;
         self.proxies[node] = Proxy::default();
         self.memory.borrow_mut().is_killing = false;
-        // The other's monitor takes the link down. Here, the next proxy gets what the monitor has.
+        // The other node's monitor takes the link down. The next proxy gets what this node's monitor retains.
         self.lose_link(1 - node);
-        let stored: Vec<_> = self.memory.borrow().stores[node].clone().into_iter().collect();
+        let stored: Vec<_> = self.memory.borrow().retained[node].clone().into_iter().collect();
         for (number, connection) in stored {
             let number = ConnectionNumber(number);
             let mut local = EndpointStub::new(&self.memory, connection, node, true);
             local.number = Some(number);
-            self.proxies[node].held.push(SuspendedConnection { number, local, lost_ns: self.now_ns });
+            self.proxies[node].suspended.push(SuspendedConnection { number, local, lost_ns: self.now_ns });
         }
     }
 
     /// The lifelines end too.
     fn kill_proxy_and_monitor(&mut self, node: usize) {
-        let stored = std::mem::take(&mut self.memory.borrow_mut().stores[node]);
+        let stored = std::mem::take(&mut self.memory.borrow_mut().retained[node]);
         for connection in stored.into_values() {
             let mut memory = self.memory.borrow_mut();
             let program = &mut memory.connections[connection][node];
@@ -324,10 +324,10 @@ impl World {
         for (node, (link, side)) in [(low, LinkSide::Lower), (high, LinkSide::Higher)].into_iter().enumerate() {
             let proxy = &mut self.proxies[node];
             let engine = proxy.engine.insert(engine(&link, side));
-            for SuspendedConnection { number, local, lost_ns } in proxy.held.drain(..) {
+            for SuspendedConnection { number, local, lost_ns } in proxy.suspended.drain(..) {
                 let connection = local.connection;
-                // As an edge-triggered epoll tells of what is there when a descriptor is added.
-                local.program(|program| program.has_news = program.is_dead || program.rings > 0);
+                // An edge-triggered epoll reports a pending event when a descriptor is added.
+                local.program(|program| program.has_event = program.is_dead || program.rings > 0);
                 let key = engine.resume_direct(number, lost_ns, |_| local).expect("room");
                 proxy.keys.insert(connection, key);
             }
@@ -347,18 +347,18 @@ impl World {
                     continue;
                 }
                 assert!(is_lost || !own.is_reset, "a program was reset: {programs:?}");
-                assert_eq!(own.is_left || own.is_reset, is_lost || other.is_dead, "{programs:?}");
-                assert!(own.asleep_after.is_none_or(|seen| seen == other.stored), "sleeps on: {programs:?}");
+                assert_eq!(own.is_peer_closed || own.is_reset, is_lost || other.is_dead, "{programs:?}");
+                assert!(own.asleep_after.is_none_or(|seen| seen == other.stored), "still asleep: {programs:?}");
             }
         }
-        let is_left = |(connection, programs): &(usize, &[Program; 2])| {
+        let is_open = |(connection, programs): &(usize, &[Program; 2])| {
             !memory.lost.contains(connection) && programs.iter().any(|program| !program.is_dead)
         };
-        let left = memory.connections.iter().enumerate().filter(is_left).count();
+        let open = memory.connections.iter().enumerate().filter(is_open).count();
         drop(memory);
         for proxy in &mut self.proxies {
             let engine = proxy.engine.as_mut().expect("the link is up");
-            assert_eq!((engine.connections(), engine.unresumed(), engine.counters().violations), (left, 0, 0));
+            assert_eq!((engine.connections(), engine.unresumed(), engine.counters().violations), (open, 0, 0));
         }
     }
 }
@@ -367,19 +367,19 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_dies_programs_are_woken_and_told_and_only_those_are_reset_whose_lifeline_ended(
+    fn programs_are_woken_and_notified_and_only_those_whose_lifeline_ended_are_reset(
         opens in prop::collection::vec(0..2_usize, 1..CONNECTIONS_MAX),
         acts in prop::collection::vec(any_act(), 0..80),
     ) {
         let mut world = World::new();
         opens.into_iter().for_each(|node| world.open(node));
-        acts.into_iter().for_each(|act| world.do_it(act));
+        acts.into_iter().for_each(|act| world.step(act));
         world.check_settled();
     }
 
-    /// A hostile proxy says anything of a connection that was held.
+    /// A hostile proxy sends any frames for a suspended connection.
     #[test]
-    fn what_a_peer_says_of_what_is_held_costs_it_the_connection_and_nothing_else(
+    fn unexpected_frames_for_a_suspended_connection_reset_only_it(
         frames in prop::collection::vec((0..2_u32, 2..=14_u8, 0..3_u32), 1..12)
     ) {
         let (a, b) = links();
@@ -391,7 +391,7 @@ proptest! {
             engine.resume_direct(number, 1, |_| EndpointStub::new(&memory, connection, 0, true)).expect("room");
         }
         let (mut to, mut from) = lanes(&b);
-        let (mut may_be_called, mut must_be_reset) = (false, false);
+        let (mut may_be_woken, mut must_be_reset) = (false, false);
         for (index, (connection, kind, aux)) in frames.into_iter().enumerate() {
             let len_bytes = match kind {
                 4 => 1,
@@ -403,21 +403,21 @@ proptest! {
             (bytes[4], bytes[8]) = (kind, len_bytes as u8);
             bytes[12..16].copy_from_slice(&aux.to_le_bytes());
             let is_of_first = connection == 0;
-            may_be_called |= is_of_first && kind == FrameKind::ResumeDirect as u8 && aux == 0 && !must_be_reset;
-            must_be_reset |= is_of_first && !may_be_called;
+            may_be_woken |= is_of_first && kind == FrameKind::ResumeDirect as u8 && aux == 0 && !must_be_reset;
+            must_be_reset |= is_of_first && !may_be_woken;
             prop_assert!(to.write(&bytes[..HEADER_BYTES + len_bytes]).is_ok(), "{index}");
             prop_assert!(engine.poll(1).is_ok());
-            while from.peek().expect("a sound lane").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
+            while from.peek().expect("the lane is intact").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
         }
         let first = memory.borrow().connections[0][0].clone();
         prop_assert!(!must_be_reset || first.is_reset, "{first:?}");
-        prop_assert!(may_be_called || !first.is_called, "{first:?}");
-        prop_assert!(may_be_called || must_be_reset || !first.is_reset, "{first:?}");
+        prop_assert!(may_be_woken || !first.is_woken, "{first:?}");
+        prop_assert!(may_be_woken || must_be_reset || !first.is_reset, "{first:?}");
     }
 }
 
 #[test]
-fn what_a_proxy_has_lost_for_good_is_reset_at_the_other_end() {
+fn a_connection_that_a_proxy_has_lost_is_reset_at_the_other_end() {
     for node in 0..2 {
         let mut world = World::new();
         world.open(0);
@@ -432,22 +432,22 @@ fn what_a_proxy_has_lost_for_good_is_reset_at_the_other_end() {
 }
 
 #[test]
-fn who_waits_for_too_long_is_reset_and_a_peer_that_comes_later_is_told() {
+fn a_connection_that_waits_too_long_is_reset_and_a_late_peer_is_notified() {
     let mut world = World::new();
     world.open(0);
     world.now_ns = 100;
     world.lose_link(0);
     world.lose_link(1);
-    // Two links on which node 1 says nothing: they do not make the time longer.
+    // Two links over which node 1 sends nothing do not extend the time limit.
     for now_ns in [200, 300] {
         world.now_ns = now_ns;
-        let held = std::mem::take(&mut world.proxies[1].held);
+        let suspended = std::mem::take(&mut world.proxies[1].suspended);
         world.link_up();
         world.poll(0);
-        world.proxies[1].held = held;
+        world.proxies[1].suspended = suspended;
         world.lose_link(0);
         world.proxies[1].engine = None;
-        assert_eq!(world.proxies[0].held[0].lost_ns, 100);
+        assert_eq!(world.proxies[0].suspended[0].lost_ns, 100);
     }
     world.link_up();
     world.poll(0);
@@ -460,13 +460,13 @@ fn who_waits_for_too_long_is_reset_and_a_peer_that_comes_later_is_told() {
 }
 
 #[test]
-fn two_ends_that_mean_different_places_are_reset() {
+fn endpoints_with_different_spans_are_reset() {
     let mut world = World::new();
     world.open(0);
     world.lose_link(0);
     world.lose_link(1);
     world.memory.borrow_mut().connections.push(Default::default());
-    world.proxies[1].held[0].local.connection = 1;
+    world.proxies[1].suspended[0].local.connection = 1;
     world.link_up();
     world.settle();
     let memory = world.memory.borrow();

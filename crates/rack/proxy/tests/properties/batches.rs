@@ -1,5 +1,5 @@
-//! What it takes to show frames to the peer, where barriers are dear: memory that gathers stores, and memory whose
-//! caches hold stale lines until they are told. Nothing of it is a matter of time: turns are taken by hand.
+//! The cost of publishing frames where barriers are expensive: on write-combined memory, and on memory whose caches are
+//! not coherent. No test depends on time: engines are polled explicitly.
 
 use crate::program::ProgramStub;
 use crate::world::SECRET;
@@ -16,12 +16,12 @@ use volmem::Region;
 
 const LAYOUT: Layout = Layout::packed(512, 0);
 const PARTITION_BYTES: usize = LAYOUT.window_bytes().next_multiple_of(64);
-/// More than any message here: what the programs hold unread.
+/// More than any message here: the unread bytes that a program holds.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 
 type Proxy<M> = Engine<MemoryInbound<M>, MemoryOutbound<CountingMemory<M>>, ProgramStub>;
 
-/// Two engines with a partition of each class, connections between them, and what the first one's stores cost.
+/// Two engines with a partition of each class, connections between them, and a count of the first engine's stores.
 struct Pair<M> {
     from: Proxy<M>,
     to: Proxy<M>,
@@ -30,7 +30,7 @@ struct Pair<M> {
     receivers: Vec<ProgramStub>,
 }
 
-/// What has happened since the last time somebody asked.
+/// What an operation has cost.
 #[derive(Debug, PartialEq, Eq)]
 struct Cost {
     frames: u64,
@@ -55,7 +55,7 @@ impl<M: Memory + 'static> Pair<M> {
         Self { from, to, memory, senders: Vec::new(), receivers: Vec::new() }
     }
 
-    /// Opens so many connections, and lets them come to rest.
+    /// Opens connections, and polls until nothing is left to do.
     fn connect(&mut self, connections: usize) {
         for index in 0..connections {
             let end = ProgramStub::new(INPUT_BYTES_MAX);
@@ -63,44 +63,44 @@ impl<M: Memory + 'static> Pair<M> {
             let open_payload = OpenPayload::new(&[index as u8]).expect("a byte");
             self.from.open(open_payload, |_: ConnectionKey| end).expect("room for a connection");
         }
-        (0..8).for_each(|_| self.turns());
+        (0..8).for_each(|_| self.poll_both());
         assert_eq!(self.receivers.len(), connections);
     }
 
-    fn turns(&mut self) {
-        self.from.poll(0).expect("an honest peer");
-        self.to.poll(0).expect("an honest peer");
+    fn poll_both(&mut self) {
+        self.from.poll(0).expect("the peer is honest");
+        self.to.poll(0).expect("the peer is honest");
         while let Some(event) = self.to.next_event() {
-            let EngineEvent::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
+            let EngineEvent::Open { key, .. } = event else { panic!("the peer is honest: {event:?}") };
             let end = ProgramStub::new(INPUT_BYTES_MAX);
             self.receivers.push(end.clone());
             self.to.answer(key, Ok(end));
         }
     }
 
-    /// One turn of the first engine, and what it cost.
+    /// Polls the first engine once, and returns the cost.
     fn poll(&mut self) -> Cost {
         let (before, barriers) = (*self.from.counters(), self.memory.counts().barriers);
-        self.from.poll(0).expect("an honest peer");
+        self.from.poll(0).expect("the peer is honest");
         let EngineCounters { frames_sent, publishes, .. } = *self.from.counters();
         let barriers = self.memory.counts().barriers - barriers;
         Cost { frames: frames_sent - before.frames_sent, publishes: publishes - before.publishes, barriers }
     }
 
-    /// What the receivers have got, which is forgotten.
+    /// Returns the bytes that each receiver has got since the last call.
     fn received(&mut self) -> Vec<Vec<u8>> {
-        self.to.poll(0).expect("an honest peer");
+        self.to.poll(0).expect("the peer is honest");
         self.receivers.iter().map(|end| end.read(INPUT_BYTES_MAX)).collect()
     }
 }
 
-/// Latency only where nothing else is asked for: no turn moves a connection.
+/// All connections stay in the latency class.
 fn settings() -> EngineSettings {
     EngineSettings { secret: 7, placement: None, ..EngineSettings::new(LinkSide::Lower) }
 }
 
-fn stale(habits: CacheBehavior) -> Pair<NonCoherentMemory> {
-    let windows = NonCoherentMemory::windows(Class::ALL.len() * PARTITION_BYTES, habits);
+fn non_coherent(behavior: CacheBehavior) -> Pair<NonCoherentMemory> {
+    let windows = NonCoherentMemory::windows(Class::ALL.len() * PARTITION_BYTES, behavior);
     Pair::new(windows, Coherence::NonCoherent, settings())
 }
 
@@ -109,7 +109,7 @@ fn write_combined() -> Pair<Region> {
     Pair::new([(a.clone(), b.clone()), (b, a)], Coherence::WriteCombined, settings())
 }
 
-/// A message of each connection, all ready when the turn begins.
+/// Returns one message for each connection, all of which are ready when the poll begins.
 fn messages(connections: usize, len_bytes: usize) -> Vec<Vec<u8>> {
     (0..connections).map(|index| vec![index as u8 + 1; len_bytes]).collect()
 }
@@ -124,59 +124,59 @@ fn ready_together<M: Memory + 'static>(mut pair: Pair<M>, connections: usize, le
 }
 
 #[test]
-fn frames_that_are_ready_together_are_shown_by_one_store_behind_one_barrier() {
+fn frames_that_are_ready_together_are_published_by_one_store_and_one_barrier() {
     for (connections, len_bytes) in [(2, 8), (16, 8), (16, 32), (9, 100), (3, 900)] {
         let one = Cost { frames: connections as u64, publishes: 1, barriers: 1 };
         assert_eq!(
-            ready_together(stale(CacheBehavior::explicit()), connections, len_bytes),
+            ready_together(non_coherent(CacheBehavior::explicit()), connections, len_bytes),
             one,
-            "stale, {len_bytes} bytes"
+            "non-coherent, {len_bytes} bytes"
         );
         assert_eq!(ready_together(write_combined(), connections, len_bytes), one, "combined, {len_bytes} bytes");
     }
 }
 
-/// It is shown in the turn in which it is ready, though nothing else comes, and alone: on memory that is written back
-/// by the line, behind no barrier at all.
+/// The frame is published by the poll in which it is ready, alone, though no other one follows: on memory that is
+/// written back by the line, without any barrier.
 #[test]
-fn a_frame_alone_waits_for_no_other() {
+fn a_single_frame_is_published_without_waiting_for_another() {
     for len_bytes in [1, 8, 32] {
         let one = |barriers| Cost { frames: 1, publishes: 1, barriers };
-        assert_eq!(ready_together(stale(CacheBehavior::explicit()), 1, len_bytes), one(0));
+        assert_eq!(ready_together(non_coherent(CacheBehavior::explicit()), 1, len_bytes), one(0));
         assert_eq!(ready_together(write_combined(), 1, len_bytes), one(1));
     }
 }
 
-/// What the program says after it comes in the same turn, and is not waited for.
+/// The program sends again during the poll, which does not wait for it.
 #[test]
-fn the_first_frame_of_a_connection_alone_is_shown_before_the_next_is_looked_for() {
+fn the_first_frame_of_a_sole_connection_is_published_before_more_input_is_polled() {
     let mut pair = write_combined();
     pair.connect(2);
-    let says_two = |index: u8| {
+    let send_two = |index: u8| {
         move |end: &ProgramStub| {
             end.send([index; 8].into_iter());
             end.lock().next_output = vec![index; 8];
         }
     };
-    says_two(1)(&pair.senders[0]);
+    send_two(1)(&pair.senders[0]);
     assert_eq!(pair.poll(), Cost { frames: 2, publishes: 2, barriers: 2 });
-    says_two(2)(&pair.senders[0]);
-    says_two(3)(&pair.senders[1]);
+    send_two(2)(&pair.senders[0]);
+    send_two(3)(&pair.senders[1]);
     let Cost { frames, publishes, .. } = pair.poll();
-    assert_eq!((frames, publishes), (4, 2), "the first is kept for who waits behind it");
+    assert_eq!((frames, publishes), (4, 2), "the first frame is published with those behind it");
     assert_eq!(pair.received(), [[vec![1; 16], vec![2; 16]].concat(), vec![3; 16]]);
 }
 
 #[test]
-fn a_turn_with_nothing_to_say_stores_nothing() {
+fn a_poll_without_frames_stores_nothing() {
     let mut pair = write_combined();
     pair.connect(3);
     assert_eq!(pair.poll(), Cost { frames: 0, publishes: 0, barriers: 0 });
 }
 
-/// The copy of a long frame takes longer than a fence: what is ready before it does not wait for it.
+/// The copy of a long frame takes longer than a fence: frames that are ready before it are published first.
 #[test]
-fn short_frames_are_shown_before_a_long_one_is_copied() {
+fn short_frames_are_published_before_a_long_one_is_copied() {
     let mut pair = write_combined();
     pair.connect(3);
     pair.senders[0].send([1; 8].into_iter());
@@ -186,38 +186,39 @@ fn short_frames_are_shown_before_a_long_one_is_copied() {
     assert_eq!(pair.received(), [vec![1; 8], vec![2; 8], vec![3; 1500]]);
 }
 
-/// A connection at the end of its credit keeps no other one's frame back, and no turn waits for its credit.
+/// A connection without credit delays no frame of another one, and no poll waits for its credit.
 #[test]
-fn a_frame_is_shown_beside_a_connection_without_credit() {
+fn a_frame_is_published_alongside_a_connection_without_credit() {
     let mut pair = write_combined();
     pair.connect(2);
     pair.senders[0].send((0..400 << 10).map(|at| at as u8));
-    (0..400).for_each(|_| pair.turns());
+    (0..400).for_each(|_| pair.poll_both());
     assert!(pair.from.counters().stalls > 0, "{:?}", pair.from.counters());
     pair.senders[1].send([9; 8].into_iter());
     assert_eq!(pair.poll(), Cost { frames: 1, publishes: 1, barriers: 1 });
     assert_eq!(pair.received()[1], [9; 8]);
 }
 
-/// Frames that find no room are no reason to keep those back that did.
+/// Frames without room do not delay those that had room.
 #[test]
-fn what_fits_a_full_partition_is_shown() {
+fn frames_that_found_room_in_a_full_partition_are_published() {
     let mut pair = write_combined();
     pair.connect(1);
     pair.senders[0].send((0..200 << 10).map(|at| at as u8));
-    // Nobody takes anything at the other end.
+    // The other engine is not polled.
     let costs: Vec<Cost> = (0..100).map(|_| pair.poll()).collect();
     assert!(pair.from.counters().partitions_full > 0, "{:?}", pair.from.counters());
-    let shown: u64 = costs.iter().map(|cost| cost.frames).sum();
-    (0..20).for_each(|_| _ = pair.to.poll(0).expect("an honest peer"));
-    assert_eq!(pair.to.counters().frames_received - pair.receivers.len() as u64, shown);
+    let published: u64 = costs.iter().map(|cost| cost.frames).sum();
+    (0..20).for_each(|_| _ = pair.to.poll(0).expect("the peer is honest"));
+    assert_eq!(pair.to.counters().frames_received - pair.receivers.len() as u64, published);
 }
 
-/// Caches whose lines come and go unasked: frames that were shown together are all there, in order, or none is.
+/// Cache lines are written back and loaded spontaneously: frames that were published together all arrive, in order, or
+/// none does.
 #[test]
-fn bytes_arrive_in_order_however_lines_move() {
+fn bytes_arrive_in_order_however_cache_lines_are_evicted() {
     for seed in 0..20 {
-        let mut pair = stale(CacheBehavior::spontaneous(seed));
+        let mut pair = non_coherent(CacheBehavior::spontaneous(seed));
         pair.connect(12);
         let mut sent = vec![Vec::new(); 12];
         let mut read = vec![Vec::new(); 12];
@@ -228,13 +229,13 @@ fn bytes_arrive_in_order_however_lines_move() {
                 end.send(bytes.iter().copied());
                 sent[index].extend(bytes);
             }
-            pair.turns();
+            pair.poll_both();
             for (index, end) in pair.receivers.iter().enumerate() {
                 read[index].extend(end.read(INPUT_BYTES_MAX));
             }
         }
         for _ in 0..200 {
-            pair.turns();
+            pair.poll_both();
             for (index, end) in pair.receivers.iter().enumerate() {
                 read[index].extend(end.read(INPUT_BYTES_MAX));
             }
@@ -245,17 +246,17 @@ fn bytes_arrive_in_order_however_lines_move() {
     }
 }
 
-/// Small rings and quick moves: partitions are often full just when a connection leaves them.
+/// Small rings and frequent moves: a partition is often full just when a connection leaves it.
 const TIGHT: Layout = Layout::packed(16, 0);
 
 fn tight(side: LinkSide) -> EngineSettings {
     let placement = Placement { burst_bytes: 3000, interval_bytes: 4000, interval_ns: 500, calm_intervals: 2 };
-    // Nobody is put to sleep: there is nobody to ring.
+    // No connection is parked, because nothing rings.
     let poll_ns = 1 << 40;
     EngineSettings { side, slice_bytes: 400, backlog_bytes: 2048, placement: Some(placement), poll_ns, ..settings() }
 }
 
-/// Two partitions, of which `own` holds what comes and `to` takes what goes.
+/// Returns two partitions: `own` receives, and `to` sends.
 fn tight_ports<O: Outbound>(own: &Region, to: impl Fn(usize, usize) -> O) -> Vec<PartitionLanes<MemoryInbound, O>> {
     let bytes = TIGHT.window_bytes().next_multiple_of(64);
     let port = |index: usize| {
@@ -266,29 +267,29 @@ fn tight_ports<O: Outbound>(own: &Region, to: impl Fn(usize, usize) -> O) -> Vec
     (0..Class::ALL.len()).map(port).collect()
 }
 
-/// Whoever looks between two stores of a turn finds no frame before one that it rests on: bytes behind the `Open` of
-/// their connection and behind the `Move` that brought it to their partition.
+/// A peer that polls between two stores of a poll finds no frame before one that it depends on: bytes follow the `Open`
+/// of their connection, and the `Move` that brought it to their partition.
 #[test]
-fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connections() {
+fn a_peer_that_polls_after_every_store_finds_frames_in_the_order_of_their_connections() {
     for seed in 1..20_u64 {
         let [own_a, own_b] = [(); 2].map(|()| Region::heap(2 * TIGHT.window_bytes().next_multiple_of(64)));
         let back = |offset, bytes| MemoryOutbound::new(own_a.sub(offset, bytes));
         let mut to = Engine::new(tight(LinkSide::Higher), tight_ports(&own_b, back));
         let received = Arc::new(Mutex::new((Vec::<ProgramStub>::new(), true, 0_u64)));
         let seen = received.clone();
-        let look = Box::new(move || {
-            let (receivers, looks, now_ns) = &mut *seen.lock().expect("no test panics with it");
-            if !*looks {
+        let poll = Box::new(move || {
+            let (receivers, polls, now_ns) = &mut *seen.lock().expect("no test panics while it holds the lock");
+            if !*polls {
                 return;
             }
-            to.poll(*now_ns).expect("an honest peer");
+            to.poll(*now_ns).expect("the peer is honest");
             while let Some(event) = to.next_event() {
-                let EngineEvent::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
+                let EngineEvent::Open { key, .. } = event else { panic!("the peer is honest: {event:?}") };
                 receivers.push(ProgramStub::new(INPUT_BYTES_MAX));
                 to.answer(key, Ok(receivers[receivers.len() - 1].clone()));
             }
         });
-        let memory = CountingMemory::with_coherence(own_b.clone(), Coherence::WriteCombined).with_store_hook(look);
+        let memory = CountingMemory::with_coherence(own_b.clone(), Coherence::WriteCombined).with_store_hook(poll);
         let window = MemoryOutbound::new(memory.clone());
         let mut from = Engine::new(tight(LinkSide::Lower), tight_ports(&own_a, |at, bytes| window.slice(at, bytes)));
         let mut random = seed;
@@ -306,27 +307,27 @@ fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connec
             }
             if !senders.is_empty() {
                 let index = below(senders.len() as u64);
-                // In turns: the stream of one fills the partition that another one leaves.
+                // In turn, so that the stream of one connection fills the partition that another one leaves.
                 let has_bursts = (round / 200 + index) % 2 == 0;
                 let bytes = vec![round as u8; below(if has_bursts { 1500 } else { 20 }) as usize + 1];
                 senders[index as usize].send(bytes.iter().copied());
                 sent[index as usize].extend(bytes);
             }
             let now_ns = {
-                let (_, looks, now_ns) = &mut *received.lock().expect("no look panics");
-                *looks = below(3) > 0;
+                let (_, polls, now_ns) = &mut *received.lock().expect("no poll panics");
+                *polls = below(3) > 0;
                 *now_ns += below(200);
                 *now_ns
             };
-            from.poll(now_ns).expect("an honest peer");
+            from.poll(now_ns).expect("the peer is honest");
             memory.run_hook();
         }
-        received.lock().expect("no look panics").1 = true;
+        received.lock().expect("no poll panics").1 = true;
         let mut read = vec![Vec::new(); sent.len()];
         for _ in 0..3000 {
             memory.run_hook();
-            from.poll(1 << 30).expect("an honest peer");
-            for (index, end) in received.lock().expect("no look panics").0.iter().enumerate() {
+            from.poll(1 << 30).expect("the peer is honest");
+            for (index, end) in received.lock().expect("no poll panics").0.iter().enumerate() {
                 read[index].extend(end.read(INPUT_BYTES_MAX));
             }
         }

@@ -1,4 +1,4 @@
-//! A peer that goes on writing while what it wrote is taken.
+//! A peer that keeps writing while its frames are received.
 
 use crate::world::SECRET;
 use fabric::heap::{self, HeapLink};
@@ -10,25 +10,26 @@ use std::sync::{Arc, Mutex};
 
 type HeapInbound = <HeapLink as Link>::Inbound;
 type HeapOutbound = <HeapLink as Link>::Outbound;
-type Victim = Engine<HeapInbound, HeapOutbound, Taker>;
+type Victim = Engine<HeapInbound, HeapOutbound, AcceptAll>;
 
 const LAYOUT: Layout = Layout::packed(512, 0);
-/// Frames of the flood, and those of it that a turn may take: as many as the largest ring has slots, and some.
+/// Frames of the flood, and the bound on those that one poll may receive: slightly more than the largest ring has
+/// slots.
 const FLOOD_FRAMES: u32 = 1 << 17;
-const TAKEN_FRAMES_MAX: u64 = (1 << 14) + 1000;
+const RECEIVED_FRAMES_MAX: u64 = (1 << 14) + 1000;
 /// The two connections that the hostile node has opened.
 const FLOODING: ConnectionNumber = ConnectionNumber(1 << 31);
 const AHEAD: ConnectionNumber = ConnectionNumber(1 << 31 | 1);
 
 /// The hostile end of a partition.
-struct Hose {
+struct HostileSender {
     producer: Producer<HeapOutbound, HeapInbound>,
     sent: u32,
     limit: u32,
 }
 
-impl Hose {
-    fn say(&mut self, connection: ConnectionNumber, kind: FrameKind, aux: u32, payload: &[u8]) -> bool {
+impl HostileSender {
+    fn send(&mut self, connection: ConnectionNumber, kind: FrameKind, aux: u32, payload: &[u8]) -> bool {
         let header = FrameHeader { connection, kind, len_bytes: payload.len(), aux };
         let Ok(Some(mut draft)) = self.producer.draft(16 + payload.len()) else { return false };
         draft.append(&header.encode());
@@ -37,18 +38,18 @@ impl Hose {
         true
     }
 
-    /// As much as there is room for.
+    /// Sends as many frames as there is room for.
     fn flood(&mut self) {
-        while self.sent < self.limit && self.say(FLOODING, FrameKind::Data, self.sent, b"x") {
+        while self.sent < self.limit && self.send(FLOODING, FrameKind::Data, self.sent, b"x") {
             self.sent += 1;
         }
     }
 }
 
-/// A program that takes everything, and at each byte of which the hostile node writes more.
-struct Taker(Arc<Mutex<Hose>>);
+/// A program that accepts everything; with each byte, the hostile node writes more.
+struct AcceptAll(Arc<Mutex<HostileSender>>);
 
-impl LocalEndpoint for Taker {
+impl LocalEndpoint for AcceptAll {
     fn may_have_input(&mut self) -> bool {
         false
     }
@@ -83,7 +84,7 @@ fn partition(
     own: &HeapLink,
     peer: &HeapLink,
     index: usize,
-) -> (PartitionLanes<HeapInbound, HeapOutbound>, Arc<Mutex<Hose>>) {
+) -> (PartitionLanes<HeapInbound, HeapOutbound>, Arc<Mutex<HostileSender>>) {
     let bytes = LAYOUT.window_bytes();
     let inbound = |link: &HeapLink| link.inbound().slice(index * bytes, bytes);
     let outbound = |link: &HeapLink| link.outbound().slice(index * bytes, bytes);
@@ -92,22 +93,27 @@ fn partition(
         Consumer::new(inbound(own), outbound(own), LAYOUT, SECRET),
     );
     let producer = Producer::new(outbound(peer), inbound(peer), LAYOUT, SECRET);
-    (port, Arc::new(Mutex::new(Hose { producer, sent: 0, limit: 0 })))
+    (port, Arc::new(Mutex::new(HostileSender { producer, sent: 0, limit: 0 })))
 }
 
-/// Opens a connection to a program that takes everything, and moves it to the bulk partition.
-fn open_and_move(victim: &mut Victim, number: ConnectionNumber, latency: &Mutex<Hose>, bulk: &Arc<Mutex<Hose>>) {
-    let open_payload = OpenPayload::new(b"from to").expect("a open_payload");
-    assert!(latency.lock().unwrap().say(number, FrameKind::Open, 1000, open_payload.bytes()));
+/// Opens a connection to a program that accepts everything, and moves it to the bulk partition.
+fn open_and_move(
+    victim: &mut Victim,
+    number: ConnectionNumber,
+    latency: &Mutex<HostileSender>,
+    bulk: &Arc<Mutex<HostileSender>>,
+) {
+    let open_payload = OpenPayload::new(b"from to").expect("a payload");
+    assert!(latency.lock().unwrap().send(number, FrameKind::Open, 1000, open_payload.bytes()));
     victim.poll(0).expect("an honest frame");
     let Some(EngineEvent::Open { key, .. }) = victim.next_event() else { panic!("nothing was opened") };
-    victim.answer(key, Ok(Taker(Arc::clone(bulk))));
-    assert!(latency.lock().unwrap().say(number, FrameKind::Move, Class::Bulk as u32, &[]));
+    victim.answer(key, Ok(AcceptAll(Arc::clone(bulk))));
+    assert!(latency.lock().unwrap().send(number, FrameKind::Move, Class::Bulk as u32, &[]));
     victim.poll(1).expect("an honest frame");
 }
 
 #[test]
-fn a_peer_that_goes_on_writing_while_a_partition_is_caught_up_with_ends_a_turn_no_later() {
+fn a_peer_that_keeps_writing_while_a_partition_is_drained_does_not_prolong_the_poll() {
     let (mut own, mut peer) = heap::pair(2 * LAYOUT.window_bytes());
     assert!(train_both(&mut own, &mut peer));
     let [(latency, to_latency), (bulk, to_bulk)] = [0, 1].map(|index| partition(&own, &peer, index));
@@ -117,9 +123,12 @@ fn a_peer_that_goes_on_writing_while_a_partition_is_caught_up_with_ends_a_turn_n
     }
     to_bulk.lock().unwrap().limit = FLOOD_FRAMES;
     to_bulk.lock().unwrap().flood();
-    assert!(to_latency.lock().unwrap().say(AHEAD, FrameKind::Data, 0, b"x"), "where it is not any more");
+    assert!(
+        to_latency.lock().unwrap().send(AHEAD, FrameKind::Data, 0, b"x"),
+        "a frame in the partition that it has left"
+    );
     let before = victim.counters().frames_received;
     victim.poll(2).expect("frames of connections");
-    let taken = victim.counters().frames_received - before;
-    assert!((1000..TAKEN_FRAMES_MAX).contains(&taken), "{taken} frames in one turn");
+    let received = victim.counters().frames_received - before;
+    assert!((1000..RECEIVED_FRAMES_MAX).contains(&received), "{received} frames in one poll");
 }

@@ -1,30 +1,30 @@
-//! A peer that says anything.
+//! A peer that sends anything.
 
-use crate::world::{Act, SECRET, Shape, Talk, heap_world};
+use crate::world::{Act, Conversation, SECRET, Shape, heap_world};
 use fabric::heap::HeapLink;
 use fabric::{Inbound, Link, Outbound};
 use lane::Producer;
 use std::collections::HashSet;
 use volmem::sync::Ordering;
 
-/// What a hostile node does, beside what its programs do.
+/// What a hostile node does, alongside its programs.
 #[derive(Debug, Clone)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub enum Attack {
-    /// Ordinary life.
+    /// An ordinary act.
     Act(Act),
-    /// A well-formed record with a frame for the connection of this number, and any contents.
+    /// A well-formed record with a frame for the connection of this number, with any contents.
     Frame { in_bulk: bool, connection: u8, opened_by_higher: bool, kind: u8, len_bytes: u16, aux: u32, is_bare: bool },
     /// A record of any bytes.
     Record { in_bulk: bool, bytes: Vec<u8> },
     /// A word anywhere in the window.
     Word { at: u32, value: u64 },
-    /// The victim goes on.
+    /// The victim is polled.
     Poll,
 }
 
-/// Node 1 is hostile. Node 0 must live, and connections that no attack names must see nothing of it, unless the link
-/// was taken down as a whole.
+/// Node 1 is hostile. Node 0 must survive, and connections that no attack names must not be affected, unless the whole
+/// link is taken down.
 pub fn check(shape: Shape, attacks: &[Attack]) {
     let (mut world, links) = heap_world(shape);
     let mut named = HashSet::new();
@@ -32,8 +32,8 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
         match attack {
             Attack::Act(act) => {
                 world.act(*act);
-                // Frames may have come before the connection that they name.
-                spoil(&mut world.spoiled, &named, &world.talks);
+                // Frames may have been sent before the connection that they name was opened.
+                mark_attacked(&mut world.attacked, &named, &world.conversations);
             }
             Attack::Poll => {
                 world.act(Act::Wait { ns: 400 });
@@ -42,7 +42,7 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
             Attack::Frame { in_bulk, connection, opened_by_higher, kind, len_bytes, aux, is_bare } => {
                 let number = u32::from(*connection % 64) | u32::from(*opened_by_higher) << 31;
                 named.insert(number);
-                spoil(&mut world.spoiled, &named, &world.talks);
+                mark_attacked(&mut world.attacked, &named, &world.conversations);
                 let payload = if *is_bare { 0 } else { usize::from(*len_bytes) % 3000 };
                 let mut bytes = vec![0x5A; 16 + payload];
                 bytes[..4].copy_from_slice(&number.to_le_bytes());
@@ -53,17 +53,17 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
                 inject(shape, world.link(1).unwrap_or(&links[1]), *in_bulk, &bytes);
             }
             Attack::Record { in_bulk, bytes } => {
-                world.spoiled.fill(true);
+                world.attacked.fill(true);
                 inject(shape, world.link(1).unwrap_or(&links[1]), *in_bulk, bytes);
             }
             Attack::Word { at, value } => {
-                world.spoiled.fill(true);
+                world.attacked.fill(true);
                 let window = world.link(1).unwrap_or(&links[1]).outbound();
                 window.store_u64(*at as usize % (window.len_bytes() / 8) * 8, *value, Ordering::Relaxed);
             }
         }
     }
-    spoil(&mut world.spoiled, &named, &world.talks);
+    mark_attacked(&mut world.attacked, &named, &world.conversations);
     if attacks.iter().any(|attack| matches!(attack, Attack::Record { .. } | Attack::Word { .. })) {
         for _ in 0..200 {
             world.wait(400);
@@ -79,19 +79,20 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
     assert!(node.connections() <= usize::from(shape.connections_max.clamp(1, 40)));
 }
 
-/// The `n`th connection of a side has the number `n`; which talk that is, the order of opening says.
-fn spoil(spoiled: &mut [bool], named: &HashSet<u32>, talks: &[Talk]) {
+/// Marks the connections that attacks have named. The `n`th connection that a side opens has the number `n`.
+fn mark_attacked(attacked: &mut [bool], named: &HashSet<u32>, conversations: &[Conversation]) {
     for number in named {
         let opener = usize::from(number >> 31 != 0);
         let nth = (number & 63) as usize;
-        let talk = talks.iter().enumerate().filter(|(_, talk)| talk.opener == opener).nth(nth);
-        if let Some((index, _)) = talk {
-            spoiled[index] = true;
+        let conversation =
+            conversations.iter().enumerate().filter(|(_, conversation)| conversation.opener == opener).nth(nth);
+        if let Some((index, _)) = conversation {
+            attacked[index] = true;
         }
     }
 }
 
-/// The sender's cursor lies in its window: a second producer goes on where the engine's stands.
+/// Sends a record. The sender's cursor is in its window, so a second producer continues where the engine's is.
 fn inject(shape: Shape, link: &HeapLink, in_bulk: bool, bytes: &[u8]) {
     let index = usize::from(in_bulk && shape.has_classes);
     let (inbound, outbound) = shape.slices(link, index);
@@ -150,7 +151,8 @@ mod tests {
         bytes
     }
 
-    /// A world in which node 0 has one connection that nobody reads, and what it counts after these frames for it.
+    /// Creates a world in which node 0 has one connection that is not read, and returns its counts after these frames
+    /// for it.
     fn after_frames(frames: &[Vec<u8>]) -> (usize, bool, u64) {
         let shape = Shape {
             has_classes: true,
@@ -162,14 +164,14 @@ mod tests {
         };
         let (mut world, links) = heap_world(shape);
         world.open(0, 100, false, true);
-        world.talks[0].reads = [false; 2];
+        world.conversations[0].reads = [false; 2];
         world.settle();
         for bytes in frames {
             inject(shape, &links[1], false, bytes);
             world.nodes[0].is_rung = true;
             world.poll(0);
         }
-        let is_reset = world.talks[0].ends[0].as_ref().expect("connected").lock().input_is_reset;
+        let is_reset = world.conversations[0].endpoints[0].as_ref().expect("connected").lock().input_is_reset;
         (world.violations, is_reset, world.nodes[0].engine.counters().bytes_buffered)
     }
 
@@ -182,21 +184,21 @@ mod tests {
     }
 
     #[test]
-    fn what_no_honest_peer_says_resets_the_connection() {
+    fn protocol_violations_reset_the_connection() {
         let bytes_at_0 = frame(0, 4, 0, &[1; 10]);
         let frames = [
-            ("bytes from elsewhere", vec![frame(0, 4, 5, &[1; 10])]),
+            ("bytes of another position", vec![frame(0, 4, 5, &[1; 10])]),
             ("bytes again", vec![bytes_at_0.clone(), bytes_at_0.clone()]),
-            ("an end elsewhere", vec![frame(0, 6, 1, &[])]),
+            ("an end at another position", vec![frame(0, 6, 1, &[])]),
             ("two ends", vec![frame(0, 6, 0, &[]), frame(0, 6, 0, &[])]),
             ("bytes after the end", vec![frame(0, 6, 0, &[]), bytes_at_0]),
-            ("credit without bound", vec![frame(0, 5, u32::MAX / 2, &[])]),
-            ("credit taken back", vec![frame(0, 5, 1, &[])]),
+            ("credit beyond the maximum", vec![frame(0, 5, u32::MAX / 2, &[])]),
+            ("reduced credit", vec![frame(0, 5, 1, &[])]),
             ("a second answer", vec![frame(0, 2, 30_000, &[])]),
             ("a late refusal", vec![frame(0, 3, 111, &[])]),
-            ("a move to nowhere", vec![frame(0, 9, 2, &[])]),
-            ("a move to where it is", vec![frame(0, 9, 0, &[])]),
-            ("a frame where it is not any more", vec![frame(0, 9, 1, &[]), frame(0, 5, 40_000, &[])]),
+            ("a move to no partition", vec![frame(0, 9, 2, &[])]),
+            ("a move to its own partition", vec![frame(0, 9, 0, &[])]),
+            ("a frame in the partition that it has left", vec![frame(0, 9, 1, &[]), frame(0, 5, 40_000, &[])]),
         ];
         for (what, frames) in frames {
             assert_eq!(after_frames(&frames).0, 1, "{what}");
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_may_come_before_the_connection_that_it_names() {
+    fn a_frame_may_arrive_before_the_connection_that_it_names() {
         let shape = Shape {
             has_classes: true,
             ring_shift: 0,
@@ -232,14 +234,14 @@ mod tests {
         #![proptest_config(crate::cases())]
 
         #[test]
-        fn a_peer_that_says_anything_is_survived(
+        fn the_engine_survives_a_peer_that_sends_anything(
             shape in crate::any_shape(), attacks in prop::collection::vec(any_attack(), 0..150)
         ) {
             check(shape, &attacks);
         }
 
         #[test]
-        fn frames_for_one_connection_harm_no_other(
+        fn frames_for_one_connection_do_not_affect_others(
             shape in crate::any_shape(), attacks in prop::collection::vec(frames_and_life(), 0..150)
         ) {
             check(shape, &attacks);

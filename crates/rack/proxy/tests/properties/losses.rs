@@ -1,4 +1,4 @@
-//! Links that are lost, where connections outlive them: no byte is lost or repeated.
+//! Connections that outlive lost links: no byte is lost or repeated.
 
 use crate::world::{Act, Shape, heap_world};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ fn acts_with_more_losses() -> impl Strategy<Value = Act> {
     prop_oneof![12 => crate::any_act(), 1 => any::<bool>().prop_map(|node| Act::Lose { node })]
 }
 
-/// Lets these things happen, and then everything that still can.
+/// Executes these acts, and then everything that can still happen.
 fn run(shape: Shape, acts: impl IntoIterator<Item = Act>) {
     let (mut world, _links) = heap_world(shape);
     acts.into_iter().for_each(|act| world.act(act));
@@ -43,43 +43,43 @@ fn connections_that_the_peer_does_not_resume_in_time_are_reset() {
     assert!(!world.nodes[0].engine.is_resumed());
     assert_eq!(world.nodes[0].engine.reset_unresumed(), 2);
     assert_eq!(world.nodes[0].engine.connections(), 0);
-    for talk in &world.talks {
-        assert!(talk.ends[0].as_ref().expect("connected").lock().input_is_reset);
+    for conversation in &world.conversations {
+        assert!(conversation.endpoints[0].as_ref().expect("connected").lock().input_is_reset);
     }
-    // The other node learns of it once it has lost the link too.
+    // The other node resets them once it has lost the link too.
     world.settle();
-    for talk in &world.talks {
-        assert!(talk.ends[1].as_ref().expect("connected").lock().input_is_reset);
+    for conversation in &world.conversations {
+        assert!(conversation.endpoints[1].as_ref().expect("connected").lock().input_is_reset);
     }
 }
 
 #[test]
-fn what_had_come_before_the_peer_was_lost_still_reaches_the_program() {
+fn bytes_received_before_the_peer_was_lost_are_still_delivered() {
     let (mut world, _links) = heap_world(shape());
     for node in [0, 1] {
         world.open(0, 16, false, node == 1);
     }
-    world.talks[1].reads = [false; 2];
+    world.conversations[1].reads = [false; 2];
     for connection in [0, 1] {
-        world.talks[usize::from(connection)].reads = [false; 2];
+        world.conversations[usize::from(connection)].reads = [false; 2];
         world.act(Act::Send { connection, node: false, bytes: 100 });
     }
     world.act(Act::Close { connection: 0, node: false });
     world.settle();
-    assert_eq!(world.nodes[0].engine.connections(), 1, "the one that is closed is forgotten by who closed it");
+    assert_eq!(world.nodes[0].engine.connections(), 1, "the node that closed a connection has forgotten it");
     assert_eq!(world.nodes[1].engine.lose_peer(), 1);
-    let ends = [0, 1].map(|index: usize| world.talks[index].ends[1].clone().expect("connected"));
-    assert!(ends[1].lock().input_is_reset && !ends[0].lock().input_is_reset);
-    world.talks[0].reads = [true; 2];
+    let endpoints = [0, 1].map(|index: usize| world.conversations[index].endpoints[1].clone().expect("connected"));
+    assert!(endpoints[1].lock().input_is_reset && !endpoints[0].lock().input_is_reset);
+    world.conversations[0].reads = [true; 2];
     world.settle();
-    assert_eq!(world.talks[0].streams[0].read, 100);
-    assert!(ends[0].lock().input_is_closed);
+    assert_eq!(world.conversations[0].streams[0].read, 100);
+    assert!(endpoints[0].lock().input_is_closed);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..crate::cases() })]
 
-    /// At every point of a history the link is lost: by one node, and by the other one after so many further things.
+    /// The link is lost at every point of a history: by one node, and by the other one after some further acts.
     #[test]
     fn a_link_may_be_lost_at_any_moment(
         shape in failover_shape(),

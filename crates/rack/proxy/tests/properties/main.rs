@@ -1,5 +1,5 @@
-//! Random histories of many connections over the partitions of one link, against an oracle: every program reads the
-//! bytes that were sent to it, in order, all of them, then the end; and a connection that nobody reads stops no other.
+//! Random histories of many connections over the partitions of one link, against an oracle: every program reads all
+//! bytes that were sent to it, in order, then the end; and a connection that is not read stalls no other one.
 
 mod batches;
 mod flood;
@@ -53,18 +53,19 @@ fn any_act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A world whose stores are late and out of order, as a plan of this seed has them.
+/// Creates a world whose stores arrive late and out of order, as a plan of this seed determines.
 fn late_world(shape: Shape, seed: u64) -> World<FaultyLink<HeapLink>> {
     let (mut a, mut b) = heap::pair(shape.window_bytes());
     assert!(train_both(&mut a, &mut b));
     let plan = |seed| FaultPlan { delay_ns: 0..=700, ..FaultPlan::write_combined(seed) };
     let links = std::sync::Arc::new([FaultyLink::new(a, plan(seed)), FaultyLink::new(b, plan(!seed))]);
-    // Which of the stores that are on their way a lost link still brings is another test's business.
+    // Which stores in flight a lost link still delivers is not tested here.
     let mut world = World::new(Shape { is_failover: false, ..shape }, &links[0], &links[1], |_| unreachable!());
     let ticked = links.clone();
     world.on_time = Box::new(move |now_ns| ticked.iter().for_each(|link| link.tick(now_ns)));
     world.on_fence = Box::new(move |node| links[node].outbound().fence());
-    // Each flush of a sleeper moves its wire's clock ahead by a delay; a look must come after all that was on its way.
+    // Each flush of a sleeper advances its wire's clock by one delay; the last poll must come after everything in
+    // flight.
     world.flush_ns = 10_000;
     world
 }
@@ -88,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn stores_that_are_late_and_out_of_order_change_nothing(
+    fn late_and_reordered_stores_change_nothing(
         shape in any_shape(), seed: u64, acts in prop::collection::vec(any_act(), 0..80)
     ) {
         let mut world = late_world(shape, seed);
@@ -113,7 +114,7 @@ fn shape() -> Shape {
 }
 
 #[test]
-fn a_connection_that_nobody_reads_stops_no_other() {
+fn a_connection_that_is_not_read_stalls_no_other() {
     for has_classes in [false, true] {
         let (mut world, _links) = heap_world(Shape { has_classes, ..shape() });
         world.open(0, 1000, false, false);
@@ -124,7 +125,7 @@ fn a_connection_that_nobody_reads_stops_no_other() {
         }
         world.settle();
         world.check_settled();
-        assert_eq!((world.talks[0].streams[0].read, world.talks[1].streams[0].read), (0, 1_000_000));
+        assert_eq!((world.conversations[0].streams[0].read, world.conversations[1].streams[0].read), (0, 1_000_000));
         let counters = world.nodes[0].engine.counters();
         assert!(counters.stalls > 0 && counters.bytes_sent < 1_000_000 + 30_000, "{counters:?}");
     }
@@ -146,12 +147,12 @@ fn a_stream_moves_to_the_bulk_partition_and_back() {
     }
     world.check_settled();
     assert_eq!(world.nodes[0].engine.counters().moves, 2);
-    assert_eq!(world.talks[0].streams[0].read, 200_100);
+    assert_eq!(world.conversations[0].streams[0].read, 200_100);
 }
 
-/// Bytes of a connection that is over wait in the bulk partition, before the word that another one leaves it.
+/// Bytes of a connection that is over wait in the bulk partition, before the `Move` of another connection.
 #[test]
-fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
+fn late_bytes_of_one_connection_do_not_reset_another_one_that_moves() {
     const LATE: u8 = 0;
     const MOVING: u8 = 1;
     const SHORT: u8 = 2;
@@ -165,8 +166,8 @@ fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
         world.act(Act::Send { connection, node: false, bytes: 10_000 });
     }
     world.settle();
-    assert_eq!(world.nodes[0].engine.counters().moves, 2, "both are streams");
-    // More than a node takes from a partition in a turn, so that it comes to the other one before the end.
+    assert_eq!(world.nodes[0].engine.counters().moves, 2, "both connections are streams");
+    // More than a node receives from a partition in one poll, so that it polls the other partition before the end.
     (0..40).for_each(|_| send(&mut world, SHORT, 1));
     send(&mut world, LATE, 500);
     while world.nodes[0].engine.counters().moves == 2 {
@@ -174,7 +175,7 @@ fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
         send(&mut world, MOVING, 10);
     }
     send(&mut world, MOVING, 10);
-    // The other node says so without having looked at what has come.
+    // The other node sends this without having received what has arrived.
     world.act(Act::Kill { connection: LATE, node: true });
     world.act(Act::Sleep { node: true });
     assert_eq!(world.nodes[1].engine.connections(), 2);
@@ -183,10 +184,10 @@ fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
     world.check_settled();
 }
 
-/// On its way to sleep a node looks at its programs a last time, and says what that brings: an `Open`, and no bytes,
-/// because the partition is full then.
+/// Before it sleeps, a node polls its programs a last time and sends an `Open`, but no bytes, because the partition is
+/// full.
 #[test]
-fn the_peer_is_rung_for_what_is_said_on_the_way_to_sleep() {
+fn the_peer_is_rung_for_frames_that_are_sent_while_preparing_for_sleep() {
     let shape = Shape {
         has_classes: false,
         ring_shift: 0,
@@ -229,7 +230,7 @@ fn the_peer_is_rung_for_what_is_said_on_the_way_to_sleep() {
 }
 
 #[test]
-fn idle_connections_are_not_looked_at_and_wake_when_they_are_used() {
+fn idle_connections_are_not_polled_and_wake_when_they_are_used() {
     let (mut world, _links) = heap_world(shape());
     for _ in 0..20 {
         world.open(0, 1000, false, true);
@@ -241,22 +242,22 @@ fn idle_connections_are_not_looked_at_and_wake_when_they_are_used() {
     world.act(Act::Send { connection: 7, node: false, bytes: 100 });
     world.settle();
     world.check_settled();
-    assert_eq!(world.talks[7].streams[0].read, 100);
+    assert_eq!(world.conversations[7].streams[0].read, 100);
     assert_eq!(world.nodes[0].engine.counters().parks, parks + 1, "only one was woken");
 }
 
 #[test]
-fn a_closed_end_and_a_half_closed_one_look_different() {
+fn a_closed_endpoint_differs_from_a_half_closed_one() {
     let (mut world, _links) = heap_world(shape());
     world.open(0, 1000, false, true);
     world.act(Act::Send { connection: 0, node: false, bytes: 5000 });
     world.act(Act::Finish { connection: 0, node: false });
     world.settle();
-    let server = world.talks[0].ends[1].clone().expect("connected");
+    let server = world.conversations[0].endpoints[1].clone().expect("connected");
     assert!(server.lock().input_is_finished && !server.lock().input_is_closed);
     world.act(Act::Send { connection: 0, node: true, bytes: 3000 });
     world.settle();
-    assert_eq!(world.talks[0].streams[1].read, 3000, "the other direction goes on");
+    assert_eq!(world.conversations[0].streams[1].read, 3000, "the other direction stays open");
     world.act(Act::Close { connection: 0, node: true });
     world.settle();
     world.check_settled();
@@ -270,27 +271,27 @@ fn a_lost_link_resets_all_its_connections() {
     world.open(1, 1000, false, true);
     world.settle();
     world.nodes[0].engine.take_down();
-    for talk in &world.talks {
-        assert!(talk.ends[0].as_ref().expect("connected").lock().input_is_reset);
+    for conversation in &world.conversations {
+        assert!(conversation.endpoints[0].as_ref().expect("connected").lock().input_is_reset);
     }
     assert_eq!(world.nodes[0].engine.connections(), 0);
 }
 
 #[test]
-fn bytes_sent_while_the_connection_is_parked_are_seen() {
+fn bytes_sent_while_the_connection_is_parked_are_received() {
     let (mut world, _links) = heap_world(shape());
     world.open(0, 1000, false, true);
-    let talk = &mut world.talks[0];
-    let late = (0..10).map(|at| talk.byte(0, 0, at)).collect();
-    talk.streams[0].sent = 10;
-    talk.ends[0].as_ref().expect("connected").lock().late_output = late;
+    let conversation = &mut world.conversations[0];
+    let late = (0..10).map(|at| conversation.byte(0, 0, at)).collect();
+    conversation.streams[0].sent = 10;
+    conversation.endpoints[0].as_ref().expect("connected").lock().late_output = late;
     world.settle();
     world.check_settled();
-    assert_eq!(world.talks[0].streams[0].read, 10);
+    assert_eq!(world.conversations[0].streams[0].read, 10);
 }
 
-/// The receiver looks at the latency partition first, and finds frames there whose connection has older ones in the
-/// other.
+/// The receiver polls the latency partition first, and finds frames there whose connection has older ones in the other
+/// partition.
 #[test]
 fn frames_that_overtake_others_of_their_connection_wait_for_them() {
     let (mut world, _links) = heap_world(shape());
@@ -300,22 +301,22 @@ fn frames_that_overtake_others_of_their_connection_wait_for_them() {
         world.act(Act::Send { connection, node: false, bytes: 10_000 });
     }
     world.settle();
-    assert_eq!(world.nodes[0].engine.counters().moves, 2, "both are streams");
-    // Nobody receives for a while.
+    assert_eq!(world.nodes[0].engine.counters().moves, 2, "both connections are streams");
+    // The receiver is not polled for a while.
     world.act(Act::Send { connection: 1, node: false, bytes: 6000 });
     for _ in 0..10 {
         world.act(Act::Send { connection: 0, node: false, bytes: 10 });
         world.poll(0);
         world.wait(600);
     }
-    assert_eq!(world.nodes[0].engine.counters().moves, 3, "one is none any more");
+    assert_eq!(world.nodes[0].engine.counters().moves, 3, "one connection is not a stream any more");
     world.settle();
     world.check_settled();
-    assert_eq!((world.violations, world.talks[0].streams[0].read), (0, 10_100));
+    assert_eq!((world.violations, world.conversations[0].streams[0].read), (0, 10_100));
 }
 
 #[test]
-fn a_program_that_is_killed_while_nobody_reads_it_is_gone_at_the_other_end() {
+fn a_program_that_is_killed_while_it_is_not_read_is_reset_at_the_other_end() {
     let (mut world, _links) = heap_world(shape());
     world.open(0, 1000, false, false);
     for _ in 0..5 {
@@ -325,12 +326,12 @@ fn a_program_that_is_killed_while_nobody_reads_it_is_gone_at_the_other_end() {
     assert!(world.nodes[0].engine.counters().stalls > 0, "more was sent than there is credit for");
     world.act(Act::Kill { connection: 0, node: false });
     world.settle();
-    assert!(world.talks[0].ends[1].as_ref().expect("connected").lock().input_is_reset);
+    assert!(world.conversations[0].endpoints[1].as_ref().expect("connected").lock().input_is_reset);
     assert_eq!(world.nodes.each_ref().map(|node| node.engine.connections()), [0, 0]);
 }
 
-/// The receiver looks at the other partition before it has come to the `Open`: more frames are ahead of it than a turn
-/// takes.
+/// The receiver polls the other partition before it has received the `Open`, because more frames precede it than one
+/// poll receives.
 #[test]
 fn bytes_that_overtake_the_open_of_their_connection_wait_for_it() {
     let (mut world, _links) = heap_world(Shape { ring_shift: 6, slice_bytes: 0, ..shape() });
@@ -345,16 +346,17 @@ fn bytes_that_overtake_the_open_of_their_connection_wait_for_it() {
         world.act(Act::Send { connection: 1, node: false, bytes });
         (0..3).for_each(|_| world.poll(0));
     }
-    assert_eq!(world.nodes[0].engine.counters().moves, 1, "some of it is in the other partition");
+    assert_eq!(world.nodes[0].engine.counters().moves, 1, "some bytes are in the other partition");
     world.settle();
     world.check_settled();
-    assert_eq!((world.violations, world.talks[1].streams[0].read), (0, 14_000));
+    assert_eq!((world.violations, world.conversations[1].streams[0].read), (0, 14_000));
 }
 
-/// Slices are there for the others: where parties wait for processors, a connection alone sends what there is at once.
+/// Slices exist for the sake of other connections: on oversubscribed processors, a connection alone sends everything at
+/// once.
 #[test]
-fn in_a_crowd_a_connection_alone_sends_more_in_a_turn_than_one_of_two() {
-    let sent_in_a_turn = |connections: u8, is_oversubscribed: bool| {
+fn on_oversubscribed_processors_a_sole_connection_sends_more_per_poll_than_one_of_two() {
+    let sent_per_poll = |connections: u8, is_oversubscribed: bool| {
         let (mut world, _links) = heap_world(Shape { has_classes: false, is_oversubscribed, ..shape() });
         for connection in 0..connections {
             world.open(0, 40_000, false, true);
@@ -368,6 +370,6 @@ fn in_a_crowd_a_connection_alone_sends_more_in_a_turn_than_one_of_two() {
         world.poll(0);
         world.nodes[0].engine.counters().bytes_sent - sent_before
     };
-    assert!(sent_in_a_turn(1, true) > 1000, "a slice is 1000 bytes");
-    assert_eq!([sent_in_a_turn(2, true), sent_in_a_turn(1, false)], [1000, 1000]);
+    assert!(sent_per_poll(1, true) > 1000, "a slice is 1000 bytes");
+    assert_eq!([sent_per_poll(2, true), sent_per_poll(1, false)], [1000, 1000]);
 }

@@ -1,4 +1,4 @@
-//! Programs, as far as the engine can tell: a stream each way, rings, and an end.
+//! Programs as the engine sees them: a stream in each direction, rings, and an end.
 
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
@@ -6,48 +6,48 @@ use proxy::{Broken, ConnectionKey, Input, LocalEndpoint};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a program and the proxy's end of its connection share.
+/// What a program and the proxy's endpoint of its connection share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Bytes on their way to the proxy.
+    /// Bytes that the proxy has not consumed.
     pub output: VecDeque<u8>,
     /// The program has shut its sending direction down.
     pub is_finished: bool,
-    /// Its last descriptor is gone.
+    /// Its last descriptor is closed.
     pub is_closed: bool,
     /// It was killed with bytes unread, or reset the connection.
     pub is_killed: bool,
     /// Bytes that it can read.
     pub input: VecDeque<u8>,
-    /// How many it holds unread.
+    /// Bound on the unread bytes.
     pub input_bytes_max: usize,
-    /// It can read what is there, and then finds the end.
+    /// After the readable bytes, it finds the end of the stream.
     pub input_is_finished: bool,
-    /// The other end is gone.
+    /// The other program has closed.
     pub input_is_closed: bool,
     /// The connection was reset.
     pub input_is_reset: bool,
-    /// The proxy wants to be rung for bytes.
+    /// The proxy has asked to be rung for bytes.
     pub wants_bytes: bool,
-    /// The proxy wants to be rung for room.
+    /// The proxy has asked to be rung for room.
     pub wants_room: bool,
-    /// Under which key the proxy is to be rung.
+    /// The key of the connection in the proxy.
     pub key: Option<ConnectionKey>,
-    /// It has been.
+    /// The program has rung.
     pub is_rung: bool,
-    /// Sent at the very moment in which the proxy parks the connection, so that nobody rings.
+    /// Sent just when the proxy parks the connection, without a ring.
     pub late_output: Vec<u8>,
-    /// Sent at the very moment in which the proxy has taken what came before.
+    /// Sent just when the proxy has consumed earlier bytes.
     pub next_output: Vec<u8>,
-    /// It has been told to give way.
+    /// It was told to yield between copies.
     pub is_yielding: bool,
     finish_is_seen: bool,
     consumed_bytes: u64,
-    /// The other node's server has taken the connection.
+    /// The other node's server has accepted the connection.
     pub is_opened: bool,
 }
 
-/// The proxy's end.
+/// The proxy's endpoint of a program.
 #[derive(Debug, Clone)]
 pub struct ProgramStub(pub Arc<Mutex<Shared>>);
 
@@ -165,7 +165,7 @@ impl LocalEndpoint for ProgramStub {
     }
 
     fn set_yielding(&mut self, is_yielding: bool) {
-        assert_ne!(self.lock().is_yielding, is_yielding, "told what it knows");
+        assert_ne!(self.lock().is_yielding, is_yielding, "told again without a change");
         self.lock().is_yielding = is_yielding;
     }
 

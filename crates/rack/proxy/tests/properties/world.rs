@@ -1,4 +1,4 @@
-//! Two nodes, their engines, and the programs that talk through them; and what those must see.
+//! Two nodes, their engines, the programs that communicate through them, and an oracle of what those must see.
 
 use crate::program::ProgramStub;
 use fabric::heap::{self, HeapLink};
@@ -19,11 +19,11 @@ pub struct Shape {
     pub ring_shift: u8,
     /// Bytes of a slice; 0 for no slicing.
     pub slice_bytes: u16,
-    /// Connections at a time.
+    /// Bound on simultaneous connections.
     pub connections_max: u8,
     /// Whether connections outlive their link.
     pub is_failover: bool,
-    /// Whether there are fewer processors than parties.
+    /// Whether processors are oversubscribed.
     pub is_oversubscribed: bool,
 }
 
@@ -64,7 +64,7 @@ impl Shape {
         self.layout().window_bytes().next_multiple_of(64)
     }
 
-    /// The partitions of one end, over these windows.
+    /// Returns the lanes of one end of the partitions, over these windows.
     pub fn partition_lanes<L: Link>(&self, link: &L) -> Vec<PartitionLanes<L::Inbound, L::Outbound>> {
         (0..self.partitions())
             .map(|index| {
@@ -81,7 +81,7 @@ impl Shape {
     }
 }
 
-/// What somebody does.
+/// One step of a history.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub enum Act {
@@ -97,13 +97,13 @@ pub enum Act {
     Close { connection: u8, node: bool },
     /// A program is killed with bytes unread.
     Kill { connection: u8, node: bool },
-    /// A proxy's thread takes a turn.
+    /// A proxy's thread polls.
     Poll { node: bool },
-    /// A proxy's thread would sleep.
+    /// A proxy's thread prepares for sleep.
     Sleep { node: bool },
     /// Time passes.
     Wait { ns: u16 },
-    /// A node loses the link. It goes on over another one as soon as the other node has lost it too.
+    /// A node loses the link. It continues over another one as soon as the other node has lost it too.
     Lose { node: bool },
 }
 
@@ -116,48 +116,49 @@ pub struct Stream {
 
 /// A connection, as the oracle knows it.
 #[derive(Debug)]
-pub struct Talk {
+pub struct Conversation {
     pub opener: usize,
-    /// Of node 0 and of node 1; the server's is there once it has been asked for.
-    pub ends: [Option<ProgramStub>; 2],
-    /// By the node that sends.
+    /// The endpoints at node 0 and node 1; the server's exists once the connection was answered.
+    pub endpoints: [Option<ProgramStub>; 2],
+    /// The directions, by the sending node.
     pub streams: [Stream; 2],
     pub is_refused: bool,
-    /// Whether the program of each node reads at the end.
+    /// Whether the program of each node reads in the end.
     pub reads: [bool; 2],
     input_bytes_max: usize,
 }
 
-impl Talk {
-    /// The byte at a position, which no other stream has in the same place.
+impl Conversation {
+    /// Returns the byte at a position, which differs between streams.
     pub fn byte(&self, index: usize, sender: usize, position: u64) -> u8 {
         let mixed = (index as u64) << 40 ^ (sender as u64) << 39 ^ position;
         (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
     }
 
-    /// The program that opened it was gone before it could know that there is a server.
+    /// Returns whether the program that opened it was gone before it could learn of a server.
     fn is_never_made(&self) -> bool {
-        self.ends[self.opener].as_ref().is_some_and(|end| {
+        self.endpoints[self.opener].as_ref().is_some_and(|end| {
             let end = end.lock();
             (end.is_closed || end.is_killed) && !end.is_opened
         })
     }
 
-    /// Nothing resets but a program that is killed.
+    /// Checks that nothing but the kill of a program resets a connection.
     fn check_no_reset(&self, index: usize) {
-        let was = |what: fn(&crate::program::Shared) -> bool| self.ends.iter().flatten().any(|end| what(&end.lock()));
-        assert!(was(|end| end.is_killed) || !was(|end| end.input_is_reset), "talk {index} was reset: {self:?}");
+        let was =
+            |what: fn(&crate::program::Shared) -> bool| self.endpoints.iter().flatten().any(|end| what(&end.lock()));
+        assert!(was(|end| end.is_killed) || !was(|end| end.input_is_reset), "conversation {index} was reset: {self:?}");
     }
 
-    /// Whether bytes of this direction may be lost.
+    /// Returns whether bytes of this direction may be lost.
     fn may_lose(&self, sender: usize) -> bool {
         let gone = |node: usize| {
-            self.ends[node].as_ref().is_none_or(|end| {
+            self.endpoints[node].as_ref().is_none_or(|end| {
                 let end = end.lock();
                 end.is_killed || end.input_is_reset
             })
         };
-        let reader_is_closed = self.ends[1 - sender].as_ref().is_none_or(|end| end.lock().is_closed);
+        let reader_is_closed = self.endpoints[1 - sender].as_ref().is_none_or(|end| end.lock().is_closed);
         self.is_refused || gone(0) || gone(1) || reader_is_closed
     }
 }
@@ -168,34 +169,34 @@ pub struct Node<L: Link> {
     pub is_asleep: bool,
     pub is_rung: bool,
     pub fault: Option<LinkFault>,
-    /// Links that it has lost.
+    /// Number of links that it has lost.
     pub losses: usize,
 }
 
-/// Everything.
+/// Two nodes, and everything between them.
 pub struct World<L: Link> {
     pub nodes: [Node<L>; 2],
-    pub talks: Vec<Talk>,
+    pub conversations: Vec<Conversation>,
     pub now_ns: u64,
-    /// What else happens when time passes: windows that are late.
+    /// Called when time passes: delivers late stores.
     pub on_time: Box<dyn Fn(u64)>,
-    /// The fence of a node before it looks for sleepers, which pushes out what still gathers.
+    /// The fence of a node before it checks for sleepers, which flushes write-combined stores.
     pub on_fence: Box<dyn Fn(usize)>,
-    /// How long the flush of a node that is about to sleep takes: what was on its way to the node then is there.
+    /// How long the flush of a node that is about to sleep takes: stores in flight to the node have arrived afterwards.
     pub flush_ns: u64,
-    /// Connections that a hostile peer has spoken of.
-    pub spoiled: Vec<bool>,
+    /// Connections that a hostile peer has named.
+    pub attacked: Vec<bool>,
     pub violations: usize,
     shape: Shape,
     make_links: fn(Shape) -> [L; 2],
-    /// Those that replace a lost link.
+    /// The links that replace a lost one.
     links: Option<[L; 2]>,
 }
 
-/// Connections that are opened at most.
-const TALKS_MAX: usize = 60;
+/// Bound on the connections of a history.
+const CONVERSATIONS_MAX: usize = 60;
 
-/// A world over memory.
+/// Creates a world over memory.
 pub fn heap_world(shape: Shape) -> (World<HeapLink>, [HeapLink; 2]) {
     let links = heap_links(shape);
     (World::new(shape, &links[0], &links[1], heap_links), links)
@@ -212,7 +213,7 @@ where
     L::Inbound: Inbound,
     L::Outbound: Outbound,
 {
-    /// A world over a link; `make_links` makes those that replace it once it is lost.
+    /// Creates a world over a link; `make_links` makes the links that replace it once it is lost.
     pub fn new(shape: Shape, a: &L, b: &L, make_links: fn(Shape) -> [L; 2]) -> Self {
         let node = |side, link: &L| Node {
             engine: shape.engine(side, link),
@@ -223,12 +224,12 @@ where
         };
         Self {
             nodes: [node(LinkSide::Lower, a), node(LinkSide::Higher, b)],
-            talks: Vec::new(),
+            conversations: Vec::new(),
             now_ns: 0,
             on_time: Box::new(|_| {}),
             on_fence: Box::new(|_| {}),
             flush_ns: 0,
-            spoiled: Vec::new(),
+            attacked: Vec::new(),
             violations: 0,
             shape,
             make_links,
@@ -243,13 +244,13 @@ where
             }
             Act::Send { connection, node, bytes } => self.send(connection, node, bytes),
             Act::Read { connection, node, bytes } => {
-                if let Some(index) = self.talk_of(connection) {
+                if let Some(index) = self.conversation_of(connection) {
                     self.read(index, usize::from(node), usize::from(bytes));
                 }
             }
             Act::Finish { connection, node } => self.change(connection, node, |end| end.is_finished = true),
             Act::Close { connection, node } => self.change(connection, node, |end| {
-                // Who closes with bytes unread resets.
+                // A program that closes with bytes unread resets the connection.
                 if end.input.is_empty() { end.is_closed = true } else { end.is_killed = true }
             }),
             Act::Kill { connection, node } => self.change(connection, node, |end| end.is_killed = true),
@@ -260,24 +261,24 @@ where
         }
     }
 
-    /// The link of a node that has lost its first one.
+    /// Returns the link of a node that has lost its first one.
     pub fn link(&self, node: usize) -> Option<&L> {
         self.links.as_ref().map(|links| &links[node])
     }
 
-    /// Whether a node waits for the other one to lose the link too.
-    fn waits(&self, node: usize) -> bool {
+    /// Returns whether a node waits for the other one to lose the link too.
+    fn waits_for_peer(&self, node: usize) -> bool {
         self.nodes[node].losses > self.nodes[1 - node].losses
     }
 
     fn lose(&mut self, node: usize) {
-        if !self.shape.is_failover || self.waits(node) || self.nodes[node].fault.is_some() {
+        if !self.shape.is_failover || self.waits_for_peer(node) || self.nodes[node].fault.is_some() {
             return;
         }
-        if !self.waits(1 - node) {
+        if !self.waits_for_peer(1 - node) {
             self.links = Some((self.make_links)(self.shape));
         }
-        let link = self.link(node).expect("just made");
+        let link = self.link(node).expect("made above");
         let side = if node == 0 { LinkSide::Lower } else { LinkSide::Higher };
         let [unused, partition_lanes] = [(); 2].map(|()| self.shape.partition_lanes(link));
         let unused = Engine::new(self.shape.settings(side), unused);
@@ -292,17 +293,17 @@ where
         (self.on_time)(self.now_ns);
     }
 
-    fn talk_of(&self, number: u8) -> Option<usize> {
-        (!self.talks.is_empty()).then(|| usize::from(number) % self.talks.len())
+    fn conversation_of(&self, number: u8) -> Option<usize> {
+        (!self.conversations.is_empty()).then(|| usize::from(number) % self.conversations.len())
     }
 
     pub fn open(&mut self, node: usize, input_bytes_max: u16, is_refused: bool, server_reads: bool) {
-        if self.talks.len() >= TALKS_MAX || self.nodes[node].fault.is_some() {
+        if self.conversations.len() >= CONVERSATIONS_MAX || self.nodes[node].fault.is_some() {
             return;
         }
         let input_bytes_max = usize::from(input_bytes_max).max(16);
         let end = ProgramStub::new(input_bytes_max);
-        let open_payload = OpenPayload::new(&[self.talks.len() as u8, node as u8]).expect("a short open_payload");
+        let open_payload = OpenPayload::new(&[self.conversations.len() as u8, node as u8]).expect("a short payload");
         let opened = self.nodes[node].engine.open(open_payload, |key| {
             end.lock().key = Some(key);
             end.clone()
@@ -310,74 +311,74 @@ where
         if opened.is_none() {
             return;
         }
-        self.rouse(node);
-        let mut ends = [None, None];
-        ends[node] = Some(end);
+        self.wake_node(node);
+        let mut endpoints = [None, None];
+        endpoints[node] = Some(end);
         let mut reads = [true; 2];
         reads[1 - node] = server_reads;
         let streams = [Stream::default(), Stream::default()];
-        self.talks.push(Talk { opener: node, ends, streams, is_refused, reads, input_bytes_max });
-        self.spoiled.push(false);
+        self.conversations.push(Conversation { opener: node, endpoints, streams, is_refused, reads, input_bytes_max });
+        self.attacked.push(false);
     }
 
     fn send(&mut self, connection: u8, node: bool, bytes: u16) {
         let node = usize::from(node);
-        let Some(index) = self.talk_of(connection) else { return };
-        let talk = &self.talks[index];
-        let Some(end) = talk.ends[node].clone() else { return };
+        let Some(index) = self.conversation_of(connection) else { return };
+        let conversation = &self.conversations[index];
+        let Some(end) = conversation.endpoints[node].clone() else { return };
         {
             let end = end.lock();
             if end.is_finished || end.is_closed || end.is_killed || end.input_is_reset || end.input_is_closed {
                 return;
             }
         }
-        let from = talk.streams[node].sent;
-        end.send((0..u64::from(bytes)).map(|at| talk.byte(index, node, from + at)));
-        self.talks[index].streams[node].sent += u64::from(bytes);
-        self.hear(index, node);
+        let from = conversation.streams[node].sent;
+        end.send((0..u64::from(bytes)).map(|at| conversation.byte(index, node, from + at)));
+        self.conversations[index].streams[node].sent += u64::from(bytes);
+        self.deliver_ring(index, node);
     }
 
     fn read(&mut self, index: usize, node: usize, bytes: usize) -> usize {
-        let talk = &self.talks[index];
-        let Some(end) = talk.ends[node].clone() else { return 0 };
+        let conversation = &self.conversations[index];
+        let Some(end) = conversation.endpoints[node].clone() else { return 0 };
         if end.lock().is_closed || end.lock().is_killed {
             return 0;
         }
         let read = end.read(bytes);
-        let from = talk.streams[1 - node].read;
+        let from = conversation.streams[1 - node].read;
         for (byte, at) in read.iter().zip(0..) {
-            let is_right = *byte == talk.byte(index, 1 - node, from + at);
-            assert!(is_right || self.spoiled[index], "talk {index}: wrong byte {} for node {node}", from + at);
+            let is_right = *byte == conversation.byte(index, 1 - node, from + at);
+            assert!(is_right || self.attacked[index], "conversation {index}: wrong byte {} for node {node}", from + at);
         }
-        self.talks[index].streams[1 - node].read += read.len() as u64;
-        self.hear(index, node);
+        self.conversations[index].streams[1 - node].read += read.len() as u64;
+        self.deliver_ring(index, node);
         read.len()
     }
 
     fn change(&mut self, connection: u8, node: bool, change: impl FnOnce(&mut crate::program::Shared)) {
         let node = usize::from(node);
-        let Some(index) = self.talk_of(connection) else { return };
-        let Some(end) = self.talks[index].ends[node].clone() else { return };
+        let Some(index) = self.conversation_of(connection) else { return };
+        let Some(end) = self.conversations[index].endpoints[node].clone() else { return };
         if !end.lock().is_closed && !end.lock().is_killed {
             end.change(change);
         }
-        self.hear(index, node);
+        self.deliver_ring(index, node);
     }
 
-    /// A ring on a lifeline reaches the proxy at once.
-    pub fn hear(&mut self, index: usize, node: usize) {
-        let Some(end) = self.talks[index].ends[node].clone() else { return };
+    /// Delivers the rings of a lifeline to the proxy.
+    pub fn deliver_ring(&mut self, index: usize, node: usize) {
+        let Some(end) = self.conversations[index].endpoints[node].clone() else { return };
         let key = {
             let mut end = end.lock();
             if std::mem::take(&mut end.is_rung) { end.key } else { None }
         };
         if let Some(key) = key {
-            self.rouse(node);
+            self.wake_node(node);
             self.nodes[node].engine.lifeline_ready(key);
         }
     }
 
-    fn rouse(&mut self, node: usize) {
+    fn wake_node(&mut self, node: usize) {
         let node = &mut self.nodes[node];
         if std::mem::take(&mut node.is_asleep) {
             node.engine.end_sleep();
@@ -385,14 +386,14 @@ where
     }
 
     pub fn poll(&mut self, node: usize) {
-        if self.nodes[node].fault.is_some() || self.waits(node) {
+        if self.nodes[node].fault.is_some() || self.waits_for_peer(node) {
             return;
         }
         if self.nodes[node].is_asleep {
             if !self.nodes[node].is_rung {
                 return;
             }
-            self.rouse(node);
+            self.wake_node(node);
         }
         self.nodes[node].is_rung = false;
         match self.nodes[node].engine.poll(self.now_ns) {
@@ -418,22 +419,25 @@ where
 
     fn answer_one(&mut self, node: usize, key: proxy::ConnectionKey, open_payload: &OpenPayload) {
         let index = usize::from(open_payload.bytes()[0]);
-        let talk = self.talks.get_mut(index).filter(|talk| talk.opener != node && talk.ends[node].is_none());
-        let Some(talk) = talk.filter(|talk| !talk.is_refused) else {
+        let conversation = self
+            .conversations
+            .get_mut(index)
+            .filter(|conversation| conversation.opener != node && conversation.endpoints[node].is_none());
+        let Some(conversation) = conversation.filter(|conversation| !conversation.is_refused) else {
             return self.nodes[node].engine.answer(key, Err(111));
         };
-        let end = ProgramStub::new(talk.input_bytes_max);
+        let end = ProgramStub::new(conversation.input_bytes_max);
         end.lock().key = Some(key);
-        talk.ends[node] = Some(end.clone());
+        conversation.endpoints[node] = Some(end.clone());
         self.nodes[node].engine.answer(key, Ok(end));
     }
 
     pub fn sleep(&mut self, node: usize) {
-        if self.nodes[node].is_asleep || self.nodes[node].fault.is_some() || self.waits(node) {
+        if self.nodes[node].is_asleep || self.nodes[node].fault.is_some() || self.waits_for_peer(node) {
             return;
         }
         if self.now_ns.is_multiple_of(3) {
-            // A thread that cannot afford to look on.
+            // As a thread that does not spin.
             self.nodes[node].engine.park_all();
         }
         self.wait(self.flush_ns);
@@ -446,11 +450,11 @@ where
         }
     }
 
-    /// Lets everything happen that still can, with proxies that sleep whenever they may.
+    /// Continues until nothing can happen any more, with proxies that sleep whenever they may.
     pub fn settle(&mut self) {
         const ROUNDS_MAX: usize = 200_000;
         for node in [0, 1] {
-            if self.waits(node) {
+            if self.waits_for_peer(node) {
                 self.lose(1 - node);
             }
         }
@@ -461,39 +465,39 @@ where
                 self.sleep(node);
             }
             let mut read_bytes = 0;
-            for index in 0..self.talks.len() {
+            for index in 0..self.conversations.len() {
                 for node in 0..2 {
-                    if self.talks[index].reads[node] {
+                    if self.conversations[index].reads[node] {
                         read_bytes += self.read(index, node, usize::MAX);
                     }
                 }
             }
-            let is_still = |index: usize| {
+            let is_settled = |index: usize| {
                 let node = &self.nodes[index];
-                // One that waits for a node with a fault waits for ever.
-                node.fault.is_some() || self.waits(index) || (node.is_asleep && !node.is_rung)
+                // A node that waits for one with a fault waits forever.
+                node.fault.is_some() || self.waits_for_peer(index) || (node.is_asleep && !node.is_rung)
             };
-            if read_bytes == 0 && (0..2).all(is_still) {
+            if read_bytes == 0 && (0..2).all(is_settled) {
                 return;
             }
         }
-        panic!("the nodes never come to rest: {:?}", self.nodes.each_ref().map(|node| *node.engine.counters()));
+        panic!("the nodes never settle: {:?}", self.nodes.each_ref().map(|node| *node.engine.counters()));
     }
 
-    /// What must be true once nothing can happen any more.
+    /// Checks what must be true once nothing can happen any more.
     pub fn check_settled(&self) {
         let has_fault = self.nodes.iter().any(|node| node.fault.is_some());
-        for (index, talk) in self.talks.iter().enumerate() {
-            if has_fault || self.spoiled[index] {
+        for (index, conversation) in self.conversations.iter().enumerate() {
+            if has_fault || self.attacked[index] {
                 continue;
             }
             for sender in 0..2 {
-                self.check_direction(index, talk, sender);
+                self.check_direction(index, conversation, sender);
             }
         }
     }
 
-    /// What is over is forgotten at both ends.
+    /// Checks that both nodes have forgotten the connections that are over.
     pub fn check_forgotten(&self) {
         (0..2).for_each(|node| self.check_forgotten_by(node));
     }
@@ -501,40 +505,56 @@ where
     fn check_forgotten_by(&self, node: usize) {
         let is_live = |end: &ProgramStub| {
             let end = end.lock();
-            // One that closed with more to say than anybody takes goes on.
+            // A program that closed with more bytes than are read stays.
             let is_closed = end.is_closed && end.output.is_empty();
             !(is_closed || end.is_killed || end.input_is_closed || end.input_is_reset)
         };
-        let live = self.talks.iter().filter(|talk| talk.ends[node].as_ref().is_some_and(is_live)).count();
+        let live = self
+            .conversations
+            .iter()
+            .filter(|conversation| conversation.endpoints[node].as_ref().is_some_and(is_live))
+            .count();
         let known = self.nodes[node].engine.connections();
-        assert!(known <= live, "node {node} knows {known} connections, of which {live} live: {:?}", self.talks);
+        assert!(known <= live, "node {node} knows {known} connections, of which {live} live: {:?}", self.conversations);
     }
 
-    fn check_direction(&self, index: usize, talk: &Talk, sender: usize) {
+    fn check_direction(&self, index: usize, conversation: &Conversation, sender: usize) {
         let reader = 1 - sender;
-        if talk.is_refused {
-            assert_eq!(talk.streams[sender].read, 0);
+        if conversation.is_refused {
+            assert_eq!(conversation.streams[sender].read, 0);
             return;
         }
-        let (Some(from), Some(to)) = (&talk.ends[sender], &talk.ends[reader]) else { return };
+        let (Some(from), Some(to)) = (&conversation.endpoints[sender], &conversation.endpoints[reader]) else { return };
         let killed = from.lock().is_killed;
         let (from, to) = (from.lock(), to.lock());
         if killed && !to.is_closed && !to.is_killed {
-            assert!(to.input_is_reset || to.input_is_closed, "talk {index}: nobody told node {reader} of the kill");
+            assert!(
+                to.input_is_reset || to.input_is_closed,
+                "conversation {index}: node {reader} does not know of the kill"
+            );
         }
         drop((from, to));
-        if self.nodes[0].losses > 0 && talk.is_never_made() {
+        if self.nodes[0].losses > 0 && conversation.is_never_made() {
             return;
         }
-        talk.check_no_reset(index);
-        if talk.may_lose(sender) || !talk.reads[reader] {
+        conversation.check_no_reset(index);
+        if conversation.may_lose(sender) || !conversation.reads[reader] {
             return;
         }
-        let stream = &talk.streams[sender];
-        assert_eq!(stream.read, stream.sent, "talk {index}: bytes to node {reader} are stuck: {talk:?}");
-        let (from, to) =
-            (talk.ends[sender].as_ref().expect("there").lock(), talk.ends[reader].as_ref().expect("there").lock());
-        assert_eq!(from.is_closed, to.input_is_closed, "talk {index}: {talk:?}");
-        assert_eq!(from.is_finished || from.is_closed, to.input_is_finished || to.input_is_closed, "talk {index}");
+        let stream = &conversation.streams[sender];
+        assert_eq!(
+            stream.read, stream.sent,
+            "conversation {index}: bytes to node {reader} are stuck: {conversation:?}"
+        );
+        let (from, to) = (
+            conversation.endpoints[sender].as_ref().expect("there").lock(),
+            conversation.endpoints[reader].as_ref().expect("there").lock(),
+        );
+        assert_eq!(from.is_closed, to.input_is_closed, "conversation {index}: {conversation:?}");
+        assert_eq!(
+            from.is_finished || from.is_closed,
+            to.input_is_finished || to.input_is_closed,
+            "conversation {index}"
+        );
     }
 }

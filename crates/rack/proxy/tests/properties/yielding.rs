@@ -1,4 +1,4 @@
-//! Who asks to let others run, and when. Time is handed in.
+//! Which polls ask the driver to yield. Time is passed in.
 
 use crate::program::ProgramStub;
 use crate::world::{Shape, World, heap_world};
@@ -6,16 +6,16 @@ use fabric::heap::HeapLink;
 
 const SHORT: usize = 0;
 const STREAM: usize = 1;
-/// As long as a short message is company.
-const COMPANY_NS: u64 = 10_000_000;
-/// Turns that carry a message of a stream from end to end.
-const TURNS: usize = 40;
-/// Less than a program holds, and enough to make a connection one of bulk.
+/// How long a short message makes streams yield.
+const LATENCY_TRAFFIC_NS: u64 = 10_000_000;
+/// Polls that forward a message of a stream from one program to the other.
+const POLLS: usize = 40;
+/// Less than a program's buffer, and enough to move a connection to the bulk class.
 const PIECE_BYTES: usize = 16_000;
-/// What a turn takes.
-const TURN_NS: u64 = 1_000;
+/// The duration of a poll.
+const POLL_NS: u64 = 1_000;
 
-/// Two programs with a connection for short messages and one for a stream, both from node 0.
+/// Two programs with a connection for short messages and one for a stream, both opened by node 0.
 struct Pair {
     world: World<HeapLink>,
 }
@@ -36,85 +36,85 @@ impl Pair {
         }
         (0..8).for_each(|turn| world.poll(turn % 2));
         let mut pair = Self { world };
-        pair.carry(STREAM, PIECE_BYTES);
-        pair.carry(STREAM, PIECE_BYTES);
-        pair.world.now_ns += 2 * COMPANY_NS;
+        pair.forward(STREAM, PIECE_BYTES);
+        pair.forward(STREAM, PIECE_BYTES);
+        pair.world.now_ns += 2 * LATENCY_TRAFFIC_NS;
         pair
     }
 
-    fn end(&self, talk: usize, node: usize) -> ProgramStub {
-        self.world.talks[talk].ends[node].clone().expect("connected")
+    fn end(&self, conversation: usize, node: usize) -> ProgramStub {
+        self.world.conversations[conversation].endpoints[node].clone().expect("connected")
     }
 
-    /// Sends so many bytes, has them read at the other node, and answers how often each proxy gave way.
-    fn carry(&mut self, talk: usize, bytes: usize) -> [u32; 2] {
-        self.end(talk, 0).send(std::iter::repeat_n(7, bytes));
-        self.world.hear(talk, 0);
-        let mut gave_way = [0; 2];
+    /// Sends bytes, has them read at the other node, and returns how often each proxy yielded.
+    fn forward(&mut self, conversation: usize, bytes: usize) -> [u32; 2] {
+        self.end(conversation, 0).send(std::iter::repeat_n(7, bytes));
+        self.world.deliver_ring(conversation, 0);
+        let mut yields = [0; 2];
         let mut read = 0;
-        for _ in 0..TURNS {
-            for (node, count) in gave_way.iter_mut().enumerate() {
-                let outcome = self.world.nodes[node].engine.poll(self.world.now_ns).expect("an honest peer");
+        for _ in 0..POLLS {
+            for (node, count) in yields.iter_mut().enumerate() {
+                let outcome = self.world.nodes[node].engine.poll(self.world.now_ns).expect("the peer is honest");
                 *count += u32::from(outcome.should_yield);
             }
-            read += self.end(talk, 1).read(usize::MAX).len();
-            self.world.hear(talk, 1);
-            self.world.now_ns += TURN_NS;
+            read += self.end(conversation, 1).read(usize::MAX).len();
+            self.world.deliver_ring(conversation, 1);
+            self.world.now_ns += POLL_NS;
         }
         assert_eq!(read, bytes);
-        gave_way
+        yields
     }
 
-    /// A stream of so many turns in each of which it brings something, and how often each proxy gave way.
-    fn stream(&mut self, turns: usize) -> [u32; 2] {
-        let mut gave_way = [0; 2];
-        for _ in 0..turns {
+    /// Forwards a stream in each of these polls, and returns how often each proxy yielded.
+    fn stream(&mut self, polls: usize) -> [u32; 2] {
+        let mut yields = [0; 2];
+        for _ in 0..polls {
             self.end(STREAM, 0).send(std::iter::repeat_n(7, 2000));
-            self.world.hear(STREAM, 0);
-            for (node, count) in gave_way.iter_mut().enumerate() {
-                let outcome = self.world.nodes[node].engine.poll(self.world.now_ns).expect("an honest peer");
+            self.world.deliver_ring(STREAM, 0);
+            for (node, count) in yields.iter_mut().enumerate() {
+                let outcome = self.world.nodes[node].engine.poll(self.world.now_ns).expect("the peer is honest");
                 *count += u32::from(outcome.should_yield);
             }
             self.end(STREAM, 1).read(usize::MAX);
-            self.world.hear(STREAM, 1);
-            self.world.now_ns += TURN_NS;
+            self.world.deliver_ring(STREAM, 1);
+            self.world.now_ns += POLL_NS;
         }
-        gave_way
+        yields
     }
 
-    /// Whether the programs of the stream have been told to give way.
-    fn told(&self) -> [bool; 2] {
+    /// Returns whether the programs of the stream were told to yield.
+    fn is_yielding(&self) -> [bool; 2] {
         [0, 1].map(|node| self.end(STREAM, node).lock().is_yielding)
     }
 }
 
 #[test]
-fn whoever_hands_a_short_message_on_asks_to_let_others_run() {
-    assert_eq!(Pair::new(true).carry(SHORT, 8), [1, 1]);
+fn a_proxy_that_forwards_a_short_message_yields() {
+    assert_eq!(Pair::new(true).forward(SHORT, 8), [1, 1]);
 }
 
 #[test]
-fn a_partition_without_classes_does_not_know_who_is_short() {
+fn an_engine_without_classes_does_not_yield_for_short_messages() {
     let mut pair = Pair::new(false);
-    assert_eq!(pair.carry(SHORT, 8), [0, 0]);
-    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
+    assert_eq!(pair.forward(SHORT, 8), [0, 0]);
+    assert_eq!(pair.forward(STREAM, PIECE_BYTES), [0, 0]);
 }
 
 #[test]
-fn streams_without_company_give_way_to_nobody() {
+fn streams_without_short_messages_do_not_yield() {
     let mut pair = Pair::new(true);
-    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
-    assert_eq!(pair.told(), [false, false]);
+    assert_eq!(pair.forward(STREAM, PIECE_BYTES), [0, 0]);
+    assert_eq!(pair.is_yielding(), [false, false]);
 }
 
 #[test]
-fn streams_in_company_give_way_now_and_then_until_it_has_gone() {
+fn streams_yield_regularly_for_some_time_after_a_short_message() {
     let mut pair = Pair::new(true);
-    pair.carry(SHORT, 8);
-    assert_eq!(pair.stream(30), [5, 5], "30 us, of which each sixth turn ends 5 us");
-    assert_eq!(pair.told(), [true, true], "both programs copy");
+    pair.forward(SHORT, 8);
+    assert_eq!(pair.stream(30), [5, 5], "30 us, with a yield every 5 us");
+    assert_eq!(pair.is_yielding(), [true, true], "both programs copy");
     assert!(!pair.end(SHORT, 0).lock().is_yielding && !pair.end(SHORT, 1).lock().is_yielding);
-    pair.world.now_ns += COMPANY_NS;
-    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
-    assert_eq!(pair.told(), [false, false]);
+    pair.world.now_ns += LATENCY_TRAFFIC_NS;
+    assert_eq!(pair.forward(STREAM, PIECE_BYTES), [0, 0]);
+    assert_eq!(pair.is_yielding(), [false, false]);
 }
