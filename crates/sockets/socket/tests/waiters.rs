@@ -1,10 +1,10 @@
-//! Every interleaving of threads at one connection, by the loom model checker, of the code in `waiters` itself. Each
-//! fact stands beside what breaks it: there the checker must fail, or it would show nothing.
+//! Model checks of `connection::waiters`: loom runs every interleaving of threads at one connection. Each property has
+//! tests with flaws that break it: there the checker must fail, otherwise the property would not be checked.
 //!
-//! loom knows no single order of all sequentially consistent accesses. A read-modify-write reads the latest value, so
-//! here every load of a `Word` is one.
+//! loom does not model a single order of all sequentially consistent accesses. A read-modify-write reads the latest
+//! value, so every load of a `Word` is one here.
 
-#![allow(unsafe_code)] // The checker's cells, which find whoever looks at memory while another writes.
+#![allow(unsafe_code)] // loom's cells, which detect accesses that race with a write.
 
 #[path = "../src/connection/waiters.rs"]
 mod waiters;
@@ -16,16 +16,16 @@ use loom::thread;
 use std::process::Command;
 use waiters::{BlockedCalls, Lifetime, Sleepers, Word};
 
-/// How often the checker takes the processor from a thread that could go on, in one interleaving.
+/// How often loom preempts a thread that could continue, in one interleaving.
 const PREEMPTIONS_MAX: usize = 3;
 
-/// Naps in a row that come back at once.
+/// Consecutive naps that return at once.
 const NAPS_MAX: u32 = 1;
 
 #[derive(Default)]
-struct Watched(AtomicU32);
+struct ModelWord(AtomicU32);
 
-impl Word for Watched {
+impl Word for ModelWord {
     fn load(&self) -> u32 {
         self.0.fetch_add(0, Ordering::AcqRel)
     }
@@ -50,20 +50,21 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The model must come to `end`, which ends its process: loom cannot unwind from a deadlock.
+/// Checks that the model fails with `failure` on standard error. It runs in a process of its own, because loom cannot
+/// unwind from a deadlock.
 #[track_caller]
-fn must_fail(model: &str, flaw: Flaw, end: &str) {
+fn assert_fails(model: &str, flaw: Flaw, failure: &str) {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "child_of_other_tests", "--nocapture"]);
     let output = child.env("CROSSLANE_TEST_MODEL", model).env("CROSSLANE_TEST_FLAW", format!("{flaw:?}")).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(end), "{model}, {flaw:?}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains(failure), "{model}, {flaw:?}: {stderr}");
 }
 
 type Model = fn(Flaw);
 
-/// Run by the tests below in a process of its own, with a model and a flaw.
+/// Runs a model with a flaw, in a process that the tests below start.
 #[test]
 fn child_of_other_tests() {
     let Ok(wanted) = std::env::var("CROSSLANE_TEST_MODEL") else { return };
@@ -80,64 +81,64 @@ fn child_of_other_tests() {
     check(move || model(flaw));
 }
 
-/// How threads at a connection differ from what they should be.
+/// A deviation from the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// A waiter is counted after it was told that it may look.
-    ArrivesLate,
-    /// The last waiter of a closed connection does not care.
-    LeavesQuietly,
-    /// Whoever closes takes the memory away without asking.
-    TakesUnasked,
-    /// A close is left to calls that were there before it said so.
-    TrustsEarlierCount,
-    /// The peer is asked to ring for one who does not count as a sleeper yet.
-    AsksUncounted,
-    /// Whether there are others is asked before the lock is taken under which the ring is.
-    LocksLate,
-    /// A ring is taken though others sleep.
-    TakesRingOfOthers,
+    /// A waiter is counted only after it was allowed to poll.
+    CountsWaiterLate,
+    /// The last waiter of a closed connection does not reclaim the memory.
+    SkipsReclaim,
+    /// The closing thread reclaims the memory without a check for waiters.
+    ReclaimsUnchecked,
+    /// A close is deferred to calls that were blocked before it was announced.
+    ChecksCountEarly,
+    /// The peer is asked to ring before the sleeper is counted.
+    AsksBeforeCounted,
+    /// The check for other sleepers is made before the lock is taken that protects the ring.
+    ChecksBeforeLock,
+    /// A ring is consumed while other threads sleep.
+    ConsumesOthersRing,
 }
 
 impl Flaw {
     const ALL: [Self; 8] = [
         Self::None,
-        Self::ArrivesLate,
-        Self::LeavesQuietly,
-        Self::TakesUnasked,
-        Self::TrustsEarlierCount,
-        Self::AsksUncounted,
-        Self::LocksLate,
-        Self::TakesRingOfOthers,
+        Self::CountsWaiterLate,
+        Self::SkipsReclaim,
+        Self::ReclaimsUnchecked,
+        Self::ChecksCountEarly,
+        Self::AsksBeforeCounted,
+        Self::ChecksBeforeLock,
+        Self::ConsumesOthersRing,
     ];
 }
 
-/// The memory of a connection: which one, or none. loom finds whoever looks while another writes.
-struct MemorySource(UnsafeCell<Option<u32>>);
+/// The memory of a connection: its generation, or none. loom detects accesses that race with a write.
+struct GuardedMemory(UnsafeCell<Option<u32>>);
 
-// SAFETY: loom checks the accesses.
-unsafe impl Sync for MemorySource {}
-// SAFETY: as above.
-unsafe impl Send for MemorySource {}
+// SAFETY: loom checks that no access races with a write.
+unsafe impl Sync for GuardedMemory {}
+// SAFETY: loom checks that no access races with a write.
+unsafe impl Send for GuardedMemory {}
 
 struct Object {
-    lifetime: Lifetime<Watched>,
+    lifetime: Lifetime<ModelWord>,
     send_lock: Mutex<()>,
     receive_lock: Mutex<()>,
-    memory: MemorySource,
-    times_taken_back: AtomicU32,
+    memory: GuardedMemory,
+    times_reclaimed: AtomicU32,
 }
 
 impl Object {
-    /// A connection of the first generation.
+    /// Returns a connection of the first generation.
     fn new() -> Arc<Self> {
         let object = Self {
             lifetime: Lifetime::default(),
             send_lock: Mutex::new(()),
             receive_lock: Mutex::new(()),
-            memory: MemorySource(UnsafeCell::new(None)),
-            times_taken_back: AtomicU32::new(0),
+            memory: GuardedMemory(UnsafeCell::new(None)),
+            times_reclaimed: AtomicU32::new(0),
         };
         object.open();
         Arc::new(object)
@@ -147,34 +148,34 @@ impl Object {
         let _both = (self.send_lock.lock().unwrap(), self.receive_lock.lock().unwrap());
         self.lifetime.begin_generation();
         let generation = self.lifetime.generation();
-        // SAFETY: loom checks it.
+        // SAFETY: loom checks that no other access is concurrent.
         self.memory.0.with_mut(|memory| unsafe { *memory = Some(generation) });
         self.lifetime.open();
     }
 
-    /// As `Connection::wait_to_receive`, for one that works for the first generation.
+    /// Waits as `Connection::wait_to_receive` does, for a call on the first generation.
     fn wait(&self, flaw: Flaw) {
-        if flaw != Flaw::ArrivesLate {
+        if flaw != Flaw::CountsWaiterLate {
             self.lifetime.add_waiter();
         }
         let may_access = {
             let _receive = self.receive_lock.lock().unwrap();
             self.lifetime.may_access(1)
         };
-        if flaw == Flaw::ArrivesLate {
+        if flaw == Flaw::CountsWaiterLate {
             self.lifetime.add_waiter();
         }
         if may_access {
             assert!(self.lifetime.has_waiters());
-            // SAFETY: loom checks it.
+            // SAFETY: loom checks that no write is concurrent.
             self.memory.0.with(|memory| assert_eq!(unsafe { *memory }, Some(1)));
         }
-        if self.lifetime.remove_waiter() && flaw != Flaw::LeavesQuietly {
+        if self.lifetime.remove_waiter() && flaw != Flaw::SkipsReclaim {
             self.recycle(flaw);
         }
     }
 
-    /// As `Connection::finish_close`.
+    /// Closes as `Connection::finish_close` does.
     fn close(&self, flaw: Flaw) {
         {
             let _both = (self.send_lock.lock().unwrap(), self.receive_lock.lock().unwrap());
@@ -185,20 +186,20 @@ impl Object {
         self.recycle(flaw);
     }
 
-    /// As `Connection::recycle_if_unused`.
+    /// Reclaims the memory as `Connection::recycle_if_unused` does.
     fn recycle(&self, flaw: Flaw) -> bool {
         let _both = (self.send_lock.lock().unwrap(), self.receive_lock.lock().unwrap());
-        if flaw != Flaw::TakesUnasked && !self.lifetime.try_reclaim() {
+        if flaw != Flaw::ReclaimsUnchecked && !self.lifetime.try_reclaim() {
             return false;
         }
-        // SAFETY: loom checks it.
+        // SAFETY: loom checks that no other access is concurrent.
         self.memory.0.with_mut(|memory| unsafe { *memory = None });
-        self.times_taken_back.fetch_add(1, Ordering::Relaxed);
+        self.times_reclaimed.fetch_add(1, Ordering::Relaxed);
         true
     }
 }
 
-/// Two waiters, and a close meanwhile; afterwards the memory was taken away once.
+/// Runs two waiters and a concurrent close. Afterwards the memory was reclaimed once.
 fn waiters_and_a_close(flaw: Flaw) {
     let object = Object::new();
     let waiters = [(); 2].map(|()| {
@@ -207,18 +208,18 @@ fn waiters_and_a_close(flaw: Flaw) {
     });
     object.close(flaw);
     waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
-    assert_eq!(object.times_taken_back.load(Ordering::Relaxed), 1);
+    assert_eq!(object.times_reclaimed.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn memory_stays_while_a_waiter_looks_and_goes_once() {
+fn memory_stays_while_a_waiter_polls_and_is_reclaimed_once() {
     check(|| waiters_and_a_close(Flaw::None));
-    must_fail("waiters_and_a_close", Flaw::ArrivesLate, "panicked");
-    must_fail("waiters_and_a_close", Flaw::LeavesQuietly, "panicked");
-    must_fail("waiters_and_a_close", Flaw::TakesUnasked, "panicked");
+    assert_fails("waiters_and_a_close", Flaw::CountsWaiterLate, "panicked");
+    assert_fails("waiters_and_a_close", Flaw::SkipsReclaim, "panicked");
+    assert_fails("waiters_and_a_close", Flaw::ReclaimsUnchecked, "panicked");
 }
 
-/// The object is another connection when a waiter of the first comes late.
+/// Runs a waiter of the first connection, while the object becomes another connection.
 fn a_waiter_and_the_next_connection(flaw: Flaw) {
     let object = Object::new();
     let waiter = {
@@ -226,25 +227,25 @@ fn a_waiter_and_the_next_connection(flaw: Flaw) {
         thread::spawn(move || object.wait(flaw))
     };
     object.close(flaw);
-    if object.times_taken_back.load(Ordering::Relaxed) == 1 {
+    if object.times_reclaimed.load(Ordering::Relaxed) == 1 {
         object.open();
         object.close(flaw);
     }
     waiter.join().unwrap();
-    assert!((1..=2).contains(&object.times_taken_back.load(Ordering::Relaxed)));
+    assert!((1..=2).contains(&object.times_reclaimed.load(Ordering::Relaxed)));
     assert!(!object.recycle(flaw), "once for each close");
 }
 
 #[test]
-fn a_late_waiter_does_not_look_at_the_next_connection() {
+fn a_late_waiter_does_not_poll_the_next_connection() {
     check(|| a_waiter_and_the_next_connection(Flaw::None));
-    must_fail("a_waiter_and_the_next_connection", Flaw::ArrivesLate, "panicked");
+    assert_fails("a_waiter_and_the_next_connection", Flaw::CountsWaiterLate, "panicked");
 }
 
 #[test]
-fn the_child_of_a_fork_waits_for_none_of_its_parents_threads() {
+fn the_child_of_a_fork_does_not_wait_for_threads_of_its_parent() {
     check(|| {
-        let (lifetime, sleepers) = (Lifetime::<Watched>::default(), Sleepers::<Watched>::default());
+        let (lifetime, sleepers) = (Lifetime::<ModelWord>::default(), Sleepers::<ModelWord>::default());
         lifetime.open();
         lifetime.add_waiter();
         sleepers.enter();
@@ -256,7 +257,7 @@ fn the_child_of_a_fork_waits_for_none_of_its_parents_threads() {
     });
 }
 
-/// Two closes at once, as by two threads or a signal handler's leftover.
+/// Two concurrent closes, as by two threads or by a deferred signal handler.
 #[test]
 fn a_connection_is_closed_once() {
     check(|| {
@@ -267,13 +268,13 @@ fn a_connection_is_closed_once() {
         };
         object.close(Flaw::None);
         other.join().unwrap();
-        assert_eq!(object.times_taken_back.load(Ordering::Relaxed), 1);
+        assert_eq!(object.times_reclaimed.load(Ordering::Relaxed), 1);
     });
 }
 
-/// Two calls that sleep, and a close meanwhile, which one of the three does.
+/// Runs two blocked calls and a concurrent close, which exactly one of the three performs.
 fn calls_and_a_close(flaw: Flaw) {
-    let calls = Arc::new(BlockedCalls::<Watched>::default());
+    let calls = Arc::new(BlockedCalls::<ModelWord>::default());
     let times_closed = Arc::new(AtomicU32::new(0));
     let callers = [(); 2].map(|()| {
         let (calls, times_closed) = (Arc::clone(&calls), Arc::clone(&times_closed));
@@ -284,58 +285,58 @@ fn calls_and_a_close(flaw: Flaw) {
             }
         })
     });
-    let is_left = if flaw == Flaw::TrustsEarlierCount {
-        let is_left = calls.count() > 0;
+    let is_deferred = if flaw == Flaw::ChecksCountEarly {
+        let is_deferred = calls.count() > 0;
         let _ = calls.defer_close();
-        is_left
+        is_deferred
     } else {
         calls.count() > 0 && calls.defer_close()
     };
-    if !is_left {
+    if !is_deferred {
         times_closed.fetch_add(1, Ordering::Relaxed);
     }
     callers.into_iter().for_each(|caller| caller.join().unwrap());
     assert_eq!(times_closed.load(Ordering::Relaxed), 1);
-    assert!(!calls.forget(), "nothing is left to do");
+    assert!(!calls.forget(), "no close is left to perform");
 }
 
 #[test]
-fn a_close_is_done_once_by_who_ends_last() {
+fn a_close_is_performed_once_by_the_last_call() {
     check(|| calls_and_a_close(Flaw::None));
-    must_fail("calls_and_a_close", Flaw::TrustsEarlierCount, "panicked");
+    assert_fails("calls_and_a_close", Flaw::ChecksCountEarly, "panicked");
 }
 
-/// A lifeline, and what comes by the lane beside it.
-struct Line {
-    sleepers: Sleepers<Watched>,
-    /// Words that wait in the lane. Under the receive lock, as everything of the lane.
-    lane: Mutex<Lane>,
+/// A lifeline, with a lane in one direction.
+struct ModelLifeline {
+    sleepers: Sleepers<ModelWord>,
+    /// The lane and its words, protected by the receive lock.
+    lane: Mutex<ModelLane>,
     has_words: Condvar,
     rings: Mutex<u32>,
     ringing: Condvar,
 }
 
 #[derive(Default)]
-struct Lane {
+struct ModelLane {
     words: u32,
-    /// A sleeper has asked to be rung.
-    is_asked: bool,
+    /// A sleeper has asked the peer to ring.
+    has_asked_for_ring: bool,
 }
 
-impl Line {
+impl ModelLifeline {
     fn new() -> Arc<Self> {
         let sleepers = Sleepers::default();
-        let (lane, has_words) = (Mutex::new(Lane::default()), Condvar::new());
+        let (lane, has_words) = (Mutex::new(ModelLane::default()), Condvar::new());
         Arc::new(Self { sleepers, lane, has_words, rings: Mutex::new(0), ringing: Condvar::new() })
     }
 
-    /// The peer's send. Publishing and asking are the lane's own protocol, which has its own model.
+    /// Sends a word, as the peer. Publishing and asking are the lane's own protocol, which has its own model.
     fn send(&self) {
         let rings = {
             let mut lane = self.lane.lock().unwrap();
             lane.words += 1;
             self.has_words.notify_all();
-            std::mem::take(&mut lane.is_asked)
+            std::mem::take(&mut lane.has_asked_for_ring)
         };
         if rings {
             *self.rings.lock().unwrap() += 1;
@@ -343,16 +344,16 @@ impl Line {
         }
     }
 
-    /// A look; one that finds nothing asks to be rung, as announcing and looking once more does.
-    fn take_or_ask(&self) -> bool {
+    /// Receives a word, or asks the peer to ring, as announcing a sleep and polling once more does.
+    fn receive_or_ask(&self) -> bool {
         let mut lane = self.lane.lock().unwrap();
         let is_there = lane.words > 0;
         lane.words -= u32::from(is_there);
-        lane.is_asked |= !is_there;
+        lane.has_asked_for_ring |= !is_there;
         is_there
     }
 
-    /// In the kernel: until there is a ring, which stays.
+    /// Sleeps, as in the kernel, until there is a ring, which stays.
     fn sleep_until_rung(&self) {
         let mut rings = self.rings.lock().unwrap();
         while *rings == 0 {
@@ -360,8 +361,8 @@ impl Line {
         }
     }
 
-    /// A moment, after which the same thread looks again; where that has changed nothing, it is as well until there is
-    /// something to find.
+    /// Naps, after which the same thread polls again. Where that would change nothing, it is equivalent to sleep until
+    /// there is something to find.
     fn nap(&self, naps: &mut u32) {
         *naps += 1;
         let mut lane = self.lane.lock().unwrap();
@@ -370,24 +371,24 @@ impl Line {
         }
     }
 
-    /// As `Connection::consume_ring_if`.
+    /// Consumes a ring as `Connection::consume_ring_if` does.
     fn consume_ring_if(&self, flaw: Flaw, is_alone: &dyn Fn() -> bool) {
-        let was_alone = flaw == Flaw::LocksLate && is_alone();
+        let was_alone = flaw == Flaw::ChecksBeforeLock && is_alone();
         let _lock = self.lane.lock().unwrap();
-        if flaw == Flaw::TakesRingOfOthers || was_alone || (flaw != Flaw::LocksLate && is_alone()) {
+        if flaw == Flaw::ConsumesOthersRing || was_alone || (flaw != Flaw::ChecksBeforeLock && is_alone()) {
             *self.rings.lock().unwrap() = 0;
         }
     }
 
-    /// As `Connection::receive` by a thread that waits.
+    /// Receives as a blocking `Connection::receive` does.
     fn receive(&self, flaw: Flaw) {
         let mut naps = 0;
         loop {
-            if flaw == Flaw::AsksUncounted && self.take_or_ask() {
+            if flaw == Flaw::AsksBeforeCounted && self.receive_or_ask() {
                 return;
             }
             self.sleepers.enter();
-            if flaw != Flaw::AsksUncounted && self.take_or_ask() {
+            if flaw != Flaw::AsksBeforeCounted && self.receive_or_ask() {
                 return self.sleepers.leave();
             }
             let sleep = |is_alone| if is_alone { self.sleep_until_rung() } else { self.nap(&mut naps) };
@@ -396,12 +397,13 @@ impl Line {
         }
     }
 
-    /// As `poll`, which relies on a ring always, leaves before it answers that, and enters again to take it.
+    /// Receives as `poll` does, which always relies on a ring, leaves before it handles the ring, and enters again to
+    /// consume it.
     fn receive_by_poll(&self, flaw: Flaw) {
         let mut naps = 0;
         loop {
             self.sleepers.enter();
-            if self.take_or_ask() {
+            if self.receive_or_ask() {
                 return self.sleepers.leave();
             }
             self.sleep_until_rung();
@@ -409,48 +411,48 @@ impl Line {
             self.sleepers.enter();
             self.consume_ring_if(flaw, &|| self.sleepers.is_one());
             self.sleepers.leave();
-            // A ring that stays is left out of the next sleep for a moment.
+            // A ring that stays is excluded from the next sleep for a moment.
             self.nap(&mut naps);
         }
     }
 }
 
-/// A thread that receives a word by `receive` and one that receives two by `other`; a ring that is lost leaves one
-/// asleep, which loom calls a deadlock.
-fn receiver_and(flaw: Flaw, other: fn(&Line, Flaw)) {
-    let line = Line::new();
+/// Runs a thread that receives one word by `receive` and one that receives two by `other`. A ring that is lost leaves
+/// one asleep, which loom reports as a deadlock.
+fn receiver_and(flaw: Flaw, other: fn(&ModelLifeline, Flaw)) {
+    let lifeline = ModelLifeline::new();
     let other = {
-        let line = Arc::clone(&line);
-        thread::spawn(move || (0..2).for_each(|_| other(&line, flaw)))
+        let lifeline = Arc::clone(&lifeline);
+        thread::spawn(move || (0..2).for_each(|_| other(&lifeline, flaw)))
     };
     let peer = {
-        let line = Arc::clone(&line);
-        thread::spawn(move || (0..3).for_each(|_| line.send()))
+        let lifeline = Arc::clone(&lifeline);
+        thread::spawn(move || (0..3).for_each(|_| lifeline.send()))
     };
-    line.receive(flaw);
+    lifeline.receive(flaw);
     other.join().unwrap();
     peer.join().unwrap();
 }
 
 fn two_receivers(flaw: Flaw) {
-    receiver_and(flaw, Line::receive);
+    receiver_and(flaw, ModelLifeline::receive);
 }
 
 fn a_receiver_and_a_poller(flaw: Flaw) {
-    receiver_and(flaw, Line::receive_by_poll);
+    receiver_and(flaw, ModelLifeline::receive_by_poll);
 }
 
 #[test]
-fn no_receiver_takes_a_ring_that_another_relies_on() {
+fn no_receiver_consumes_a_ring_that_another_relies_on() {
     check(|| two_receivers(Flaw::None));
-    must_fail("two_receivers", Flaw::AsksUncounted, "deadlock");
-    must_fail("two_receivers", Flaw::LocksLate, "deadlock");
-    must_fail("two_receivers", Flaw::TakesRingOfOthers, "deadlock");
+    assert_fails("two_receivers", Flaw::AsksBeforeCounted, "deadlock");
+    assert_fails("two_receivers", Flaw::ChecksBeforeLock, "deadlock");
+    assert_fails("two_receivers", Flaw::ConsumesOthersRing, "deadlock");
 }
 
 #[test]
-fn no_receiver_and_no_poller_takes_a_ring_that_the_other_relies_on() {
+fn no_receiver_or_poller_consumes_a_ring_that_the_other_relies_on() {
     check(|| a_receiver_and_a_poller(Flaw::None));
-    must_fail("a_receiver_and_a_poller", Flaw::LocksLate, "deadlock");
-    must_fail("a_receiver_and_a_poller", Flaw::TakesRingOfOthers, "deadlock");
+    assert_fails("a_receiver_and_a_poller", Flaw::ChecksBeforeLock, "deadlock");
+    assert_fails("a_receiver_and_a_poller", Flaw::ConsumesOthersRing, "deadlock");
 }

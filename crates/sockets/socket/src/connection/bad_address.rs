@@ -51,9 +51,9 @@ impl Connection {
             // SAFETY: the spans at bad addresses are empty, or nothing is copied because the bytes are discarded.
             _ => return unsafe { self.receive_checked(spans, flags) },
         };
-        let look = Flags { peek: true, discard: true, wait_all: false, ..flags };
+        let count_only = Flags { peek: true, discard: true, wait_all: false, ..flags };
         // SAFETY: nothing is copied, because the bytes are only counted.
-        match unsafe { self.receive_checked(spans, look) }? {
+        match unsafe { self.receive_checked(spans, count_only) }? {
             0 => Ok(0),
             // SAFETY: the spans before the first bad one are writable, by this function's contract.
             bytes if bytes <= total_bytes(before) => unsafe { self.receive_checked(before, flags) },

@@ -76,24 +76,24 @@ impl Connection {
         self.receive_last_handshake();
         self.process_final_messages();
         // When this returns, the object may be another connection.
-        let kept = self.with_details_unmasked(|details| details.retained_lifeline.take());
+        let retained = self.with_details_unmasked(|details| details.retained_lifeline.take());
         self.finish_close();
-        drop(kept);
+        drop(retained);
     }
 
     /// Defers the close to the last blocked call of another thread, as the kernel does: the calls continue with a
     /// descriptor that the program does not see. If there is no such descriptor, they end. Returns whether the close
     /// was deferred.
     fn defer_close_to_calls(&'static self) -> bool {
-        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
-        if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own) {
+        let own_calls = u32::from(wait::BlockingCall::is_of_this_thread(self));
+        if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own_calls) {
             return false;
         }
         let Some(_both) = self.lock_both() else { return false };
         if self.retain_lifeline().is_err() {
             return false;
         }
-        if own > 0 {
+        if own_calls > 0 {
             self.end_call();
         }
         self.calls.defer_close()
@@ -104,9 +104,9 @@ impl Connection {
     fn retain_lifeline(&self) -> Result<(), Errno> {
         // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
-        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.slot()), Ordering::Relaxed);
-        self.with_details(|details| details.retained_lifeline = Some(kept));
+        let retained = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
+        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(retained.slot()), Ordering::Relaxed);
+        self.with_details(|details| details.retained_lifeline = Some(retained));
         Ok(())
     }
 
@@ -135,8 +135,8 @@ impl Connection {
         });
         self.process_final_messages();
         self.reset_both();
-        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
-        if self.calls.count() <= own || !self.calls.defer_close() {
+        let own_calls = u32::from(wait::BlockingCall::is_of_this_thread(self));
+        if self.calls.count() <= own_calls || !self.calls.defer_close() {
             self.close_now();
         }
         Ok(())
@@ -157,15 +157,15 @@ impl Connection {
         let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
     }
 
-    /// Returns whether more than `own` calls are blocked. Waits for threads that poll the memory, which are about to
+    /// Returns whether more than `own_calls` calls are blocked. Waits for threads that poll the memory, which are about to
     /// block.
-    fn has_sleeping_calls(&self, own: u32) -> bool {
+    fn has_sleeping_calls(&self, own_calls: u32) -> bool {
         let begun_ticks = ticks();
         let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
-        while self.lifetime.has_waiters() && self.calls.count() <= own && !is_time_up() {
+        while self.lifetime.has_waiters() && self.calls.count() <= own_calls && !is_time_up() {
             rustix::thread::sched_yield();
         }
-        self.calls.count() > own
+        self.calls.count() > own_calls
     }
 
     /// Ends a call that has blocked.

@@ -109,8 +109,8 @@ impl Connection {
     /// input uses the lane.
     fn receive_to_message(&'static self, spans: &[iovec], flags: Flags, call: &impl ProgramCall) -> Option<isize> {
         let bytes_to_message = self.lifeline_state.bytes_to_message.load(Ordering::Relaxed);
-        let left = bytes_to_message.checked_sub(1)? as usize;
-        if left == 0 {
+        let program_bytes = bytes_to_message.checked_sub(1)? as usize;
+        if program_bytes == 0 {
             let mut message = 0_u8;
             let taken = call(&raw mut message, 1, 0);
             if taken != 1 {
@@ -124,7 +124,7 @@ impl Connection {
         }
         let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return Some(0) };
         let peek = if flags.peek { libc::MSG_PEEK } else { 0 };
-        let received = call(span.iov_base.cast(), span.iov_len.min(left), peek);
+        let received = call(span.iov_base.cast(), span.iov_len.min(program_bytes), peek);
         if received > 0 && !flags.peek {
             self.lifeline_state.bytes_to_message.store(bytes_to_message - received as u64, Ordering::Relaxed);
         }
@@ -324,11 +324,11 @@ impl Connection {
     /// Notes that the program closes a descriptor. Nothing is unmapped and no callback is called. With the last
     /// descriptor this process closes the connection; its memory stays mapped until the process ends.
     pub(crate) fn close_confined(&'static self, fd: RawFd) {
-        let left = self.with_details(|details| {
+        let remaining = self.with_details(|details| {
             details.descriptors.retain(|&known| known != fd);
             details.descriptors.first().copied()
         });
-        if let Some(other) = left {
+        if let Some(other) = remaining {
             self.lifeline.store(other, Ordering::Relaxed);
             return;
         }
@@ -365,15 +365,15 @@ impl Connection {
 
     /// Asks the peer to ring. Returns the events to ask the kernel for: only rings where a lane has the bytes.
     pub(crate) fn prepare_confined_poll(&'static self, events: i16) -> i16 {
-        let mut asked = events;
+        let mut polled = events;
         if self.sends_by_lane() {
-            asked &= !OUTPUT;
+            polled &= !OUTPUT;
         }
         if let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane()) {
             self.announce_receive_sleep(lanes);
-            asked |= libc::POLLIN;
+            polled |= libc::POLLIN;
         }
-        asked
+        polled
     }
 
     /// Translates `revents`, the kernel's result for the lifeline, to the result for `events` of the connection.

@@ -100,8 +100,9 @@ impl Connection {
         let is_send = std::ptr::eq(lock, &raw const self.send_lock);
         let of_lock = if is_send { DEFERRED_SEND_HANDLERS } else { DEFERRED_RECEIVE_HANDLERS };
         // Work of another thread or of the other direction stays deferred.
-        let own = if signals::are_handlers_deferred() { of_lock } else { 0 };
-        let deferred = self.deferred.fetch_and(DEFERRED_HANDLERS & !own, Ordering::SeqCst) & (own | !DEFERRED_HANDLERS);
+        let of_thread = if signals::are_handlers_deferred() { of_lock } else { 0 };
+        let deferred = self.deferred.fetch_and(DEFERRED_HANDLERS & !of_thread, Ordering::SeqCst)
+            & (of_thread | !DEFERRED_HANDLERS);
         // After a close the lifeline's number may belong to another file; the close ends both directions anyway.
         if deferred & DEFERRED_CLOSE != 0 {
             self.finish_close();

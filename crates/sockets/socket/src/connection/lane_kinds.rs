@@ -31,9 +31,9 @@ pub(super) enum LaneReceiver {
 }
 
 /// Evaluates the same expression for each kind.
-macro_rules! any {
-    ($end:expr, $name:ident => $do:expr) => {
-        match $end {
+macro_rules! each_kind {
+    ($endpoint:expr, $name:ident => $do:expr) => {
+        match $endpoint {
             Self::Plain($name) => $do,
             Self::Timed($name) => $do,
             Self::LocalPage($name) => $do,
@@ -56,7 +56,7 @@ impl LaneSender {
     /// Prepares a write: whether it may wait for the receiver, and its stamp. Returns the position where it begins.
     #[inline]
     pub(super) fn prepare(&mut self, may_wait: bool, stamp: u64) -> u64 {
-        any!(self, sender => {
+        each_kind!(self, sender => {
             sender.forget_hold();
             sender.set_prefers_waiting(may_wait);
             sender.set_stamp(stamp);
@@ -74,35 +74,35 @@ impl LaneSender {
     /// Ends the hold as [`Producer::end_hold`] does.
     #[inline]
     pub(super) fn end_hold(&mut self, stays: bool) {
-        any!(self, sender => sender.end_hold(stays, HELD_BYTES_MAX));
+        each_kind!(self, sender => sender.end_hold(stays, HELD_BYTES_MAX));
     }
 
     pub(super) fn publish_held(&mut self) -> bool {
-        any!(self, sender => sender.publish_held())
+        each_kind!(self, sender => sender.publish_held())
     }
 
     pub(super) fn held_bytes(&self) -> usize {
-        any!(self, sender => sender.held_bytes())
+        each_kind!(self, sender => sender.held_bytes())
     }
 
     pub(super) fn ask_for_room_next(&mut self) {
-        any!(self, sender => sender.ask_for_room_next());
+        each_kind!(self, sender => sender.ask_for_room_next());
     }
 
     pub(super) fn is_ring_writable(&self) -> Result<bool, Corrupt> {
-        any!(self, sender => sender.is_ring_writable())
+        each_kind!(self, sender => sender.is_ring_writable())
     }
 
     pub(super) fn unread_slots(&self) -> Result<u64, Corrupt> {
-        any!(self, sender => sender.unread_slots())
+        each_kind!(self, sender => sender.unread_slots())
     }
 
     pub(super) fn release_memory(&mut self) -> MemoryRelease {
-        any!(self, sender => sender.release_memory())
+        each_kind!(self, sender => sender.release_memory())
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        any!(self, sender => sender.memory_bytes())
+        each_kind!(self, sender => sender.memory_bytes())
     }
 
     /// Writes as [`Producer::write_from`] does.
@@ -112,16 +112,16 @@ impl LaneSender {
     #[inline]
     pub(super) unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
-        any!(self, sender => unsafe { sender.write_from(source, len_bytes) })
+        each_kind!(self, sender => unsafe { sender.write_from(source, len_bytes) })
     }
 
     pub(super) fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
-        any!(self, sender => sender.write(source))
+        each_kind!(self, sender => sender.write(source))
     }
 
     /// Writes an urgent byte as [`Producer::write_urgent`] does. Only lanes of ordinary memory carry urgent bytes.
     pub(super) fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
-        any!(self, sender => sender.write_urgent(urgent))
+        each_kind!(self, sender => sender.write_urgent(urgent))
     }
 
     /// Sends at most `len_bytes` that `fill` writes to an address; it returns how many it wrote. Returns `None` if
@@ -149,37 +149,37 @@ impl LaneSender {
 
     #[inline]
     pub(super) fn take_wake_request(&mut self) -> bool {
-        any!(self, sender => sender.take_wake_request())
+        each_kind!(self, sender => sender.take_wake_request())
     }
 
     #[inline]
     pub(super) fn position(&self) -> u64 {
-        any!(self, sender => sender.position())
+        each_kind!(self, sender => sender.position())
     }
 
     #[inline]
     pub(super) fn demote_since(&self, position: u64) {
-        any!(self, sender => sender.demote_since(position));
+        each_kind!(self, sender => sender.demote_since(position));
     }
 
     pub(super) fn finish(&mut self) {
-        any!(self, sender => sender.finish());
+        each_kind!(self, sender => sender.finish());
     }
 
     pub(super) fn is_writable(&self) -> Result<bool, Corrupt> {
-        any!(self, sender => sender.is_writable())
+        each_kind!(self, sender => sender.is_writable())
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        any!(self, sender => sender.is_drained())
+        each_kind!(self, sender => sender.is_drained())
     }
 
     pub(super) fn set_capacity(&mut self, bytes: usize) {
-        any!(self, sender => sender.set_capacity(bytes));
+        each_kind!(self, sender => sender.set_capacity(bytes));
     }
 
     pub(super) fn announce_sleep(&self) {
-        any!(self, sender => sender.announce_sleep());
+        each_kind!(self, sender => sender.announce_sleep());
     }
 }
 
@@ -210,7 +210,7 @@ impl LaneReceiver {
 
     #[inline(always)] // Polled in a loop.
     pub(super) fn may_have_data(&self) -> bool {
-        any!(self, receiver => receiver.may_have_data())
+        each_kind!(self, receiver => receiver.may_have_data())
     }
 
     /// Reads as [`lane::Consumer::read_to`] does.
@@ -220,7 +220,7 @@ impl LaneReceiver {
     #[inline]
     pub(super) unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
-        let read = any!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) });
+        let read = each_kind!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) });
         if let Ok(1..) = read {
             self.note_read();
         }
@@ -239,82 +239,82 @@ impl LaneReceiver {
         at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
     ) -> Result<usize, Corrupt> {
         // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
-        any!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes, at_urgent) })
+        each_kind!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes, at_urgent) })
     }
 
     pub(super) fn urgent(&self) -> Result<Option<Urgent>, Corrupt> {
-        any!(self, receiver => receiver.urgent())
+        each_kind!(self, receiver => receiver.urgent())
     }
 
     pub(super) fn take_urgent(&mut self) -> Result<Option<Urgent>, Corrupt> {
-        any!(self, receiver => receiver.take_urgent())
+        each_kind!(self, receiver => receiver.take_urgent())
     }
 
     pub(super) fn unread_bytes_with(
         &self,
         at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
     ) -> Result<usize, Corrupt> {
-        any!(self, receiver => receiver.unread_bytes_with(at_urgent))
+        each_kind!(self, receiver => receiver.unread_bytes_with(at_urgent))
     }
 
     pub(super) fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        any!(self, receiver => receiver.unread_bytes())
+        each_kind!(self, receiver => receiver.unread_bytes())
     }
 
     pub(super) fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
-        any!(self, receiver => receiver.peek())
+        each_kind!(self, receiver => receiver.peek())
     }
 
     pub(super) fn pointer(&self, chunk: Chunk) -> NonNull<u8> {
-        any!(self, receiver => receiver.pointer(chunk))
+        each_kind!(self, receiver => receiver.pointer(chunk))
     }
 
     pub(super) fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
-        let consumed = any!(self, receiver => receiver.consume(len_bytes));
+        let consumed = each_kind!(self, receiver => receiver.consume(len_bytes));
         self.note_read();
         consumed
     }
 
     pub(super) fn set_capacity(&mut self, bytes: usize) {
-        any!(self, receiver => receiver.set_capacity(bytes));
+        each_kind!(self, receiver => receiver.set_capacity(bytes));
     }
 
     #[inline]
     pub(super) fn may_be_held(&self) -> bool {
-        any!(self, receiver => receiver.may_be_held())
+        each_kind!(self, receiver => receiver.may_be_held())
     }
 
     pub(super) fn held_since_ms(&self) -> Option<u32> {
-        any!(self, receiver => receiver.held_since_ms())
+        each_kind!(self, receiver => receiver.held_since_ms())
     }
 
     pub(super) fn publish_held(&mut self) -> bool {
-        any!(self, receiver => receiver.publish_held())
+        each_kind!(self, receiver => receiver.publish_held())
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        any!(self, receiver => receiver.is_finished())
+        each_kind!(self, receiver => receiver.is_finished())
     }
 
     pub(super) fn has_fin(&self) -> bool {
-        any!(self, receiver => receiver.has_fin())
+        each_kind!(self, receiver => receiver.has_fin())
     }
 
     pub(super) fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        any!(self, receiver => receiver.arrivals(seen))
+        each_kind!(self, receiver => receiver.arrivals(seen))
     }
 
     pub(super) fn announce_sleep(&self) {
-        any!(self, receiver => receiver.announce_sleep());
+        each_kind!(self, receiver => receiver.announce_sleep());
     }
 
     #[inline(always)]
     pub(super) fn last_stamp(&self) -> u64 {
-        any!(self, receiver => receiver.last_stamp())
+        each_kind!(self, receiver => receiver.last_stamp())
     }
 
     pub(super) fn next_stamp(&self) -> Option<u64> {
-        any!(self, receiver => receiver.next_stamp())
+        each_kind!(self, receiver => receiver.next_stamp())
     }
 
     /// Tells the peer what was read, after each receive. Credit in quarters of a ring would suffice for room, but a
@@ -327,7 +327,7 @@ impl LaneReceiver {
 
     #[inline]
     pub(super) fn take_wake_request(&mut self) -> bool {
-        any!(self, receiver => receiver.take_wake_request())
+        each_kind!(self, receiver => receiver.take_wake_request())
     }
 }
 
@@ -371,7 +371,7 @@ impl ShortSender for LaneSender {
 
     unsafe fn write_short(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
         // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
-        any!(self, sender => unsafe { sender.write_short_from(source, len_bytes, is_awaited) })
+        each_kind!(self, sender => unsafe { sender.write_short_from(source, len_bytes, is_awaited) })
     }
 
     fn take_wake(&mut self) -> bool {
@@ -416,7 +416,7 @@ impl ShortReceiver for Receiver {
 impl ShortReceiver for LaneReceiver {
     unsafe fn read_short(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
         // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
-        let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
+        let next = each_kind!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
         if let ShortRead::Read(_) = next {
             self.note_read();
         }

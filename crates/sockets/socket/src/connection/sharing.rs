@@ -196,12 +196,12 @@ fn is_dead(process: u64) -> bool {
 pub fn find_by_segment(segment: &Segment) -> Option<&'static Connection> {
     let mut holder = None;
     for_each_open(|connection| {
-        let is_it = |lanes: &Lanes| {
+        let is_same = |lanes: &Lanes| {
             lanes.segment.side() == segment.side()
                 && lanes.segment.secrets() == segment.secrets()
                 && inode_of(connection.lifeline()) == Some(segment.lifeline_inode())
         };
-        if connection.lanes().is_some_and(is_it) {
+        if connection.lanes().is_some_and(is_same) {
             holder = Some(connection);
         }
     });

@@ -264,9 +264,9 @@ fn forged_lock_words_block_no_call_for_long() {
         segment.store(OwnState::Holders, holders);
         [OwnState::SendLock, OwnState::ReceiveLock].into_iter().for_each(|lock| segment.store(lock, holder));
     };
-    let someone = std::os::unix::process::parent_id().into();
+    let parent = std::os::unix::process::parent_id().into();
     // Only this process can hold this endpoint, so the words are not read.
-    forge(2, someone);
+    forge(2, parent);
     assert_eq!(send(one.0, b"x"), Ok(1));
     assert_eq!(receive(two.0, &mut [0; 8]), Ok(1));
     // Another process could: each call waits for a moment, and after some hundred calls the peer's connection ends.

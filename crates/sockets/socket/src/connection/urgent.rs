@@ -36,16 +36,16 @@ struct UrgentProgress {
     /// The number of the last byte whose mark was passed.
     passed: u32,
     /// The number of the last byte that was received out of band.
-    taken: u32,
+    received: u32,
 }
 
 impl UrgentProgress {
     fn of_word(word: u64) -> Self {
-        Self { passed: word as u32, taken: (word >> u32::BITS) as u32 }
+        Self { passed: word as u32, received: (word >> u32::BITS) as u32 }
     }
 
     fn to_word(self) -> u64 {
-        u64::from(self.passed) | u64::from(self.taken) << u32::BITS
+        u64::from(self.passed) | u64::from(self.received) << u32::BITS
     }
 }
 
@@ -216,8 +216,8 @@ impl Connection {
         if !self.may_send(lanes, 1)? {
             return Ok(true); // As for ordinary bytes, TCP's buffer accepts it.
         }
-        let told = Urgent::of_word(lanes.segment.published(PeerStatus::Urgent));
-        let urgent = Urgent { byte, number: told.number.wrapping_add(1).max(1) };
+        let last = Urgent::of_word(lanes.segment.published(PeerStatus::Urgent));
+        let urgent = Urgent { byte, number: last.number.wrapping_add(1).max(1) };
         // SAFETY: the send lock is held, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.prepare(false, stamp());
@@ -258,11 +258,11 @@ impl Connection {
         let Some(lanes) = self.lanes() else { return Err(Errno::INVAL) };
         let _shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
         let progress = lanes.progress();
-        let Some(urgent) = lanes.pending().filter(|urgent| urgent.number != progress.taken) else {
+        let Some(urgent) = lanes.pending().filter(|urgent| urgent.number != progress.received) else {
             return Err(Errno::INVAL);
         };
         if !flags.peek {
-            lanes.segment.store(OwnState::Urgent, UrgentProgress { taken: urgent.number, ..progress }.to_word());
+            lanes.segment.store(OwnState::Urgent, UrgentProgress { received: urgent.number, ..progress }.to_word());
         }
         let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return Ok(0) };
         if has_bad_address(spans) {
@@ -342,7 +342,7 @@ impl Connection {
         }
         self.attach_for_urgent();
         let _guard = self.lock_direction(&self.receive_lock);
-        let is_there = |lanes: &Lanes| lanes.pending().is_some_and(|urgent| urgent.number != lanes.progress().taken);
+        let is_there = |lanes: &Lanes| lanes.pending().is_some_and(|urgent| urgent.number != lanes.progress().received);
         if self.lanes().is_some_and(is_there) { libc::POLLPRI } else { 0 }
     }
 

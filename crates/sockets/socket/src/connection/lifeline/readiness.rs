@@ -125,11 +125,11 @@ impl Connection {
         if let Some(unread) = self.unread_as_peeked() {
             return unread;
         }
-        let behind = self.look_ahead();
+        let ahead = self.look_ahead();
         let is_inline = self.is_urgent_inline();
-        let unread_in = |segment: &Segment| urgent::unread_before_mark(segment, behind.bytes == 0, is_inline);
-        let beyond = match (behind.message, &behind.memory) {
-            (Some(OFFER), _) => behind.unread - behind.bytes - 1,
+        let unread_in = |segment: &Segment| urgent::unread_before_mark(segment, ahead.bytes == 0, is_inline);
+        let after = match (ahead.message, &ahead.memory) {
+            (Some(OFFER), _) => ahead.unread - ahead.bytes - 1,
             (Some(FOLLOW), _) => {
                 // SAFETY: the caller holds the send lock, which protects the cell.
                 let offered = unsafe { (*self.lifeline_state.offered.get()).as_ref() }.map(|offered| &offered.segment);
@@ -140,8 +140,8 @@ impl Connection {
             }
             _ => 0,
         };
-        behind.memory.into_iter().for_each(close);
-        behind.bytes + beyond
+        ahead.memory.into_iter().for_each(close);
+        ahead.bytes + after
     }
 
     /// Returns the unread bytes of the program, if a peek has found all of them and no message among them. The caller

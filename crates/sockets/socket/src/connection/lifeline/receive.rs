@@ -47,10 +47,10 @@ impl Connection {
                 None => None,
             };
             // SAFETY: every span is writable for its length, by this function's contract.
-            let taken = unsafe { self.read_lifeline(spans, skip, flags) };
+            let read = unsafe { self.read_lifeline(spans, skip, flags) };
             drop(shared);
             drop(guard);
-            match taken? {
+            match read? {
                 LifelineRead::ByLane => return Ok(None),
                 LifelineRead::Message => {}
                 LifelineRead::End => return Ok(Some(Step::End)),
@@ -120,21 +120,21 @@ impl Connection {
         }
         let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
         // SAFETY: every span is writable for its length, by this function's contract.
-        let taken = unsafe { receive_exactly(self.lifeline(), spans, bytes) }?;
-        self.lifeline_state.peeked_bytes.fetch_sub(peeked_bytes.min(taken.0 as u64), Ordering::Relaxed);
-        self.lifeline_state.received_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
-        self.lifeline_state.received_with_messages_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
+        let (received, message) = unsafe { receive_exactly(self.lifeline(), spans, bytes) }?;
+        self.lifeline_state.peeked_bytes.fetch_sub(peeked_bytes.min(received as u64), Ordering::Relaxed);
+        self.lifeline_state.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
+        self.lifeline_state.received_with_messages_bytes.fetch_add(received as u64, Ordering::Relaxed);
         // Another process that holds this endpoint may have been faster, so that a message may now be among these
         // bytes.
-        if let Some(message) = taken.1 {
+        if let Some(message) = message {
             self.store_message(message);
         }
-        if has_message && taken.0 == bytes {
+        if has_message && received == bytes {
             // The message by which the stream continues in a lane is received at once, so that one receive can take
             // from both.
             let _ = self.receive_message();
         }
-        Ok(LifelineRead::Bytes(taken.0))
+        Ok(LifelineRead::Bytes(received))
     }
 
     /// Peeks as [`peek_to_sink`] does, but not again at bytes that an earlier peek has shown to contain no message, as

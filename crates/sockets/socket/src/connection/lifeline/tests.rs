@@ -29,25 +29,25 @@ fn with_bare_peer(side: Side) -> (OpenEndpoint, OwnedFd) {
     (open(own, side), others)
 }
 
-fn send(end: &OpenEndpoint, bytes: &[u8]) -> Result<usize, Errno> {
+fn send(endpoint: &OpenEndpoint, bytes: &[u8]) -> Result<usize, Errno> {
     let spans = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
     // SAFETY: the span is the slice.
-    unsafe { end.0.send(&spans, Flags::default()) }
+    unsafe { endpoint.0.send(&spans, Flags::default()) }
 }
 
-fn receive(end: &OpenEndpoint, len: usize) -> Result<Vec<u8>, Errno> {
+fn receive(endpoint: &OpenEndpoint, len: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; len];
     let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
     // SAFETY: the span is the vector.
-    let received = unsafe { end.0.receive(&spans, Flags::default()) }?;
+    let received = unsafe { endpoint.0.receive(&spans, Flags::default()) }?;
     bytes.truncate(received);
     Ok(bytes)
 }
 
-fn receive_all(end: &OpenEndpoint) -> Vec<u8> {
+fn receive_all(endpoint: &OpenEndpoint) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
-        match receive(end, 10_000) {
+        match receive(endpoint, 10_000) {
             Ok(bytes) if bytes.is_empty() => return all,
             Ok(bytes) => all.extend(bytes),
             Err(error) => {
@@ -58,8 +58,8 @@ fn receive_all(end: &OpenEndpoint) -> Vec<u8> {
     }
 }
 
-fn uses_lanes_both_ways(end: &OpenEndpoint) -> bool {
-    end.0.sends_by_lane() && end.0.receives_by_lane()
+fn uses_lanes_both_ways(endpoint: &OpenEndpoint) -> bool {
+    endpoint.0.sends_by_lane() && endpoint.0.receives_by_lane()
 }
 
 #[test]
@@ -152,9 +152,9 @@ fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
     let other_server = open(acceptor, Side::Acceptor);
     assert_eq!((send(&other_client, b"one"), send(&client, b"two")), (Ok(3), Ok(3)));
     assert!(other_client.0.sends_by_lane());
-    for (end, bytes) in [(&server, b"two"), (&other_server, b"one")] {
-        assert!(end.0.readiness(libc::POLLIN) & libc::POLLIN != 0);
-        assert_eq!(receive(end, 10).unwrap(), bytes);
+    for (endpoint, bytes) in [(&server, b"two"), (&other_server, b"one")] {
+        assert!(endpoint.0.readiness(libc::POLLIN) & libc::POLLIN != 0);
+        assert_eq!(receive(endpoint, 10).unwrap(), bytes);
     }
     let elsewhere = lifeline_pair();
     assert_eq!(send(&elsewhere[0], b"three"), Ok(5));
@@ -166,11 +166,11 @@ fn an_endpoint_whose_peer_does_not_read_has_the_capacity_of_lanes() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
     let sent: Vec<u8> = (0..3 << 20).map(|index| (index / 7) as u8).collect();
-    for ends in [[&client, &server], [&server, &client]] {
-        let accepted = send(ends[0], &sent).unwrap();
+    for endpoints in [[&client, &server], [&server, &client]] {
+        let accepted = send(endpoints[0], &sent).unwrap();
         assert!(accepted > 1 << 20, "{accepted}");
-        assert_eq!(ends[1].0.unread_bytes(), accepted);
-        assert!(receive_all(ends[1]) == sent[..accepted]);
+        assert_eq!(endpoints[1].0.unread_bytes(), accepted);
+        assert!(receive_all(endpoints[1]) == sent[..accepted]);
     }
     receive_all(&client);
     assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
@@ -215,8 +215,8 @@ fn both_endpoints_may_switch_at_the_same_time() {
 fn the_offer_of_the_connecting_endpoint_wins() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
-    for end in [&client, &server] {
-        end.0.offer_for_capacity(4096);
+    for endpoint in [&client, &server] {
+        endpoint.0.offer_for_capacity(4096);
     }
     for _ in 0..3 {
         for [one, other] in [[&client, &server], [&server, &client]] {
@@ -253,17 +253,17 @@ fn a_peer_that_breaks_the_protocol_resets_its_own_connection() {
     for (kind, descriptor) in
         [0, 1, OFFER, SWITCH, FOLLOW, 5, 255].into_iter().flat_map(|kind| descriptors.map(|fd| (kind, fd)))
     {
-        let (end, stranger) = with_bare_peer(Side::Acceptor);
-        send_message(stranger.as_fd(), kind, descriptor).unwrap();
+        let (endpoint, peer) = with_bare_peer(Side::Acceptor);
+        send_message(peer.as_fd(), kind, descriptor).unwrap();
         // Memory that was not set up is refused.
         let expected = if kind == OFFER { Errno::AGAIN } else { Errno::CONNRESET };
         assert_eq!(receive(&end, 10), Err(expected), "message {kind}");
-        let _ = (send(&end, b"x"), end.0.readiness(libc::POLLIN | libc::POLLOUT), end.0.take_error());
+        let _ = (send(&endpoint, b"x"), endpoint.0.readiness(libc::POLLIN | libc::POLLOUT), endpoint.0.take_error());
     }
     segment.set_up();
-    let (end, stranger) = with_bare_peer(Side::Acceptor);
+    let (endpoint, peer) = with_bare_peer(Side::Acceptor);
     for _ in 0..10 {
-        send_message(stranger.as_fd(), OFFER, memory.as_fd()).unwrap();
+        send_message(peer.as_fd(), OFFER, memory.as_fd()).unwrap();
     }
     assert_eq!(receive(&end, 10), Err(Errno::CONNRESET), "more messages than an endpoint sends");
 }
@@ -272,16 +272,16 @@ fn a_peer_that_breaks_the_protocol_resets_its_own_connection() {
 fn a_peek_ends_before_a_message_wherever_the_buffer_ends() {
     let _no_child = test_support::spawn::forbid();
     for len in 1..14 {
-        let (end, stranger) = with_bare_peer(Side::Acceptor);
+        let (endpoint, peer) = with_bare_peer(Side::Acceptor);
         let (segment, memory) = Segment::create(Side::Connector).unwrap();
         segment.set_up();
-        rustix::io::write(&stranger, b"ten bytes.").unwrap();
-        send_message(stranger.as_fd(), OFFER, memory.as_fd()).unwrap();
-        rustix::io::write(&stranger, b"more").unwrap();
-        assert_eq!(end.0.unread_bytes(), 14);
+        rustix::io::write(&peer, b"ten bytes.").unwrap();
+        send_message(peer.as_fd(), OFFER, memory.as_fd()).unwrap();
+        rustix::io::write(&peer, b"more").unwrap();
+        assert_eq!(endpoint.0.unread_bytes(), 14);
         let mut received = Vec::new();
         while received.len() < 14 {
-            received.extend(receive(&end, len).unwrap());
+            received.extend(receive(&endpoint, len).unwrap());
         }
         assert_eq!(received, b"ten bytes.more", "by {len}");
     }
@@ -316,16 +316,16 @@ proptest! {
     #[test]
     fn every_byte_arrives_once_and_in_order_whenever_endpoints_switch(actions in actions()) {
         let _no_child = test_support::spawn::forbid();
-        let ends = lifeline_pair();
+        let endpoints = lifeline_pair();
         let mut in_flight: [VecDeque<u8>; 2] = Default::default();
         let mut sent = [0_usize; 2];
         let mut has_offered = [false; 2];
         for (side, action) in actions {
-            let (end, other) = (&ends[side], 1 - side);
+            let (endpoint, other) = (&endpoints[side], 1 - side);
             match action {
                 Action::Send(len) => {
                     let bytes: Vec<u8> = (sent[side]..sent[side] + len).map(|index| (index * 7 / 3) as u8).collect();
-                    match send(end, &bytes) {
+                    match send(endpoint, &bytes) {
                         Ok(accepted) => {
                             in_flight[other].extend(&bytes[..accepted]);
                             sent[side] += accepted;
@@ -333,7 +333,7 @@ proptest! {
                         Err(error) => prop_assert_eq!(error, Errno::AGAIN),
                     }
                 }
-                Action::Receive(len) => match receive(end, len) {
+                Action::Receive(len) => match receive(endpoint, len) {
                     Ok(bytes) => {
                         prop_assert!(!bytes.is_empty() && bytes.len() <= in_flight[side].len());
                         prop_assert!(in_flight[side].drain(..bytes.len()).eq(bytes));
@@ -345,22 +345,22 @@ proptest! {
                         prop_assert!(in_flight[side].is_empty());
                     }
                 },
-                Action::Switch => prop_assert!(end.0.switch_to_lanes()),
+                Action::Switch => prop_assert!(endpoint.0.switch_to_lanes()),
                 Action::Offer => {
                     has_offered[side] = true;
-                    end.0.offer_for_capacity(4096);
+                    endpoint.0.offer_for_capacity(4096);
                 }
                 Action::Poll => {
-                    let is_readable = end.0.readiness(libc::POLLIN) & libc::POLLIN != 0;
+                    let is_readable = endpoint.0.readiness(libc::POLLIN) & libc::POLLIN != 0;
                     prop_assert_eq!(is_readable, !in_flight[side].is_empty());
-                    let unread_bytes = end.0.unread_bytes();
+                    let unread_bytes = endpoint.0.unread_bytes();
                     prop_assert_eq!(unread_bytes > 0, is_readable);
                     prop_assert!(has_offered[other] || unread_bytes == in_flight[side].len());
                 }
             }
         }
         for side in 0..2 {
-            prop_assert!(receive_all(&ends[side]).into_iter().eq(in_flight[side].drain(..)));
+            prop_assert!(receive_all(&endpoints[side]).into_iter().eq(in_flight[side].drain(..)));
         }
     }
 }

@@ -123,14 +123,14 @@ fn sleepers_in_windows_that_are_not_ordinary_memory_are_woken() {
 #[test]
 fn an_endpoint_that_yields_in_copies_carries_the_same_bytes() {
     let (one, two) = pair_in_windows(true);
-    for end in [&one, &two] {
-        assert!(!end.0.lanes().expect("attached").yields_in_copies(usize::MAX));
+    for side in [&one, &two] {
+        assert!(!side.0.lanes().expect("attached").yields_in_copies(usize::MAX));
     }
-    for end in [&one, &two] {
-        end.0.lanes().expect("attached").segment.publish(PeerStatus::GiveWay, 1);
+    for side in [&one, &two] {
+        side.0.lanes().expect("attached").segment.publish(PeerStatus::GiveWay, 1);
     }
-    for end in [&one, &two] {
-        let lanes = end.0.lanes().expect("attached");
+    for side in [&one, &two] {
+        let lanes = side.0.lanes().expect("attached");
         assert!(
             lanes.yields_in_copies(lane::INLINE_BYTES + 1) && !lanes.yields_in_copies(lane::INLINE_BYTES),
             "only long copies"
@@ -292,8 +292,8 @@ fn endpoint_at_proxy(
     (OpenEndpoint(one), OpenEndpoint(others), endpoint, two)
 }
 
-fn segment_of(end: &OpenEndpoint) -> &Segment {
-    &end.0.lanes().expect("attached").segment
+fn segment_of(side: &OpenEndpoint) -> &Segment {
+    &side.0.lanes().expect("attached").segment
 }
 
 #[test]
