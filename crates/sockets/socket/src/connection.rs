@@ -241,47 +241,26 @@ pub(crate) fn defer_handlers() -> bool {
 
 impl Connection {
     /// Opens a connection. One that awaits a handshake has nothing to read and no room to write.
-    pub fn open(origin: ConnectionParams, start: InitialPath) -> &'static Self {
+    pub fn open(params: ConnectionParams, path: InitialPath) -> &'static Self {
         crate::accounting::memory_budget::init_limits();
         hidden::note_lifeline();
         let connection = POOL.take();
         let _send = connection.lock_direction(&connection.send_lock);
         let _receive = connection.lock_direction(&connection.receive_lock);
-        connection.lifetime.begin_generation();
-        connection.deferred.fetch_and(direction_lock::DEFERRED_HANDLERS, Ordering::Relaxed);
-        let _ = connection.calls.forget();
-        connection.lifeline.store(origin.fd, Ordering::Relaxed);
-        connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
-        connection.shared_options.store(0, Ordering::Relaxed);
-        connection.is_orphan.store(false, Ordering::Relaxed);
-        connection.lock_waits.store(0, Ordering::Relaxed);
-        connection.spawns_at_open.store(system::spawns(), Ordering::Relaxed);
-        connection.is_transferred.store(false, Ordering::Relaxed);
-        connection.is_confined.store(false, Ordering::Relaxed);
-        connection.is_user.store(false, Ordering::Relaxed);
-        connection.was_handshake_awaited.store(false, Ordering::Relaxed);
-        connection.spin_history.reset();
-        connection.unanswered_sends.store(0, Ordering::Relaxed);
-        connection.send_is_blocked.store(false, Ordering::Relaxed);
-        connection.send_timeout_ns.store(0, Ordering::Relaxed);
-        connection.receive_timeout_ns.store(0, Ordering::Relaxed);
-        connection.low_water_bytes.store(0, Ordering::Relaxed);
-        connection.raises_signal.store(false, Ordering::Relaxed);
-        connection.requested_control.store(0, Ordering::Relaxed);
+        connection.reset(params.fd, params.nonblocking);
         connection.with_details_unmasked(|details| {
             *details = Details {
-                descriptors: vec![origin.fd],
-                tuple: Some(origin.tuple),
-                options: origin.options,
+                descriptors: vec![params.fd],
+                tuple: Some(params.tuple),
+                options: params.options,
                 memory: None,
                 ..Details::default()
             };
         });
         // SAFETY: both locks are held, and no other thread knows the object yet.
-        unsafe { *connection.slot.get() = origin.slot };
-        connection.by_lane.store(0, Ordering::Relaxed);
-        connection.awaits_handshake.store(matches!(start, InitialPath::Handshake), Ordering::Relaxed);
-        match start {
+        unsafe { *connection.slot.get() = params.slot };
+        connection.awaits_handshake.store(matches!(path, InitialPath::Handshake), Ordering::Relaxed);
+        match path {
             InitialPath::Lifeline(side) => connection.lifeline_state.begin(side),
             InitialPath::Handshake => {}
             InitialPath::Lanes(segment, memory) => {
@@ -297,6 +276,37 @@ impl Connection {
         }
         connection.lifetime.open();
         connection
+    }
+
+    /// Resets what the object's previous use has left. The pattern names every field, so that none is forgotten. The
+    /// caller holds both locks.
+    fn reset(&self, fd: RawFd, nonblocking: bool) {
+        #[rustfmt::skip] // Grouped by kind.
+        let Self {
+            lifetime, deferred, calls, spin_history, lifeline, is_nonblocking, spawns_at_open,
+            is_orphan, is_transferred, is_confined, is_user, was_handshake_awaited, send_is_blocked, raises_signal,
+            shared_options, by_lane, send_timeout_ns, receive_timeout_ns,
+            lock_waits, unanswered_sends, low_water_bytes, requested_control,
+            // Set by `open`.
+            lanes: _, is_plain: _, lifeline_state: _, awaits_handshake: _, slot: _, details: _,
+            // Kept: counters that only grow, times, and what a close has reset.
+            send_lock: _, receive_lock: _, details_lock: _, sleepers: _, holders_checked_ticks: _,
+            lifeline_polled_ticks: _, room_returns: _, has_grown: _, idle_position: _, idle_since_ticks: _,
+        } = self;
+        lifetime.begin_generation();
+        deferred.fetch_and(direction_lock::DEFERRED_HANDLERS, Ordering::Relaxed);
+        let _ = calls.forget();
+        spin_history.reset();
+        lifeline.store(fd, Ordering::Relaxed);
+        is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        spawns_at_open.store(system::spawns(), Ordering::Relaxed);
+        let flags =
+            [is_orphan, is_transferred, is_confined, is_user, was_handshake_awaited, send_is_blocked, raises_signal];
+        flags.into_iter().for_each(|flag| flag.store(false, Ordering::Relaxed));
+        let words = [shared_options, by_lane, send_timeout_ns, receive_timeout_ns];
+        words.into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let counts = [lock_waits, unanswered_sends, low_water_bytes, requested_control];
+        counts.into_iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
     /// Returns the number of the object's present use.

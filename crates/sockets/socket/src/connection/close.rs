@@ -157,8 +157,8 @@ impl Connection {
         let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
     }
 
-    /// Returns whether more than `own_calls` calls are blocked. Waits for threads that poll the memory, which are about to
-    /// block.
+    /// Returns whether more than `own_calls` calls are blocked. Waits for threads that poll the memory, which are about
+    /// to block.
     fn has_sleeping_calls(&self, own_calls: u32) -> bool {
         let begun_ticks = ticks();
         let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;

@@ -98,30 +98,31 @@ pub(super) struct LifelineState {
 }
 
 impl LifelineState {
-    /// Resets the state for a new connection. The caller holds both locks, or no other thread knows the connection.
+    /// Resets the state for a new connection. The pattern names every field, so that none is forgotten. The caller
+    /// holds both locks, or no other thread knows the connection.
     pub(super) fn begin(&self, side: Side) {
-        self.is_acceptor.store(side == Side::Acceptor, Ordering::Relaxed);
-        self.shutdown.store(0, Ordering::Relaxed);
-        self.peer.store(PeerState::Alive as u64, Ordering::Relaxed);
-        self.error.store(0, Ordering::Relaxed);
-        self.requests.store(0, Ordering::Relaxed);
-        self.has_responded.store(true, Ordering::Relaxed);
-        self.peeked_bytes.store(0, Ordering::Relaxed);
-        self.received_bytes.store(0, Ordering::Relaxed);
-        self.received_with_messages_bytes.store(0, Ordering::Relaxed);
-        self.counted_to_bytes.store(0, Ordering::Relaxed);
-        self.is_shared.store(false, Ordering::Relaxed);
-        self.are_rights_refused.store(false, Ordering::Relaxed);
-        self.bytes_to_message.store(0, Ordering::Relaxed);
-        self.is_widened.store(false, Ordering::Relaxed);
-        self.is_read_shut.store(false, Ordering::Relaxed);
-        self.had_peer_ended.store(false, Ordering::Relaxed);
-        self.end_level.store(0, Ordering::Relaxed);
-        self.has_sent.store(false, Ordering::Relaxed);
-        self.has_switched_for_order.store(false, Ordering::Relaxed);
-        self.was_unread.store(false, Ordering::Relaxed);
-        self.inode.store(0, Ordering::Relaxed);
-        self.messages_received.store(0, Ordering::Relaxed);
+        #[rustfmt::skip] // Grouped by kind.
+        let Self {
+            is_acceptor, peer, has_responded,
+            is_read_shut, had_peer_ended, is_widened, is_shared, are_rights_refused, has_switched_for_order, has_sent,
+            was_unread,
+            shutdown, error, peeked_bytes, received_bytes, received_with_messages_bytes, counted_to_bytes, end_level,
+            bytes_to_message, inode,
+            requests, messages_received,
+            // Reset by `clear`.
+            has_offered: _, has_pending_message: _, offered: _, pending_message: _,
+            // Kept: a time.
+            messages_polled_ticks: _,
+        } = self;
+        is_acceptor.store(side == Side::Acceptor, Ordering::Relaxed);
+        peer.store(PeerState::Alive as u64, Ordering::Relaxed);
+        has_responded.store(true, Ordering::Relaxed);
+        let flags = [is_read_shut, had_peer_ended, is_widened, is_shared, are_rights_refused, has_sent, was_unread];
+        flags.into_iter().chain([has_switched_for_order]).for_each(|flag| flag.store(false, Ordering::Relaxed));
+        let words = [shutdown, error, peeked_bytes, received_bytes, received_with_messages_bytes, counted_to_bytes];
+        let others = [end_level, bytes_to_message, inode];
+        words.into_iter().chain(others).for_each(|word| word.store(0, Ordering::Relaxed));
+        [requests, messages_received].into_iter().for_each(|count| count.store(0, Ordering::Relaxed));
         self.clear();
     }
 

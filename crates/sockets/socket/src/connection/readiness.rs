@@ -190,13 +190,13 @@ impl Connection {
             self.process_messages_for_all();
         }
         let _guard = self.lock_direction(&self.receive_lock);
-        let is_early = self.is_on_lifeline();
+        let is_on_lifeline = self.is_on_lifeline();
         if self.awaits_handshake.load(Ordering::Relaxed) {
             return TcpState::Established;
         }
         let (peer, shutdown) = self.state();
         let input_has_ended = || match self.lanes() {
-            Some(lanes) if !is_early => lanes.observer().has_fin() || peer != PeerState::Alive,
+            Some(lanes) if !is_on_lifeline => lanes.observer().has_fin() || peer != PeerState::Alive,
             _ => self.has_peer_shut_lifeline(),
         };
         match (shutdown & SHUTDOWN_WRITE != 0, input_has_ended()) {
@@ -212,12 +212,12 @@ impl Connection {
     /// [`Connection::readiness`] first, which detects events.
     pub fn edges(&'static self, seen: Edges) -> Edges {
         let _guard = self.lock_direction(&self.receive_lock);
-        let is_early = self.is_on_lifeline();
+        let is_on_lifeline = self.is_on_lifeline();
         if self.awaits_handshake.load(Ordering::Relaxed) {
             return seen;
         }
         let (peer, shutdown) = self.state();
-        let by_lane = self.lanes().filter(|_| !is_early).map(Lanes::observer);
+        let by_lane = self.lanes().filter(|_| !is_on_lifeline).map(Lanes::observer);
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
         // The same end may be seen on the lifeline, and then in the lane that follows it.
         let lifeline_end_level = self.lifeline_end_level();

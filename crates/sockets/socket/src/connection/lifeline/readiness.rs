@@ -181,8 +181,8 @@ impl Connection {
     /// was received; otherwise the number would fall, and the next bytes would not be seen as new. A message that was
     /// received before any count is not an edge.
     pub(in crate::connection) fn lifeline_arrivals(&self) -> u64 {
-        let is_early = self.is_on_lifeline();
-        let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
+        let is_on_lifeline = self.is_on_lifeline();
+        let unread = if is_on_lifeline { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
         let reaches = self.lifeline_state.received_with_messages_bytes.load(Ordering::Relaxed) + unread;
         self.lifeline_state.counted_to_bytes.fetch_max(reaches, Ordering::Relaxed);
         self.lifeline_state.received_bytes.load(Ordering::Relaxed) + unread

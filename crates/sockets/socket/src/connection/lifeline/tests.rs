@@ -257,7 +257,7 @@ fn a_peer_that_breaks_the_protocol_resets_its_own_connection() {
         send_message(peer.as_fd(), kind, descriptor).unwrap();
         // Memory that was not set up is refused.
         let expected = if kind == OFFER { Errno::AGAIN } else { Errno::CONNRESET };
-        assert_eq!(receive(&end, 10), Err(expected), "message {kind}");
+        assert_eq!(receive(&endpoint, 10), Err(expected), "message {kind}");
         let _ = (send(&endpoint, b"x"), endpoint.0.readiness(libc::POLLIN | libc::POLLOUT), endpoint.0.take_error());
     }
     segment.set_up();
@@ -265,7 +265,7 @@ fn a_peer_that_breaks_the_protocol_resets_its_own_connection() {
     for _ in 0..10 {
         send_message(peer.as_fd(), OFFER, memory.as_fd()).unwrap();
     }
-    assert_eq!(receive(&end, 10), Err(Errno::CONNRESET), "more messages than an endpoint sends");
+    assert_eq!(receive(&endpoint, 10), Err(Errno::CONNRESET), "more messages than an endpoint sends");
 }
 
 #[test]
