@@ -9,7 +9,7 @@
 
 use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
-use super::transfer::Step;
+use super::transfer::ReceiveAttempt;
 use super::{Connection, Flags, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::SocketOption;
@@ -187,11 +187,11 @@ impl Connection {
             // spans.
             let step = match unsafe { self.receive_by_lane(generation, spans, skip, flags, false) } {
                 Err(error) if done == 0 => return Err(error),
-                Err(_) | Ok(Step::End) => return Ok(done),
+                Err(_) | Ok(ReceiveAttempt::End) => return Ok(done),
                 Ok(step) => step,
             };
             match step {
-                Step::Moved(bytes) => done = skip + bytes,
+                ReceiveAttempt::Moved(bytes) => done = skip + bytes,
                 // A call that requests no bytes.
                 _ if wanted == 0 => return Ok(0),
                 _ => {}

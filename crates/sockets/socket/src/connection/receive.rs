@@ -3,7 +3,7 @@
 use super::bad_address::has_bad_address;
 use super::lane_kinds::{LaneReceiver, ShortReceiver};
 use super::lanes::Lanes;
-use super::transfer::Step;
+use super::transfer::ReceiveAttempt;
 use super::wait::{BlockingCall, Deadline};
 use super::{Connection, Flags, PeerState, SHUTDOWN_READ, reclaim, total_bytes};
 use crate::process::clock::note_stamp;
@@ -156,12 +156,12 @@ impl Connection {
     ) -> Result<usize, Errno> {
         // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.receive_now(generation, spans, 0, flags, was_empty)? } {
-            Step::Moved(bytes) if self.is_enough(bytes, spans, flags) || self.ends_at_mark() => Ok(bytes),
+            ReceiveAttempt::Moved(bytes) if self.is_enough(bytes, spans, flags) || self.ends_at_mark() => Ok(bytes),
             // SAFETY: every span is writable for its length, by this function's contract.
-            Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
-            Step::End => Ok(0),
+            ReceiveAttempt::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
+            ReceiveAttempt::End => Ok(0),
             // SAFETY: every span is writable for its length, by this function's contract.
-            Step::Nothing => unsafe { self.receive_waiting(generation, spans, 0, flags) },
+            ReceiveAttempt::Nothing => unsafe { self.receive_waiting(generation, spans, 0, flags) },
         }
     }
 
@@ -189,7 +189,7 @@ impl Connection {
     ) -> Result<usize, Errno> {
         let mut done = done;
         if !self.may_block(flags) {
-            reclaim::reclaim_while_polling();
+            reclaim::sweep_while_polling();
             return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
         }
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
@@ -225,15 +225,15 @@ impl Connection {
             let skip = if flags.peek { 0 } else { done };
             // SAFETY: every span is writable for its length, by this function's contract.
             match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
-                Ok(Step::Moved(bytes)) => {
+                Ok(ReceiveAttempt::Moved(bytes)) => {
                     done = skip + bytes;
                     if is_last_attempt || self.is_enough(done, spans, flags) || self.ends_at_mark() {
                         return Ok(done);
                     }
                 }
-                Ok(Step::Nothing) if done > 0 && self.ends_at_mark() => return Ok(done),
-                Ok(Step::End) => return Ok(done),
-                Ok(Step::Nothing) => {}
+                Ok(ReceiveAttempt::Nothing) if done > 0 && self.ends_at_mark() => return Ok(done),
+                Ok(ReceiveAttempt::End) => return Ok(done),
+                Ok(ReceiveAttempt::Nothing) => {}
                 Err(error) => return self.partial_receive(done, error),
             }
         }
@@ -299,25 +299,25 @@ impl Connection {
         skip: usize,
         flags: Flags,
         was_empty: bool,
-    ) -> Result<Step, Errno> {
+    ) -> Result<ReceiveAttempt, Errno> {
         if !self.receives_by_lane() {
             // SAFETY: every span is writable for its length, by this function's contract.
             match unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }? {
-                Some(Step::Moved(bytes))
+                Some(ReceiveAttempt::Moved(bytes))
                     if self.continues_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
                 {
                     // SAFETY: every span is writable for its length, by this function's contract; the received bytes
                     // are skipped.
                     let rest = unsafe { self.receive_by_lane(generation, spans, skip + bytes, flags, false) };
                     let more = match rest {
-                        Ok(Step::Moved(more)) => more,
+                        Ok(ReceiveAttempt::Moved(more)) => more,
                         Ok(_) => 0,
                         Err(error) => {
                             self.defer_error(error);
                             0
                         }
                     };
-                    return Ok(Step::Moved(bytes + more));
+                    return Ok(ReceiveAttempt::Moved(bytes + more));
                 }
                 Some(step) => return Ok(step),
                 None => {}
@@ -339,12 +339,12 @@ impl Connection {
         skip: usize,
         flags: Flags,
         was_empty: bool,
-    ) -> Result<Step, Errno> {
+    ) -> Result<ReceiveAttempt, Errno> {
         // SAFETY: every span is writable for its length, by this function's contract, and `consume_with` calls this
         // under the receive lock.
         let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
         let step = self.consume_with(generation, flags, was_empty, copy)?;
-        Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
+        Ok(if matches!(step, ReceiveAttempt::Nothing) { self.nothing_or_empty_read(spans) } else { step })
     }
 
     /// Calls `copy` to consume what is in the lane, under the receive lock. Returns the number of bytes that it
@@ -357,7 +357,7 @@ impl Connection {
         flags: Flags,
         was_empty: bool,
         mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
-    ) -> Result<Step, Errno> {
+    ) -> Result<ReceiveAttempt, Errno> {
         let guard = self.lock_for_generation(generation, &self.receive_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
@@ -387,18 +387,22 @@ impl Connection {
         }
         if moved > 0 {
             self.count_received(moved, flags);
-            return Ok(Step::Moved(moved));
+            return Ok(ReceiveAttempt::Moved(moved));
         }
-        Ok(if end { Step::End } else { Step::Nothing })
+        Ok(if end { ReceiveAttempt::End } else { ReceiveAttempt::Nothing })
     }
 
     /// Returns the result of an attempt that found nothing. A call that requests no bytes succeeds if some are unread.
-    fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> Step {
+    fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> ReceiveAttempt {
         if total_bytes(spans) != 0 {
-            return Step::Nothing;
+            return ReceiveAttempt::Nothing;
         }
         let _guard = self.lock_direction(&self.receive_lock);
-        if self.lanes().is_some_and(|lanes| lanes.observer().may_have_data()) { Step::End } else { Step::Nothing }
+        if self.lanes().is_some_and(|lanes| lanes.observer().may_have_data()) {
+            ReceiveAttempt::End
+        } else {
+            ReceiveAttempt::Nothing
+        }
     }
 
     /// Returns whether the input has ended, or an error, but only once nothing is left to read.

@@ -31,7 +31,7 @@ fn sweep() -> bool {
 
 /// Releases memory after a call that found nothing to receive: a program that only polls never blocks.
 #[inline]
-pub(super) fn reclaim_while_polling() {
+pub(super) fn sweep_while_polling() {
     if GROWN_LANES.load(Ordering::Relaxed) > 0 {
         sweep_after(IDLE_MS, IDLE_MS / 2);
     }
@@ -39,7 +39,7 @@ pub(super) fn reclaim_while_polling() {
 
 /// Releases memory after a lane has grown.
 #[inline]
-pub(super) fn reclaim_under_pressure() {
+pub(super) fn sweep_under_pressure() {
     if GROWN_LANES.load(Ordering::Relaxed) > 0 && charged_bytes() > WARM_BYTES {
         sweep_after(IDLE_UNDER_PRESSURE_MS, IDLE_UNDER_PRESSURE_MS / 4);
     }

@@ -260,7 +260,7 @@ impl Connection {
         if sent > 0 {
             self.count_sent(sent);
         }
-        reclaim::reclaim_under_pressure();
+        reclaim::sweep_under_pressure();
         Ok(sent)
     }
 

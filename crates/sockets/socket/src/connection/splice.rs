@@ -4,7 +4,7 @@
 //! no bytes are in neither. No thread waits for the pipe while it holds a lock of the connection.
 
 use super::lanes::Lanes;
-use super::transfer::Step;
+use super::transfer::ReceiveAttempt;
 use super::wait::{BlockingCall, Deadline};
 use super::{Connection, Flags};
 use crate::process::blocking;
@@ -130,7 +130,7 @@ impl Connection {
                 // SAFETY: `consume_lifeline_with` passes a buffer that is readable for `len`.
                 let write = |bytes, len| unsafe { pipe.write(bytes, len) };
                 match self.consume_lifeline_with(generation, len_bytes, write) {
-                    Err(Errno::AGAIN) => Some(Step::Nothing),
+                    Err(Errno::AGAIN) => Some(ReceiveAttempt::Nothing),
                     step => step?,
                 }
             } else {
@@ -142,10 +142,10 @@ impl Connection {
                     .consume_with(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))?,
             };
             match step {
-                Step::Moved(bytes) => return Ok(bytes),
-                Step::End => return Ok(0),
-                Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
-                Step::Nothing => {
+                ReceiveAttempt::Moved(bytes) => return Ok(bytes),
+                ReceiveAttempt::End => return Ok(0),
+                ReceiveAttempt::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
+                ReceiveAttempt::Nothing => {
                     self.wait_to_receive(generation, &mut call, deadline, Spin::with(&self.spin_history))?;
                 }
             }

@@ -39,7 +39,7 @@ impl Flags {
 }
 
 /// The result of one attempt to receive.
-pub(super) enum Step {
+pub(super) enum ReceiveAttempt {
     Moved(usize),
     End,
     Nothing,
@@ -66,9 +66,9 @@ impl Connection {
 
     /// Attaches the lanes if the handshake has arrived. Returns the result of a receive that found none.
     #[cold]
-    pub(super) fn attach_before_transfer(&'static self) -> Result<Step, Errno> {
+    pub(super) fn attach_before_transfer(&'static self) -> Result<ReceiveAttempt, Errno> {
         self.attach_if_pending()?;
-        if self.lifeline_has_ended() { Ok(Step::End) } else { Ok(Step::Nothing) }
+        if self.lifeline_has_ended() { Ok(ReceiveAttempt::End) } else { Ok(ReceiveAttempt::Nothing) }
     }
 
     /// Returns whether the lifeline has ended and has nothing unread.

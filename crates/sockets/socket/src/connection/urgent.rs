@@ -236,7 +236,7 @@ impl Connection {
             self.ring();
         }
         self.count_sent(1);
-        reclaim::reclaim_under_pressure();
+        reclaim::sweep_under_pressure();
         Ok(true)
     }
 

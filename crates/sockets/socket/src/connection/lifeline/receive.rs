@@ -1,6 +1,6 @@
 //! Receives by the lifeline.
 
-use super::super::transfer::Step;
+use super::super::transfer::ReceiveAttempt;
 use super::super::{Connection, Flags, SHUTDOWN_READ, total_bytes};
 use super::SCRATCH_BYTES;
 use super::message::{Message, NO_SPAN, Received, peek_exactly, peek_to_sink, receive, receive_exactly, spans_after};
@@ -35,7 +35,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         flags: Flags,
-    ) -> Result<Option<Step>, Errno> {
+    ) -> Result<Option<ReceiveAttempt>, Errno> {
         loop {
             if self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
                 self.handle_pending_message()?;
@@ -53,14 +53,14 @@ impl Connection {
             match read? {
                 LifelineRead::ByLane => return Ok(None),
                 LifelineRead::Message => {}
-                LifelineRead::End => return Ok(Some(Step::End)),
-                LifelineRead::Bytes(0) => return Ok(Some(Step::Nothing)),
+                LifelineRead::End => return Ok(Some(ReceiveAttempt::End)),
+                LifelineRead::Bytes(0) => return Ok(Some(ReceiveAttempt::Nothing)),
                 LifelineRead::Bytes(bytes) => {
                     self.count_received(bytes, flags);
                     if !flags.peek && self.lifeline_state.has_responded.swap(false, Ordering::Relaxed) {
                         self.lifeline_state.requests.fetch_add(1, Ordering::Relaxed);
                     }
-                    return Ok(Some(Step::Moved(bytes)));
+                    return Ok(Some(ReceiveAttempt::Moved(bytes)));
                 }
             }
         }
@@ -230,7 +230,7 @@ impl Connection {
         generation: u32,
         len_bytes: usize,
         take: impl FnOnce(*mut u8, usize) -> Result<usize, Errno>,
-    ) -> Result<Option<Step>, Errno> {
+    ) -> Result<Option<ReceiveAttempt>, Errno> {
         let mut scratch = [0_u8; SCRATCH_BYTES];
         let begin = scratch.as_mut_ptr();
         let span = |len| [iovec { iov_base: begin.cast(), iov_len: len }];
@@ -238,7 +238,7 @@ impl Connection {
         let first = span(len_bytes.min(SCRATCH_BYTES));
         // SAFETY: the only span is a part of the local buffer.
         let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
-        let Some(Step::Moved(bytes)) = seen else { return Ok(seen) };
+        let Some(ReceiveAttempt::Moved(bytes)) = seen else { return Ok(seen) };
         let used = span(take(begin, bytes)?);
         // SAFETY: the only span is a part of the local buffer.
         unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
