@@ -200,7 +200,7 @@ fn a_bare_server_is_not_taken_for_another_users_and_the_other_way_round() {
         command
     });
     let said = refusal(&rack, others.port);
-    assert!(said.contains("no lane: the server is another user's; refused by --require-lane"), "{said}");
+    assert!(said.contains("no lane: the server belongs to another user; refused by --require-lane"), "{said}");
     assert_eq!(counted(&rack, others.port), serde_json::json!({"other_user": 1}));
 }
 
@@ -229,7 +229,7 @@ fn a_program_that_has_changed_its_user_is_told_whose_the_rack_is() {
     let mut client = rack.require_lane(python());
     client.args(["-c", &format!("import os; os.setuid(65534){HOLDS}")]).arg(listener.port.to_string());
     let said = Process::start(&mut client).wait(PATIENCE).must_exit_with(1).stderr;
-    assert!(said.contains("no lane: the rack directory is not of the user that the program runs as"), "{said}");
+    assert!(said.contains("no lane: the rack directory belongs to another user"), "{said}");
 }
 
 #[test]

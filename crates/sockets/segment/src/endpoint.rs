@@ -6,8 +6,8 @@ use crate::words::{LEFT_SILENTLY, OwnState, PeerStatus};
 use fabric::Inbound;
 use volmem::sync::Ordering;
 
-/// The endpoint of a connection in windows, as the proxy of its node sees it: it tells the program what became of the
-/// other one.
+/// The endpoint of a connection in windows, as the proxy of its node sees it. The proxy tells the program through it
+/// what happened to the other endpoint.
 #[derive(Debug)]
 pub struct Endpoint<I> {
     span: I,
@@ -15,19 +15,19 @@ pub struct Endpoint<I> {
 }
 
 impl<I: Inbound> Endpoint<I> {
-    /// In a span of this node's window.
+    /// The endpoint in a span of this node's window.
     pub fn new(span: I) -> Self {
         let is_span = [false, true].map(Segment::window_bytes).contains(&span.len_bytes());
         assert!(is_span, "a connection's span of a window of {} bytes", span.len_bytes());
         Self { span, has_local_page: false }
     }
 
-    /// As [`Endpoint::new`], of a program whose own state lies apart from the span.
+    /// As [`Endpoint::new`], for a program whose own state is in a local page.
     pub fn with_local_page(span: I) -> Self {
         Self { has_local_page: true, ..Self::new(span) }
     }
 
-    /// Whether the program has set its end up: a server has accepted the connection.
+    /// Returns whether the program has set its endpoint up, which means that a server has accepted the connection.
     pub fn is_attached(&self) -> bool {
         if self.has_local_page {
             return split_endpoint::is_attached(&self.span);
@@ -35,7 +35,7 @@ impl<I: Inbound> Endpoint<I> {
         self.span.load_u64(OwnState::Attached as usize, Ordering::Acquire) == 1
     }
 
-    /// The other program's last descriptor is gone, and it will not store any more.
+    /// Notes that the other program's last descriptor is closed, and that it will not store any more.
     pub fn note_left(&self) {
         if self.has_local_page {
             return split_endpoint::note_left(&self.span);
@@ -45,7 +45,7 @@ impl<I: Inbound> Endpoint<I> {
         }
     }
 
-    /// The connection is over at once.
+    /// Notes that the connection was reset.
     pub fn note_reset(&self) {
         if self.has_local_page {
             return split_endpoint::note_reset(&self.span);

@@ -1,20 +1,21 @@
-//! Where the rings and words of a connection lie.
+//! The layout of rings and words in the memory of a connection.
 
 use fabric::timed::SharedLayout;
 use lane::{LargerRings, Layout};
 
-/// Version of everything in this file and in `handshake`: ends of different versions do not meet.
+/// Version of the layout and of the handshake. Endpoints of different versions do not connect.
 pub const LAYOUT_VERSION: u32 = 13;
 
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
-/// 1 KiB took half as long again.
+/// Slots of a small ring. Both small rings together fill half of a first-level cache of 32 KiB; where they filled all
+/// of it, a round trip of 1 KiB took 1.5 times as long.
 const SMALL_SLOTS: u64 = 128;
-/// Of a lane between windows.
+/// Slots of the big ring of a lane between windows.
 const BIG_SLOTS: u64 = 4096;
 
 const SMALL_BYTES: usize = SMALL_SLOTS as usize * lane::SLOT_BYTES;
-/// Of the small ring in a memfd so many slots are used in each lap: both fill the pages of the endpoints.
+/// Slots of a small ring in a memfd that are used in each lap; with them, both rings exactly fill the pages of the
+/// endpoints.
 const SMALL_SLOTS_USED: u64 = 115;
 const SMALL_BYTES_USED: usize = SMALL_SLOTS_USED as usize * lane::SLOT_BYTES;
 
@@ -26,10 +27,10 @@ pub(crate) const RINGS_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES_USED;
 const _: () = assert!(RINGS_OFFSET == 4 * PAGE_BYTES);
 /// Bytes of the big ring of a lane between windows.
 const BIG_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
-/// Bytes that one direction holds unread at most.
+/// Largest number of unread bytes in one direction.
 pub const CAPACITY_BYTES_MAX: usize = 16 << 20;
 
-/// A lane between windows: the receiver's half is laid out like the sender's.
+/// A lane between windows. The receiver's half is laid out like the sender's.
 pub(crate) const WINDOW_LAYOUT: Layout = Layout {
     forward_offset: FORWARD_OFFSET,
     back_offset: BACK_OFFSET,
@@ -41,10 +42,10 @@ pub(crate) const WINDOW_LAYOUT: Layout = Layout {
     elastic: None,
 };
 const BIG_IN_WINDOW_OFFSET: usize = (ENDPOINT_BYTES + SMALL_BYTES).next_multiple_of(PAGE_BYTES);
-/// The same over a modelled link: the endpoint is memory, and behind it lie rings.
+/// The layout of a span over a modelled link: the endpoint is shared memory, and the rings follow it.
 pub(crate) const TIMED_SHAPE: SharedLayout = SharedLayout { window_bytes: WINDOW_BYTES, words_bytes: ENDPOINT_BYTES };
 
-/// The lane to an end in a memfd. Both windows are the whole memory.
+/// Returns the layout of the lane towards `receiver` in a memfd. Both windows of the lane are the whole memory.
 pub const fn layout_to(receiver: Side) -> Layout {
     let (receiver, sender) = match receiver {
         Side::Connector => (0, 1),
@@ -62,22 +63,22 @@ pub const fn layout_to(receiver: Side) -> Layout {
     }
 }
 
-/// Bytes of an end's span in its node's window, whole pages.
+/// Size in bytes of an endpoint's span in its node's window, a whole number of pages.
 pub(crate) const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BIG_BYTES;
 /// The same over a modelled link.
 pub(crate) const TIMED_WINDOW_BYTES: usize = TIMED_SHAPE.memory_bytes().next_multiple_of(PAGE_BYTES);
 
-/// Which end of a connection.
+/// One of the two endpoints of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The end that called `connect`.
+    /// The endpoint that called `connect`.
     Connector,
-    /// The end that called `accept`.
+    /// The endpoint that called `accept`.
     Acceptor,
 }
 
 impl Side {
-    /// The end that this one is connected to.
+    /// Returns the other endpoint of the connection.
     pub fn other(self) -> Self {
         match self {
             Self::Connector => Self::Acceptor,

@@ -1,33 +1,33 @@
-//! The memory of one connection: one sealed memfd, or, between nodes whose programs may store into windows themselves,
-//! a span of each of the two windows.
+//! The memory of one connection: a sealed memfd or, between nodes whose programs may store into windows themselves, a
+//! span of each of the two windows.
 //!
-//! In a memfd:
+//! Contents of a memfd:
 //!
 //! ```text
-//!   endpoint of the connecting end, endpoint of the accepting end, each:
-//!     the end's own state
-//!     status: written by the peer
-//!     forward block and cursor of the lane that comes in
-//!     back block and cursor of the lane that goes out
-//!   small rings (7360 bytes): of the accepting end, of the connecting end
-//!   larger rings (32 KiB to 16 MiB, each twice the one before): of the accepting end, of the connecting end
+//! endpoint of the connector, endpoint of the acceptor, each:
+//! own state
+//! status: written by the peer
+//! forward block and cursor of the incoming lane
+//! back block and cursor of the outgoing lane
+//! small rings (7360 bytes): of the acceptor, of the connector
+//! larger rings (32 KiB to 16 MiB, each twice the previous one): of the acceptor, of the connector
 //! ```
 //!
-//! What comes before the larger rings has 16 KiB: so much a connection keeps, whatever it has carried. The larger ones
-//! have memory only while they hold something: where they lie costs addresses and nothing else. The endpoints and the
-//! start of a ring share a page, because finding and zeroing a page costs more than any system call of a connect: a
-//! connection that carries little touches two.
+//! The part before the larger rings has 16 KiB, which a connection keeps whatever it has carried. The larger rings only
+//! occupy memory while they hold data; otherwise they only take address space. The endpoints share a page with the
+//! start of a ring, because faulting in and zeroing a page costs more than any system call of a connect: a connection
+//! that carries little touches two pages.
 //!
-//! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
-//! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
-//! to a model, what belongs to that ([`fabric::timed::SharedWindows`]) lies behind it in the span. In windows of memory
-//! that is no ordinary memory, the end's own state lies [apart](split_endpoint) from them.
+//! In windows, each endpoint has a span of its own node's window: its words, and the small and the big ring of the
+//! incoming lane. An endpoint only loads from its own span, so that there are no loads across the link. Over a modelled
+//! link, the data of the model ([`fabric::timed::SharedWindows`]) follows in the span. In windows that are not ordinary
+//! memory, the endpoint's own state is split from them (module `split_endpoint`).
 //!
-//! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
-//! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
-//! the worst a peer does by it is to garble its own connection.
+//! An endpoint's own state is in this memory so that processes which share the connection after `fork`, `exec` or
+//! `SCM_RIGHTS` need nothing but the memfd. The peer can write it too. Every word loaded from it is checked, and the
+//! worst that a peer can do is to corrupt its own connection.
 
-// Memory that a peer can write, and descriptors of callers.
+// The peer can write the memory, and callers pass in raw descriptors.
 #![allow(unsafe_code)]
 
 mod endpoint;

@@ -1,16 +1,16 @@
-//! Links that are slowed down to a model, for programs that store into windows themselves: what they must know of one
-//! to be as late as it is.
+//! Modelled links for programs that store into windows themselves: the parameters that make their stores as slow as
+//! those of the proxy.
 //!
 //! ```text
 //!    0  one way          nanoseconds
 //!    8  rate             bytes in a microsecond
 //!   16  header           bytes of a packet besides its payload
-//!   24  payload          bytes in a packet at most
-//!   32  pace in          offset of the word by which the link to the receiver's node is shared, in the memory
-//!   40  pace out         the same of the link from there
-//! ```
+//! 16  header           bytes of a packet's header
+//! 24  payload          largest payload of a packet, in bytes
+//! 32  inbound pace     offset in the memory of the pacer of the link to the receiver's node
+//! 40  outbound pace    offset of the pacer of the link from that node
 //!
-//! All zero where a link is none such.
+//! All words are 0 where the link is not modelled.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -19,34 +19,34 @@ use fabric::timed::{LinkTiming, Pacer};
 use rustix::io::Errno;
 use volmem::{Mapping, Region};
 
-/// Bytes of a model in a message.
+/// Size of an encoded model in bytes.
 pub const MODEL_BYTES: usize = MODEL_WORDS * size_of::<u64>();
-/// Words of a model.
+/// Number of words of a model.
 pub const MODEL_WORDS: usize = 6;
 
 const PAGE_BYTES: usize = 4096;
 
-/// A modelled link, as a program must know it.
+/// The parameters of a modelled link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkModel {
-    /// How long stores take.
+    /// The delay and rate of stores.
     pub timing: LinkTiming,
-    /// Where in the memory the page of the link to this end's node begins.
+    /// Offset in the memory of the page with the pacer of the link to this endpoint's node.
     pub inbound_pace_offset: u64,
-    /// Where that of the link from it begins.
+    /// Offset of the page with the pacer of the link from this endpoint's node.
     pub outbound_pace_offset: u64,
 }
 
 impl LinkModel {
-    /// As words.
+    /// Returns the model as words.
     pub fn to_words(self) -> [u64; MODEL_WORDS] {
         let LinkTiming { one_way_ns, bytes_per_us, header_bytes, payload_bytes_max } = self.timing;
         let [inbound, outbound] = [self.inbound_pace_offset, self.outbound_pace_offset];
         [one_way_ns, bytes_per_us, header_bytes, payload_bytes_max, inbound, outbound]
     }
 
-    /// The model in words that anybody may have written: whether a link can be so is for its user to check. `None`: it
-    /// is no such link.
+    /// Decodes words that a peer may have written; the user checks whether such a link is possible. Returns `None` for
+    /// a link that is not modelled.
     pub fn from_words(words: [u64; MODEL_WORDS]) -> Option<Self> {
         let [one_way_ns, bytes_per_us, header_bytes, payload_bytes_max, inbound_pace_offset, outbound_pace_offset] =
             words;
@@ -54,7 +54,7 @@ impl LinkModel {
         (words != [0; MODEL_WORDS]).then_some(Self { timing, inbound_pace_offset, outbound_pace_offset })
     }
 
-    /// Encodes a model, or that there is none, for a handshake.
+    /// Encodes a model, or its absence, for a handshake.
     pub fn encode(model: Option<Self>) -> [u8; MODEL_BYTES] {
         let mut bytes = [0; MODEL_BYTES];
         let words = model.map_or([0; MODEL_WORDS], Self::to_words);
@@ -64,37 +64,37 @@ impl LinkModel {
         bytes
     }
 
-    /// Decodes what [`LinkModel::encode`] wrote. `None` for anything else, and for no model.
+    /// Decodes the result of [`LinkModel::encode`]. Returns `None` if there is no model.
     pub fn decode(bytes: &[u8; MODEL_BYTES]) -> Option<Self> {
         let (words, _) = bytes.as_chunks();
         Self::from_words(std::array::from_fn(|index| u64::from_ne_bytes(words[index])))
     }
 }
 
-/// A modelled link that a connection goes over, with what all share who write over it: a page in each window, written
-/// by the node that stores there.
+/// A modelled link of a connection, with the pacers that all its senders share: a page in each window, written by the
+/// node that stores there.
 #[derive(Debug, Clone)]
 pub struct ModelledLink {
-    /// What it is like.
+    /// The parameters of the link.
     pub model: LinkModel,
-    /// The link from this end's node.
+    /// The pacer of the link from this endpoint's node.
     pub pace: Pacer,
-    /// The link to it.
+    /// The pacer of the link to this endpoint's node.
     pub peers_pace: Pacer,
 }
 
 impl ModelledLink {
-    /// Maps what is shared; the caller has seen that nobody can cut the memory off.
+    /// Maps the pacers. The caller has checked that the memory cannot be truncated.
     ///
     /// # Errors
-    /// `INVAL` for offsets between pages or where there is no memory.
+    /// `INVAL` for offsets that are not page-aligned or are beyond the memory.
     pub fn map(memory: BorrowedFd<'_>, model: LinkModel) -> Result<Self, Errno> {
         let [peers_pace, pace] = [model.inbound_pace_offset, model.outbound_pace_offset].map(|at| map_pace(memory, at));
         Ok(Self { model, pace: pace?, peers_pace: peers_pace? })
     }
 }
 
-/// The pace in the page at an offset of the memory.
+/// Maps the pacer in the page at `offset` of the memory.
 ///
 /// # Errors
 /// As [`ModelledLink::map`].

@@ -17,33 +17,33 @@ use std::sync::Arc;
 use volmem::sync::Ordering;
 use volmem::{Mapping, Region};
 
-/// The sending end of an outgoing lane.
+/// The sender of the outgoing lane.
 pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
-/// The receiving end of an incoming lane.
+/// The receiver of the incoming lane.
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
-/// The sending end of a lane over a modelled link.
+/// The sender of a lane over a modelled link.
 pub type TimedSender = Producer<SharedOutbound, SharedInbound>;
-/// The receiving end of such a lane.
+/// The receiver of a lane over a modelled link.
 pub type TimedReceiver = Consumer<SharedInbound, SharedOutbound>;
-/// The sending end of a lane in windows of memory that is no ordinary memory.
+/// The sender of a lane in windows that are not ordinary memory.
 pub type LocalPageSender = LocalPageSenderOf<DeviceMemory>;
-/// The receiving end of such a lane.
+/// The receiver of a lane in windows that are not ordinary memory.
 pub type LocalPageReceiver = LocalPageReceiverOf<DeviceMemory>;
 
-/// What tells a record of each lane from other bytes.
+/// The secrets in the tags of both lanes, by which records are told from other bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Secrets {
-    /// Of the lane from the connecting end.
+    /// Of the lane from the connector.
     pub to_acceptor: u64,
-    /// Of the lane to the connecting end.
+    /// Of the lane to the connector.
     pub to_connector: u64,
 }
 
-/// One end's view of a connection's memory.
+/// One endpoint's view of a connection's memory.
 #[derive(Debug)]
 pub struct Segment {
     medium: Medium,
-    /// This end's endpoint: in the inbound memory, or in the local page.
+    /// This endpoint's words: in the inbound memory, or in the local page.
     own: Region,
     side: Side,
     secrets: Secrets,
@@ -51,7 +51,7 @@ pub struct Segment {
     is_in_windows: bool,
 }
 
-/// How an end reaches the other one.
+/// The kind of memory through which an endpoint reaches the other one.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "almost every segment is a plain one")]
 enum Medium {
@@ -60,48 +60,48 @@ enum Medium {
     Split(Box<SplitEndpoint<DeviceMemory>>),
 }
 
-/// Ordinary memory, which both ends share.
+/// Ordinary memory, which both endpoints share.
 #[derive(Debug)]
 struct Plain {
-    /// Where the incoming lane lies, and what its sender must know of the outgoing one.
+    /// The memory of the incoming lane, and of the words that the sender of the outgoing lane reads.
     inbound: MemoryInbound,
     outbound: MemoryOutbound,
     incoming: Layout,
     outgoing: Layout,
-    /// The other end's endpoint, in the outbound memory.
+    /// The other endpoint's words, in the outbound memory.
     peers: Region,
 }
 
-/// The windows of an end as a modelled link makes them.
+/// The windows of an endpoint over a modelled link.
 #[derive(Debug)]
 struct Modelled {
     windows: SharedWindows,
     model: LinkModel,
-    /// As of [`Plain`].
+    /// The other endpoint's words, in the outbound memory.
     peers: Region,
 }
 
 impl Segment {
-    /// Bytes of the memfd.
+    /// Size of the memfd in bytes.
     pub const SEGMENT_BYTES: usize = RINGS_OFFSET + 2 * LargerRings::BYTES;
-    /// Bytes of an end's span in its node's window, whole pages.
+    /// Size in bytes of an endpoint's span in its node's window, a whole number of pages.
     pub const WINDOW_BYTES: usize = layout::WINDOW_BYTES;
-    /// The same where the link is slowed down to a model.
+    /// The same over a modelled link.
     pub const TIMED_WINDOW_BYTES: usize = layout::TIMED_WINDOW_BYTES;
 
-    /// Bytes of what an end has in its local page whose state lies apart from its span.
+    /// Size in bytes of the own state that an endpoint keeps in its local page.
     pub const LOCAL_PAGE_BYTES: usize = PAGE_BYTES;
 
-    /// Bytes of an end's span, over a link of that kind.
+    /// Returns the size in bytes of an endpoint's span over a link of the given kind.
     pub const fn window_bytes(is_modelled: bool) -> usize {
         if is_modelled { Self::TIMED_WINDOW_BYTES } else { Self::WINDOW_BYTES }
     }
 
-    /// Makes the memory of a connection: the view of its end `side`, and the memfd for the other end. The caller calls
-    /// [`Segment::set_up`].
+    /// Creates the memory of a connection. Returns the view of endpoint `side`, and the memfd for the other endpoint.
+    /// The caller calls [`Segment::set_up`].
     ///
     /// # Errors
-    /// What memfd_create, ftruncate, fcntl, mmap or getrandom answer.
+    /// The error of `memfd_create`, `ftruncate`, `fcntl`, `mmap` or `getrandom`.
     pub fn create(side: Side) -> Result<(Self, OwnedFd), Errno> {
         let (memfd, mapping) = shm::create(Self::SEGMENT_BYTES).map_err(|_| Errno::NOMEM)?;
         let mut random = [0_u8; 16];
@@ -113,7 +113,7 @@ impl Segment {
         Ok((Self::view(Arc::new(mapping), side, secrets), memfd))
     }
 
-    /// The accepting end's view of memory that the connecting end made.
+    /// Opens the acceptor's view of memory that the connector created.
     ///
     /// # Errors
     /// If `memfd` is not a sealed memfd of exactly this size.
@@ -124,11 +124,11 @@ impl Segment {
         Ok(segment)
     }
 
-    /// The view of the end `side` of memory that came by the lifeline: the other end has made it, and set itself up;
-    /// or a process that held this end before.
+    /// Opens the view of endpoint `side` of memory that was received over the lifeline, from the other endpoint, which
+    /// created and set it up, or from a process that held this endpoint before.
     ///
     /// # Errors
-    /// If `memfd` is not a sealed memfd of exactly this size, or neither end is set up.
+    /// If `memfd` is not a sealed memfd of exactly this size, or neither endpoint is set up.
     pub fn join(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
         let own = Self::view(Arc::clone(&mapping), side, Secrets::default());
@@ -141,7 +141,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// A look at memory that is on its way to the end `side`, which is not set up by it.
+    /// Opens memory that is in transit to endpoint `side`, without setting that endpoint up.
     ///
     /// # Errors
     /// As [`Segment::join`].
@@ -151,20 +151,20 @@ impl Segment {
         Ok(Self::view(mapping, side, maker.secrets))
     }
 
-    /// The view of an end that another process set up: after `exec` or `SCM_RIGHTS`.
+    /// Opens the view of an endpoint that another process has set up: after `exec` or `SCM_RIGHTS`.
     ///
     /// # Errors
-    /// If `memfd` is not a sealed memfd of exactly this size, or nobody has set the end up.
+    /// If `memfd` is not a sealed memfd of exactly this size, or the endpoint is not set up.
     pub fn adopt(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
         Self::view(Arc::new(mapping), side, Secrets::default()).adopt_rest()
     }
 
-    /// As [`Segment::adopt`], of an end in windows; over a modelled link if one is given, which has to be that of
+    /// As [`Segment::adopt`], for an endpoint in windows; with `link` for a modelled link, which must match
     /// [`Segment::model`].
     ///
     /// # Errors
-    /// If nobody has set the end up, or as [`Segment::in_modelled_windows`].
+    /// If the endpoint is not set up, or as [`Segment::in_modelled_windows`].
     ///
     /// # Panics
     /// As [`Segment::in_windows`].
@@ -177,10 +177,10 @@ impl Segment {
         segment.adopt_by_side()
     }
 
-    /// As [`Segment::adopt`], of an end whose state lies apart from the windows.
+    /// As [`Segment::adopt`], for an endpoint whose own state is in a local page.
     ///
     /// # Errors
-    /// If nobody has set the end up.
+    /// If the endpoint is not set up.
     ///
     /// # Panics
     /// As [`Segment::with_local_page`].
@@ -188,7 +188,7 @@ impl Segment {
         Self::with_local_page(inbound, outbound, page, Side::Connector, Secrets::default()).adopt_by_side()
     }
 
-    /// The rest of an end that has an endpoint of its own.
+    /// Loads the side and the secrets of an endpoint that another process has set up.
     fn adopt_by_side(mut self) -> Result<Self, Errno> {
         self.side = match self.load(OwnState::Side) {
             1 => Side::Connector,
@@ -198,15 +198,15 @@ impl Segment {
         self.adopt_rest()
     }
 
-    /// Takes [`Segment::join`] back where nothing has come of it: else the end would be found set up the next time, as
-    /// one that a process held before.
+    /// Undoes [`Segment::join`] if the memory is not used after all; otherwise the next `join` would take the endpoint
+    /// for one that another process held before.
     pub fn undo_join(&self) {
         if !self.is_adopted {
             self.store(OwnState::Attached, 0);
         }
     }
 
-    /// What the process that set the end up has left for those who come to hold it.
+    /// Loads the secrets that the process which set the endpoint up has left for later holders.
     fn adopt_rest(mut self) -> Result<Self, Errno> {
         self.is_adopted = true;
         self.secrets = Secrets {
@@ -216,59 +216,60 @@ impl Segment {
         if self.load(OwnState::Attached) == 1 { Ok(self) } else { Err(Errno::NOTCONN) }
     }
 
-    /// Whether a descriptor is the memory of a connection, to judge by its size and seals.
+    /// Returns whether a descriptor is the memory of a connection, judging by its size and seals.
     pub fn is_segment(fd: RawFd) -> bool {
-        // SAFETY: only asks; a closed number is answered with an error.
+        // SAFETY: the calls below only read, and fail for a closed number.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::fs::fstat(borrowed).is_ok_and(|stat| stat.st_size as usize == Self::SEGMENT_BYTES)
             && rustix::fs::fcntl_get_seals(borrowed).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK))
     }
 
-    /// Whether this end has its incoming lane in this memory, and the rest of it in another.
+    /// Returns whether this endpoint only has its incoming lane in this memory, and everything else in another one.
     pub fn only_receives(&self) -> bool {
         self.load(OwnState::ByLane) & RECEIVES_ONLY != 0
     }
 
-    /// Inode of this end's lifeline, 0 while unknown.
+    /// Returns the inode of this endpoint's lifeline, 0 while unknown.
     pub fn lifeline_inode(&self) -> u64 {
         self.load(OwnState::LifelineInode)
     }
 
-    /// The name in one of the [`HOLDERS_NAMED_MAX`] places for holders, 0 where there is none.
+    /// Returns the name in one of the [`HOLDERS_NAMED_MAX`](crate::HOLDERS_NAMED_MAX) slots for holders, 0 if it is
+    /// free.
     pub fn holder(&self, index: usize) -> u64 {
         self.own.load_u64(holder_offset(index), Ordering::Acquire)
     }
 
-    /// Replaces a name in the list of holders; `false` if it was not there.
+    /// Replaces a name in the list of holders. Returns `false` if `current` was not in the slot.
     pub fn replace_holder(&self, index: usize, current: u64, new: u64) -> bool {
         self.own.compare_exchange_u64(holder_offset(index), current, new).is_ok()
     }
 
-    /// What tells this connection's records from other bytes.
+    /// Returns the secrets in the tags of the connection's records.
     pub fn secrets(&self) -> Secrets {
         self.secrets
     }
 
-    /// Whether another process set this end up, or this one before `exec`.
+    /// Returns whether another process set this endpoint up, or this process before `exec`.
     pub fn is_adopted(&self) -> bool {
         self.is_adopted
     }
 
-    /// Which end this is.
+    /// Returns which endpoint this is.
     pub fn side(&self) -> Side {
         self.side
     }
 
-    /// The sending end of the outgoing lane.
+    /// Returns the sender of the outgoing lane.
     ///
     /// # Panics
-    /// In windows that are no ordinary memory: see [`Segment::timed_sender`] and [`Segment::local_page_sender`].
+    /// In windows that are not ordinary memory: see [`Segment::timed_sender`] and [`Segment::local_page_sender`].
     pub fn sender(&self) -> Sender {
         let Plain { inbound, outbound, outgoing, .. } = self.plain();
         Producer::new(outbound.clone(), inbound.clone(), *outgoing, self.outgoing_secret())
     }
 
-    /// The receiving end of the incoming lane.
+    /// Returns the receiver of the incoming lane.
     ///
     /// # Panics
     /// As [`Segment::sender`].
@@ -277,13 +278,13 @@ impl Segment {
         Consumer::new(inbound.clone(), outbound.clone(), *incoming, self.incoming_secret())
     }
 
-    /// Writes, in the place of the other end of new memory, how many bytes that will hold unread.
+    /// Stores, on behalf of the other endpoint of new memory, how many unread bytes that endpoint will hold.
     ///
     /// # Panics
     /// As [`Segment::sender`].
     pub fn presume_capacity(&self, bytes: usize) {
         let Plain { inbound, outbound, outgoing, .. } = self.plain();
-        // Both windows are the whole memory.
+        // In a memfd, both windows of the lane are the whole memory.
         Consumer::new(inbound.clone(), outbound.clone(), *outgoing, self.outgoing_secret()).set_capacity(bytes);
     }
 
@@ -308,51 +309,51 @@ impl Segment {
         }
     }
 
-    /// Loads a word of this end's own state.
+    /// Loads a word of this endpoint's own state.
     #[inline]
     pub fn load(&self, word: OwnState) -> u64 {
         self.own.load_u64(word as usize, Ordering::Relaxed)
     }
 
-    /// Loads what every call asks of this end's own state.
-    #[inline(always)] // One check of bounds for all of it.
+    /// Loads the words of this endpoint's own state that every call needs.
+    #[inline(always)] // One bounds check for all words.
     pub fn snapshot(&self) -> OwnSnapshot {
         let [holders, _, shutdown, _, peer] = self.own.load_words(OwnState::Holders as usize);
         OwnSnapshot { holders, shutdown, peer }
     }
 
-    /// Stores a word of this end's own state.
+    /// Stores a word of this endpoint's own state.
     #[inline]
     pub fn store(&self, word: OwnState, value: u64) {
         self.own.store_u64(word as usize, value, Ordering::Relaxed);
     }
 
-    /// Swaps a word of this end's own state.
+    /// Swaps a word of this endpoint's own state and returns the previous value.
     pub fn swap(&self, word: OwnState, value: u64) -> u64 {
         self.own.swap_u64(word as usize, value, Ordering::AcqRel)
     }
 
-    /// Adds to a word of this end's own state; returns what it was.
+    /// Adds to a word of this endpoint's own state; returns the previous value.
     pub fn add(&self, word: OwnState, value: u64) -> u64 {
         self.own.add_u64(word as usize, value, Ordering::AcqRel)
     }
 
-    /// Replaces `current` by `new` in a word of this end's own state, or returns what was there.
+    /// Replaces `current` by `new` in a word of this endpoint's own state; returns the previous value.
     ///
     /// # Errors
-    /// The value found.
+    /// The value found, if it is not `current`.
     pub fn compare_exchange(&self, word: OwnState, current: u64, new: u64) -> Result<u64, u64> {
         self.own.compare_exchange_u64(word as usize, current, new)
     }
 
-    /// Adds directions to [`OwnState::ByLane`], where another process that holds the end may do so too.
+    /// Adds directions to [`OwnState::ByLane`]; other processes that hold the endpoint may do so concurrently.
     pub fn note_by_lane(&self, directions: u64) {
         self.set_bits(OwnState::ByLane, directions, directions);
     }
 
-    /// Replaces the bits of `mask` in a word that another process that holds the end may change too.
+    /// Replaces the bits of `mask` in a word that other processes which hold the endpoint may change concurrently.
     pub fn set_bits(&self, word: OwnState, mask: u64, bits: u64) {
-        // A peer can write there as well, and is not to keep anybody busy.
+        // Bounded, because the peer can write the word as well and must not keep this process busy.
         const TRIES_MAX: usize = 8;
         let mut noted = self.load(word);
         for _ in 0..TRIES_MAX {
@@ -363,7 +364,7 @@ impl Segment {
         }
     }
 
-    /// Loads what the peer says of itself.
+    /// Loads a word that the peer has written.
     #[inline]
     pub fn status(&self, word: PeerStatus) -> u64 {
         let value = self.own.load_u64(word as usize, Ordering::Acquire);
@@ -373,9 +374,8 @@ impl Segment {
         }
     }
 
-    /// Over a modelled link the peer's good-bye comes behind what it has sent; this node's proxy is not that far away.
-    /// The other words mean nothing before it. Where this end's state lies apart, the peer's words do not lie beside
-    /// it.
+    /// Over a modelled link, the peer's close arrives behind the data that it has sent, unless this node's proxy
+    /// reported it; the other words have no meaning before it. With a local page, the peer's words are in the window.
     #[cold]
     #[inline(never)]
     fn status_elsewhere(&self, word: PeerStatus, value: u64) -> u64 {
@@ -388,7 +388,7 @@ impl Segment {
         }
     }
 
-    /// Tells the peer.
+    /// Stores a word for the peer.
     pub fn publish(&self, word: PeerStatus, value: u64) {
         let peers = match &self.medium {
             Medium::Plain(plain) => &plain.peers,
@@ -403,8 +403,8 @@ impl Segment {
         peers.store_u64(word as usize, value, Ordering::Release);
     }
 
-    /// Whether the peer has come to the end of what was sent to it by the lifeline, as it says itself. Of an end in
-    /// windows nothing ever was.
+    /// Returns whether the peer has noted that it has received everything sent over the lifeline. True in windows,
+    /// where nothing is sent over it.
     pub fn peer_receives_by_lane(&self) -> bool {
         match &self.medium {
             Medium::Plain(plain) if !self.is_in_windows => {
@@ -414,17 +414,17 @@ impl Segment {
         }
     }
 
-    /// Whether the peer does not ring when it has made room, as it says itself.
+    /// Returns whether the peer has noted that it sends no wakeup when it has made room.
     pub fn peer_is_confined(&self) -> bool {
         self.peer_has_noted(IS_CONFINED)
     }
 
-    /// Whether the peer's program has named somebody who gets `SIGURG`, as it says itself.
+    /// Returns whether the peer has noted that its program has set a receiver of `SIGURG`.
     pub fn peer_raises_signal(&self) -> bool {
         self.peer_has_noted(RAISES_SIGNAL)
     }
 
-    /// Of an end in windows nothing is known.
+    /// Returns whether the peer has set a note in [`OwnState::ByLane`]; false in windows, where these are not visible.
     fn peer_has_noted(&self, note: u64) -> bool {
         match &self.medium {
             Medium::Plain(plain) if !self.is_in_windows => {
@@ -434,7 +434,7 @@ impl Segment {
         }
     }
 
-    /// What the peer was told last, as far as its memory says; in windows 0.
+    /// Returns the value of a word that was last stored for the peer; 0 in windows.
     pub fn published(&self, word: PeerStatus) -> u64 {
         match &self.medium {
             Medium::Plain(plain) if !self.is_in_windows => plain.peers.load_u64(word as usize, Ordering::Relaxed),
@@ -442,7 +442,7 @@ impl Segment {
         }
     }
 
-    /// Notes that the kernel says of the peer what it did not say itself: this end was reset.
+    /// Notes that the connection was reset, which the kernel reported instead of the peer.
     pub fn note_reset(&self) {
         self.own.store_u64(PeerStatus::Reset as usize, 1, Ordering::Release);
     }
@@ -469,9 +469,9 @@ impl Segment {
         Self { medium, own, side, secrets, is_adopted: false, is_in_windows: false }
     }
 
-    /// An end between nodes: `inbound` is its span of its own node's window, `outbound` the other end's of the other
-    /// node's. Both are coherent memory of [`Segment::WINDOW_BYTES`], and their endpoints are zero. The caller calls
-    /// [`Segment::set_up`].
+    /// Creates the view of an endpoint between nodes: `inbound` is its span of its own node's window, `outbound` the
+    /// other endpoint's span of the other node's. Both are coherent memory of [`Segment::WINDOW_BYTES`], and their
+    /// endpoints' words are zero. The caller calls [`Segment::set_up`].
     ///
     /// # Panics
     /// If a span is of another size.
@@ -488,11 +488,10 @@ impl Segment {
         Self { is_in_windows: true, ..Self::of(Medium::Plain(plain), own, side, secrets) }
     }
 
-    /// As [`Segment::in_windows`], over a link that is slowed down to a model: spans of
-    /// [`Segment::TIMED_WINDOW_BYTES`].
+    /// As [`Segment::in_windows`], over a modelled link, with spans of [`Segment::TIMED_WINDOW_BYTES`].
     ///
     /// # Errors
-    /// `INVAL` for a model that no link can have.
+    /// `INVAL` for an impossible model.
     ///
     /// # Panics
     /// If a span is of another size.
@@ -512,8 +511,8 @@ impl Segment {
         Ok(Self { is_in_windows: true, ..Self::of(Medium::Modelled(Box::new(modelled)), own, side, secrets) })
     }
 
-    /// As [`Segment::in_windows`], of memory that is no ordinary memory; `page` is ordinary memory of
-    /// [`Segment::LOCAL_PAGE_BYTES`] that the processes which hold this end share, and zero for a new one.
+    /// As [`Segment::in_windows`], for windows that are not ordinary memory. `page` is ordinary memory of
+    /// [`Segment::LOCAL_PAGE_BYTES`] that the processes which hold this endpoint share; zero for a new endpoint.
     ///
     /// # Panics
     /// If a span, or the local page, is of another size.
@@ -533,72 +532,72 @@ impl Segment {
         Self { is_in_windows: true, ..Self::of(medium, own, side, secrets) }
     }
 
-    /// Over a modelled link, waits until what the peer has sent by now is here: a ring says that there is something,
-    /// and has another way.
+    /// Over a modelled link, waits until everything that the peer has sent so far has arrived: a wakeup is not delayed
+    /// by the model and may come before the data.
     pub fn wait_for_arrivals(&self) {
         if let Medium::Modelled(modelled) = &self.medium {
             modelled.windows.wait_for_arrivals();
         }
     }
 
-    /// The model of the link that an end in windows goes over, as those who come to hold it find it. Whatever is
-    /// there, a peer may have written it.
+    /// Returns the model of the link, as recorded for later holders of an endpoint in windows. A peer may have written
+    /// it.
     pub fn model(&self) -> Option<LinkModel> {
         LinkModel::from_words(MODEL_OFFSETS.map(|place| self.own.load_u64(place, Ordering::Relaxed)))
     }
 
-    /// The sending end of the outgoing lane, where the link is slowed down to a model.
+    /// Returns the sender of the outgoing lane over a modelled link.
     pub fn timed_sender(&self) -> Option<TimedSender> {
         let Medium::Modelled(modelled) = &self.medium else { return None };
         let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
         Some(Producer::new(outbound, inbound, WINDOW_LAYOUT, self.outgoing_secret()))
     }
 
-    /// The receiving end of the incoming lane, where the link is slowed down to a model.
+    /// Returns the receiver of the incoming lane over a modelled link.
     pub fn timed_receiver(&self) -> Option<TimedReceiver> {
         let Medium::Modelled(modelled) = &self.medium else { return None };
         let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
         Some(Consumer::new(inbound, outbound, WINDOW_LAYOUT, self.incoming_secret()))
     }
 
-    /// The sending end of the outgoing lane, where this end's state lies apart from it.
+    /// Returns the sender of the outgoing lane, if this endpoint has a local page.
     pub fn local_page_sender(&self) -> Option<LocalPageSender> {
         let Medium::Split(split) = &self.medium else { return None };
         Some(split.sender(self.outgoing_secret()))
     }
 
-    /// The receiving end of the incoming lane, where this end's state lies apart from it.
+    /// Returns the receiver of the incoming lane, if this endpoint has a local page.
     pub fn local_page_receiver(&self) -> Option<LocalPageReceiver> {
         let Medium::Split(split) = &self.medium else { return None };
         Some(split.receiver(self.incoming_secret()))
     }
 
-    /// Makes a span of this node's window fit for a connection, while no program reaches it. Old records in the rings
-    /// do not matter: the next connection has other secrets.
+    /// Clears a span of this node's window for a new connection, while no program uses it. Old records in the rings do
+    /// no harm, because the next connection has other secrets.
     pub fn clean_span(inbound: &impl Inbound) {
         clean(inbound.len_bytes(), |offset| inbound.store_u64(offset, 0, Ordering::Relaxed));
     }
 
-    /// Cleans what this node writes in both spans of a connection whose ends have their state apart from them: each
-    /// node does so before it says that it takes them, while no program of it reaches them.
+    /// Clears what this node writes in both spans of a connection with local pages. Each node does so before it
+    /// announces that it uses them, while none of its programs does.
     pub fn clean_with_local_page(inbound: &impl Inbound, outbound: &impl Outbound) {
         split_endpoint::clean(inbound, outbound);
     }
 
-    /// As [`Segment::clean_span`], of the other node's window.
+    /// As [`Segment::clean_span`], for a span of the other node's window.
     pub fn clean_remote_span(outbound: &impl Outbound) {
         clean(outbound.len_bytes(), |offset| outbound.store_u64(offset, 0, Ordering::Relaxed));
         outbound.flush();
     }
 
-    /// Whether it lies in windows: the lifeline then ends at this node's proxy, which says in memory when the peer's
-    /// last descriptor goes, and whose own end tells nothing of the peer.
+    /// Returns whether the connection is in windows. Its lifeline then ends at this node's proxy, which reports in
+    /// memory when the peer's last descriptor is closed; the state of the proxy's end says nothing about the peer.
     #[inline]
     pub fn is_in_windows(&self) -> bool {
         self.is_in_windows
     }
 
-    /// Writes what the other processes that will hold this end must find, and tells the peer that it is there.
+    /// Stores what later holders of this endpoint need, and tells the peer that it is attached.
     pub fn set_up(&self) {
         self.own.store_u64(SECRET_TO_ACCEPTOR, self.secrets.to_acceptor, Ordering::Relaxed);
         self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);

@@ -1,27 +1,27 @@
-//! An end in windows of memory that is no ordinary memory: on which compare-and-exchange means nothing, as on the BAR
-//! of a PCI device, or of which caches keep old lines, as of a CXL device that is not coherent.
+//! An endpoint in windows that are not ordinary memory: where compare-and-exchange does not work, as on the BAR of a
+//! PCI device, or where caches may hold stale lines, as for a CXL device that is not coherent.
 //!
-//! Only what nodes say to each other lies in the windows then. The end's own state and its cursors lie in the local
-//! page, in a memfd of its own that the processes which hold the end share: an endpoint like any other, of which the
-//! window has the lines that others write.
+//! The windows then only hold what the nodes write for each other. The endpoint's own state and its cursors are in the
+//! local page, in a memfd shared by the processes that hold the endpoint. That page is laid out like any endpoint; the
+//! window holds the lines that others write.
 //!
 //! ```text
-//!   line of the endpoint    local page        in the window
+//! line of the endpoint    local page        window
 //!   0 to 2                  own state         -
-//!   3                       own state         attached: what the program says to its node's proxy
-//!   4                       own state         reset, closed: what the proxy says to the program
+//! 3                       own state         attached: from the program to its node's proxy
+//! 4                       own state         reset, closed: from the proxy to the program
 //!   5                       reset             status: written by the peer
 //!   6, 7 and 9, 10          -                 words of both lanes: written by the peer
 //!   8, 11, 12               cursors           -
 //! ```
 //!
-//! So no line has two writers, but for sleepers' flags where memory is coherent after all (who takes one clears it),
-//! nor a writer that reaches it otherwise than its reader does: the program and the proxy of a node have the same
-//! caches.
+//! Therefore no line has two writers, except for the sleepers' flags where the memory is coherent after all (the one
+//! who consumes a flag clears it), and no line is written and read through different caches of one node: its program
+//! and its proxy share the caches.
 //!
-//! Where memory is not coherent, each node cleans what it writes itself, in its own window and in the other one, before
-//! it says that it takes the span: the other node then finds it. Elsewhere the one who accepts cleans both, for the
-//! other node may reach them as its own memory, and have left its state there.
+//! Where the memory is not coherent, each node clears what it writes, in its own window and in the other one, before it
+//! announces that it uses the span, so that the other node finds it clear. Elsewhere the accepting node clears both
+//! windows, because the other node may use them as its own memory and may have left state in them.
 
 use crate::layout::{ENDPOINT_BYTES, WINDOW_LAYOUT};
 use crate::words::{LEFT_SILENTLY, OwnState, PeerStatus};
@@ -35,23 +35,23 @@ const WORD_BYTES: usize = size_of::<u64>();
 const ATTACHED: usize = OwnState::Attached as usize;
 const RESET_BY_PROXY: usize = 4 * LINE;
 const CLOSED_BY_PROXY: usize = RESET_BY_PROXY + WORD_BYTES;
-/// Lines of a window's endpoint that its own node writes, a bit each.
+/// Lines of a window's endpoint that its own node writes, as a bit set.
 const LINES_OF_NODE: u64 = 1 << (ATTACHED / LINE) | 1 << (RESET_BY_PROXY / LINE);
-/// Those that the peer writes.
+/// Lines that the peer writes, as a bit set.
 const LINES_OF_PEER: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10;
-/// Those of cursors, which lie in the local page.
+/// Lines of cursors, which are in the local page, as a bit set.
 const LINES_IN_LOCAL_PAGE: u64 = 1 << 8 | 1 << 11 | 1 << 12;
 
 const _: () = assert!(PeerStatus::Reset as usize / LINE == 5 && PeerStatus::GiveWay as usize / LINE == 5);
 const _: () = assert!(WINDOW_LAYOUT.forward_offset == 6 * LINE && WINDOW_LAYOUT.back_offset == 9 * LINE);
 const _: () = assert!(ENDPOINT_BYTES == 13 * LINE);
 
-/// The sending end of a lane whose cursor lies in the local page.
+/// The sender of a lane whose cursor is in the local page.
 pub type LocalPageSenderOf<M> = Producer<MemoryOutbound<M>, LocalPageInbound<M>>;
-/// The receiving end of such a lane.
+/// The receiver of a lane whose cursor is in the local page.
 pub type LocalPageReceiverOf<M> = Consumer<LocalPageInbound<M>, MemoryOutbound<M>>;
 
-/// Both spans of an end, and its endpoint in its local page.
+/// Both spans of an endpoint, and its local page.
 #[derive(Debug)]
 pub(crate) struct SplitEndpoint<M> {
     inbound: MemoryInbound<M>,
@@ -60,7 +60,7 @@ pub(crate) struct SplitEndpoint<M> {
 }
 
 impl<M: Memory> SplitEndpoint<M> {
-    /// `page` is the end's endpoint.
+    /// `page` is the part of the local page that holds the endpoint's words.
     pub(crate) fn new(inbound: M, outbound: M, page: Region) -> Self {
         assert_eq!(page.len_bytes(), ENDPOINT_BYTES, "an endpoint");
         Self { inbound: MemoryInbound::new(inbound), outbound: MemoryOutbound::new(outbound), page }
@@ -78,13 +78,13 @@ impl<M: Memory> SplitEndpoint<M> {
         LocalPageInbound { window: self.inbound.clone(), page: self.page.clone() }
     }
 
-    /// Tells this node's proxy that the program has its span.
+    /// Tells this node's proxy that the program uses its span.
     pub(crate) fn attach(&self) {
         store_own(&self.inbound, ATTACHED, 1);
     }
 
-    /// What the peer says, or, where it does not, this node's proxy. The proxy is asked first: what it says came behind
-    /// what the peer has said.
+    /// Loads a word that the peer or, in its place, this node's proxy has written. The proxy's word is loaded first,
+    /// because it is written after the peer's.
     pub(crate) fn status(&self, word: PeerStatus) -> u64 {
         let by_proxy = match word {
             PeerStatus::Reset => self.inbound.load_u64(RESET_BY_PROXY, Ordering::Acquire),
@@ -99,7 +99,8 @@ impl<M: Memory> SplitEndpoint<M> {
         }
     }
 
-    /// Tells the peer, behind all that was sent. It has arrived when this returns: the program may end next.
+    /// Stores a word for the peer, behind everything that was sent. It has arrived when this returns, because the
+    /// program may end next.
     pub(crate) fn publish(&self, word: PeerStatus, value: u64) {
         self.outbound.fence();
         self.outbound.store_u64(word as usize, value, Ordering::Release);
@@ -107,30 +108,29 @@ impl<M: Memory> SplitEndpoint<M> {
     }
 }
 
-/// For this node's proxy: whether the program has its span.
+/// For this node's proxy: returns whether the program uses its span.
 pub(crate) fn is_attached(span: &impl Inbound) -> bool {
     span.load_u64(ATTACHED, Ordering::Acquire) == 1
 }
 
-/// From this node's proxy: the other program is gone.
+/// For this node's proxy: notes that the other program is gone.
 pub(crate) fn note_left(span: &impl Inbound) {
     store_own(span, CLOSED_BY_PROXY, LEFT_SILENTLY);
 }
 
-/// From this node's proxy: the connection is over.
+/// For this node's proxy: notes that the connection was reset.
 pub(crate) fn note_reset(span: &impl Inbound) {
     store_own(span, RESET_BY_PROXY, 1);
     store_own(span, CLOSED_BY_PROXY, LEFT_SILENTLY);
 }
 
-/// Stores a word for another process of this node, which may look at once.
+/// Stores a word for another process of this node, which may load it at once.
 fn store_own(span: &impl Inbound, word: usize, value: u64) {
     span.store_u64(word, value, Ordering::Release);
-    volmem::store_fence(); // Where stores gather.
+    volmem::store_fence(); // For write-combined memory.
 }
 
-/// Cleans what this node writes in the spans of its own window and of the other one, while no program of it reaches
-/// them.
+/// Clears what this node writes in its own span and in the other one, while no program of the node uses them.
 pub(crate) fn clean(inbound: &impl Inbound, outbound: &impl Outbound) {
     for word in words_of(LINES_OF_NODE) {
         inbound.store_u64(word, 0, Ordering::Relaxed);
@@ -146,13 +146,13 @@ fn words_of(lines: u64) -> impl Iterator<Item = usize> {
     (0..ENDPOINT_BYTES).step_by(WORD_BYTES).filter(move |word| is_in(*word, lines))
 }
 
-/// Whether a line of the endpoint is one of `lines`.
+/// Returns whether `offset` is in one of the given lines of the endpoint.
 #[inline]
 fn is_in(offset: usize, lines: u64) -> bool {
     offset < ENDPOINT_BYTES && lines >> (offset / LINE) & 1 == 1
 }
 
-/// A window whose owner keeps its cursors elsewhere.
+/// A window whose owner keeps its cursors in a local page.
 #[derive(Debug, Clone)]
 pub struct LocalPageInbound<M> {
     window: MemoryInbound<M>,
@@ -185,7 +185,7 @@ impl<M: Memory> Inbound for LocalPageInbound<M> {
 
     #[inline]
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes`, by the contract of this method.
         unsafe { self.window.read_to(offset, destination, len_bytes) }
     }
 
@@ -206,7 +206,7 @@ mod tests {
     use crate::Segment;
     use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory, OmittedStep};
 
-    /// One of the two nodes of a link whose caches know nothing of each other: its spans, and the program there.
+    /// One of two linked nodes with incoherent caches: its spans, and the program there.
     struct Node {
         inbound: NonCoherentMemory,
         outbound: NonCoherentMemory,
@@ -233,8 +233,8 @@ mod tests {
 
     const WORDS: [PeerStatus; 4] = [PeerStatus::Reset, PeerStatus::Closed, PeerStatus::Attached, PeerStatus::GiveWay];
 
-    /// A connection in spans that others have had before, whose nodes clean them in some order. `false`: something was
-    /// there that nobody has said in it, or what was said did not come.
+    /// Uses spans of an earlier connection, which their nodes clear in some order. Returns `false` if a stale word was
+    /// found or a stored word did not arrive.
     fn connection(nodes: &[Node; 2], number: u64) -> bool {
         let order = if number.is_multiple_of(2) { [0, 1] } else { [1, 0] };
         order.into_iter().for_each(|node| nodes[node].clean());
@@ -252,8 +252,8 @@ mod tests {
         is_new && carries && are_there && ends(nodes, &programs, number)
     }
 
-    /// Messages by one line and by several, until both rings were in use, and the end. What is stored is given the time
-    /// to arrive.
+    /// Sends messages of one line and of several, until both rings were in use, then finishes. Flushes give every store
+    /// the time to arrive.
     fn carries(from: &SplitEndpoint<NonCoherentMemory>, to: &SplitEndpoint<NonCoherentMemory>, secret: u64) -> bool {
         let (mut sender, mut receiver) = (from.sender(secret), to.receiver(secret));
         let mut is_whole = !receiver.may_have_data() && !receiver.is_finished();
@@ -271,7 +271,7 @@ mod tests {
         is_whole && receiver.is_finished() && sender.is_drained()
     }
 
-    /// One goes in good order or not, and its node's proxy says so of it to the other.
+    /// Closes one side, in an orderly way or not, with the proxy's report to the other side.
     fn ends(nodes: &[Node; 2], programs: &[SplitEndpoint<NonCoherentMemory>; 2], number: u64) -> bool {
         let [one, other] = programs;
         match number % 3 {

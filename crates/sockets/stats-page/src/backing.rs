@@ -1,8 +1,8 @@
-//! The memory of a page: a locked file in the rack, or private memory where no file can be had.
+//! The memory of a page: a locked file in the rack directory, or private memory where no file can be created.
 //!
-//! A store to a sparse tmpfs page kills the program with SIGBUS when the file system is full, so no part of a page is
-//! used before the kernel has said that its memory is there. A file's size limit would kill it with SIGXFSZ, so that
-//! is asked for first.
+//! A store to a sparse tmpfs file kills the program with SIGBUS if the file system is full. No part of a page is
+//! therefore used before the kernel has allocated its memory. A write beyond the file size limit would raise SIGXFSZ,
+//! so that the limit is checked first.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -14,16 +14,16 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use crate::file::{self, PageFile};
 use crate::layout::{HEADER_BYTES, PAGE_BYTES, SLOT_BYTES, SLOTS};
 
-/// Slots whose memory is asked for at once while a page grows: 16 KiB.
+/// Number of slots that are allocated at once while a page grows: 16 KiB.
 pub(crate) const CHUNK_SLOTS: usize = 64;
-/// Slots whose memory is there from the start: with the header 8 KiB.
+/// Number of slots that are allocated initially: 8 KiB together with the header.
 const FIRST_SLOTS: usize = 16;
-/// Slots from the start where the kernel cannot populate later (before Linux 5.14).
+/// Number of slots that are allocated initially where the kernel cannot populate memory later (before Linux 5.14).
 const FIRST_SLOTS_UNGROWABLE: usize = 1024;
-/// One process in so many, by its number, removes what killed ones left.
+/// One in this number of processes, by its pid, removes the pages of killed ones.
 const SWEEP_PIDS: u32 = 16;
 
-/// Identity of a page file, to remove that file and no other.
+/// Identity of a page file, by which that file and no other is removed.
 #[derive(Clone, Copy)]
 pub(crate) struct FileIdentity {
     pub(crate) pid: u32,
@@ -32,14 +32,14 @@ pub(crate) struct FileIdentity {
     pub(crate) inode: u64,
 }
 
-/// A mapped page, zeroed but for what a caller stored.
+/// A mapped page. It is zeroed, except for what its creator has stored.
 pub(crate) struct Backing {
     pub(crate) base: NonNull<u8>,
     pub(crate) slots_committed: usize,
     pub(crate) file: Option<FileIdentity>,
 }
 
-/// Maps a page with at least `slots_min` usable slots: in the rack where that works, else in private memory.
+/// Maps a page with at least `slots_min` usable slots: in the rack directory if possible, else in private memory.
 pub(crate) fn map(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
     map_file(rack, pid, slots_min).or_else(|_| map_private())
 }
@@ -61,12 +61,12 @@ fn map_file(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
     map_created(&page, identity, slots_min).inspect_err(|_| remove(rack, identity))
 }
 
-/// The descriptor goes away on return; the mapping alone keeps the file's lock.
+/// Maps a created file. The mapping alone keeps the file's lock; the descriptor is closed on return.
 fn map_created(page: &PageFile, identity: FileIdentity, slots_min: usize) -> Result<Backing, Errno> {
     rustix::fs::ftruncate(&page.fd, PAGE_BYTES as u64)?;
     let slots_first = slots_min.max(FIRST_SLOTS).next_multiple_of(FIRST_SLOTS).min(SLOTS);
     allocate(page, slots_first)?;
-    // SAFETY: a new mapping at an address the kernel chooses; nothing existing is touched.
+    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
     let base = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -94,29 +94,30 @@ fn map_private() -> Result<Backing, Errno> {
     Ok(Backing { base: map_zeroed(PAGE_BYTES)?, slots_committed: SLOTS, file: None })
 }
 
-/// Private zeroed memory, of which only what is touched is taken.
+/// Maps private zeroed memory, which is allocated page by page on first use.
 pub(crate) fn map_zeroed(bytes: usize) -> Result<NonNull<u8>, Errno> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address the kernel chooses; nothing existing is touched.
+    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
     let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags)? };
     NonNull::new(base.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Makes the memory of slots `first..end` sure to be there, or says why it is not, where a store would have been fatal.
+/// Allocates the memory of slots `first..end`. Returns an error where a store would have killed the program.
 pub(crate) fn populate(base: NonNull<u8>, first: usize, end: usize) -> Result<(), Errno> {
     let from = (HEADER_BYTES + first * SLOT_BYTES) & !(HEADER_BYTES - 1);
     let to = (HEADER_BYTES + end.min(SLOTS) * SLOT_BYTES).next_multiple_of(HEADER_BYTES).min(PAGE_BYTES);
-    // SAFETY: the range lies within the page's mapping of PAGE_BYTES; populating changes no contents.
+    // SAFETY: the range is within the page's mapping of `PAGE_BYTES`, and populating does not change its contents.
     unsafe { rustix::mm::madvise(base.as_ptr().add(from).cast::<c_void>(), to - from, Advice::LinuxPopulateWrite) }
 }
 
-/// Puts the page mapped at `new` in the place of the page mapped at `old`, so that addresses within `old` stay good.
+/// Moves the page mapped at `new` to the address `old`, so that addresses within `old` stay valid.
 ///
 /// # Safety
-/// Both must be mappings of PAGE_BYTES owned by the caller, and no other thread may use either while this runs.
+/// Both must be mappings of `PAGE_BYTES` owned by the caller, and no other thread may use either of them during the
+/// call.
 pub(crate) unsafe fn replace(old: NonNull<u8>, new: NonNull<u8>) -> Result<(), Errno> {
-    // SAFETY: both ranges are whole mappings that the caller owns; `old` is given up for `new`.
+    // SAFETY: by the contract of this function, both are whole mappings that the caller owns and no other thread uses.
     unsafe {
         rustix::mm::mremap_fixed(
             new.as_ptr().cast(),
@@ -129,27 +130,27 @@ pub(crate) unsafe fn replace(old: NonNull<u8>, new: NonNull<u8>) -> Result<(), E
     Ok(())
 }
 
-/// Puts private zeroes in the place of the page mapped at `old`.
+/// Replaces the page mapped at `old` by private zeroed memory.
 ///
 /// # Safety
-/// As [`replace`].
+/// `old` must be a mapping of `PAGE_BYTES` owned by the caller, and no other thread may use it during the call.
 pub(crate) unsafe fn replace_with_zeroes(old: NonNull<u8>) -> Result<(), Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the range is a whole mapping that the caller owns and gives up.
+    // SAFETY: by the contract of this function, `old` is a whole mapping that the caller owns and no other thread uses.
     unsafe { rustix::mm::mmap_anonymous(old.as_ptr().cast(), PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags)? };
     Ok(())
 }
 
-/// Ends a mapping, and with it the lock that says its writer lives.
+/// Unmaps a page, which also releases the lock by which its writer is known to live.
 ///
 /// # Safety
 /// Nothing may use the mapping afterwards.
 pub(crate) unsafe fn unmap(base: NonNull<u8>) {
-    // SAFETY: a whole mapping of PAGE_BYTES which the caller says nobody uses any more.
+    // SAFETY: `base` is a whole mapping of `PAGE_BYTES`, which by the contract of this function is no longer used.
     let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), PAGE_BYTES) };
 }
 
-/// Removes a page file if it still is the one with that identity.
+/// Removes a page file if it still has the given identity.
 pub(crate) fn remove(rack: &CStr, identity: FileIdentity) {
     let name = file::PageName::new(identity.pid, identity.suffix);
     if let Ok(folder) = file::open_stat_folder(rack) {

@@ -1,6 +1,6 @@
-//! Page files: made, locked, recognised as stale and removed. Only raw system calls and no allocation, because this
-//! runs inside programs whose libc symbols are replaced, and in children of multi-threaded programs right after
-//! `fork`.
+//! Page files: creation, locking, detection of stale ones, and removal. This code uses raw system calls only and does
+//! not allocate, because it runs inside programs whose libc symbols are replaced, and in children of multi-threaded
+//! programs right after `fork`.
 
 use std::ffi::CStr;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -9,14 +9,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
-/// Names tried for one pid, which is not unique where several pid namespaces share a rack.
+/// Number of names tried for one pid, which is not unique where several pid namespaces share a rack directory.
 const SUFFIXES_MAX: u32 = 64;
-/// How often a name is tried again when a reader removes the file between our steps.
+/// How often a name is tried again if a reader removes the file in between.
 const ATTEMPTS_MAX: u32 = 8;
-/// Directory entries looked at in one sweep.
+/// Number of directory entries that one sweep checks.
 const SWEEP_ENTRIES_MAX: u32 = 512;
 
-/// A descriptor closed by a raw system call: the `close` symbol may be the one our own library interposes.
+/// A descriptor that is closed by a raw system call, because the `close` symbol may be interposed by this library.
 pub(crate) struct Fd(ManuallyDrop<OwnedFd>);
 
 impl Fd {
@@ -33,12 +33,12 @@ impl AsFd for Fd {
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is owned by `self`, whose `ManuallyDrop` never drops it, and is not used again.
+        // SAFETY: `self` owns the descriptor; `ManuallyDrop` does not close it, and it is not used again.
         unsafe { rustix::io::close(self.0.as_raw_fd()) };
     }
 }
 
-/// The name of a page file: the pid, with `-N` behind it for the N-th further owner of the same number.
+/// The name of a page file: the pid, with the suffix `-N` for the N-th further owner of the same pid.
 #[derive(Clone, Copy)]
 pub(crate) struct PageName {
     bytes: [u8; 24],
@@ -71,7 +71,7 @@ impl PageName {
     }
 }
 
-/// The pid in a page file's name; `None` for a name no page has.
+/// Returns the pid in a page file's name, or `None` for another name.
 pub(crate) fn page_name_pid(name: &[u8]) -> Option<u32> {
     let text = std::str::from_utf8(name).ok()?;
     let (pid, suffix) = text.split_once('-').unwrap_or((text, "1"));
@@ -82,16 +82,16 @@ pub(crate) fn page_name_pid(name: &[u8]) -> Option<u32> {
     pid.parse().ok()
 }
 
-/// What a page file turned out to be.
+/// The state of a page file.
 pub(crate) enum Occupant {
-    /// Its writer lives.
+    /// Its writer is running.
     Live,
-    /// Its writer is gone; the file has been removed.
+    /// Its writer has exited; the file has been removed.
     Removed,
 }
 
-/// Opens `rack`/v1/stat, making what is missing below the rack, and refuses a folder that another user could have put
-/// there or can write to.
+/// Opens `v1/stat` in the rack directory, creating missing folders below the rack directory. Refuses a folder that
+/// another user could have created or can write to.
 pub(crate) fn open_stat_folder(rack: &CStr) -> Result<Fd, Errno> {
     let rack = open_folder(rustix::fs::CWD, rack)?;
     let version = open_private_folder(rack.as_fd(), c"v1")?;
@@ -106,7 +106,7 @@ fn open_private_folder(parent: BorrowedFd<'_>, name: &CStr) -> Result<Fd, Errno>
     open_folder(parent, name)
 }
 
-/// Opens a folder that only our own user can write to; root may look into any user's.
+/// Opens a folder that only this user can write to. Root may open any user's folder.
 pub(crate) fn open_folder(parent: BorrowedFd<'_>, name: &CStr) -> Result<Fd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = Fd::new(rustix::fs::openat(parent, name, flags, Mode::empty())?);
@@ -123,14 +123,14 @@ fn is_ours(stat: &Stat) -> bool {
     user.is_root() || stat.st_uid == user.as_raw()
 }
 
-/// A page file that is ours: created, locked and still in its folder.
+/// A page file of this process: created, locked and present in its folder.
 pub(crate) struct PageFile {
     pub(crate) fd: Fd,
     pub(crate) suffix: u32,
     pub(crate) stat: Stat,
 }
 
-/// Creates and locks the page file of `pid`, after removing stale ones that hold its name.
+/// Creates and locks the page file of `pid`, after removing stale files of that name.
 pub(crate) fn create(folder: BorrowedFd<'_>, pid: u32) -> Result<PageFile, Errno> {
     for suffix in 0..SUFFIXES_MAX {
         let name = PageName::new(pid, suffix);
@@ -149,7 +149,7 @@ pub(crate) fn create(folder: BorrowedFd<'_>, pid: u32) -> Result<PageFile, Errno
     Err(Errno::EXIST)
 }
 
-/// `None` when a reader took the file for a stale one before the lock was ours.
+/// Creates and locks a file. Returns `None` if a reader took it for a stale one before it was locked.
 fn create_named(folder: BorrowedFd<'_>, name: &CStr) -> Result<Option<(Fd, Stat)>, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = Fd::new(rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?);
@@ -157,7 +157,7 @@ fn create_named(folder: BorrowedFd<'_>, name: &CStr) -> Result<Option<(Fd, Stat)
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => return Ok(None),
         Err(error) => {
-            // No locks on this file system: a page that nobody could tell from a dead one is worse than none.
+            // The file system has no locks: a page that cannot be told from a stale one is worse than none.
             let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
             return Err(error);
         }
@@ -166,14 +166,14 @@ fn create_named(folder: BorrowedFd<'_>, name: &CStr) -> Result<Option<(Fd, Stat)
     Ok((stat.st_nlink > 0).then_some((fd, stat)))
 }
 
-/// Removes a page file whose writer is gone. The lock tells, never the pid: it goes with the last mapping of the
-/// writer.
+/// Removes a page file if its writer has exited. Decides by the lock, which ends with the writer's last mapping, and
+/// never by the pid.
 pub(crate) fn remove_if_stale(folder: BorrowedFd<'_>, name: &CStr) -> Result<Occupant, Errno> {
     let fd = open_page(folder, name)?;
     remove_open_if_stale(folder, name, &fd)
 }
 
-/// As [`remove_if_stale`], for a page that is already open.
+/// As [`remove_if_stale`], for a file that is already open.
 pub(crate) fn remove_open_if_stale(folder: BorrowedFd<'_>, name: &CStr, fd: &Fd) -> Result<Occupant, Errno> {
     match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
@@ -185,7 +185,7 @@ pub(crate) fn remove_open_if_stale(folder: BorrowedFd<'_>, name: &CStr, fd: &Fd)
     Ok(Occupant::Removed)
 }
 
-/// Opens a page for reading; anything but a plain file of our own user is refused.
+/// Opens a page for reading; refuses anything but a regular file of this user.
 pub(crate) fn open_page(folder: BorrowedFd<'_>, name: &CStr) -> Result<Fd, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = Fd::new(rustix::fs::openat(folder, name, flags, Mode::empty())?);
@@ -194,7 +194,7 @@ pub(crate) fn open_page(folder: BorrowedFd<'_>, name: &CStr) -> Result<Fd, Errno
     if plain && is_ours(&stat) { Ok(fd) } else { Err(Errno::PERM) }
 }
 
-/// Unlinks `name` only while it still is the file with that device and inode.
+/// Unlinks `name` if it still is the file with this device and inode.
 pub(crate) fn remove_if_same(folder: BorrowedFd<'_>, name: &CStr, device: u64, inode: u64) -> Result<(), Errno> {
     let there = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if (there.st_dev, there.st_ino) != (device, inode) {
@@ -203,8 +203,8 @@ pub(crate) fn remove_if_same(folder: BorrowedFd<'_>, name: &CStr, device: u64, i
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Removes the stale pages among the first entries of the folder, so that killed programs do not fill a rack nobody
-/// looks at.
+/// Removes stale pages among the first entries of the folder, so that killed programs do not fill a rack directory that
+/// no one reads.
 pub(crate) fn sweep(folder: BorrowedFd<'_>) {
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -218,7 +218,7 @@ pub(crate) fn sweep(folder: BorrowedFd<'_>) {
     }
 }
 
-/// The first bytes of a file, as many as fit.
+/// Reads the first bytes of a file, as many as fit into the buffer.
 pub(crate) fn read_start<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     let fd = Fd::new(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?);
     let length = rustix::io::read(&fd, &mut *buffer)?;

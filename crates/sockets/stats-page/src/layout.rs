@@ -1,40 +1,39 @@
-//! The bytes of a page: one header, then a table of connection slots.
+//! The layout of a page: a header, then a table of connection slots.
 //!
-//! Every field is an atomic, because many threads of the writer store to it at once, and because a reader copies the
-//! bytes while they change. The reader finds fields by `offset_of!` on these same structs, so there is one
-//! description of the layout and no second one to drift from it.
+//! All fields are atomics, because many threads of the writer store to them concurrently and a reader copies the bytes
+//! meanwhile. The reader finds fields by `offset_of!` on the same structs, so that the layout is described only once.
 
 use crate::terms::{DataPath, FALLBACK_COUNTERS};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-/// First eight bytes of a finished page. Stored last, so a page without it is one that is still being made.
+/// First eight bytes of a complete page. They are stored last; a page without them is still being created.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"XLLEDGER");
 /// Changes whenever a field moves or changes its meaning.
 pub(crate) const VERSION: u32 = 4;
-/// Connections that get a line of their own; further ones are counted in the totals only.
+/// Number of connections with a slot of their own; further ones only count in the totals.
 pub const SLOTS: usize = 16_384;
 /// Bytes of the header, a whole memory page.
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 /// Bytes of one connection slot.
 pub(crate) const SLOT_BYTES: usize = size_of::<Slot>();
-/// Size of a page file. Sparse: only what is used takes memory.
+/// Size of a page file. The file is sparse: only used parts occupy memory.
 pub(crate) const PAGE_BYTES: usize = HEADER_BYTES + SLOTS * SLOT_BYTES;
-/// Bytes kept of a program's name.
+/// Length of the stored program name.
 pub(crate) const PROGRAM_BYTES: usize = 64;
 
-/// `Slot::state`: nobody's.
+/// `Slot::state`: free.
 pub(crate) const STATE_FREE: u32 = 0;
 /// `Slot::state`: an open connection.
 pub(crate) const STATE_OPEN: u32 = 1;
-/// `Slot::state`: its bytes are moving into the totals.
+/// `Slot::state`: its counters are being added to the totals.
 pub(crate) const STATE_CLOSING: u32 = 2;
 
 /// `Slot::kind`, third byte: the connection was opened before a fork.
 pub(crate) const FLAG_INHERITED: u32 = 1 << 16;
 
-/// One connection. Four cache lines: what identifies it, what its sender counts, what its receiver counts, and
-/// nothing, so that a sending and a receiving thread share neither a line nor the pair of lines that a processor
-/// fetches together.
+/// One connection. Four cache lines: its identity, the sender's counters, the receiver's counters, and padding, so that
+/// a sending and a receiving thread share neither a cache line nor a pair of lines that a processor prefetches
+/// together.
 #[repr(C, align(256))]
 pub(crate) struct Slot {
     pub(crate) identity: Identity,
@@ -42,13 +41,13 @@ pub(crate) struct Slot {
     pub(crate) receiver: Direction,
 }
 
-/// What identifies a connection: one cache line.
+/// The identity of a connection: one cache line.
 #[repr(C)]
 pub(crate) struct Identity {
     pub(crate) state: AtomicU32,
     pub(crate) generation: AtomicU32,
     pub(crate) fd: AtomicI32,
-    /// DataPath, role and flags, one byte each.
+    /// `DataPath`, role and flags, one byte each.
     pub(crate) kind: AtomicU32,
     pub(crate) opened_at_ns: AtomicU64,
     pub(crate) local_ip: [AtomicU64; 2],
@@ -58,16 +57,16 @@ pub(crate) struct Identity {
     pub(crate) peer_port: AtomicU32,
 }
 
-/// What one direction of a connection counts.
+/// The counters of one direction of a connection.
 #[repr(C, align(64))]
 pub(crate) struct Direction {
     pub(crate) bytes: AtomicU64,
     pub(crate) messages: AtomicU64,
-    /// Sender: wake-ups given to the peer. Receiver: sleeps of this side.
+    /// Sender: wakeups sent to the peer. Receiver: sleeps of this side.
     pub(crate) wakes_or_sleeps: AtomicU64,
 }
 
-/// What a path has carried, without the connections that are still open: their bytes are in their slots.
+/// The totals of a path, without the bytes of open connections, which are in their slots.
 #[repr(C, align(64))]
 pub(crate) struct PathTotals {
     pub(crate) connections_total: AtomicU64,
@@ -76,7 +75,7 @@ pub(crate) struct PathTotals {
     pub(crate) bytes_received_closed: AtomicU64,
 }
 
-/// The first memory page of a page.
+/// The header of a page, one memory page long.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
@@ -90,18 +89,18 @@ pub(crate) struct Header {
     pub(crate) node_ip: [AtomicU64; 2],
     pub(crate) started_at_ns: AtomicU64,
     pub(crate) program: [AtomicU64; PROGRAM_BYTES / 8],
-    /// Slots at and above this index were never used.
+    /// Slots from this index on were never used.
     pub(crate) slots_used_max: AtomicU32,
-    /// Connections that found no slot.
+    /// Connections for which no slot was free.
     pub(crate) connections_unlisted: AtomicU64,
-    /// Bytes of memory that the lanes of the process have taken beyond their small rings, and that they may take.
+    /// Bytes that the lanes of the process occupy beyond their small rings, and the bound on them.
     pub(crate) lane_memory_bytes: AtomicU64,
     pub(crate) lane_memory_bytes_max: AtomicU64,
     /// By `DataPath as usize`.
     pub(crate) totals: [PathTotals; DataPath::COUNT],
     /// By `FallbackReason as usize`.
     pub(crate) fallbacks: [AtomicU64; FALLBACK_COUNTERS],
-    /// Connections that found no slot count their bytes here, by `DataPath as usize`.
+    /// Counters of the connections for which no slot was free, by `DataPath as usize`.
     pub(crate) unlisted: [Slot; DataPath::COUNT],
 }
 

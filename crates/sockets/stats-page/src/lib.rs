@@ -1,16 +1,17 @@
 //! The per-process page of counters that `crosslane stat` reads.
 //!
-//! Each process with accelerated sockets has one file, `RACK/v1/stat/PID`, mapped by that process alone and read by
-//! anybody of the same user. A lock on the file, held by the mapping itself, says whether its writer still lives: no
-//! descriptor is kept that the program could close, and a killed program needs no clean-up of its own, because the
-//! next reader recognises its page and removes it.
+//! Each process with accelerated sockets has one file, `RACK/v1/stat/PID`, which only that process maps and all
+//! processes of the same user can read. The mapping holds a lock on the file, by which readers know whether the writer
+//! is running. The writer thus needs no descriptor that the program could close, and no clean-up when it is killed: the
+//! next reader detects the stale page and removes it.
 //!
-//! Writing costs a load, an add and a store to a cache line of the connection's own. Opening and closing a connection
-//! take no lock and allocate nothing. Nothing here ever fails towards the program: without a rack, without memory in
-//! /dev/shm or without a free slot the counting goes on where nobody, or only the totals, can see it.
+//! Counting costs a load, an addition and a store to a cache line of the connection's own. Opening and closing a
+//! connection take no lock and allocate nothing. No function of the writer fails: without a usable rack directory,
+//! without memory in /dev/shm or without a free slot it continues to count, but in private memory or in the totals
+//! only.
 //!
-//! The writer ([`StatsPage`]) uses raw system calls only and is safe to use inside a library that replaces libc's
-//! symbols. The reader ([`reader`]) takes a page for what it is, bytes written by somebody else.
+//! The writer ([`StatsPage`]) only uses raw system calls and is safe to use inside a library that replaces libc's
+//! symbols. The reader ([`reader`]) treats a page as untrusted bytes.
 #![allow(unsafe_code)]
 
 mod backing;

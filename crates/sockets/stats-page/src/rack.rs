@@ -1,9 +1,9 @@
-//! Where a rack's files lie.
+//! The location of a rack's files.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The rack directory for an environment: `$CROSSLANE_RACK`, else `$XDG_RUNTIME_DIR/crosslane`, else
+/// Returns the rack directory for an environment: `$CROSSLANE_RACK`, else `$XDG_RUNTIME_DIR/crosslane`, else
 /// `/dev/shm/crosslane-UID`.
 pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBuf {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -12,14 +12,14 @@ pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBu
         .unwrap_or_else(|| PathBuf::from(format!("/dev/shm/crosslane-{uid}")))
 }
 
-/// The folder of a rack that holds the pages.
+/// The folder of the pages in a rack directory.
 pub const STAT_FOLDER: &str = "v1/stat";
 
-/// The file of a rack that switches its lanes off: as long as it is there, new connections use kernel TCP.
+/// The file in a rack directory that switches its lanes off: while it exists, new connections use kernel TCP.
 pub const OFF_FILE: &str = "lanes-off";
 
-/// The bit in the mode of a directory of listeners by which processes that have it open are told to look for
-/// [`OFF_FILE`]: they ask for the mode anyway at each `connect` and `listen`.
+/// The bit in the mode of a directory of listeners that tells processes to check for [`OFF_FILE`]; they read the mode
+/// at each `connect` and `listen` anyway.
 pub const OFF_HINT: u32 = 0o1000;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The reading half: what `crosslane stat` knows about the programs of a rack.
+//! The reader: what `crosslane stat` shows about the programs of a rack.
 //!
-//! A page is bytes that somebody else wrote and goes on writing. It is copied, never mapped (a file that shrinks
-//! would kill the reader), every number is checked before it is used, and a line that makes no sense is left out.
+//! A page consists of untrusted bytes that its writer continues to change. It is copied and not mapped, because a file
+//! that shrinks would kill the reader. Every number is checked before it is used, and invalid slots are left out.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -23,14 +23,14 @@ use crate::layout::{
 use crate::rack::STAT_FOLDER;
 use crate::terms::{DataPath, FallbackReason, Role};
 
-/// What the pages of a rack said at one moment.
+/// The contents of a rack's pages at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// By pid.
+    /// Sorted by pid.
     pub processes: Vec<Process>,
     /// Pages that could not be read, and why.
     pub unreadable: Vec<Unreadable>,
-    /// Pages of dead processes that were removed.
+    /// Number of pages of dead processes that were removed.
     pub stale_removed: usize,
 }
 
@@ -39,43 +39,43 @@ pub struct Snapshot {
 pub struct Unreadable {
     /// The file's name.
     pub name: String,
-    /// Why.
+    /// Why it could not be read.
     pub error: PageError,
 }
 
-/// One process's page.
+/// The contents of one process's page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// As the process itself sees it, which differs in another pid namespace.
+    /// The pid in the process's own namespace.
     pub pid: u32,
     /// The program's name.
     pub program: String,
-    /// The node it was started as.
+    /// The address of the node that it was started as.
     pub node: Option<IpAddr>,
-    /// When the page was made, since 1970.
+    /// When the page was created, in nanoseconds since 1970.
     pub started_at_ns: u64,
     /// Open connections that have a slot.
     pub connections: Vec<Connection>,
-    /// Listeners that take lanes.
+    /// Listeners that accept lanes.
     pub listeners: Vec<Connection>,
-    /// What the lane path carried in all.
+    /// Totals of the lane path.
     pub lane: Totals,
-    /// What the kernel path carried in all.
+    /// Totals of the kernel path.
     pub kernel: Totals,
-    /// What the window path carried in all.
+    /// Totals of the window path.
     pub window: Totals,
-    /// Connections that found no slot, since the start.
+    /// Number of connections since the start for which no slot was free.
     pub connections_unlisted: u64,
-    /// Bytes of memory that its lanes have taken beyond their small rings.
+    /// Bytes that its lanes occupy beyond their small rings.
     pub lane_memory_bytes: u64,
-    /// Bytes that they may take; 0 as long as there was no lane.
+    /// The bound on these bytes; 0 as long as there was no lane.
     pub lane_memory_bytes_max: u64,
-    /// Reasons that occurred, and how often.
+    /// Fallback reasons that occurred, and how often.
     pub fallbacks: BTreeMap<&'static str, u64>,
 }
 
 impl Process {
-    /// What a path carried in all.
+    /// Returns the totals of a path.
     pub fn totals(&self, path: DataPath) -> &Totals {
         match path {
             DataPath::Lane => &self.lane,
@@ -85,7 +85,7 @@ impl Process {
     }
 }
 
-/// What a path carried for a process, closed connections included.
+/// The totals of a path for one process, closed connections included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Connections opened by this process.
@@ -107,44 +107,44 @@ pub struct Connection {
     pub role: Role,
     /// What carries it.
     pub path: DataPath,
-    /// Opened by a parent process, before a fork.
+    /// Whether a parent process opened it, before a fork.
     pub inherited: bool,
     /// This side's address.
     pub local: Option<SocketAddr>,
     /// The other side's address.
     pub peer: Option<SocketAddr>,
-    /// When it was opened, since 1970.
+    /// When it was opened, in nanoseconds since 1970.
     pub opened_at_ns: u64,
     /// Bytes sent by this process.
     pub bytes_sent: u64,
     /// Bytes received by this process.
     pub bytes_received: u64,
-    /// Sends.
+    /// Number of sends.
     pub messages_sent: u64,
-    /// Receives.
+    /// Number of receives.
     pub messages_received: u64,
-    /// Sleeps of this side.
+    /// Number of sleeps of this side.
     pub sleeps: u64,
-    /// Wake-ups given to the other side.
+    /// Number of wakeups sent to the other side.
     pub wakes: u64,
 }
 
-/// Why a page was not read.
+/// Why a page could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageError {
-    /// Shorter than a header.
+    /// It is shorter than a header.
     Short {
-        /// What there was.
+        /// Its length.
         bytes: usize,
     },
-    /// Not a page, or not finished.
+    /// It is not a page, or not a complete one.
     NotAPage,
-    /// Made by another version of the library.
+    /// Another version of the library created it.
     Version {
-        /// The one found.
+        /// The version found.
         found: u32,
     },
-    /// Sizes in the header that do not fit this layout.
+    /// The sizes in its header are not those of this layout.
     Layout,
     /// The file could not be read.
     Io(std::num::NonZeroI32),
@@ -153,10 +153,10 @@ pub enum PageError {
 impl fmt::Display for PageError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short { bytes } => write!(formatter, "{bytes} bytes are too few for a page"),
-            Self::NotAPage => formatter.write_str("not a finished page"),
+            Self::Short { bytes } => write!(formatter, "{bytes} bytes, too few for a page"),
+            Self::NotAPage => formatter.write_str("not a complete page"),
             Self::Version { found } => write!(formatter, "page version {found}, this command reads {VERSION}"),
-            Self::Layout => formatter.write_str("sizes in the header are not those of this version"),
+            Self::Layout => formatter.write_str("the sizes in the header are not those of this version"),
             Self::Io(number) => write!(formatter, "{}", std::io::Error::from_raw_os_error(number.get())),
         }
     }
@@ -181,7 +181,7 @@ pub fn read_rack(rack: &Path) -> std::io::Result<Snapshot> {
         match read_page(&folder, &name) {
             Ok(Some(process)) => snapshot.processes.push(process),
             Ok(None) => snapshot.stale_removed += 1,
-            // It ended while we looked.
+            // The process ended meanwhile.
             Err(PageError::Io(number)) if number.get() == Errno::NOENT.raw_os_error() => {}
             Err(error) => snapshot.unreadable.push(Unreadable { name: name.to_string_lossy().into_owned(), error }),
         }
@@ -210,7 +210,7 @@ fn page_names(folder: &Fd) -> Result<Vec<CString>, Errno> {
     Ok(names)
 }
 
-/// `None` when the page was stale and has been removed.
+/// Reads a page. Returns `None` if it was stale and has been removed.
 fn read_page(folder: &Fd, name: &std::ffi::CStr) -> Result<Option<Process>, PageError> {
     let fd = file::open_page(folder.as_fd(), name)?;
     match file::remove_open_if_stale(folder.as_fd(), name, &fd)? {
@@ -219,7 +219,7 @@ fn read_page(folder: &Fd, name: &std::ffi::CStr) -> Result<Option<Process>, Page
     }
 }
 
-/// The header and as many slots as it says were ever used, but no more than a page has.
+/// Reads the header and the slots that by the header were ever used, but at most as many as a page has.
 fn read_used(fd: &Fd) -> Result<Vec<u8>, PageError> {
     let mut page = read_at(fd, 0, HEADER_BYTES)?;
     if let Some(header) = Bytes::new(&page, HEADER_BYTES) {
@@ -244,7 +244,7 @@ fn read_at(fd: &Fd, offset: usize, bytes: usize) -> Result<Vec<u8>, PageError> {
     Ok(buffer)
 }
 
-/// Understands the bytes of a page: the header and any number of slots behind it.
+/// Decodes the bytes of a page: the header and any number of slots behind it.
 pub fn decode(page: &[u8]) -> Result<Process, PageError> {
     let header = Bytes::new(page, HEADER_BYTES).ok_or(PageError::Short { bytes: page.len() })?;
     check_header(&header)?;
@@ -305,7 +305,7 @@ fn decode_totals(header: &Bytes<'_>, path: DataPath, connections: &[Connection])
     let sum = |parts: &[u64], open_bytes: &mut dyn Iterator<Item = u64>| {
         parts.iter().copied().chain(open_bytes).fold(0u64, u64::saturating_add)
     };
-    // An open counter that a torn read shows below zero is zero.
+    // A torn read may show an open counter below zero, which counts as zero.
     let connections_open = header.u64(totals + offset_of!(PathTotals, connections_open));
     Totals {
         connections_total: header.u64(totals + offset_of!(PathTotals, connections_total)),
@@ -320,7 +320,7 @@ fn decode_fallbacks(header: &Bytes<'_>) -> BTreeMap<&'static str, u64> {
     FallbackReason::ALL.iter().map(|reason| (reason.name(), count(*reason))).filter(|(_, count)| *count > 0).collect()
 }
 
-/// `None` for a slot that is free, closing, or not understood.
+/// Decodes a slot. Returns `None` if it is free, closing or invalid.
 fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
     if slot.u32(offset_of!(Slot, identity.state)) != STATE_OPEN {
         return None;
@@ -357,14 +357,14 @@ fn decode_address(slot: &Bytes<'_>, ip: usize, port: usize) -> Option<SocketAddr
     Some(SocketAddr::new(ip, port_and_family as u16))
 }
 
-/// A name without what could play tricks on a terminal.
+/// Decodes a name, replacing control characters, which could manipulate a terminal.
 fn printable(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let text = String::from_utf8_lossy(&bytes[..end]);
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
-/// Bytes whose fields are read at the offsets of a layout struct, which the length has been checked against.
+/// Bytes whose fields are read at the offsets of a layout struct; their length has been checked.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

@@ -1,9 +1,9 @@
-//! The words that switch something on or off in a variable, for the library and for the command alike.
+//! The values of environment variables that are switches, for the library and for the command.
 
 const ON: [&str; 4] = ["1", "true", "yes", "on"];
 const OFF: [&str; 4] = ["0", "false", "no", "off"];
 
-/// What the value of a switch says, in small or capital letters; `None` for what says neither.
+/// Parses the value of a switch, ignoring case. Returns `None` for any other value.
 pub fn switch(value: &[u8]) -> Option<bool> {
     let is_one_of = |words: [&str; 4]| words.iter().any(|word| value.eq_ignore_ascii_case(word.as_bytes()));
     if is_one_of(ON) {
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_switch_is_on_or_off_or_not_understood() {
+    fn a_switch_is_on_off_or_invalid() {
         for word in ["1", "true", "Yes", "ON"] {
             assert_eq!(switch(word.as_bytes()), Some(true), "{word}");
         }

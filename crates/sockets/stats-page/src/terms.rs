@@ -1,9 +1,9 @@
-//! The words a page speaks in: path, role, why a connection did not get a lane.
+//! The terms of a page: data path, role, and fallback reason.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Counters reserved for fallback reasons; more than there are today.
+/// Number of counters reserved for fallback reasons; more than there are reasons today.
 pub(crate) const FALLBACK_COUNTERS: usize = 32;
 
 /// What carries a connection's bytes.
@@ -14,12 +14,12 @@ pub enum DataPath {
     Lane = 0,
     /// Kernel TCP.
     Kernel = 1,
-    /// A memory window to another node, by way of this node's proxy.
+    /// A memory window to another node, through this node's proxy.
     Window = 2,
 }
 
 impl DataPath {
-    /// How many there are.
+    /// The number of paths.
     pub const COUNT: usize = 3;
 
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
@@ -31,7 +31,7 @@ impl DataPath {
         }
     }
 
-    /// The word `crosslane stat` prints.
+    /// Returns the word that `crosslane stat` prints.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lane => "lane",
@@ -41,7 +41,7 @@ impl DataPath {
     }
 }
 
-/// Which side of a connection this process is, or that it waits for connections.
+/// The side of a connection that this process is, or that it listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -49,7 +49,7 @@ pub enum Role {
     Connect = 0,
     /// It called `accept`.
     Accept = 1,
-    /// It called `listen`: no connection, and counted as none.
+    /// It called `listen`. Not counted as a connection.
     Listen = 2,
 }
 
@@ -63,7 +63,7 @@ impl Role {
         }
     }
 
-    /// The word `crosslane stat` prints.
+    /// Returns the word that `crosslane stat` prints.
     pub fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -75,21 +75,21 @@ impl Role {
 
 macro_rules! fallback_reasons {
     ($($(#[$doc:meta])* $variant:ident => $name:literal, $why:literal;)*) => {
-        /// Why a connection that could have had a lane went to the kernel.
+        /// Why a connection that could have had a lane uses kernel TCP.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum FallbackReason { $($(#[$doc])* $variant,)* }
 
         impl FallbackReason {
-            /// All of them, in the order of their counters.
+            /// All reasons, in the order of their counters.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The word used in JSON.
+            /// Returns the word used in JSON.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The reason in a few words, for people.
+            /// Returns the reason in a few words, for people.
             pub fn explanation(self) -> &'static str {
                 match self { $(Self::$variant => $why,)* }
             }
@@ -97,16 +97,16 @@ macro_rules! fallback_reasons {
     };
 }
 
-// New reasons go at the end: the position is the counter's place in the page.
+// New reasons are added at the end: the position is the index of the counter in the page.
 fallback_reasons! {
     /// No accelerated listener has the address.
     NoListener => "no_listener",
         "no listener with lanes has that address; its server may run without crosslane, or in another rack";
-    /// The address is not of this machine.
+    /// The address does not belong to this machine.
     RemoteAddress => "remote_address", "the address is not on this machine, or in another network namespace of it";
     /// `--only` or `--except` excludes the port.
     PortRule => "port_rule", "the port is excluded by --only or --except";
-    /// The two libraries speak different versions.
+    /// The two libraries have different protocol versions.
     VersionMismatch => "version_mismatch", "the other side runs another version of crosslane";
     /// The listener's queue was full.
     BacklogFull => "backlog_full", "the listener's backlog was full";
@@ -117,37 +117,38 @@ fallback_reasons! {
     /// The other side declined a lane.
     PeerRefused => "peer_refused", "the other side declined a lane";
     /// A program without Crosslane connected to an accelerated listener.
-    PlainClient => "plain_client", "the client came by kernel TCP: it runs without crosslane, or stat has its reason";
+    PlainClient => "plain_client",
+        "the client used kernel TCP: it runs without crosslane, or crosslane stat shows its reason";
     /// The program asked for something lanes do not offer.
     UnsupportedCall => "unsupported_call", "the program asked for something lanes do not offer";
-    /// The rendezvous broke off or made no sense.
-    HandshakeFailed => "handshake_failed", "the rendezvous broke off or made no sense";
+    /// The handshake was interrupted or invalid.
+    HandshakeFailed => "handshake_failed", "the handshake was interrupted or invalid";
     /// The network namespaces differ.
     NamespaceDiffers => "namespace_differs", "the two programs are in different network namespaces";
     /// The link to the other node is not up, or the monitor of this one does not answer.
     LinkDown => "link_down", "the link to that node is down; see crosslane status";
-    /// A socket connected to its own address: it is both ends.
+    /// A socket connected to its own address.
     ToItself => "to_itself", "the socket connected to itself: there is no second program";
-    /// The rack's rules do not let this node connect there.
+    /// The rack's access rules do not allow this node to connect there.
     AccessDenied => "access_denied", "the rack's access rules deny it";
-    /// The part of the windows that the connection got could not be mapped.
-    WindowUnmapped => "window_unmapped", "its part of the windows cannot be mapped in this program";
-    /// A connection from the program's port to that address still exists, perhaps at the other end only.
+    /// The connection's spans of the windows could not be mapped.
+    WindowUnmapped => "window_unmapped", "its spans of the windows cannot be mapped in this program";
+    /// A connection from the program's port to that address still exists, perhaps only at the other side.
     PortInUse => "port_in_use", "an earlier connection from that port to that address still exists";
-    /// `--filters honour`: packet filters of the loopback interface are to see the connection.
+    /// `--filters honour`: packet filters of the loopback interface must see the connection.
     PacketFilters => "packet_filters", "packet filters are honoured: --filters honour";
     /// A security module, such as Landlock, denies the program this connection.
     ConnectDenied => "connect_denied", "a security module denies the program this connection";
-    /// The kernel's listener at the address was made by another user.
-    OtherUser => "other_user", "the server is another user's";
-    /// The rack directory is not of the user that the program runs as now.
+    /// Another user created the kernel's listener at the address.
+    OtherUser => "other_user", "the server belongs to another user";
+    /// The rack directory does not belong to the current user of the program.
     RackOfOtherUser => "rack_of_other_user",
-        "the rack directory is not of the user that the program runs as; it may have changed its user";
-    /// All source ports are taken.
+        "the rack directory belongs to another user; the program may have changed its user";
+    /// No source port is free.
     NoFreePort => "no_free_port", "no source port is free for one more connection to that address";
-    /// The address of a listener is taken in the rack.
+    /// Another listener of the rack has the address.
     NameTaken => "name_taken", "another listener of the rack has that address";
-    /// The proxy could not listen in the place of another node's server.
+    /// The proxy could not listen on behalf of another node's server.
     ProxyCannotListen => "proxy_cannot_listen", "the proxy of this node cannot listen for that server; see its log";
     /// `crosslane lanes off`.
     SwitchedOff => "switched_off", "lanes are switched off in the rack: crosslane lanes on";
@@ -161,7 +162,7 @@ impl fmt::Display for FallbackReason {
     }
 }
 
-/// The name people use for a node that no rack file names: `a` to `z` for 127.77.0.1 to 127.77.0.26, else the address.
+/// Returns the name of a node that is not in a rack file: `a` to `z` for 127.77.0.1 to 127.77.0.26, else the address.
 pub fn node_name(address: IpAddr) -> String {
     match address {
         IpAddr::V4(four) if matches!(four.octets(), [127, 77, 0, 1..=26]) => {
@@ -171,7 +172,7 @@ pub fn node_name(address: IpAddr) -> String {
     }
 }
 
-/// The address of a node given as a letter or as an address in 127.77.0.0/16; `None` when it is neither.
+/// Parses a node given as a letter or as an address in 127.77.0.0/16. Returns `None` for anything else.
 pub fn node_address(name: &str) -> Option<Ipv4Addr> {
     if let [letter @ b'a'..=b'z'] = name.as_bytes() {
         return Some(Ipv4Addr::new(127, 77, 0, letter - b'a' + 1));
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_no_nodes() {
+    fn other_names_are_not_nodes() {
         for name in
             ["", "A", "aa", "1", "ä", "127.0.0.1", "127.77.0.0", "127.77.255.255", "127.77.0", "::1", "127.77.0.1 "]
         {

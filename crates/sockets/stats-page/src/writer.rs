@@ -1,4 +1,4 @@
-//! The writing half, which lives in the programs.
+//! The writer, which runs inside the programs.
 
 use std::ffi::CStr;
 use std::mem::size_of;
@@ -17,15 +17,15 @@ use crate::layout::{
 };
 use crate::terms::{DataPath, FallbackReason, Role};
 
-/// Longest rack path a page is published under. A rendezvous socket's path is shorter still.
+/// Longest path of a rack directory in which a page is published. Paths of rendezvous sockets are bounded more tightly.
 const RACK_PATH_BYTES_MAX: usize = 512;
-/// Index of a connection that found no slot.
+/// Index of a connection for which no slot was free.
 const UNLISTED: u32 = u32::MAX;
 
-/// What a page says about its process.
+/// What a page tells about its process.
 #[derive(Clone, Copy, Debug)]
 pub struct PageConfig<'a> {
-    /// The rack directory; made 0700 when it is missing.
+    /// The rack directory, which must exist.
     pub rack: &'a std::path::Path,
     /// The node's address, if the program was given one.
     pub node: Option<IpAddr>,
@@ -33,12 +33,12 @@ pub struct PageConfig<'a> {
     pub program: &'a [u8],
 }
 
-/// A connection to be entered.
+/// A connection to be counted.
 #[derive(Clone, Copy, Debug)]
 pub struct NewConnection {
     /// What carries it.
     pub path: DataPath,
-    /// Which side of it this process is.
+    /// The side of it that this process is.
     pub role: Role,
     /// The program's descriptor.
     pub fd: i32,
@@ -54,15 +54,15 @@ pub struct StatsPage {
     rack: [u8; RACK_PATH_BYTES_MAX],
     node: Option<IpAddr>,
     program: [u8; PROGRAM_BYTES],
-    /// Slots below this index have memory.
+    /// Slots below this index have been allocated.
     slots_committed: AtomicU32,
     /// Slots below this index have been used.
     slots_used: AtomicU32,
-    /// Top of the stack of closed slots: a tag against reuse in the high half, index + 1 in the low half.
+    /// Top of the stack of closed slots: in the high half a tag against ABA, in the low half the index plus one.
     free_top: AtomicU64,
-    /// What this process knows of each slot.
+    /// This process's private copy of the slots' identities.
     known: &'static [PrivateSlot],
-    /// Connections open, by `DataPath as usize`.
+    /// Number of open connections, by `DataPath as usize`.
     open: [AtomicU64; DataPath::COUNT],
     published: AtomicBool,
     file_pid: AtomicU32,
@@ -71,36 +71,37 @@ pub struct StatsPage {
     file_inode: AtomicU64,
 }
 
-/// What a process knows of one of its slots, in private memory. Nobody outside can corrupt it, and a child of `fork`
-/// has it as it was at the fork: by the time it looks at its parent's page, the parent may have closed what it handed
-/// on.
+/// The private copy of a slot's identity. No other process can corrupt it, and a child of `fork` has it as it was at
+/// the fork: when the child reads the parent's page, the parent may already have closed connections that the child
+/// inherited.
 #[repr(C)]
 struct PrivateSlot {
     identity: Identity,
-    /// While the slot is on the stack of closed ones, index + 1 of the one below.
+    /// While the slot is on the stack of closed ones: the index plus one of the next lower slot.
     free_below: AtomicU32,
 }
 
-// SAFETY: `page` points to memory that is mapped for the life of the process and reached only through atomics.
+// SAFETY: `page` points to memory that stays mapped as long as the process and is only accessed through atomics.
 unsafe impl Send for StatsPage {}
-// SAFETY: as above; all other fields are atomics or never change.
+// SAFETY: the memory behind `page` is only accessed through atomics, and all other fields are atomics or never change.
 unsafe impl Sync for StatsPage {}
 
 static EMERGENCY_PAGE: Header = Header::new();
-/// Counts in the program's own memory when not even a page of private memory can be mapped.
+/// Counts in static memory if not even private memory can be mapped.
 static EMERGENCY: StatsPage = match NonNull::new((&raw const EMERGENCY_PAGE).cast_mut().cast()) {
     Some(page) => StatsPage::over(page, &[]),
     None => unreachable!(),
 };
 
 impl StatsPage {
-    /// Makes the page of this process. Never fails: without a usable rack the page is private and nobody sees it.
+    /// Creates the page of this process. Never fails: without a usable rack directory, the page is private.
     pub fn create(config: &PageConfig<'_>) -> &'static Self {
         let known_at = size_of::<Self>().next_multiple_of(align_of::<PrivateSlot>());
         let Ok(memory) = backing::map_zeroed(known_at + SLOTS * size_of::<PrivateSlot>()) else {
             return &EMERGENCY;
         };
-        // SAFETY: the mapping is zeroed, private, never unmapped, large enough and aligned for both; atomics only.
+        // SAFETY: the mapping is zeroed, private, never unmapped, and large and aligned enough for both parts; a zeroed
+        // `PrivateSlot` is valid, as it consists of atomics.
         let known = unsafe { std::slice::from_raw_parts(memory.add(known_at).cast::<PrivateSlot>().as_ptr(), SLOTS) };
         let mut stats = Self::over(NonNull::dangling(), known);
         stats.describe(config);
@@ -109,7 +110,8 @@ impl StatsPage {
         stats.page = page.base;
         stats.adopt(&page);
         stats.write_header(page.base, pid);
-        // SAFETY: the memory is ours, large enough and aligned; nobody else knows its address yet.
+        // SAFETY: the memory was just mapped for this value and is large and aligned enough; nothing else refers to it
+        // yet.
         unsafe {
             memory.cast::<Self>().write(stats);
             memory.cast::<Self>().as_ref()
@@ -160,7 +162,7 @@ impl StatsPage {
         }
     }
 
-    /// The magic goes last: a reader that finds it finds the rest.
+    /// Writes the header, with the magic last: a reader that finds it also finds the rest.
     fn write_header(&self, base: NonNull<u8>, pid: u32) {
         let header = header_at(base);
         header.version.store(VERSION, Relaxed);
@@ -178,29 +180,29 @@ impl StatsPage {
         header_at(self.page)
     }
 
-    /// The caller has taken `index` from this page, so its memory is there.
+    /// Returns a slot that was taken from this page, so that it has memory.
     fn slot(&self, index: u32) -> &'static Slot {
         assert!(index < self.slots_committed.load(Relaxed));
         slot_at(self.page, index)
     }
 
-    /// Whether `crosslane stat` can see this page.
+    /// Returns whether `crosslane stat` can see this page.
     pub fn is_published(&self) -> bool {
         self.published.load(Relaxed)
     }
 
-    /// Counts a connection that could have had a lane and went to the kernel.
+    /// Counts a connection that could have had a lane and uses kernel TCP.
     pub fn count_fallback(&self, reason: FallbackReason) {
         self.header().fallbacks[reason as usize].fetch_add(1, Relaxed);
     }
 
-    /// Says how much memory the lanes of the process have taken beyond their small rings, and how much they may take.
+    /// Stores how many bytes the lanes of the process occupy beyond their small rings, and the bound on them.
     pub fn note_lane_memory(&self, bytes: u64, bytes_max: u64) {
         self.header().lane_memory_bytes.store(bytes, Relaxed);
         self.header().lane_memory_bytes_max.store(bytes_max, Relaxed);
     }
 
-    /// Enters a connection. Takes no lock and allocates nothing; makes a system call only when the table grows.
+    /// Adds a connection. Takes no lock and allocates nothing; makes a system call only if the table grows.
     pub fn open_connection(&'static self, connection: &NewConnection) -> ConnectionSlot {
         let NewConnection { path, role, .. } = *connection;
         if role != Role::Listen {
@@ -219,12 +221,12 @@ impl StatsPage {
         slot.receiver.clear();
         let opened_at_ns = unix_time_ns();
         self.identities(index).for_each(|identity| identity.open(connection, opened_at_ns));
-        // Kernel TCP has no lock of ours around it: two threads may well send at once.
+        // Kernel TCP has no lock of the library's, so that two threads may send at once.
         let single_writer = path != DataPath::Kernel;
         ConnectionSlot { stats: self, slot, index, path, role, single_writer }
     }
 
-    /// What identifies the connection in a slot: for readers, and for children.
+    /// Returns both copies of a slot's identity: the one for readers, and the private one.
     fn identities(&self, index: u32) -> impl Iterator<Item = &'static Identity> {
         [&self.slot(index).identity, &self.known[index as usize].identity].into_iter()
     }
@@ -272,7 +274,7 @@ impl StatsPage {
         Some(used)
     }
 
-    /// Whether the slot at `index` has memory, after asking for some if it had none.
+    /// Returns whether the slot at `index` has memory, after trying to allocate it.
     fn commit(&self, index: u32) -> bool {
         let committed = self.slots_committed.load(Relaxed);
         if index < committed {
@@ -286,24 +288,25 @@ impl StatsPage {
         (index as usize) < end
     }
 
-    /// Gives a child its own page, in the place of its parent's, right after `fork` (from a `pthread_atfork` child
-    /// handler, which runs while the child has one thread). Connections of the parent stay open here, marked as
-    /// inherited, and count from zero; every [`ConnectionSlot`] stays good. Safe after `fork` in a program with
-    /// threads: no allocation, no lock.
+    /// Gives a child its own page in place of its parent's, right after `fork`. To be called from a `pthread_atfork`
+    /// child handler, which runs while the child has one thread. Connections of the parent stay open, marked as
+    /// inherited, and count from zero; every [`ConnectionSlot`] stays valid. Safe after `fork` in a multi-threaded
+    /// program: it neither allocates nor takes a lock.
     pub fn forked_child(&'static self) {
         let pid = own_pid();
         if self.known.is_empty() {
-            // The emergency page is memory of the program's own, which fork has already made the child's.
+            // The emergency page is static memory, of which the child already has a copy.
             return reset_counters(self.header());
         }
         let used = self.slots_used.load(Relaxed);
         let replaced = backing::map(self.rack(), pid, used as usize).and_then(|page| {
             self.write_inherited(page.base, used);
             self.write_header(page.base, pid);
-            // SAFETY: both are whole mappings of a page, and the child has only the calling thread.
+            // SAFETY: both are whole mappings of a page that this process owns, and the child has only the calling
+            // thread.
             unsafe { backing::replace(self.page, page.base) }.inspect_err(|_| {
                 page.file.inspect(|file| backing::remove(self.rack(), *file));
-                // SAFETY: nobody has seen this mapping.
+                // SAFETY: `replace` failed, so that the mapping is still whole, and nothing refers to it.
                 unsafe { backing::unmap(page.base) };
             })?;
             self.adopt(&page);
@@ -312,8 +315,8 @@ impl StatsPage {
         if replaced.or_else(|_| self.become_private(pid, used)).is_ok() {
             return self.rebuild_free_stack(used);
         }
-        // A child whose limit is below what it has mapped already is denied even this. It falsifies its parent's
-        // numbers, but gives out none of its parent's slots.
+        // Even this fails in a child whose memory limit is below what it has mapped. Its counters then go to its
+        // parent's page, but it reuses none of its parent's slots.
         self.slots_used.store(SLOTS as u32, Relaxed);
         self.free_top.store(0, Relaxed);
     }
@@ -331,7 +334,7 @@ impl StatsPage {
         }
     }
 
-    /// Slots that another thread was just opening or closing when the program forked have no owner in the child.
+    /// Slots that another thread was opening or closing during the fork have no owner in the child and become free.
     fn rebuild_free_stack(&self, used: u32) {
         self.free_top.store(0, Relaxed);
         for index in (0..used).rev() {
@@ -341,10 +344,12 @@ impl StatsPage {
         }
     }
 
-    /// No second page can be had: what must not happen is that the child goes on writing into its parent's.
+    /// Replaces the page by private memory if no second page can be mapped, so that the child does not write into its
+    /// parent's.
     fn become_private(&self, pid: u32, used: u32) -> Result<(), Errno> {
         self.published.store(false, Relaxed);
-        // SAFETY: `self.page` is the whole mapping of a page, and the child has only the calling thread.
+        // SAFETY: `self.page` is a whole mapping of a page that this process owns, and the child has only the calling
+        // thread.
         unsafe { backing::replace_with_zeroes(self.page)? };
         self.slots_committed.store(SLOTS as u32, Relaxed);
         self.write_inherited(self.page, used);
@@ -352,7 +357,7 @@ impl StatsPage {
         Ok(())
     }
 
-    /// Removes the page's file: for an orderly end of the process. Counting may go on, unseen.
+    /// Removes the page's file when the process ends in an orderly way. The page may still be written to.
     pub fn remove(&self) {
         if !self.published.swap(false, Relaxed) || self.file_pid.load(Relaxed) != own_pid() {
             return;
@@ -369,13 +374,13 @@ impl StatsPage {
         }
     }
 
-    /// Ends the mapping as the death of the process would, leaving the file behind. For tests.
+    /// Unmaps the page as the death of the process would, leaving the file behind. For tests.
     ///
     /// # Safety
     /// Neither this page nor any slot of it may be used afterwards.
     #[doc(hidden)]
     pub unsafe fn vanish(&'static self) {
-        // SAFETY: the caller promises that nobody uses the page any more.
+        // SAFETY: by the contract of this function, the page is no longer used.
         unsafe { backing::unmap(self.page) };
     }
 }
@@ -385,16 +390,18 @@ fn tagged(top: u64, index_plus_one: u32) -> u64 {
 }
 
 fn header_at(base: NonNull<u8>) -> &'static Header {
-    // SAFETY: every base comes from `backing::map` or the emergency page: mapped for good, page-aligned, with the
-    // header's memory present, and a header is atomics only, for which any bytes are valid values.
+    // SAFETY: every base comes from `backing::map` or is the emergency page: mapped as long as the process,
+    // page-aligned, with the header's memory allocated. A header consists of atomics, for which all bit patterns are
+    // valid.
     unsafe { base.cast::<Header>().as_ref() }
 }
 
-/// The slot's memory must be there: `index` is below a committed count, or the page has just been made with that many
-/// slots.
+/// Returns a slot, whose memory must be allocated: `index` is below a committed count, or the page was just created
+/// with that many slots.
 fn slot_at(base: NonNull<u8>, index: u32) -> &'static Slot {
     assert!((index as usize) < SLOTS);
-    // SAFETY: in bounds by the assertion; mapped for good, aligned to 256 bytes, and atomics only.
+    // SAFETY: within the mapping by the assertion; mapped as long as the process, aligned to 256 bytes, and made of
+    // atomics.
     unsafe { base.add(HEADER_BYTES + index as usize * SLOT_BYTES).cast::<Slot>().as_ref() }
 }
 
@@ -480,10 +487,10 @@ fn store_words(words: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// A connection's place in the page. Dropping it closes the connection: its bytes move into the totals.
+/// A connection's slot in the page. Dropping it closes the connection: its counters are added to the totals.
 ///
-/// On a lane each direction must have one caller at a time, as a lane itself demands; the two directions may run at
-/// once. On the kernel path any number of threads may count.
+/// On a lane, each direction must be counted by one thread at a time, as a lane requires anyway; the two directions may
+/// be counted concurrently. On the kernel path, any number of threads may count.
 pub struct ConnectionSlot {
     stats: &'static StatsPage,
     slot: &'static Slot,
@@ -506,7 +513,7 @@ impl ConnectionSlot {
         self.slot.receiver.add(bytes, self.single_writer);
     }
 
-    /// Bytes sent and received so far.
+    /// Returns the bytes sent and received so far.
     pub fn carried_bytes(&self) -> (u64, u64) {
         (self.slot.sender.bytes.load(Relaxed), self.slot.receiver.bytes.load(Relaxed))
     }
@@ -516,26 +523,26 @@ impl ConnectionSlot {
         self.slot.receiver.wakes_or_sleeps.fetch_add(1, Relaxed);
     }
 
-    /// Counts a wake-up given to the other side.
+    /// Counts a wakeup sent to the other side.
     pub fn count_wake(&self) {
         self.slot.sender.wakes_or_sleeps.fetch_add(1, Relaxed);
     }
 
-    /// The descriptor the program now knows the connection by, after `dup` and `close`.
+    /// Sets the descriptor of the connection after `dup` and `close`.
     pub fn set_fd(&self, fd: i32) {
         if self.index != UNLISTED {
             self.stats.identities(self.index).for_each(|identity| identity.fd.store(fd, Relaxed));
         }
     }
 
-    /// The addresses, once they are known.
+    /// Sets the addresses, once they are known.
     pub fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
         if self.index != UNLISTED {
             self.stats.identities(self.index).for_each(|identity| identity.set_addresses(local, peer));
         }
     }
 
-    /// What carries the connection.
+    /// Returns the path that carries the connection.
     pub fn path(&self) -> DataPath {
         self.path
     }
@@ -562,7 +569,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// The name of the running program, as `ps` shows it. Reads by raw system calls.
+/// Returns the name of the running program, as `ps` shows it, read by raw system calls.
 pub fn own_program_name(buffer: &mut [u8; PROGRAM_BYTES]) -> &[u8] {
     crate::file::read_start(c"/proc/self/comm", buffer).unwrap_or(b"?").trim_ascii_end()
 }

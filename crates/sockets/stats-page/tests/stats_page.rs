@@ -1,4 +1,5 @@
-//! Ledgers written and read as programs and `crosslane stat` do, forks, kills and full file systems included.
+//! Tests of pages written as programs do and read as `crosslane stat` does, including forks, kills and full file
+//! systems.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -37,28 +38,27 @@ fn process_of(rack: &Path, pid: u32) -> Process {
     read_rack(rack).unwrap().processes.into_iter().find(|process| process.pid == pid).expect("the pid has a page")
 }
 
-/// A forked child of this test process holds the locks of every file that any test has open, so tests that fork and
-/// tests that wait for a lock to end take turns.
+/// Serializes tests that fork and tests that wait for the end of a lock: a forked child holds the locks of all files
+/// that any test has open.
 static FORKS: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     FORKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Runs `child` in a forked process and returns its pid after it has ended with status 0, which `child` answering
-/// true means.
+/// Runs `child` in a forked process. Returns its pid after it has exited with status 0, which it does if `child`
+/// returns true.
 fn in_child(child: impl FnOnce() -> bool) -> u32 {
-    // SAFETY: the child runs only the test's own code and leaves by _exit, so that it never returns into the test
-    // harness.
+    // SAFETY: the child only runs the test's own code and ends with `_exit`, so that it never returns into the harness.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
         let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(false);
-        // SAFETY: ends the child at once.
+        // SAFETY: the call ends the child.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: `pid` is our child and `status` outlives the call.
+    // SAFETY: `pid` is a child of this process, and `status` is a local variable.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert_eq!(status, 0, "the child failed or was killed, wait status {status:#x}");
     pid.unsigned_abs()
@@ -109,7 +109,7 @@ fn a_reader_sees_what_was_written() {
 }
 
 #[test]
-fn a_listener_has_a_line_and_is_no_connection() {
+fn a_listener_is_listed_but_not_counted_as_a_connection() {
     let rack = rack();
     let address: SocketAddr = "127.77.0.2:80".parse().unwrap();
     let listener =
@@ -128,7 +128,7 @@ fn a_listener_has_a_line_and_is_no_connection() {
 fn files_and_folders_are_the_users_own() {
     let rack = rack();
     let deeper = rack.path().join("deeper");
-    assert!(!stats_in(&deeper).is_published() && !deeper.exists(), "a rack is not made by a page");
+    assert!(!stats_in(&deeper).is_published() && !deeper.exists(), "a page does not create the rack directory");
     fs::DirBuilder::new().mode(0o700).create(&deeper).unwrap();
     stats_in(&deeper);
     for (path, mode) in
@@ -151,7 +151,7 @@ fn a_folder_others_can_write_to_is_not_used() {
 }
 
 #[test]
-fn threads_lose_nothing_and_share_no_slot() {
+fn threads_lose_no_counts_and_share_no_slots() {
     const THREADS: u64 = 6;
     const ROUNDS: u64 = 400;
     let rack = rack();
@@ -222,13 +222,13 @@ fn a_full_table_still_counts() {
 }
 
 #[test]
-fn a_page_without_its_writer_is_removed_and_one_with_it_is_not() {
+fn a_page_is_removed_only_after_its_writer_has_exited() {
     let _alone = alone();
     let rack = rack();
     let gone = stats_in(rack.path());
     let kept = stats_in(rack.path());
     kept.count_fallback(FallbackReason::PortRule);
-    assert_eq!(read_rack(rack.path()).unwrap().processes.len(), 2, "a second owner of the pid gets a name of its own");
+    assert_eq!(read_rack(rack.path()).unwrap().processes.len(), 2, "a second owner of the pid uses another name");
     // SAFETY: `gone` is not used again.
     unsafe { gone.vanish() };
     let snapshot = read_rack(rack.path()).unwrap();
@@ -252,11 +252,12 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
     let mut ready = [0; 2];
     // SAFETY: `ready` has room for both descriptors.
     assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
-    // SAFETY: the child runs only what follows and never returns.
+    // SAFETY: the child only runs the code below and never returns.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         stats_in(rack.path()).count_fallback(FallbackReason::NoListener);
-        // SAFETY: plain system calls; what daemons do to descriptors must not end the lock.
+        // SAFETY: these system calls take valid arguments; closing all other descriptors, as daemons do, must not end
+        // the lock.
         unsafe {
             (3..1024).filter(|fd| *fd != ready[1]).for_each(|fd| {
                 libc::close(fd);
@@ -268,10 +269,10 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
         }
     }
     let mut byte = 0u8;
-    // SAFETY: one byte into `byte`.
+    // SAFETY: `byte` is a local variable of one byte.
     assert_eq!(unsafe { libc::read(ready[0], (&raw mut byte).cast(), 1) }, 1);
     assert_eq!(process_of(rack.path(), pid.unsigned_abs()).fallbacks["no_listener"], 1);
-    // SAFETY: our own child.
+    // SAFETY: `pid` is a child of this process that has not been waited for.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
         libc::waitpid(pid, std::ptr::null_mut(), 0);
@@ -310,19 +311,19 @@ fn a_forked_child_writes_to_a_page_of_its_own() {
     });
     let snapshot = read_rack(rack.path()).unwrap();
     assert_eq!(snapshot.processes, [before], "the child wrote into its parent's page");
-    assert_eq!(snapshot.stale_removed, 1, "the page of child {child} goes with it");
+    assert_eq!(snapshot.stale_removed, 1, "the page of child {child} is stale");
 }
 
 #[test]
-fn a_parent_that_closes_at_once_leaves_the_child_what_it_inherited() {
+fn a_connection_that_the_parent_closes_at_once_stays_open_in_the_child() {
     let _alone = alone();
     let rack = rack();
     let stats = stats_in(rack.path());
     let mut handed_on = std::mem::ManuallyDrop::new(stats.open_connection(&connection(DataPath::Lane, 5)));
     in_child(|| {
-        // Writes into the page of the test as a parent does that closes before its child has run.
+        // Closes a connection in the test's page, like a parent that closes it before its child has run.
         in_child(|| {
-            // SAFETY: this process ends without touching it again.
+            // SAFETY: this process exits without using the value again.
             unsafe { std::mem::ManuallyDrop::drop(&mut handed_on) };
             only_process(rack.path()).connections.is_empty()
         });
@@ -334,7 +335,7 @@ fn a_parent_that_closes_at_once_leaves_the_child_what_it_inherited() {
         let seen: Vec<_> = mine.connections.iter().map(|open| (open.fd, open.inherited, open.bytes_sent)).collect();
         assert_eq!(seen, [(5, true, 3), (6, false, 30)]);
         assert_eq!((mine.lane.connections_open, mine.lane.bytes_sent), (2, 33));
-        // SAFETY: dropped once in this process.
+        // SAFETY: this process drops the value only here.
         unsafe { std::mem::ManuallyDrop::drop(&mut handed_on) };
         let left = process_of(rack.path(), std::process::id());
         (left.lane.connections_open, left.lane.bytes_sent) == (1, 33)
@@ -368,7 +369,7 @@ fn a_child_of_a_child_closes_what_it_inherited() {
 }
 
 #[test]
-fn a_child_whose_rack_is_gone_counts_unseen() {
+fn a_child_without_a_usable_rack_counts_in_private_memory() {
     let _alone = alone();
     let rack = rack();
     let stats = stats_in(rack.path());
@@ -387,20 +388,20 @@ fn a_child_whose_rack_is_gone_counts_unseen() {
 }
 
 #[test]
-fn a_child_without_memory_for_a_page_still_leaves_its_parents_alone() {
+fn a_child_without_memory_for_a_page_does_not_write_into_its_parents_page() {
     let _alone = alone();
     let rack = rack();
     let stats = stats_in(rack.path());
-    // The child closes it, the parent does not.
+    // Only the child closes it.
     let slot = std::mem::ManuallyDrop::new(stats.open_connection(&connection(DataPath::Lane, 5)));
     slot.add_sent(1);
     let before = only_process(rack.path());
     in_child(|| {
-        // What is mapped now and no page more.
+        // The current size, without room for another page.
         let statm = fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
         let limit = libc::rlimit { rlim_cur: pages * 4096, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: `limit` is read by the call; it is the child's own limit.
+        // SAFETY: `limit` is a local variable; the call only changes the child's own limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         stats.forked_child();
         slot.add_sent(1000);
@@ -442,9 +443,9 @@ fn a_file_that_took_the_pages_name_is_left_alone() {
     let stats = stats_in(rack.path());
     let page = rack.path().join(format!("v1/stat/{}", std::process::id()));
     fs::remove_file(&page).unwrap();
-    fs::write(&page, "somebody else's").unwrap();
+    fs::write(&page, "another file").unwrap();
     stats.remove();
-    assert_eq!(fs::read_to_string(&page).unwrap(), "somebody else's");
+    assert_eq!(fs::read_to_string(&page).unwrap(), "another file");
 }
 
 #[test]
@@ -453,7 +454,7 @@ fn a_file_size_limit_does_not_kill_the_program() {
     let rack = rack();
     in_child(|| {
         let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
-        // SAFETY: `limit` is read by the call; it is the child's own limit.
+        // SAFETY: `limit` is a local variable; the call only changes the child's own limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
         let stats = stats_in(rack.path());
         stats.open_connection(&connection(DataPath::Lane, 1)).add_sent(1);
@@ -461,12 +462,12 @@ fn a_file_size_limit_does_not_kill_the_program() {
     });
 }
 
-/// Mounts a tmpfs of `bytes` over `place`, seen by the calling process alone. False where the machine does not allow
-/// it.
+/// Mounts a tmpfs of `bytes` over `place`, visible to the calling process only. Returns false where the machine does
+/// not allow it.
 fn mount_small_tmpfs(place: &Path, bytes: usize) -> bool {
     let place = std::ffi::CString::new(place.to_str().unwrap()).unwrap();
     let options = std::ffi::CString::new(format!("size={bytes},mode=700")).unwrap();
-    // SAFETY: plain system calls of a single-threaded child, with strings that outlive them.
+    // SAFETY: system calls of a single-threaded child, with strings that outlive them.
     unsafe {
         let uid = libc::getuid();
         if libc::unshare(libc::CLONE_NEWNS) != 0 {
@@ -531,7 +532,7 @@ fn a_file_system_that_fills_up_costs_only_the_listing() {
 }
 
 #[test]
-fn strange_files_in_the_folder_are_reported_or_ignored() {
+fn unexpected_files_in_the_folder_are_reported_or_ignored() {
     let _alone = alone();
     let rack = rack();
     let stats = stats_in(rack.path());
@@ -541,7 +542,7 @@ fn strange_files_in_the_folder_are_reported_or_ignored() {
         .map(|(name, contents)| {
             fs::write(stat.join(name), contents).unwrap();
             let file = fs::File::open(stat.join(name)).unwrap();
-            // SAFETY: an open descriptor.
+            // SAFETY: `file` keeps the descriptor open.
             assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0);
             file
         })
@@ -550,7 +551,7 @@ fn strange_files_in_the_folder_are_reported_or_ignored() {
     fs::create_dir(stat.join("904")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", stat.join("905")).unwrap();
     let fifo = std::ffi::CString::new(stat.join("906").to_str().unwrap()).unwrap();
-    // SAFETY: a string that outlives the call.
+    // SAFETY: `fifo` is a C string that outlives the call.
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
 
     let snapshot = read_rack(rack.path()).unwrap();
@@ -581,12 +582,12 @@ fn some_page() -> Vec<u8> {
     let stats = stats_in(rack.path());
     let _slots: Vec<ConnectionSlot> = (0..3).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
     let page = fs::read(rack.path().join(format!("v1/stat/{}", std::process::id())));
-    // Another test's page of the same pid lies in another rack, so the plain name is ours.
+    // Pages of other tests with the same pid are in other rack directories, so that this page has no suffix.
     page.unwrap()[..4096 + 16 * 256].to_vec()
 }
 
 #[test]
-fn pages_of_other_kinds_are_named_as_such() {
+fn invalid_pages_are_refused_with_their_error() {
     let _alone = alone();
     let page = some_page();
     assert_eq!(decode(&page).unwrap().connections.len(), 3);
@@ -656,7 +657,7 @@ proptest! {
         found.sort_unstable();
         expected.sort_unstable();
         prop_assert_eq!(found, expected);
-        // SAFETY: the slots are forgotten, and nothing else uses the page.
+        // SAFETY: the slots are forgotten below, and nothing else uses the page.
         unsafe { stats.vanish() };
         open.into_iter().for_each(|(slot, ..)| std::mem::forget(slot));
     }
