@@ -27,8 +27,9 @@ use security::SecurityOptions;
 
 use crate::descriptor::hidden::close;
 pub use crate::process::socket_option::SocketOption;
-use crate::process::socket_option::{SO_TIMESTAMPING_NEW, outcome, set_raw};
+use crate::process::socket_option::{SO_TIMESTAMPING_NEW, set_raw};
 use crate::process::system::read_text;
+use crate::process::system::unit_or_error;
 use crate::rendezvous::address::Family;
 use control::RequestedControl;
 pub use tcp_info::{PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, TCP_INFO_BYTES, TcpInfo, TcpState, tcp_info};
@@ -310,7 +311,7 @@ impl OptionRecord {
         let answer = unsafe {
             crate::process::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value, length)
         };
-        let result = outcome(answer);
+        let result = unit_or_error(answer);
         close(template);
         result?;
         let mut number = [0_u8; 4];
@@ -351,7 +352,7 @@ impl OptionRecord {
         let answer = unsafe {
             crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout)
         };
-        let result = outcome(answer);
+        let result = unit_or_error(answer);
         close(template);
         result
     }
@@ -515,7 +516,7 @@ pub unsafe fn ioctl_of_template(family: Family, request: u64, argument: usize) -
     let number = template.as_raw_fd();
     // SAFETY: `argument` is valid by the contract of this function; the kernel returns an error for invalid pointers.
     let answer = unsafe { crate::process::system::call!(libc::SYS_ioctl, number, request, argument) };
-    let result = outcome(answer);
+    let result = unit_or_error(answer);
     close(template);
     result.map(|()| answer as i32)
 }

@@ -94,7 +94,7 @@ pub(crate) struct ConnectTarget {
 
 /// A connect that waits in the background.
 pub(crate) struct PendingConnect {
-    pub(crate) aim: ConnectTarget,
+    pub(crate) target: ConnectTarget,
     pub(crate) advance: Advance,
     pub(crate) _counted: Counted,
 }

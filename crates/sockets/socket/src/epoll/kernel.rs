@@ -80,7 +80,7 @@ pub(super) unsafe fn control_with(
 ) -> Result<(), Errno> {
     // SAFETY: `event` is valid for the operation by the contract of this function.
     let result = unsafe { crate::process::system::call!(libc::SYS_epoll_ctl, epfd, operation, fd, event) };
-    if result < 0 { Err(system::error_of(result)) } else { Ok(()) }
+    system::unit_or_error(result)
 }
 
 /// `epoll_wait(2)` with a time-out of 0.

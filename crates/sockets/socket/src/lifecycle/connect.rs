@@ -146,8 +146,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     let bound = if is_pending { None } else { inspect::local_address(fd).ok() };
     let shares = stream.with_options(|options| options.shares_address());
     let port_choice = stream.with(|inner| inner.port_choice);
-    let aim = ConnectTarget { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
-    Call { fd, stream, aim, is_pending, remote: None }.run()
+    let target = ConnectTarget { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
+    Call { fd, stream, target, is_pending, remote: None }.run()
 }
 
 /// Returns whether a destination is an IPv4 address in the form of an IPv6 one.
@@ -183,12 +183,12 @@ pub(super) enum Attempt {
 }
 
 /// Advances a pending connect to another node, or starts one.
-pub(super) fn attempt(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
-    match (attempt_from(aim, remote), aim.port_choice) {
+pub(super) fn attempt(target: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
+    match (attempt_from(target, remote), target.port_choice) {
         // The kernel would not have chosen the port if it knew the connection: another port serves as well.
         (Attempt::TupleInUse, PortChoice::Kernel) => {
-            let bound = aim.bound.map(|bound| SocketAddr::new(bound.ip(), 0));
-            attempt_from(ConnectTarget { bound, ..aim }, None)
+            let bound = target.bound.map(|bound| SocketAddr::new(bound.ip(), 0));
+            attempt_from(ConnectTarget { bound, ..target }, None)
         }
         (Attempt::TupleInUse, PortChoice::KnownKernel) => Attempt::NoLane(FallbackReason::NoFreePort),
         (attempt, _) => attempt,
@@ -196,11 +196,11 @@ pub(super) fn attempt(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) ->
 }
 
 /// Makes one attempt from exactly the address that the socket is bound to.
-fn attempt_from(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
+fn attempt_from(target: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
     let is_resource_limit = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
     let advanced = remote.map(|remote| remote.advance());
     let progress = advanced.filter(|progress| !progress.as_ref().is_err_and(is_resource_limit));
-    let connect = || rendezvous::connect(aim.destination, aim.bound, aim.shares, aim.netns);
+    let connect = || rendezvous::connect(target.destination, target.bound, target.shares, target.netns);
     match progress.unwrap_or_else(|| limit::with_raised_limit(connect, is_resource_limit)) {
         Ok(ConnectProgress::Connected(connected)) => Attempt::Established(Box::new((*connected).into())),
         Ok(ConnectProgress::LifelineConnected { lifeline, tuple }) => {
@@ -218,7 +218,7 @@ fn attempt_from(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attem
 struct Call {
     fd: RawFd,
     stream: &'static Stream,
-    aim: ConnectTarget,
+    target: ConnectTarget,
     /// Whether an earlier call has moved the connect to the background.
     is_pending: bool,
     remote: Option<Box<RemoteConnect>>,
@@ -250,7 +250,7 @@ impl Call {
         if self.is_pending {
             return pending::outcome(self.fd);
         }
-        match attempt(self.aim, self.remote.take()) {
+        match attempt(self.target, self.remote.take()) {
             Attempt::BacklogFull => None,
             Attempt::Pending(remote) => {
                 self.remote = Some(remote);
@@ -258,7 +258,7 @@ impl Call {
             }
             Attempt::Established(established) => Some(self.install(*established)),
             Attempt::TupleInUse => Some(Outcome::Answered(Err(Errno::ADDRNOTAVAIL))),
-            Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.aim.destination, reason)),
+            Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.target.destination, reason)),
         }
     }
 
@@ -266,7 +266,7 @@ impl Call {
         match install(self.fd, self.stream, established) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
-            Err(_) => fall_back(self.fd, self.stream, self.aim.destination, FallbackReason::ResourceLimit),
+            Err(_) => fall_back(self.fd, self.stream, self.target.destination, FallbackReason::ResourceLimit),
         }
     }
 
@@ -309,9 +309,9 @@ impl Call {
 
     /// Blocks until the monitor or the proxy has answered, or until a full backlog is to be tried again.
     fn sleep(&self, left_ns: u64) -> Result<usize, Errno> {
-        let target = self.remote.as_ref().map(|remote| remote.wait_target());
-        let (fd, until_ns) = match target {
-            Some((Some(place), deadline_ns)) => (place.as_raw_fd(), deadline_ns.saturating_sub(now_ns())),
+        let awaited = self.remote.as_ref().map(|remote| remote.wait_target());
+        let (fd, until_ns) = match awaited {
+            Some((Some(descriptor), deadline_ns)) => (descriptor.as_raw_fd(), deadline_ns.saturating_sub(now_ns())),
             _ => (-1, pending::RETRY_INTERVAL_NS),
         };
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
@@ -320,11 +320,11 @@ impl Call {
     }
 
     fn go_to_background(self, answer: Errno) -> Outcome {
-        let Self { fd, stream, aim, remote, .. } = self;
+        let Self { fd, stream, target, remote, .. } = self;
         let reason = if remote.is_some() { FallbackReason::ResourceLimit } else { FallbackReason::BacklogFull };
-        match pending::begin(fd, stream, aim, remote) {
+        match pending::begin(fd, stream, target, remote) {
             Ok(()) => Outcome::Answered(Err(answer)),
-            Err(_) => fall_back(fd, stream, aim.destination, reason),
+            Err(_) => fall_back(fd, stream, target.destination, reason),
         }
     }
 }

@@ -264,9 +264,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     for (first, last) in hidden::visible_ranges(first, last) {
         // SAFETY: the program has asked to close these descriptors, and none of them is hidden.
         let closed = unsafe { crate::process::system::call!(libc::SYS_close_range, first, last, flags) };
-        if closed < 0 {
-            return Err(crate::process::system::error_of(closed));
-        }
+        crate::process::system::unit_or_error(closed)?;
     }
     if !closes {
         entry::for_each(first_fd..=last_fd, |fd, _| set_cloexec(fd));

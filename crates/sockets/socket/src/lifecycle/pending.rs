@@ -47,14 +47,14 @@ pub fn is_advancing(stream: &'static Stream) -> bool {
 pub(super) fn begin(
     fd: RawFd,
     stream: &'static Stream,
-    aim: ConnectTarget,
+    target: ConnectTarget,
     remote: Option<Box<RemoteConnect>>,
 ) -> Result<(), Errno> {
     if is_pending(stream) {
         return Ok(());
     }
-    connect_to_silent_listener(fd, aim.netns)?;
-    let pending = PendingConnect { aim, advance: Advance::Due(remote), _counted: Counted::new(advance_all) };
+    connect_to_silent_listener(fd, target.netns)?;
+    let pending = PendingConnect { target, advance: Advance::Due(remote), _counted: Counted::new(advance_all) };
     stream.with(|inner| inner.pending = Some(pending));
     epoll::wake_sleepers();
     Ok(())
@@ -63,63 +63,63 @@ pub(super) fn begin(
 /// Advances all pending connects.
 fn advance_all() {
     let mut full = None;
-    // A handler that jumped out of this function would leave the turn taken for ever.
+    // A handler that jumped out of this function would leave a connect marked as running for ever.
     signals::without_handlers(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
 }
 
 /// Advances the connect of one socket. `full` is a destination whose backlog has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
-    let Some((waiting, remote)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
+    let Some((pending_id, remote)) = stream.with(|inner| PendingId::start_advance(inner, *full)) else { return };
     if stream.with_options(|options| options.needs_kernel_tcp()) {
-        return end(stream, waiting, Err(FallbackReason::UnsupportedCall));
+        return end(stream, pending_id, Err(FallbackReason::UnsupportedCall));
     }
-    let left = match attempt(waiting.aim, remote) {
+    let left = match attempt(pending_id.target, remote) {
         Attempt::BacklogFull => {
-            *full = Some(waiting.aim.destination);
+            *full = Some(pending_id.target.destination);
             None
         }
         Attempt::Pending(remote) => Some(remote),
-        Attempt::Established(established) => return end(stream, waiting, Ok(established)),
-        Attempt::NoLane(reason) => return end(stream, waiting, Err(reason)),
-        Attempt::TupleInUse => return end(stream, waiting, Err(FallbackReason::HandshakeFailed)),
+        Attempt::Established(established) => return end(stream, pending_id, Ok(established)),
+        Attempt::NoLane(reason) => return end(stream, pending_id, Err(reason)),
+        Attempt::TupleInUse => return end(stream, pending_id, Err(FallbackReason::HandshakeFailed)),
     };
     // If the socket was closed meanwhile, the remote connect is dropped here, without its lock.
-    let _left = stream.with(|inner| waiting.return_turn(inner, left));
+    let _left = stream.with(|inner| pending_id.stop_advance(inner, left));
 }
 
-/// A pending connect, as it was before an attempt.
+/// The identity of a pending connect, as it was before an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Waiting {
+struct PendingId {
     fd: RawFd,
-    aim: ConnectTarget,
+    target: ConnectTarget,
 }
 
-impl Waiting {
+impl PendingId {
     fn of(inner: &StreamInner) -> Option<Self> {
         let fd = inner.descriptors.first().copied()?;
-        inner.pending.as_ref().map(|&PendingConnect { aim, .. }| Self { fd, aim })
+        inner.pending.as_ref().map(|&PendingConnect { target, .. }| Self { fd, target })
     }
 
-    /// Takes the turn, unless another thread has it, or the destination is known to be full.
-    fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<RemoteConnect>>)> {
-        let waiting = Self::of(inner)?;
-        let turn = &mut inner.pending.as_mut()?.advance;
-        let is_pointless = matches!(turn, Advance::Due(None)) && Some(waiting.aim.destination) == full;
-        match std::mem::replace(turn, Advance::Running) {
-            Advance::Due(remote) if !is_pointless => Some((waiting, remote)),
-            kept => {
-                *turn = kept;
+    /// Marks the connect as running, unless it is, or the destination is known to be full.
+    fn start_advance(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<RemoteConnect>>)> {
+        let pending_id = Self::of(inner)?;
+        let advance = &mut inner.pending.as_mut()?.advance;
+        let is_pointless = matches!(advance, Advance::Due(None)) && Some(pending_id.target.destination) == full;
+        match std::mem::replace(advance, Advance::Running) {
+            Advance::Due(remote) if !is_pointless => Some((pending_id, remote)),
+            other => {
+                *advance = other;
                 None
             }
         }
     }
 
-    /// Returns the turn. Returns `remote` if the connect is no longer the same.
-    fn return_turn(self, inner: &mut StreamInner, remote: Option<Box<RemoteConnect>>) -> Option<Box<RemoteConnect>> {
+    /// Marks the connect as due again. Returns `remote` if the connect is no longer the same.
+    fn stop_advance(self, inner: &mut StreamInner, remote: Option<Box<RemoteConnect>>) -> Option<Box<RemoteConnect>> {
         let is_mine = Self::of(inner) == Some(self);
         match inner.pending.as_mut().map(|pending| &mut pending.advance) {
-            Some(turn @ Advance::Running) if is_mine => {
-                *turn = Advance::Due(remote);
+            Some(advance @ Advance::Running) if is_mine => {
+                *advance = Advance::Due(remote);
                 None
             }
             _ => remote,
@@ -128,33 +128,33 @@ impl Waiting {
 }
 
 /// Ends a pending connect. A close in another thread runs before this, or finds the new state of the descriptor.
-fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Established>, FallbackReason>) {
+fn end(stream: &'static Stream, pending_id: PendingId, outcome: Result<Box<Established>, FallbackReason>) {
     let Some(_guard) = background_connects::enter_ending() else {
         // This is a signal handler that has interrupted a close: a later attempt ends the connect.
-        return drop(stream.with(|inner| waiting.return_turn(inner, None)));
+        return drop(stream.with(|inner| pending_id.stop_advance(inner, None)));
     };
-    if stream.with(|inner| Waiting::of(inner)) != Some(waiting) {
+    if stream.with(|inner| PendingId::of(inner)) != Some(pending_id) {
         return;
     }
     match outcome {
-        Ok(established) => finish(stream, waiting, *established),
-        Err(reason) => fall_back_to_kernel(stream, waiting, reason),
+        Ok(established) => finish(stream, pending_id, *established),
+        Err(reason) => fall_back_to_kernel(stream, pending_id, reason),
     }
 }
 
-fn finish(stream: &'static Stream, waiting: Waiting, established: Established) {
-    if install(waiting.fd, stream, established).is_err() {
+fn finish(stream: &'static Stream, pending_id: PendingId, established: Established) {
+    if install(pending_id.fd, stream, established).is_err() {
         // The connection is dropped, and the connect is tried again.
-        drop(stream.with(|inner| waiting.return_turn(inner, None)));
-    } else if let Entry::Connection(connection) = entry::get(waiting.fd) {
+        drop(stream.with(|inner| pending_id.stop_advance(inner, None)));
+    } else if let Entry::Connection(connection) = entry::get(pending_id.fd) {
         connection.report_connect_later(true);
     }
 }
 
 /// No lane is possible any more: kernel TCP connects from the start, to a TCP listener or to none.
-fn fall_back_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
-    let Waiting { fd, aim: ConnectTarget { destination, .. } } = waiting;
-    // SAFETY: the descriptor is open as long as its connect is not ended, which only the holder of the turn does.
+fn fall_back_to_kernel(stream: &'static Stream, pending_id: PendingId, reason: FallbackReason) {
+    let PendingId { fd, target: ConnectTarget { destination, .. } } = pending_id;
+    // SAFETY: the descriptor is open as long as its connect is not ended, which only the thread that advances it does.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     // The socket is disconnected in between, and the error of that is not for the program.
     let descriptors = stream.with(|inner| inner.descriptors.clone());

@@ -215,7 +215,7 @@ unsafe fn set_on_lifeline(
     // SAFETY: the caller guarantees that `value` is readable for `length` bytes or null, which the kernel refuses.
     let result =
         unsafe { crate::process::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
-    if result < 0 { Err(crate::process::system::error_of(result)) } else { Ok(()) }
+    crate::process::system::unit_or_error(result)
 }
 
 unsafe fn get_on_lifeline(
@@ -228,5 +228,5 @@ unsafe fn get_on_lifeline(
     let result = unsafe {
         crate::process::system::call!(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout)
     };
-    if result < 0 { Err(crate::process::system::error_of(result)) } else { Ok(()) }
+    crate::process::system::unit_or_error(result)
 }

@@ -1,11 +1,11 @@
 //! System calls that block. The `preload` crate supplies them, because a library between a program and libc must use
 //! libc's own versions: those are cancellation points, and raw system calls are not.
 
+use crate::process::callback::Callback;
 use crate::process::signals::SignalCheckpoint;
 use crate::process::system::{KERNEL_SIGSET_BYTES, call, count_or_error};
 use rustix::io::Errno;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// `recv(2)`.
 pub type Receive = unsafe extern "C" fn(i32, *mut c_void, usize, i32) -> isize;
@@ -26,23 +26,23 @@ pub type SelectUnderMask = unsafe extern "C" fn(
     *const libc::sigset_t,
 ) -> i32;
 
-static RECEIVE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static POLL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static EPOLL_WAIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static POLL_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static SELECT_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static RECEIVE: Callback<Receive> = Callback::new();
+static POLL: Callback<Poll> = Callback::new();
+static EPOLL_WAIT: Callback<EpollWait> = Callback::new();
+static POLL_UNDER_MASK: Callback<PollUnderMask> = Callback::new();
+static SELECT_UNDER_MASK: Callback<SelectUnderMask> = Callback::new();
 
 /// Sets the functions by which threads block from now on. They set `errno` as libc's do.
 pub fn set_blocking_calls(receive: Receive, poll: Poll, epoll_wait: EpollWait) {
-    RECEIVE.store(receive as *mut c_void, Ordering::Release);
-    POLL.store(poll as *mut c_void, Ordering::Release);
-    EPOLL_WAIT.store(epoll_wait as *mut c_void, Ordering::Release);
+    RECEIVE.set(receive);
+    POLL.set(poll);
+    EPOLL_WAIT.set(epoll_wait);
 }
 
 /// Sets the functions, as [`set_blocking_calls`] does, that take a signal mask and a finer timeout.
 pub fn set_masked_blocking_calls(poll: PollUnderMask, select: SelectUnderMask) {
-    POLL_UNDER_MASK.store(poll as *mut c_void, Ordering::Release);
-    SELECT_UNDER_MASK.store(select as *mut c_void, Ordering::Release);
+    POLL_UNDER_MASK.set(poll);
+    SELECT_UNDER_MASK.set(select);
 }
 
 /// Calls a function of libc on behalf of the library: returns what [`call`] would, and restores `errno`.
@@ -62,12 +62,12 @@ fn by_libc(call: impl FnOnce() -> isize) -> isize {
 
 /// Maximum time that a thread blocks at once while there is idle work.
 const IDLE_WORK_EVERY_MS: u64 = 250;
-/// The function that blocking threads call from time to time; null for none.
-static IDLE_WORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The function that blocking threads call from time to time, if any.
+static IDLE_WORK: Callback<fn() -> bool> = Callback::new();
 
 /// Sets the `work` that blocked threads wake up for a few times a second, as long as it returns true: there is more.
 pub fn set_idle_work(work: fn() -> bool) {
-    IDLE_WORK.store(work as *mut c_void, Ordering::Release);
+    IDLE_WORK.set(work);
 }
 
 /// Blocks by `sleep`, in slices while there is idle work. `sleep` gets the time to block for (`None`: without limit),
@@ -77,40 +77,37 @@ fn in_slices<R>(
     mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,
     has_woken: impl Fn(&R) -> bool,
 ) -> Result<R, Errno> {
-    const PIECE_NS: u64 = IDLE_WORK_EVERY_MS * 1_000_000;
+    const SLICE_NS: u64 = IDLE_WORK_EVERY_MS * 1_000_000;
     let mut left_ns = timeout_ns;
     loop {
-        let work = IDLE_WORK.load(Ordering::Acquire);
-        let is_last = work.is_null() || left_ns.is_some_and(|left_ns| left_ns <= PIECE_NS);
-        let result = sleep(if is_last { left_ns } else { Some(PIECE_NS) });
+        let work = IDLE_WORK.get();
+        let is_last = work.is_none() || left_ns.is_some_and(|left_ns| left_ns <= SLICE_NS);
+        let result = sleep(if is_last { left_ns } else { Some(SLICE_NS) });
         if is_last || result.as_ref().map_or(true, &has_woken) {
             return result;
         }
-        left_ns = left_ns.map(|left_ns| left_ns - PIECE_NS);
-        do_idle_work(work);
+        left_ns = left_ns.map(|left_ns| left_ns - SLICE_NS);
+        work.inspect(do_idle_work);
     }
 }
 
 /// Blocks for one slice of a wait that has `timeout_ms` left, or -1: for all of it without idle work. Returns 0 at the
 /// end of the slice. A longer wait would pass descriptors again that may be other files by then.
 pub fn poll_slice(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
-    let work = IDLE_WORK.load(Ordering::Acquire);
-    let piece_ms = IDLE_WORK_EVERY_MS as i32;
-    if work.is_null() || (0..=piece_ms).contains(&timeout_ms) {
+    let slice_ms = IDLE_WORK_EVERY_MS as i32;
+    let Some(work) = IDLE_WORK.get().filter(|_| !(0..=slice_ms).contains(&timeout_ms)) else {
         return poll_once(fds, timeout_ms);
-    }
-    let ready = poll_once(fds, piece_ms)?;
+    };
+    let ready = poll_once(fds, slice_ms)?;
     if ready == 0 {
-        do_idle_work(work);
+        do_idle_work(&work);
     }
     Ok(ready)
 }
 
-fn do_idle_work(work: *mut c_void) {
-    // SAFETY: the pointer is not null, and only `set_idle_work` stores others, each made from a function of this type.
-    let work = unsafe { std::mem::transmute::<*mut c_void, fn() -> bool>(work) };
+fn do_idle_work(work: &fn() -> bool) {
     if !work() {
-        IDLE_WORK.store(std::ptr::null_mut(), Ordering::Release);
+        IDLE_WORK.clear();
     }
 }
 
@@ -121,7 +118,7 @@ fn do_idle_work(work: *mut c_void) {
 /// Those of `recv(2)`. `CONNRESET` is also the end of the stream, and the kernel reports it once: the peer has left
 /// bytes unread, or was never accepted.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
-    if !IDLE_WORK.load(Ordering::Acquire).is_null() {
+    if IDLE_WORK.is_set() {
         let began = SignalCheckpoint::now();
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         match poll_slice(&mut entry, -1) {
@@ -131,24 +128,20 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
         };
     }
     let mut byte = 0_u8;
-    let receive = RECEIVE.load(Ordering::Acquire);
     let buffer = (&raw mut byte).cast::<c_void>();
-    let received = if receive.is_null() {
-        // SAFETY: the buffer is a local of one byte, which outlives the call.
-        unsafe { call!(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) }
-    } else {
-        // SAFETY: the pointer is not null, and only `set_blocking_calls` stores others here, each made from a
-        // `Receive`.
-        let receive = unsafe { std::mem::transmute::<*mut c_void, Receive>(receive) };
+    let received = if let Some(receive) = RECEIVE.get() {
         // SAFETY: the buffer is a local of one byte, which outlives the call.
         by_libc(|| unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) })
+    } else {
+        // SAFETY: the buffer is a local of one byte, which outlives the call.
+        unsafe { call!(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) }
     };
     count_or_error(received).map(|received| received > 0)
 }
 
 /// `poll(2)`, with a timeout in milliseconds or -1.
 pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
-    if timeout_ms == 0 || IDLE_WORK.load(Ordering::Relaxed).is_null() {
+    if timeout_ms == 0 || !IDLE_WORK.is_set() {
         return poll_once(fds, timeout_ms);
     }
     let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
@@ -157,15 +150,12 @@ pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
 }
 
 fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
-    let poll = POLL.load(Ordering::Acquire);
-    let ready = if poll.is_null() {
-        // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
-        unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) }
-    } else {
-        // SAFETY: the pointer is not null, and only `set_blocking_calls` stores others here, each made from a `Poll`.
-        let poll = unsafe { std::mem::transmute::<*mut c_void, Poll>(poll) };
+    let ready = if let Some(poll) = POLL.get() {
         // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
+    } else {
+        // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
+        unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) }
     };
     count_or_error(ready)
 }
@@ -179,7 +169,7 @@ pub unsafe fn ppoll(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
+    if timeout_ns == Some(0) || !IDLE_WORK.is_set() {
         // SAFETY: the caller guarantees that `mask` is null or points to a signal set, which is the only requirement.
         return unsafe { ppoll_once(fds, timeout_ns, mask) };
     }
@@ -195,18 +185,14 @@ unsafe fn ppoll_once(
 ) -> Result<usize, Errno> {
     let mut timeout = timespec(timeout_ns);
     let timeout = timeout.as_mut().map_or(std::ptr::null_mut(), |timeout| timeout as *mut libc::timespec);
-    let poll = POLL_UNDER_MASK.load(Ordering::Acquire);
-    let ready = if poll.is_null() {
-        // SAFETY: the pointer and the length are those of the slice; `timeout` is null or a local; the caller
-        // guarantees that `mask` is null or points to a signal set.
-        unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) }
-    } else {
-        // SAFETY: the pointer is not null, and only `set_masked_blocking_calls` stores others here, each made from a
-        // `PollUnderMask`.
-        let poll = unsafe { std::mem::transmute::<*mut c_void, PollUnderMask>(poll) };
+    let ready = if let Some(poll) = POLL_UNDER_MASK.get() {
         // SAFETY: the pointer and the length are those of the slice; `timeout` is null or a local; the caller
         // guarantees that `mask` is null or points to a signal set.
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, mask) } as isize)
+    } else {
+        // SAFETY: the pointer and the length are those of the slice; `timeout` is null or a local; the caller
+        // guarantees that `mask` is null or points to a signal set.
+        unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) }
     };
     count_or_error(ready)
 }
@@ -224,19 +210,15 @@ pub unsafe fn pselect(
     let mut timeout = timespec(timeout_ns);
     let timeout = timeout.as_mut().map_or(std::ptr::null_mut(), |timeout| timeout as *mut libc::timespec);
     let [read, write, except] = sets;
-    let select = SELECT_UNDER_MASK.load(Ordering::Acquire);
-    let ready = if select.is_null() {
+    let ready = if let Some(select) = SELECT_UNDER_MASK.get() {
+        // SAFETY: the caller guarantees that the sets are valid for `count` and the mask is null or valid; `timeout` is
+        // null or a local.
+        by_libc(|| unsafe { select(count, read, write, except, timeout, mask) } as isize)
+    } else {
         let sized_mask = (mask, KERNEL_SIGSET_BYTES);
         // SAFETY: the caller guarantees the sets and the mask; the kernel takes the mask with its size as the last
         // argument, which is a local, as `timeout` is.
         unsafe { call!(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) }
-    } else {
-        // SAFETY: the pointer is not null, and only `set_masked_blocking_calls` stores others here, each made from a
-        // `SelectUnderMask`.
-        let select = unsafe { std::mem::transmute::<*mut c_void, SelectUnderMask>(select) };
-        // SAFETY: the caller guarantees that the sets are valid for `count` and the mask is null or valid; `timeout` is
-        // null or a local.
-        by_libc(|| unsafe { select(count, read, write, except, timeout, mask) } as isize)
     };
     count_or_error(ready)
 }
@@ -253,7 +235,7 @@ pub unsafe fn epoll_wait(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
+    if timeout_ns == Some(0) || !IDLE_WORK.is_set() {
         // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
         return unsafe { epoll_wait_once(epfd, events, max, timeout_ns, mask) };
     }
@@ -280,16 +262,12 @@ unsafe fn epoll_wait_once(
         }
     }
     let timeout_ms = timeout_ns.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
-    let wait = EPOLL_WAIT.load(Ordering::Acquire);
-    let ready = if wait.is_null() || timeout_ms == 0 {
-        // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
-        unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) }
-    } else {
-        // SAFETY: the pointer is not null, and only `set_blocking_calls` stores others here, each made from an
-        // `EpollWait`.
-        let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
+    let ready = if let Some(wait) = EPOLL_WAIT.get().filter(|_| timeout_ms != 0) {
         // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
         by_libc(|| unsafe { wait(epfd, events, max, timeout_ms, mask) } as isize)
+    } else {
+        // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
+        unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) }
     };
     count_or_error(ready)
 }

@@ -21,7 +21,19 @@ impl<F: Copy + Send + 'static> Callback<F> {
         self.0.store(pointer, Ordering::Release);
     }
 
+    /// Removes the function.
+    pub(crate) fn clear(&self) {
+        self.0.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
+    /// Returns whether a function was set.
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        !self.0.load(Ordering::Relaxed).is_null()
+    }
+
     /// Returns the function, if one was set.
+    #[inline]
     pub(crate) fn get(&self) -> Option<F> {
         let pointer = self.0.load(Ordering::Acquire);
         // SAFETY: `set` is the only one that stores a pointer that is not null, and it stores the bytes of an `F`.
@@ -36,9 +48,11 @@ mod tests {
     #[test]
     fn a_callback_is_what_was_set_last() {
         static CALLBACK: Callback<fn(u32) -> u32> = Callback::new();
-        assert!(CALLBACK.get().is_none());
+        assert!(!CALLBACK.is_set() && CALLBACK.get().is_none());
         CALLBACK.set(|number| number + 1);
         CALLBACK.set(|number| number + 2);
         assert_eq!(CALLBACK.get().map(|function| function(5)), Some(7));
+        CALLBACK.clear();
+        assert!(!CALLBACK.is_set());
     }
 }

@@ -1,5 +1,6 @@
 //! Socket options of the kernel: `getsockopt(2)` and `setsockopt(2)` by raw system calls.
 
+use crate::process::system::unit_or_error;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -26,14 +27,6 @@ impl SocketOption {
     }
 }
 
-/// Converts the return value of a raw system call without a result.
-pub(crate) fn outcome(answer: isize) -> Result<(), Errno> {
-    if answer >= 0 {
-        return Ok(());
-    }
-    Err(crate::process::system::error_of(answer))
-}
-
 /// Performs `getsockopt(2)`. Returns the number of bytes that the kernel wrote.
 pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut [u8]) -> Result<usize, Errno> {
     let mut length = value.len() as libc::socklen_t;
@@ -43,7 +36,7 @@ pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut 
     let answer = unsafe {
         crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length)
     };
-    outcome(answer).map(|()| (length as usize).min(value.len()))
+    unit_or_error(answer).map(|()| (length as usize).min(value.len()))
 }
 
 /// Performs `setsockopt(2)`.
@@ -60,5 +53,5 @@ pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]
             value.len()
         )
     };
-    outcome(answer)
+    unit_or_error(answer)
 }

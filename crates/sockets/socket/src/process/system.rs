@@ -169,6 +169,11 @@ pub(crate) fn count_or_error(answer: isize) -> Result<usize, Errno> {
     usize::try_from(answer).map_err(|_| error_of(answer))
 }
 
+/// Converts the return value of a raw system call without a result.
+pub(crate) fn unit_or_error(answer: isize) -> Result<(), Errno> {
+    if answer < 0 { Err(error_of(answer)) } else { Ok(()) }
+}
+
 #[inline]
 unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let result: isize;

@@ -506,17 +506,20 @@ pub(crate) fn peer_of(lifeline: BorrowedFd<'_>, key: &NameKey) -> Option<(Tuple,
 
 /// Returns the tuple in the address of a connecting endpoint, as seen from there, and the kind of that process.
 pub(super) fn tuple_of(address: &SocketAddrAny, key: &NameKey) -> Option<(Tuple, Opener)> {
-    if address.address_family() != AddressFamily::UNIX {
-        return None;
-    }
-    let length = address.addr_len() as usize;
-    // SAFETY: rustix guarantees that the address is initialized for `addr_len` bytes, and it lives as long as the
-    // slice.
-    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), length) };
-    match bytes.get(size_of::<libc::sa_family_t>()..)? {
+    match sun_path(address)? {
         [0, name @ ..] => Tuple::from_name(name, key).ok(),
         _ => None,
     }
+}
+
+/// Returns `sun_path` of an AF_UNIX address, of any bytes that a peer may have chosen.
+fn sun_path(address: &SocketAddrAny) -> Option<&[u8]> {
+    if address.address_family() != AddressFamily::UNIX {
+        return None;
+    }
+    // SAFETY: rustix guarantees that the address is initialized for `addr_len` bytes, and it outlives the slice.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
+    bytes.get(size_of::<libc::sa_family_t>()..)
 }
 
 /// Receives a message. Returns its length, the descriptors that came with it, and whether there were more than are
@@ -576,12 +579,6 @@ pub(super) fn path_of(socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
 }
 
 pub(super) fn path_in(address: SocketAddrAny) -> Option<Vec<u8>> {
-    if address.address_family() != AddressFamily::UNIX {
-        return None;
-    }
-    // SAFETY: rustix guarantees that the address is initialized for `addr_len` bytes, and it lives as long as the
-    // slice.
-    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
-    let path = bytes.get(size_of::<libc::sa_family_t>()..)?.split(|byte| *byte == 0).next()?;
+    let path = sun_path(&address)?.split(|byte| *byte == 0).next()?;
     (!path.is_empty()).then(|| path.to_vec())
 }

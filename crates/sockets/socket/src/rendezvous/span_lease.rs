@@ -137,7 +137,7 @@ fn span_lock(kind: i32, offset: u64) -> Result<libc::flock, Errno> {
 fn lock(file: &impl AsRawFd, command: i32, span: &mut libc::flock) -> Result<(), Errno> {
     // SAFETY: `span` is an exclusive reference, and `libc::flock` has the kernel's layout on 64-bit machines.
     let done = unsafe { call!(libc::SYS_fcntl, file.as_raw_fd(), command, std::ptr::from_mut(span)) };
-    if done < 0 { Err(system::error_of(done)) } else { Ok(()) }
+    system::unit_or_error(done)
 }
 
 #[cfg(test)]
