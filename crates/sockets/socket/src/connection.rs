@@ -60,7 +60,7 @@ pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
 use lanes::{Lanes, PlainLanes};
-use lifeline::LifelineState;
+use lifeline::LifelinePath;
 use waiters::{BlockedCalls, Lifetime, Sleepers};
 
 use crate::descriptor::hidden::{self, HiddenFd};
@@ -124,7 +124,7 @@ pub struct Connection {
     /// The directions that use lanes, as in [`OwnState::ByLane`]. Written under both locks.
     by_lane: AtomicU64,
     /// The state of the lifeline while it carries bytes.
-    lifeline_state: LifelineState,
+    lifeline_path: LifelinePath,
     /// A proxy's connection whose handshake has not arrived.
     awaits_handshake: AtomicBool,
     /// Whether the object is a connection, of which generation, and whether threads poll its lanes without a lock.
@@ -261,12 +261,12 @@ impl Connection {
         unsafe { *connection.slot.get() = params.slot };
         connection.awaits_handshake.store(matches!(path, InitialPath::Handshake), Ordering::Relaxed);
         match path {
-            InitialPath::Lifeline(side) => connection.lifeline_state.begin(side),
+            InitialPath::Lifeline(side) => connection.lifeline_path.begin(side),
             InitialPath::Handshake => {}
             InitialPath::Lanes(segment, memory) => {
-                connection.lifeline_state.begin(segment.side());
+                connection.lifeline_path.begin(segment.side());
                 let by_lane = if segment.is_adopted() {
-                    connection.lifeline_state.note_inode(memory.as_ref());
+                    connection.lifeline_path.note_inode(memory.as_ref());
                     0
                 } else {
                     BY_LANE_BOTH
@@ -288,7 +288,7 @@ impl Connection {
             shared_options, by_lane, send_timeout_ns, receive_timeout_ns,
             lock_waits, unanswered_sends, low_water_bytes, requested_control,
             // Set by `open`.
-            lanes: _, is_plain: _, lifeline_state: _, awaits_handshake: _, slot: _, details: _,
+            lanes: _, is_plain: _, lifeline_path: _, awaits_handshake: _, slot: _, details: _,
             // Kept: counters that only grow, times, and what a close has reset.
             send_lock: _, receive_lock: _, details_lock: _, sleepers: _, holders_checked_ticks: _,
             lifeline_polled_ticks: _, room_returns: _, has_grown: _, idle_position: _, idle_since_ticks: _,

@@ -148,7 +148,7 @@ impl Connection {
             let _both = self.lock_both();
             match self.lanes() {
                 Some(lanes) => self.reset_lanes(lanes),
-                None => self.lifeline_state.note_reset(),
+                None => self.lifeline_path.note_reset(),
             }
         }
         // Wakes the sleepers of both endpoints.
@@ -185,7 +185,7 @@ impl Connection {
             if let Some(lanes) = self.lanes() {
                 self.announce_close(lanes);
             }
-            self.lifeline_state.clear();
+            self.lifeline_path.clear();
             // SAFETY: both locks are held. The slot of the stats page is released with the value.
             unsafe { *self.slot.get() = None };
         }

@@ -100,7 +100,7 @@ impl Connection {
             }
         };
         if is_ready {
-            self.lifeline_state.bytes_to_message.store(bytes as u64 + 1, Ordering::Relaxed);
+            self.lifeline_path.bytes_to_message.store(bytes as u64 + 1, Ordering::Relaxed);
         }
         is_ready
     }
@@ -108,7 +108,7 @@ impl Connection {
     /// Receives by the lifeline up to the message that was located, or receives that message. Returns `None` if the
     /// input uses the lane.
     fn receive_to_message(&'static self, spans: &[iovec], flags: Flags, call: &impl ProgramCall) -> Option<isize> {
-        let bytes_to_message = self.lifeline_state.bytes_to_message.load(Ordering::Relaxed);
+        let bytes_to_message = self.lifeline_path.bytes_to_message.load(Ordering::Relaxed);
         let program_bytes = bytes_to_message.checked_sub(1)? as usize;
         if program_bytes == 0 {
             let mut message = 0_u8;
@@ -116,7 +116,7 @@ impl Connection {
             if taken != 1 {
                 return Some(taken);
             }
-            self.lifeline_state.bytes_to_message.store(0, Ordering::Relaxed);
+            self.lifeline_path.bytes_to_message.store(0, Ordering::Relaxed);
             let both = self.lock_both();
             signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
             drop(both);
@@ -126,7 +126,7 @@ impl Connection {
         let peek = if flags.peek { libc::MSG_PEEK } else { 0 };
         let received = call(span.iov_base.cast(), span.iov_len.min(program_bytes), peek);
         if received > 0 && !flags.peek {
-            self.lifeline_state.bytes_to_message.store(bytes_to_message - received as u64, Ordering::Relaxed);
+            self.lifeline_path.bytes_to_message.store(bytes_to_message - received as u64, Ordering::Relaxed);
         }
         Some(received)
     }
@@ -151,7 +151,7 @@ impl Connection {
     /// call.
     #[inline]
     pub fn receives_confined_by_lane(&self) -> bool {
-        self.receives_by_lane() || self.lifeline_state.bytes_to_message.load(Ordering::Relaxed) != 0
+        self.receives_by_lane() || self.lifeline_path.bytes_to_message.load(Ordering::Relaxed) != 0
     }
 
     /// Returns whether sends use a lane.
@@ -389,7 +389,7 @@ impl Connection {
         }
         let consume_rings = |bytes: *mut u8, len, _: i32| consume_rings(bytes, len);
         let is_message =
-            revents & libc::POLLIN != 0 && self.lifeline_state.bytes_to_message.load(Ordering::Relaxed) == 1;
+            revents & libc::POLLIN != 0 && self.lifeline_path.bytes_to_message.load(Ordering::Relaxed) == 1;
         if is_message {
             let _ = self.receive_to_message(&[], Flags::default(), &consume_rings);
         }

@@ -12,15 +12,12 @@
 
 use super::lanes::Lanes;
 use super::{Connection, Flags, PeerState};
-use crate::options::{CORKED, SEGMENT_BYTES_MAX};
+use crate::options::CORKED;
 use crate::process::clock::now_ns;
 use crate::process::sandbox;
 use lane::HELD_MS_MAX;
 use segment::OwnState;
 use std::sync::atomic::Ordering;
-
-/// Sends of this many bytes or more are not held back.
-pub(super) const HELD_BYTES_MAX: usize = SEGMENT_BYTES_MAX as usize;
 
 /// Returns the milliseconds of a clock that both endpoints have.
 pub(super) fn now_ms() -> u32 {

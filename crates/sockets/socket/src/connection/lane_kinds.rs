@@ -4,13 +4,16 @@
 //! The paths of short messages test for ordinary memory first and do not come here; all other calls dispatch on the
 //! kind.
 
-use super::cork::HELD_BYTES_MAX;
 use crate::accounting::memory_budget;
+use crate::options::SEGMENT_BYTES_MAX;
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Corrupt, MemoryRelease, Producer, ShortRead, Urgent, UrgentHandling};
 use rustix::io::Errno;
 use segment::{LocalPageReceiver, LocalPageSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use std::ptr::NonNull;
+
+/// Sends of this many bytes or more are not held back.
+pub(super) const HELD_BYTES_MAX: usize = SEGMENT_BYTES_MAX as usize;
 
 /// Bytes of one record that a system call of the program fills, where the lane cannot be filled in place.
 const STAGED_BYTES: usize = 16 << 10;

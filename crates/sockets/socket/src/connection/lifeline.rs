@@ -41,7 +41,7 @@ const SCRATCH_BYTES: usize = 16 << 10;
 
 /// The state of a connection while one of its directions uses the lifeline.
 #[derive(Default)]
-pub(super) struct LifelineState {
+pub(super) struct LifelinePath {
     is_acceptor: AtomicBool,
     /// The directions that the program has shut down.
     shutdown: AtomicU64,
@@ -97,7 +97,7 @@ pub(super) struct LifelineState {
     pending_message: UnsafeCell<Option<Message>>,
 }
 
-impl LifelineState {
+impl LifelinePath {
     /// Resets the state for a new connection. The pattern names every field, so that none is forgotten. The caller
     /// holds both locks, or no other thread knows the connection.
     pub(super) fn begin(&self, side: Side) {
@@ -180,20 +180,20 @@ impl LifelineState {
 impl Connection {
     /// Returns whether an offer is all that the peer can have left unread.
     fn has_only_offered(&self) -> bool {
-        self.lifeline_state.has_offered.load(Ordering::Relaxed) && !self.lifeline_state.has_sent.load(Ordering::Relaxed)
+        self.lifeline_path.has_offered.load(Ordering::Relaxed) && !self.lifeline_path.has_sent.load(Ordering::Relaxed)
     }
 
     /// Returns whether the peer has reset the connection, according to the kernel or to a lane that the lifeline leads
     /// to. Notes the reset, with the error to be reported once.
     fn is_reset_on_lifeline(&'static self) -> bool {
-        if self.lifeline_state.is_reset() {
+        if self.lifeline_path.is_reset() {
             return true;
         }
         let revents = blocking::poll_now(self.lifeline(), 0);
         let has_left_bytes = revents & libc::POLLERR != 0 && !self.has_only_offered();
         let is_reset = has_left_bytes || (revents & libc::POLLHUP != 0 && self.is_reset_in_lane());
         if is_reset {
-            self.lifeline_state.note_reset();
+            self.lifeline_path.note_reset();
         }
         is_reset
     }
@@ -203,10 +203,10 @@ impl Connection {
     /// # Errors
     /// `NOTCONN` after a reset.
     pub(super) fn shutdown_lifeline(&'static self, directions: u64) -> Result<(), Errno> {
-        if self.lifeline_state.is_reset() {
+        if self.lifeline_path.is_reset() {
             return Err(Errno::NOTCONN);
         }
-        let before = self.lifeline_state.shutdown.fetch_or(directions, Ordering::Relaxed);
+        let before = self.lifeline_path.shutdown.fetch_or(directions, Ordering::Relaxed);
         let fresh = directions & !before;
         if fresh & SHUTDOWN_WRITE != 0 {
             let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Write);
@@ -221,16 +221,16 @@ impl Connection {
     /// the end of the lifeline wakes them all.
     pub(super) fn wake_by_shutdown(&self) {
         if self.sleepers.is_any() {
-            self.lifeline_state.had_peer_ended.store(self.has_peer_shut_lifeline(), Ordering::Relaxed);
-            self.lifeline_state.is_read_shut.store(true, Ordering::Relaxed);
+            self.lifeline_path.had_peer_ended.store(self.has_peer_shut_lifeline(), Ordering::Relaxed);
+            self.lifeline_path.is_read_shut.store(true, Ordering::Relaxed);
             let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Read);
         }
     }
 
     /// Returns whether the peer has ended its stream, as the kernel reports while it can.
     pub(super) fn has_peer_shut_lifeline(&self) -> bool {
-        if self.lifeline_state.is_read_shut.load(Ordering::Relaxed) {
-            return self.lifeline_state.had_peer_ended.load(Ordering::Relaxed);
+        if self.lifeline_path.is_read_shut.load(Ordering::Relaxed) {
+            return self.lifeline_path.had_peer_ended.load(Ordering::Relaxed);
         }
         blocking::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
     }
@@ -240,14 +240,14 @@ impl Connection {
     fn is_reset_in_lane(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         let Some(memory) = self.look_ahead().memory else { return false };
-        let segment = Segment::peek(&memory, self.lifeline_state.side());
+        let segment = Segment::peek(&memory, self.lifeline_path.side());
         close(memory);
         segment.is_ok_and(|segment| segment.status(PeerStatus::Reset) != 0)
     }
 
     /// Keeps an error for the next call.
     pub(super) fn defer_lifeline_error(&self, error: Errno) {
-        self.lifeline_state.error.store(error.raw_os_error() as u64, Ordering::Relaxed);
+        self.lifeline_path.error.store(error.raw_os_error() as u64, Ordering::Relaxed);
     }
 
     /// Returns what `SO_ERROR` reports before there are lanes, and clears it.
@@ -255,7 +255,7 @@ impl Connection {
         self.is_reset_on_lifeline();
         // Clears the kernel's own error, which has been noted.
         let _ = rustix::net::sockopt::socket_error(self.borrow_lifeline());
-        self.lifeline_state.take_error().map_or(0, Errno::raw_os_error)
+        self.lifeline_path.take_error().map_or(0, Errno::raw_os_error)
     }
 
     /// Returns whether the input has ended, even if unread bytes come before the end.
@@ -280,8 +280,8 @@ impl Connection {
         match self.lanes() {
             Some(lanes) => (self.peer_state(lanes), lanes.segment.load(OwnState::Shutdown)),
             None => {
-                let peer = PeerState::from_word(self.lifeline_state.peer.load(Ordering::Relaxed));
-                (peer, self.lifeline_state.shutdown.load(Ordering::Relaxed))
+                let peer = PeerState::from_word(self.lifeline_path.peer.load(Ordering::Relaxed));
+                (peer, self.lifeline_path.shutdown.load(Ordering::Relaxed))
             }
         }
     }
@@ -320,8 +320,8 @@ impl Connection {
     pub(super) fn note_kernel_reset(&self) {
         match self.lanes() {
             Some(lanes) => self.note_hang_up(lanes, true),
-            None if self.lifeline_state.is_reset() || self.has_only_offered() => {}
-            None => self.lifeline_state.note_reset(),
+            None if self.lifeline_path.is_reset() || self.has_only_offered() => {}
+            None => self.lifeline_path.note_reset(),
         }
     }
 }

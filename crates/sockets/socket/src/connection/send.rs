@@ -1,8 +1,7 @@
 //! Sends bytes from buffers.
 
 use super::bad_address::has_bad_address;
-use super::cork::HELD_BYTES_MAX;
-use super::lane_kinds::ShortSender;
+use super::lane_kinds::{HELD_BYTES_MAX, ShortSender};
 use super::lanes::Lanes;
 use super::wait::{BlockingCall, Deadline, Room};
 use super::{Connection, Flags, SHUTDOWN_WRITE, observer, reclaim, total_bytes};

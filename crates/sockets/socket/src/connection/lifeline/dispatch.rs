@@ -29,13 +29,13 @@ impl Connection {
             self.switch_to_lanes();
         }
         // It is too late for an offer.
-        self.lifeline_state.is_shared.store(true, Ordering::Relaxed);
+        self.lifeline_path.is_shared.store(true, Ordering::Relaxed);
         self.process_messages();
     }
 
     /// Returns, after a receive by the lifeline, whether the stream continues in a lane.
     pub(in crate::connection) fn continues_by_lane(&'static self) -> bool {
-        let goes_on = self.lifeline_state.has_pending_message.load(Ordering::Relaxed)
+        let goes_on = self.lifeline_path.has_pending_message.load(Ordering::Relaxed)
             && self.handle_pending_message().is_ok()
             && self.receives_by_lane();
         self.notify_sets();
@@ -46,8 +46,8 @@ impl Connection {
     /// after which both directions use lanes, and sends become faster.
     pub(in crate::connection) fn process_messages_periodically(&'static self) {
         let now = ticks();
-        if now.wrapping_sub(self.lifeline_state.messages_polled_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
-            self.lifeline_state.messages_polled_ticks.store(now, Ordering::Relaxed);
+        if now.wrapping_sub(self.lifeline_path.messages_polled_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
+            self.lifeline_path.messages_polled_ticks.store(now, Ordering::Relaxed);
             self.process_messages_for_all();
         }
     }
@@ -85,7 +85,7 @@ impl Connection {
             if guard.is_none() || self.is_incoming_by_lane() {
                 return Err(NextItem::Nothing);
             }
-            if !self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
+            if !self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
                 match self.next_in_lifeline() {
                     NextItem::Message if matches!(self.receive_message(), Ok(LifelineRead::Message)) => {}
                     first => return Err(first),

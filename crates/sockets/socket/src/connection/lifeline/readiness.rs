@@ -29,21 +29,21 @@ impl Connection {
         let ask = || blocking::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
         let mut revents = ask();
         let may_hear = revents & libc::POLLIN != 0
-            || self.lifeline_state.has_pending_message.load(Ordering::Relaxed)
+            || self.lifeline_path.has_pending_message.load(Ordering::Relaxed)
             || self.may_have_other_holders();
         let mut first = NextItem::Nothing;
         if may_hear {
-            let heard_before = self.lifeline_state.messages_received.load(Ordering::Relaxed);
+            let heard_before = self.lifeline_path.messages_received.load(Ordering::Relaxed);
             first = self.process_messages();
             if self.receives_by_lane() {
                 return None;
             }
-            if self.lifeline_state.messages_received.load(Ordering::Relaxed) != heard_before {
+            if self.lifeline_path.messages_received.load(Ordering::Relaxed) != heard_before {
                 revents = ask();
             }
         }
         let ends = u64::from((revents & (libc::POLLRDHUP | libc::POLLHUP)).count_ones());
-        self.lifeline_state.end_level.fetch_max(ends, Ordering::Relaxed);
+        self.lifeline_path.end_level.fetch_max(ends, Ordering::Relaxed);
         // The end may be in a lane that is attached before the message that leads there comes first.
         let ends_in_lane = self.lanes().is_some_and(|lanes| lanes.observer().has_fin());
         let has_ended = revents & libc::POLLRDHUP != 0 || ends_in_lane;
@@ -58,7 +58,7 @@ impl Connection {
             self.is_reset_on_lifeline();
         }
         let (peer, _) = self.state();
-        let has_error = self.lanes().map_or(self.lifeline_state.error.load(Ordering::Relaxed), |lanes| {
+        let has_error = self.lanes().map_or(self.lifeline_path.error.load(Ordering::Relaxed), |lanes| {
             lanes.segment.load(OwnState::PendingError)
         }) != 0;
         let mut ready = 0;
@@ -132,11 +132,11 @@ impl Connection {
             (Some(OFFER), _) => ahead.unread - ahead.bytes - 1,
             (Some(FOLLOW), _) => {
                 // SAFETY: the caller holds the send lock, which protects the cell.
-                let offered = unsafe { (*self.lifeline_state.offered.get()).as_ref() }.map(|offered| &offered.segment);
+                let offered = unsafe { (*self.lifeline_path.offered.get()).as_ref() }.map(|offered| &offered.segment);
                 self.lanes().map(|lanes| &lanes.segment).or(offered).map_or(0, unread_in)
             }
             (Some(SWITCH), Some(memory)) => {
-                Segment::peek(memory, self.lifeline_state.side()).map_or(0, |segment| unread_in(&segment))
+                Segment::peek(memory, self.lifeline_path.side()).map_or(0, |segment| unread_in(&segment))
             }
             _ => 0,
         };
@@ -147,7 +147,7 @@ impl Connection {
     /// Returns the unread bytes of the program, if a peek has found all of them and no message among them. The caller
     /// holds the receive lock.
     pub(in crate::connection) fn unread_as_peeked(&self) -> Option<usize> {
-        let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
+        let peeked_bytes = self.lifeline_path.peeked_bytes.load(Ordering::Relaxed);
         let may_be = peeked_bytes > 0 && !self.may_have_other_holders();
         let is_all = || rustix::io::ioctl_fionread(self.borrow_lifeline()) == Ok(peeked_bytes);
         (may_be && is_all()).then_some(peeked_bytes as usize)
@@ -165,7 +165,7 @@ impl Connection {
         // SAFETY: the only span is a local buffer.
         let seen = unsafe { peek(self.lifeline(), &spans) };
         let bytes_seen = seen.map_or(0, |(bytes, has_message)| bytes - usize::from(has_message));
-        self.lifeline_state.peeked_bytes.store(bytes_seen as u64, Ordering::Relaxed);
+        self.lifeline_path.peeked_bytes.store(bytes_seen as u64, Ordering::Relaxed);
         let Ok((bytes, true)) = seen else { return nothing };
         // SAFETY: the only span is a local buffer, which outlives the call.
         let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
@@ -183,14 +183,14 @@ impl Connection {
     pub(in crate::connection) fn lifeline_arrivals(&self) -> u64 {
         let is_on_lifeline = self.is_on_lifeline();
         let unread = if is_on_lifeline { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
-        let reaches = self.lifeline_state.received_with_messages_bytes.load(Ordering::Relaxed) + unread;
-        self.lifeline_state.counted_to_bytes.fetch_max(reaches, Ordering::Relaxed);
-        self.lifeline_state.received_bytes.load(Ordering::Relaxed) + unread
+        let reaches = self.lifeline_path.received_with_messages_bytes.load(Ordering::Relaxed) + unread;
+        self.lifeline_path.counted_to_bytes.fetch_max(reaches, Ordering::Relaxed);
+        self.lifeline_path.received_bytes.load(Ordering::Relaxed) + unread
     }
 
     /// Returns how far the lifeline had ended when its readiness was last polled: 0 to 2. Only grows.
     pub(in crate::connection) fn lifeline_end_level(&self) -> u64 {
-        self.lifeline_state.end_level.load(Ordering::Relaxed)
+        self.lifeline_path.end_level.load(Ordering::Relaxed)
     }
 
     /// Returns whether a watcher of output has to poll for room, because nothing wakes it: the peer cannot ring before

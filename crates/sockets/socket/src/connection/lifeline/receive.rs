@@ -37,7 +37,7 @@ impl Connection {
         flags: Flags,
     ) -> Result<Option<ReceiveAttempt>, Errno> {
         loop {
-            if self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
+            if self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
                 self.handle_pending_message()?;
                 self.notify_sets();
             }
@@ -57,8 +57,8 @@ impl Connection {
                 LifelineRead::Bytes(0) => return Ok(Some(ReceiveAttempt::Nothing)),
                 LifelineRead::Bytes(bytes) => {
                     self.count_received(bytes, flags);
-                    if !flags.peek && self.lifeline_state.has_responded.swap(false, Ordering::Relaxed) {
-                        self.lifeline_state.requests.fetch_add(1, Ordering::Relaxed);
+                    if !flags.peek && self.lifeline_path.has_responded.swap(false, Ordering::Relaxed) {
+                        self.lifeline_path.requests.fetch_add(1, Ordering::Relaxed);
                     }
                     return Ok(Some(ReceiveAttempt::Moved(bytes)));
                 }
@@ -76,7 +76,7 @@ impl Connection {
         skip: usize,
         flags: Flags,
     ) -> Result<LifelineRead, Errno> {
-        if self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
+        if self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
             // Another thread has received a message: what follows it is not the program's.
             return Ok(LifelineRead::Message);
         }
@@ -118,12 +118,12 @@ impl Connection {
             // SAFETY: every span is writable for its length, by this function's contract.
             return unsafe { peek_exactly(self.lifeline(), spans, bytes) }.map(LifelineRead::Bytes);
         }
-        let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
+        let peeked_bytes = self.lifeline_path.peeked_bytes.load(Ordering::Relaxed);
         // SAFETY: every span is writable for its length, by this function's contract.
         let (received, message) = unsafe { receive_exactly(self.lifeline(), spans, bytes) }?;
-        self.lifeline_state.peeked_bytes.fetch_sub(peeked_bytes.min(received as u64), Ordering::Relaxed);
-        self.lifeline_state.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
-        self.lifeline_state.received_with_messages_bytes.fetch_add(received as u64, Ordering::Relaxed);
+        self.lifeline_path.peeked_bytes.fetch_sub(peeked_bytes.min(received as u64), Ordering::Relaxed);
+        self.lifeline_path.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
+        self.lifeline_path.received_with_messages_bytes.fetch_add(received as u64, Ordering::Relaxed);
         // Another process that holds this endpoint may have been faster, so that a message may now be among these
         // bytes.
         if let Some(message) = message {
@@ -140,17 +140,17 @@ impl Connection {
     /// Peeks as [`peek_to_sink`] does, but not again at bytes that an earlier peek has shown to contain no message, as
     /// long as no other process can receive them. The caller holds the receive lock.
     fn peek_ahead(&self, wanted: usize) -> Result<(usize, bool), Errno> {
-        let peeked_bytes = self.lifeline_state.peeked_bytes.swap(0, Ordering::Relaxed) as usize;
+        let peeked_bytes = self.lifeline_path.peeked_bytes.swap(0, Ordering::Relaxed) as usize;
         if wanted == 0 || self.may_have_other_holders() {
             return peek_to_sink(self.lifeline(), wanted);
         }
         if peeked_bytes >= wanted {
-            self.lifeline_state.peeked_bytes.store(peeked_bytes as u64, Ordering::Relaxed);
+            self.lifeline_path.peeked_bytes.store(peeked_bytes as u64, Ordering::Relaxed);
             return Ok((wanted, false));
         }
         let (seen, has_message) = peek_to_sink(self.lifeline(), wanted.max(PEEK_BYTES))?;
         let bytes = seen - usize::from(has_message);
-        self.lifeline_state.peeked_bytes.store(bytes as u64, Ordering::Relaxed);
+        self.lifeline_path.peeked_bytes.store(bytes as u64, Ordering::Relaxed);
         Ok(if has_message && bytes < wanted { (seen, true) } else { (bytes.min(wanted), false) })
     }
 
@@ -179,7 +179,7 @@ impl Connection {
         }
         match self.lanes() {
             Some(lanes) => self.end_of_input(lanes).map(|_| LifelineRead::End),
-            None => self.lifeline_state.take_reset().map_or(Ok(LifelineRead::End), Err),
+            None => self.lifeline_path.take_reset().map_or(Ok(LifelineRead::End), Err),
         }
     }
 
@@ -191,7 +191,7 @@ impl Connection {
             return self.end_of_input(lanes).map(|_| LifelineRead::End);
         }
         self.note_kernel_reset();
-        self.lifeline_state.take_reset().map_or(Ok(LifelineRead::End), Err)
+        self.lifeline_path.take_reset().map_or(Ok(LifelineRead::End), Err)
     }
 
     /// Receives the message that comes first. The caller holds the receive lock.
@@ -216,12 +216,12 @@ impl Connection {
     /// Stores a message. Nothing more is received until it has been handled. The caller holds the receive lock.
     fn store_message(&self, message: Message) {
         // SAFETY: the caller holds the receive lock, which protects the cell.
-        unsafe { *self.lifeline_state.pending_message.get() = Some(message) };
-        let before = self.lifeline_state.received_with_messages_bytes.fetch_add(1, Ordering::Relaxed);
-        if self.lifeline_state.counted_to_bytes.load(Ordering::Relaxed) > before {
-            self.lifeline_state.received_bytes.fetch_add(1, Ordering::Relaxed);
+        unsafe { *self.lifeline_path.pending_message.get() = Some(message) };
+        let before = self.lifeline_path.received_with_messages_bytes.fetch_add(1, Ordering::Relaxed);
+        if self.lifeline_path.counted_to_bytes.load(Ordering::Relaxed) > before {
+            self.lifeline_path.received_bytes.fetch_add(1, Ordering::Relaxed);
         }
-        self.lifeline_state.has_pending_message.store(true, Ordering::Relaxed);
+        self.lifeline_path.has_pending_message.store(true, Ordering::Relaxed);
     }
 
     /// Passes at most 16 KiB of received bytes to `take`, which returns how many it has used, and consumes those.

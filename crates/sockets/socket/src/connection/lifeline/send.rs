@@ -42,8 +42,8 @@ impl Connection {
             match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
                 Ok(bytes) => {
                     sent += bytes;
-                    self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
-                    self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
+                    self.lifeline_path.has_sent.store(true, Ordering::Relaxed);
+                    self.lifeline_path.has_responded.store(true, Ordering::Relaxed);
                     self.count_sent(bytes);
                 }
                 Err(Errno::AGAIN) => {
@@ -83,14 +83,14 @@ impl Connection {
             PeerState::Alive => Ok(true),
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
-                self.lifeline_state.note_broken_pipe();
+                self.lifeline_path.note_broken_pipe();
                 Ok(false)
             }
             PeerState::BrokenPipe => {
-                self.lifeline_state.take_error();
+                self.lifeline_path.take_error();
                 Err(Errno::PIPE)
             }
-            PeerState::Reset => Err(self.lifeline_state.take_error().unwrap_or(Errno::PIPE)),
+            PeerState::Reset => Err(self.lifeline_path.take_error().unwrap_or(Errno::PIPE)),
         }
     }
 
@@ -99,13 +99,13 @@ impl Connection {
     fn send_to_closed_peer(&'static self) -> Result<(), Errno> {
         if !self.lifeline_has_hung_up() {
             // Another process that holds the endpoint has shut it down.
-            self.lifeline_state.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
+            self.lifeline_path.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
             return Err(Errno::PIPE);
         }
         if self.is_reset_on_lifeline() {
-            return Err(self.lifeline_state.take_error().unwrap_or(Errno::PIPE));
+            return Err(self.lifeline_path.take_error().unwrap_or(Errno::PIPE));
         }
-        self.lifeline_state.note_broken_pipe();
+        self.lifeline_path.note_broken_pipe();
         Ok(())
     }
 
@@ -126,16 +126,16 @@ impl Connection {
         let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: filled }];
         // SAFETY: `fill` has written the first `filled` bytes of the buffer.
         let sent = if filled == 0 { 0 } else { unsafe { send_now(self.lifeline(), &spans, 0) }? };
-        self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
-        self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
+        self.lifeline_path.has_sent.store(true, Ordering::Relaxed);
+        self.lifeline_path.has_responded.store(true, Ordering::Relaxed);
         Ok(Some(sent))
     }
 
     /// Notes that the kernel has sent bytes of the program by the lifeline. The caller holds the send lock.
     pub(in crate::connection) fn note_sent_by_lifeline(&self, bytes: usize) {
         if bytes > 0 {
-            self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
-            self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
+            self.lifeline_path.has_sent.store(true, Ordering::Relaxed);
+            self.lifeline_path.has_responded.store(true, Ordering::Relaxed);
             self.count_sent(bytes);
         }
     }
@@ -147,7 +147,7 @@ impl Connection {
 
     /// Returns what a send by the lifeline does before its bytes are known, as [`Connection::may_send`] does for lanes.
     pub(in crate::connection) fn may_fill_by_lifeline(&'static self, len_bytes: usize) -> Result<bool, Errno> {
-        let is_news = self.lifeline_state.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        let is_news = self.lifeline_path.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
         if is_news && !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_has_hung_up() {
             self.send_to_closed_peer()?;
             return Ok(false);

@@ -100,7 +100,7 @@ fn a_message_after_bytes_that_were_peeked_at_is_found() {
     let [one, two] = lifeline_pair();
     assert_eq!(send(&one, &[1; 100]), Ok(100));
     assert_eq!(receive(&two, 10).as_deref(), Ok(&[1; 10][..]));
-    assert_eq!((two.0.lifeline_state.peeked_bytes.load(Ordering::Relaxed), two.0.unread_bytes()), (90, 90));
+    assert_eq!((two.0.lifeline_path.peeked_bytes.load(Ordering::Relaxed), two.0.unread_bytes()), (90, 90));
     assert!(one.0.switch_to_lanes());
     assert_eq!(send(&one, &[2; 50]), Ok(50));
     assert_eq!(two.0.unread_bytes(), 140);
@@ -122,7 +122,7 @@ fn a_connection_for_one_request_gets_no_lanes() {
         assert_eq!(send(&server, part), Ok(3));
     }
     assert_eq!(receive_all(&client), b"answer");
-    assert!(!server.0.lifeline_state.has_offered.load(Ordering::Relaxed));
+    assert!(!server.0.lifeline_path.has_offered.load(Ordering::Relaxed));
     assert!(client.0.lanes().is_none() && server.0.lanes().is_none());
     drop(client);
     assert_eq!(receive(&server, 10).unwrap(), b"");

@@ -56,12 +56,12 @@ impl Connection {
     /// carries bytes cannot be attached.
     pub(super) fn handle_pending_message(&'static self) -> Result<(), Errno> {
         let _both = self.lock_both().ok_or(Errno::AGAIN)?;
-        self.lifeline_state.has_pending_message.store(false, Ordering::Relaxed);
+        self.lifeline_path.has_pending_message.store(false, Ordering::Relaxed);
         // SAFETY: the receive lock is held, which protects the cell.
-        let Some(Message { kind, memory }) = (unsafe { (*self.lifeline_state.pending_message.get()).take() }) else {
+        let Some(Message { kind, memory }) = (unsafe { (*self.lifeline_path.pending_message.get()).take() }) else {
             return Ok(());
         };
-        if self.lifeline_state.messages_received.fetch_add(1, Ordering::Relaxed) >= MESSAGES_MAX {
+        if self.lifeline_path.messages_received.fetch_add(1, Ordering::Relaxed) >= MESSAGES_MAX {
             memory.into_iter().for_each(close);
             return Err(self.abort());
         }
@@ -78,8 +78,8 @@ impl Connection {
 
     /// Resets the connection because the peer broke the protocol. Returns the error for the call.
     pub(super) fn abort(&self) -> Errno {
-        self.lifeline_state.note_reset();
-        self.lifeline_state.take_error();
+        self.lifeline_path.note_reset();
+        self.lifeline_path.take_error();
         if let Some(lanes) = self.lanes() {
             self.note_corruption(lanes);
         }
@@ -90,7 +90,7 @@ impl Connection {
     fn accept_offer(&'static self, memory: Option<OwnedFd>) {
         let Some(memory) = memory else { return };
         let joined = if self.lanes().is_none() && !self.own_offer_wins() && self.may_get_lanes() {
-            Segment::join(&memory, self.lifeline_state.side()).ok()
+            Segment::join(&memory, self.lifeline_path.side()).ok()
         } else {
             None
         };
@@ -111,7 +111,7 @@ impl Connection {
     /// holds the send lock.
     pub(super) fn own_offer_wins(&self) -> bool {
         // SAFETY: the caller holds the send lock, which protects the cell.
-        self.lifeline_state.side() == Side::Connector && unsafe { (*self.lifeline_state.offered.get()).is_some() }
+        self.lifeline_path.side() == Side::Connector && unsafe { (*self.lifeline_path.offered.get()).is_some() }
     }
 
     /// Handles a `SWITCH`: the peer sends by a lane from here on, in memory that it has sent. The caller holds both
@@ -119,7 +119,7 @@ impl Connection {
     fn handle_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
         let Some(memory) = memory else { return Err(self.abort()) };
         if self.lanes().is_some() {
-            let is_known = memfd_inode(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
+            let is_known = memfd_inode(&memory) == self.lifeline_path.inode.load(Ordering::Relaxed);
             let descriptor = if is_known { Some(memory) } else { self.attach_inbound(memory).map(|()| None)? };
             self.begin_to_receive_by_lane();
             // An endpoint that attached the memory in advance has not switched itself.
@@ -127,7 +127,7 @@ impl Connection {
             return Ok(());
         }
         self.withdraw_offer();
-        let Ok(segment) = Segment::join(&memory, self.lifeline_state.side()) else {
+        let Ok(segment) = Segment::join(&memory, self.lifeline_path.side()) else {
             close(memory);
             return Err(self.abort());
         };
@@ -140,7 +140,7 @@ impl Connection {
     /// Attaches the memory of a `SWITCH` or `FOLLOW` before the message comes first, so that its contents can be read.
     /// Returns whether it could. The caller holds both locks.
     pub(in crate::connection) fn attach_in_advance(&'static self, memory: OwnedFd) -> bool {
-        let is_known = memfd_inode(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
+        let is_known = memfd_inode(&memory) == self.lifeline_path.inode.load(Ordering::Relaxed);
         if self.lanes().is_some() {
             if is_known {
                 close(memory);
@@ -153,7 +153,7 @@ impl Connection {
             self.begin_lanes(segment, MemorySource::Own(own), 0);
             return true;
         }
-        match Segment::join(&memory, self.lifeline_state.side()) {
+        match Segment::join(&memory, self.lifeline_path.side()) {
             Ok(segment) => {
                 self.begin_lanes(segment, MemorySource::Received(memory), 0);
                 true
@@ -191,7 +191,7 @@ impl Connection {
     /// Attaches the memory of the incoming lane, because both endpoints have switched at the same time, each to memory
     /// of its own. The caller holds both locks.
     fn attach_inbound(&self, memory: OwnedFd) -> Result<(), Errno> {
-        let Ok(inbound) = Segment::join(&memory, self.lifeline_state.side()) else {
+        let Ok(inbound) = Segment::join(&memory, self.lifeline_path.side()) else {
             close(memory);
             return Err(self.abort());
         };
@@ -236,7 +236,7 @@ impl Connection {
             descriptor.into_iter().for_each(close);
             return self.sends_by_lane();
         };
-        let are_rights_refused = self.lifeline_state.are_rights_refused.load(Ordering::Relaxed);
+        let are_rights_refused = self.lifeline_path.are_rights_refused.load(Ordering::Relaxed);
         if are_rights_refused || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
             descriptor.into_iter().for_each(close);
             return false;
@@ -256,12 +256,12 @@ impl Connection {
     /// is connected. Before a fork every endpoint gets lanes that can, so what remains are children by `vfork`, which
     /// keep what survives `exec`.
     pub(in crate::connection) fn may_get_lanes(&self) -> bool {
-        let can_say_so = !self.is_shut(SHUTDOWN_WRITE)
-            && self.lifeline_state.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        let can_say_so =
+            !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_path.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
         let may_be_left = || self.may_have_other_holders() && self.has_descriptor(is_inheritable);
         can_say_so
-            && !self.lifeline_state.is_shared.load(Ordering::Relaxed)
-            && !self.lifeline_state.are_rights_refused.load(Ordering::Relaxed)
+            && !self.lifeline_path.is_shared.load(Ordering::Relaxed)
+            && !self.lifeline_path.are_rights_refused.load(Ordering::Relaxed)
             && !self.is_transferred.load(Ordering::Relaxed)
             && !may_be_left()
             && limit::has_spare_mappings()
@@ -297,23 +297,23 @@ impl Connection {
     /// that responds to the only request so far gets none: nearly always the connection ends then, and with lanes it
     /// took nginx (`tcp_nopush`, without keep-alive) twice the processor time.
     pub(in crate::connection) fn switch_for_cork(&'static self) -> bool {
-        let is_acceptor = self.lifeline_state.is_acceptor.load(Ordering::Relaxed);
-        let answers_first = (1..REQUESTS_BEFORE_OFFER).contains(&self.lifeline_state.requests.load(Ordering::Relaxed));
+        let is_acceptor = self.lifeline_path.is_acceptor.load(Ordering::Relaxed);
+        let answers_first = (1..REQUESTS_BEFORE_OFFER).contains(&self.lifeline_path.requests.load(Ordering::Relaxed));
         !(is_acceptor && answers_first) && self.switch_to_lanes()
     }
 
     /// Switches to lanes, before a send, if this process has other connections with lanes to the same address. What is
     /// sent by lanes is stamped as later than this.
     pub(super) fn switch_for_order(&'static self) {
-        let lifeline_state = &self.lifeline_state;
+        let lifeline_path = &self.lifeline_path;
         note_ticks(ticks());
-        if lifeline_state.is_acceptor.load(Ordering::Relaxed)
-            || lifeline_state.has_switched_for_order.load(Ordering::Relaxed)
+        if lifeline_path.is_acceptor.load(Ordering::Relaxed)
+            || lifeline_path.has_switched_for_order.load(Ordering::Relaxed)
         {
             return;
         }
         if self.tuple().is_some_and(|tuple| lane_peers::is_any(tuple.peer)) {
-            lifeline_state.has_switched_for_order.store(true, Ordering::Relaxed);
+            lifeline_path.has_switched_for_order.store(true, Ordering::Relaxed);
             self.switch_to_lanes();
         }
     }
@@ -326,7 +326,7 @@ impl Connection {
         let Lookahead { message, memory, .. } = self.look_ahead();
         if let Some(memory) = memory {
             let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_wins);
-            match if counts { Segment::join(&memory, self.lifeline_state.side()) } else { Err(Errno::INVAL) } {
+            match if counts { Segment::join(&memory, self.lifeline_path.side()) } else { Err(Errno::INVAL) } {
                 Ok(segment) => return Ok((segment, memory, FOLLOW)),
                 Err(_) => close(memory),
             }
@@ -337,7 +337,7 @@ impl Connection {
             return Ok((segment, copy, SWITCH));
         }
         let (segment, memory) =
-            limit::with_free_descriptor(self.borrow_lifeline(), || create_segment(self.lifeline_state.side()))?;
+            limit::with_free_descriptor(self.borrow_lifeline(), || create_segment(self.lifeline_path.side()))?;
         // A peer with another capacity would have announced it; a part of this capacity is in the lifeline.
         let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
         segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
@@ -346,12 +346,12 @@ impl Connection {
 
     /// Sends a message to the peer, unless its kernel refuses descriptors. The caller holds the send lock.
     fn send_lane_message(&self, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
-        if self.lifeline_state.are_rights_refused.load(Ordering::Relaxed) {
+        if self.lifeline_path.are_rights_refused.load(Ordering::Relaxed) {
             return Err(Errno::PERM);
         }
         let sent = send_message(self.borrow_lifeline(), kind, memory);
         if sent == Err(Errno::PERM) {
-            self.lifeline_state.are_rights_refused.store(true, Ordering::Relaxed);
+            self.lifeline_path.are_rights_refused.store(true, Ordering::Relaxed);
         }
         sent
     }
@@ -361,13 +361,13 @@ impl Connection {
         let mut unread_bytes = 0_i32;
         // SAFETY: the call writes one number, to a local variable.
         let result = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
-        self.lifeline_state.was_unread.store(result < 0 || unread_bytes > 0, Ordering::Relaxed);
+        self.lifeline_path.was_unread.store(result < 0 || unread_bytes > 0, Ordering::Relaxed);
     }
 
     /// Enlarges the lifeline's buffer once, where there can be no lane. Returns whether it is larger now.
     pub(super) fn widen(&'static self) -> bool {
         let _send = self.lock_direction(&self.send_lock);
-        if self.lanes().is_some() || self.lifeline_state.is_widened.swap(true, Ordering::Relaxed) {
+        if self.lanes().is_some() || self.lifeline_path.is_widened.swap(true, Ordering::Relaxed) {
             return false;
         }
         let bytes = self.with_details(|details| details.options.send_capacity_bytes());
@@ -376,7 +376,7 @@ impl Connection {
 
     /// Returns whether the peer is a program, not a proxy.
     pub(in crate::connection) fn has_begun_on_lifeline(&self) -> bool {
-        self.lifeline_state.inode.load(Ordering::Relaxed) != 0
+        self.lifeline_path.inode.load(Ordering::Relaxed) != 0
     }
 
     /// Returns whether a closed peer has left bytes of the program unread in the lifeline, and not only a message or
@@ -389,7 +389,7 @@ impl Connection {
         if lanes.segment.peer_receives_by_lane() {
             return false;
         }
-        !self.sends_by_lane() || self.lifeline_state.was_unread.load(Ordering::Relaxed)
+        !self.sends_by_lane() || self.lifeline_path.was_unread.load(Ordering::Relaxed)
     }
 
     /// Offers lanes at once if the program has set a receive capacity, which the peer finds in their memory. The caller
@@ -402,8 +402,8 @@ impl Connection {
 
     /// Offers lanes if the program responds to a peer that has proved busy. The caller holds the send lock.
     pub(super) fn offer_with_answer(&self) {
-        let is_acceptor = self.lifeline_state.is_acceptor.load(Ordering::Relaxed);
-        let is_due = is_acceptor && self.lifeline_state.requests.load(Ordering::Relaxed) >= REQUESTS_BEFORE_OFFER;
+        let is_acceptor = self.lifeline_path.is_acceptor.load(Ordering::Relaxed);
+        let is_due = is_acceptor && self.lifeline_path.requests.load(Ordering::Relaxed) >= REQUESTS_BEFORE_OFFER;
         if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
             self.offer();
         }
@@ -411,24 +411,24 @@ impl Connection {
 
     /// Offers lanes, once. The caller holds the send lock.
     fn offer(&self) {
-        let lifeline_state = &self.lifeline_state;
+        let lifeline_path = &self.lifeline_path;
         let is_out_of_place = self.lanes().is_some() || self.awaits_handshake.load(Ordering::Relaxed);
-        if is_out_of_place || lifeline_state.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
+        if is_out_of_place || lifeline_path.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
             return;
         }
         // A descriptor or memory that is not available now may be so later, for another connection; this one does not
         // try again.
-        lifeline_state.has_offered.store(true, Ordering::Relaxed);
-        let Ok((segment, memory)) = create_segment(lifeline_state.side()) else { return };
+        lifeline_path.has_offered.store(true, Ordering::Relaxed);
+        let Ok((segment, memory)) = create_segment(lifeline_path.side()) else { return };
         let receive_bytes = self.with_details(|details| details.options.receive_capacity_bytes());
         LaneReceiver::of(&segment).set_capacity(receive_bytes);
         if self.send_lane_message(OFFER, memory.as_fd()).is_err() {
             return close(memory);
         }
-        lifeline_state.inode.store(memfd_inode(&memory), Ordering::Relaxed);
+        lifeline_path.inode.store(memfd_inode(&memory), Ordering::Relaxed);
         let memory = MemoryFds::of_memfd(memory).hide().ok();
         // SAFETY: the caller holds the send lock, which protects the cell.
-        unsafe { *lifeline_state.offered.get() = Some(OfferedMemory { segment, memory }) };
+        unsafe { *lifeline_path.offered.get() = Some(OfferedMemory { segment, memory }) };
     }
 
     /// Limits the lifeline's buffer to what the program has requested. The caller holds the send lock.
@@ -442,24 +442,24 @@ impl Connection {
     /// Withdraws the memory that was offered, if any. The caller holds the send lock.
     pub(super) fn withdraw_offer(&self) -> Option<OfferedMemory> {
         // SAFETY: the caller holds the send lock, which protects the cell.
-        unsafe { (*self.lifeline_state.offered.get()).take() }
+        unsafe { (*self.lifeline_path.offered.get()).take() }
     }
 
     /// Starts to use lanes. The caller holds both locks.
     fn begin_lanes(&'static self, segment: Segment, memory: MemorySource, by_lane: u64) {
-        let lifeline_state = &self.lifeline_state;
+        let lifeline_path = &self.lifeline_path;
         let memory = match memory {
             MemorySource::Own(memory) => memory,
             MemorySource::Received(memory) => {
-                lifeline_state.inode.store(memfd_inode(&memory), Ordering::Relaxed);
+                lifeline_path.inode.store(memfd_inode(&memory), Ordering::Relaxed);
                 MemoryFds::of_memfd(memory).hide().ok()
             }
         };
         if !segment.is_adopted() {
-            segment.store(OwnState::Shutdown, lifeline_state.shutdown.load(Ordering::Relaxed));
+            segment.store(OwnState::Shutdown, lifeline_path.shutdown.load(Ordering::Relaxed));
             // An error that was reported is not reported again.
-            segment.store(OwnState::Peer, lifeline_state.peer.load(Ordering::Relaxed));
-            segment.store(OwnState::PendingError, lifeline_state.error.swap(0, Ordering::Relaxed));
+            segment.store(OwnState::Peer, lifeline_path.peer.load(Ordering::Relaxed));
+            segment.store(OwnState::PendingError, lifeline_path.error.swap(0, Ordering::Relaxed));
         }
         self.attach_in_use(segment, memory, by_lane);
     }
@@ -472,7 +472,7 @@ impl Connection {
         }
         self.process_messages();
         if !self.switch_to_lanes() {
-            self.lifeline_state.is_shared.store(true, Ordering::Relaxed);
+            self.lifeline_path.is_shared.store(true, Ordering::Relaxed);
         }
     }
 
