@@ -9,9 +9,9 @@ use crate::listener::{LISTENERS, Listener};
 use crate::process::background_connects;
 use crate::process::identity;
 use crate::process::lock::Lock;
+use crate::process::locked::Locked;
 use crate::process::system::is_inheritable;
 use rustix::io::Errno;
-use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 
 /// Held while the inheritance of descriptors changes, and by a thread that starts a program until it runs: what the
@@ -19,7 +19,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 static SPAWN_LOCK: Lock = Lock::new();
 /// The descriptors of connections that file actions of `posix_spawn` duplicate: the address of the actions, and the
 /// number.
-static DUPLICATED: SpawnActions = SpawnActions { lock: Lock::new(), entries: UnsafeCell::new(Vec::new()) };
+static DUPLICATED: Locked<Vec<(usize, RawFd)>> = Locked::new(Vec::new());
 
 /// Records that the program closes `fd`, which the caller then closes in the kernel.
 ///
@@ -89,35 +89,16 @@ fn inherit_into_borrower(fd: RawFd) {
     }
 }
 
-/// The duplicates that `posix_spawn_file_actions_adddup2` has requested, until the actions are destroyed.
-struct SpawnActions {
-    lock: Lock,
-    /// Protected by `lock`.
-    entries: UnsafeCell<Vec<(usize, RawFd)>>,
-}
-
-// SAFETY: the vector is accessed only under the lock.
-unsafe impl Sync for SpawnActions {}
-
-impl SpawnActions {
-    /// Runs `access` under the lock; `None` in a signal handler that has interrupted the holder.
-    fn with<R>(&self, access: impl FnOnce(&mut Vec<(usize, RawFd)>) -> R) -> Option<R> {
-        let _guard = self.lock.lock_unless_held()?;
-        // SAFETY: the guard above excludes all other accesses until the end of this function.
-        Some(access(unsafe { &mut *self.entries.get() }))
-    }
-}
-
 /// Records that file actions duplicate `fd` for the program that they start.
 pub fn note_spawn_duplicate(actions: usize, fd: RawFd) {
     if matches!(entry::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !identity::is_borrowed_memory() {
-        DUPLICATED.with(|entries| entries.push((actions, fd)));
+        DUPLICATED.with_unless_held(|entries| entries.push((actions, fd)));
     }
 }
 
 /// Records that file actions are created or destroyed.
 pub fn forget_spawn_actions(actions: usize) {
-    DUPLICATED.with(|entries| entries.retain(|(at, _)| *at != actions));
+    DUPLICATED.with_unless_held(|entries| entries.retain(|(at, _)| *at != actions));
 }
 
 /// Runs `spawn`, which starts a program with the descriptors that its file actions produce. If the program loads this
@@ -126,7 +107,7 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
     if identity::is_borrowed_memory() {
         return spawn();
     }
-    let duplicated = DUPLICATED.with(|entries| {
+    let duplicated = DUPLICATED.with_unless_held(|entries| {
         entries.iter().filter(|(at, _)| *at == actions).map(|(_, fd)| entry::get(*fd)).collect::<Vec<_>>()
     });
     let duplicated = duplicated.unwrap_or_default();
@@ -209,18 +190,18 @@ fn set_listeners_inheritable(inheritable: bool) {
 /// Before a fork, acquires the locks, so that no thread is changing what is inherited.
 pub(super) fn before_fork() {
     SPAWN_LOCK.lock_without_guard();
-    DUPLICATED.lock.lock_without_guard();
+    DUPLICATED.lock().lock_without_guard();
 }
 
 /// After a fork, in the parent.
 pub(super) fn after_fork_in_parent() {
-    DUPLICATED.lock.unlock();
+    DUPLICATED.lock().unlock();
     SPAWN_LOCK.unlock();
 }
 
 /// After a fork, in the child.
 pub(super) fn after_fork_in_child() {
-    DUPLICATED.lock.reset();
+    DUPLICATED.lock().reset();
     SPAWN_LOCK.reset();
     identity::note_process();
 }

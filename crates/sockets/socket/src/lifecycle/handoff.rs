@@ -42,18 +42,19 @@ pub fn adopt_inherited() {
         adopt_listener(socket, &sockets, |fd, lane_fd| DeferredAccept::inherited(fd, lane_fd, &sockets));
     }
     listener::close_orphaned_queues(&sockets);
-    let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
+    let (memfds, others): (Vec<RawFd>, Vec<RawFd>) =
+        of_kind(InheritedKind::Memfd).partition(|&fd| is_connection_memory(fd));
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
-    let mut left = Vec::new();
+    let mut unadopted = Vec::new();
     for memfd in memfds {
-        let beside =
+        let take_device =
             |page: LocalPage| others.iter().position(|&fd| is_lease_of(page, fd)).map(|index| others.remove(index));
-        let device = page_in(memfd).and_then(beside);
+        let device = local_page_of(memfd).and_then(take_device);
         // SAFETY: this library has created the descriptors before `exec`, and no other code of this program knows them
         // yet.
-        left.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
+        unadopted.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
     }
-    for memory in left {
+    for memory in unadopted {
         let _ = adopt_rest(memory, &sockets);
     }
     sockets.iter().for_each(|&socket| adopt_lifeline(socket, &sockets));
@@ -106,14 +107,14 @@ pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
 }
 
 /// One or two descriptors of a received message.
-enum Received {
+enum ReceivedPart {
     Other(RawFd),
     /// A descriptor that may be a connection's memory, and the device that belongs to it.
     Memory(RawFd, Option<RawFd>),
 }
 
 /// Received descriptors of which no connection has been made yet.
-enum Left {
+enum Unadopted {
     Other(RawFd),
     Memory(MemoryFds),
 }
@@ -124,41 +125,43 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     let (mut received, mut others) = (Vec::new(), Vec::new());
     let mut rights = rights.iter().copied().peekable();
     while let Some(fd) = rights.next() {
-        if is_memory(fd) {
-            let device = page_in(fd).and_then(|page| rights.next_if(|&next| is_memory_of(page, next)));
-            received.push(Received::Memory(fd, device));
+        if is_connection_memory(fd) {
+            let device = local_page_of(fd).and_then(|page| rights.next_if(|&next| is_memory_of(page, next)));
+            received.push(ReceivedPart::Memory(fd, device));
         } else {
-            received.push(Received::Other(fd));
+            received.push(ReceivedPart::Other(fd));
             others.push(fd);
         }
     }
     let for_program: Vec<RawFd> =
         others.iter().copied().filter(|&fd| !adopt_listener(fd, &others, DeferredAccept::for_listener)).collect();
-    let mut left = Vec::new();
+    let mut unadopted = Vec::new();
     for part in received {
         match part {
-            Received::Other(fd) => left.extend(Some(Left::Other(fd)).filter(|_| for_program.contains(&fd))),
-            Received::Memory(memfd, device) => {
+            ReceivedPart::Other(fd) => {
+                unadopted.extend(Some(Unadopted::Other(fd)).filter(|_| for_program.contains(&fd)))
+            }
+            ReceivedPart::Memory(memfd, device) => {
                 // SAFETY: the descriptors have just been received, and no other code knows their numbers.
                 let memory = unsafe { memory_of(memfd, device) };
                 if memory.device.is_none() || is_from_trusted(carrier) {
-                    left.extend(adopt(memory, &for_program).err().map(Left::Memory));
+                    unadopted.extend(adopt(memory, &for_program).err().map(Unadopted::Memory));
                 }
             }
         }
     }
-    let mut kept = Vec::new();
-    for part in left {
+    let mut returned = Vec::new();
+    for part in unadopted {
         match part {
-            Left::Other(fd) => kept.push(fd),
-            Left::Memory(memory) => {
+            Unadopted::Other(fd) => returned.push(fd),
+            Unadopted::Memory(memory) => {
                 let foreign = adopt_rest(memory, &for_program).err();
-                kept.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
+                returned.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
             }
         }
     }
     for_program.iter().for_each(|&fd| adopt_lifeline(fd, &for_program));
-    kept
+    returned
 }
 
 /// Returns whether the peer of a socket may pass a device that is to be mapped here. Any process may pass a memfd: it
@@ -209,13 +212,13 @@ fn adopt_listener(
 }
 
 /// Returns whether a descriptor is a connection's memory or takes its place: a segment, a lease or a local page.
-fn is_memory(fd: RawFd) -> bool {
+fn is_connection_memory(fd: RawFd) -> bool {
     // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    Segment::is_segment(fd) || span_lease::spans_of(borrowed).is_some() || page_in(fd).is_some()
+    Segment::is_segment(fd) || span_lease::spans_of(borrowed).is_some() || local_page_of(fd).is_some()
 }
 
-fn page_in(fd: RawFd) -> Option<LocalPage> {
+fn local_page_of(fd: RawFd) -> Option<LocalPage> {
     // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     LocalPage::read(unsafe { BorrowedFd::borrow_raw(fd) })
 }

@@ -12,7 +12,7 @@ use crate::entry::{self, Entry};
 use crate::epoll;
 use crate::options::inspect;
 use crate::process::background_connects::{self, Counted, is_any_pending};
-use crate::process::lock::Lock;
+use crate::process::locked::Locked;
 use crate::process::signals;
 use crate::rendezvous::RemoteConnect;
 use crate::stream::ConnectTarget;
@@ -22,7 +22,6 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use stats_page::FallbackReason;
-use std::cell::UnsafeCell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -196,7 +195,7 @@ pub fn abandon(stream: &'static Stream) {
 /// In the child of a fork, once the streams are unlocked, drops pending connects: the parent continues them. Parent and
 /// child share the socket, and a child that passed it to the kernel would take it from the parent.
 pub(super) fn after_fork_in_child() {
-    SILENT_LOCK.reset();
+    SILENT_LISTENERS.lock().reset();
     if background_connects::after_fork_in_child() {
         STREAMS.for_each(|stream| drop(stream.with(|inner| inner.pending.take())));
         background_connects::forget_all();
@@ -213,14 +212,8 @@ struct SilentListener {
     _filler: HiddenFd,
 }
 
-struct SilentListeners(UnsafeCell<Vec<SilentListener>>);
-
-// SAFETY: the vector is accessed only under `SILENT_LOCK`.
-unsafe impl Sync for SilentListeners {}
-
-static SILENT_LOCK: Lock = Lock::new();
-/// Protected by `SILENT_LOCK`; at most one of each family and network namespace.
-static SILENT_LISTENERS: SilentListeners = SilentListeners(UnsafeCell::new(Vec::new()));
+/// At most one of each family and network namespace.
+static SILENT_LISTENERS: Locked<Vec<SilentListener>> = Locked::new(Vec::new());
 
 fn connect_to_silent_listener(fd: RawFd, netns: u64) -> Result<(), Errno> {
     let is_v6 = inspect::local_address(fd)?.is_ipv6();
@@ -233,20 +226,16 @@ fn connect_to_silent_listener(fd: RawFd, netns: u64) -> Result<(), Errno> {
 }
 
 fn silent_address(is_v6: bool, netns: u64) -> Result<SocketAddr, Errno> {
-    let _guard = SILENT_LOCK.lock();
-    // SAFETY: the guard of `SILENT_LOCK` excludes all other accesses until the end of this function.
-    let listeners = unsafe { &mut *SILENT_LISTENERS.0.get() };
-    let known =
-        listeners.iter().find(|silent| silent.is_v6 == is_v6 && silent.netns == netns).map(|silent| silent.address);
-    known.map_or_else(
-        || {
-            let silent = SilentListener::new(is_v6)?;
-            let address = silent.address;
-            listeners.push(silent);
-            Ok(address)
-        },
-        Ok,
-    )
+    SILENT_LISTENERS.with(|listeners| {
+        let known = listeners.iter().find(|silent| silent.is_v6 == is_v6 && silent.netns == netns);
+        if let Some(known) = known {
+            return Ok(known.address);
+        }
+        let silent = SilentListener::new(is_v6)?;
+        let address = silent.address;
+        listeners.push(silent);
+        Ok(address)
+    })
 }
 
 /// Runs `call` while `fd` is in non-blocking mode.

@@ -161,8 +161,8 @@ impl DeferredAccept {
         if ready.clone().any(|number| number == TIMER_NUMBER) {
             self.set_timer();
         }
-        let is_there = |place| ready.clone().any(|number| number == place);
-        Ok(match (is_there(QUEUE_NUMBER), is_there(LANE_NUMBER)) {
+        let is_ready = |number| ready.clone().any(|other| other == number);
+        Ok(match (is_ready(QUEUE_NUMBER), is_ready(LANE_NUMBER)) {
             (true, _) => GateEvent::Shared,
             (false, true) => GateEvent::Arrival,
             (false, false) => GateEvent::Nothing,
@@ -181,8 +181,8 @@ impl DeferredAccept {
 
     fn insert(&mut self, held: HeldConnection) -> Result<(), Errno> {
         epoll::add(self.gate.fd()?, held.lifeline.fd()?, EventData::new_u64(held.number), EventFlags::IN)?;
-        let place = self.held.partition_point(|earlier| earlier.number < held.number);
-        self.held.insert(place, held);
+        let index = self.held.partition_point(|earlier| earlier.number < held.number);
+        self.held.insert(index, held);
         self.set_timer();
         if self.is_executing {
             self.share(usize::MAX);
@@ -219,8 +219,8 @@ impl DeferredAccept {
     }
 
     fn remove(&mut self, number: u64) -> Option<HeldConnection> {
-        let place = self.held.iter().position(|held| held.number == number)?;
-        let held = self.held.remove(place)?;
+        let index = self.held.iter().position(|held| held.number == number)?;
+        let held = self.held.remove(index)?;
         // The lifeline is removed before it is closed: a duplicate would stay registered in the gate.
         let _ = epoll::delete(self.gate.fd().ok()?, held.lifeline.fd().ok()?);
         self.set_timer();
@@ -295,8 +295,8 @@ fn accept_from_queue(listener: &'static Listener) -> Result<(), Errno> {
     let (_, key) = listener.lane().ok_or(Errno::BADF)?;
     listener.with(|inner| {
         let Some(deferral) = inner.deferral.as_mut().filter(|deferral| !deferral.is_executing) else { return Ok(()) };
-        let queue = deferral.queue.pop(&key)?;
-        queue.map_or(Ok(()), |(accepted, due_ns)| deferral.hold(accepted, Some(due_ns)))
+        let shared = deferral.queue.pop(&key)?;
+        shared.map_or(Ok(()), |(accepted, due_ns)| deferral.hold(accepted, Some(due_ns)))
     })
 }
 
@@ -349,10 +349,10 @@ pub(crate) fn share_before_exec(listener: &'static Listener) {
 
 /// Holds connections again after an `exec` that has failed.
 pub(crate) fn resume_after_exec(listener: &'static Listener) {
-    let was_leaving = listener.with(|inner| {
+    let was_executing = listener.with(|inner| {
         inner.deferral.as_mut().is_some_and(|deferral| std::mem::replace(&mut deferral.is_executing, false))
     });
-    if was_leaving {
+    if was_executing {
         // Threads that wait for events were notified meanwhile and found nothing. A connection that is held now is
         // reported to them.
         let _ = find(listener);

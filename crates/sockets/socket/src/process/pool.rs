@@ -1,9 +1,8 @@
 //! Pools of objects that are never freed but reused: a thread that still holds one while another thread closes it
 //! accesses valid memory.
 
-use crate::process::lock::Lock;
+use crate::process::locked::Locked;
 use crate::process::signals;
-use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 
 /// Number of objects that are collected at each acquisition of the lock.
@@ -11,9 +10,7 @@ const VISITED_AT_ONCE: usize = 64;
 
 /// A pool of all objects of one type.
 pub struct Pool<T: 'static> {
-    lock: Lock,
-    /// Protected by `lock`.
-    lists: UnsafeCell<Lists<T>>,
+    lists: Locked<Lists<T>>,
 }
 
 struct Lists<T: 'static> {
@@ -22,13 +19,10 @@ struct Lists<T: 'static> {
     free: VecDeque<&'static T>,
 }
 
-// SAFETY: the lists are accessed only under the lock, and hold shared references only, to objects that are `Sync`.
-unsafe impl<T: Sync> Sync for Pool<T> {}
-
 impl<T: Default + Sync> Pool<T> {
     /// Returns an empty pool.
     pub const fn new() -> Self {
-        Self { lock: Lock::new(), lists: UnsafeCell::new(Lists { all: Vec::new(), free: VecDeque::new() }) }
+        Self { lists: Locked::new(Lists { all: Vec::new(), free: VecDeque::new() }) }
     }
 
     /// Returns a free object, or a new one.
@@ -54,7 +48,7 @@ impl<T: Default + Sync> Pool<T> {
         loop {
             let mut some = [None; VISITED_AT_ONCE];
             self.with_lists(|lists| {
-                some.iter_mut().zip(lists.all.iter().skip(seen)).for_each(|(place, object)| *place = Some(*object));
+                some.iter_mut().zip(lists.all.iter().skip(seen)).for_each(|(slot, object)| *slot = Some(*object));
             });
             some.into_iter().flatten().for_each(&mut visit);
             seen += VISITED_AT_ONCE;
@@ -72,7 +66,7 @@ impl<T: Default + Sync> Pool<T> {
 
     /// Acquires the lock before a fork and returns all objects.
     pub fn lock_around_fork(&'static self) -> &'static [&'static T] {
-        self.lock.lock_without_guard();
+        self.lists.lock().lock_without_guard();
         self.all_during_fork()
     }
 
@@ -81,20 +75,16 @@ impl<T: Default + Sync> Pool<T> {
     pub fn all_during_fork(&'static self) -> &'static [&'static T] {
         // SAFETY: the handler that ran before the fork holds the lock until `unlock_after_fork`, so nothing changes the
         // list.
-        unsafe { &(*self.lists.get()).all }
+        &unsafe { self.lists.get_while_locked() }.all
     }
 
     /// Releases the lock after a fork, in parent and child.
     pub fn unlock_after_fork(&self) {
-        self.lock.unlock();
+        self.lists.lock().unlock();
     }
 
     fn with_lists<R>(&self, access: impl FnOnce(&mut Lists<T>) -> R) -> R {
-        signals::without_handlers(|| {
-            let _guard = self.lock.lock();
-            // SAFETY: the guard above excludes all other threads, and `without_handlers` the handlers of this one.
-            access(unsafe { &mut *self.lists.get() })
-        })
+        signals::without_handlers(|| self.lists.with(access))
     }
 }
 

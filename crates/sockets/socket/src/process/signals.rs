@@ -289,9 +289,9 @@ fn install_behind_gate(signal: i32, new: Handler) -> Option<usize> {
     let is_handler = new.address != libc::SIG_DFL && new.address != libc::SIG_IGN && new.address != libc::SIG_ERR;
     let gate = load(&GATES[new.kind as usize]);
     let is_counted = is_handler && gate != 0 && !FAULTS.contains(&signal) && !identity::is_borrowed_memory();
-    let place = HANDLERS[new.kind as usize].get(usize::try_from(signal).ok()?).filter(|_| is_counted)?;
+    let slot = HANDLERS[new.kind as usize].get(usize::try_from(signal).ok()?).filter(|_| is_counted)?;
     if !is_gate(new) {
-        place.store(new.address, Ordering::Release);
+        slot.store(new.address, Ordering::Release);
     }
     Some(gate)
 }

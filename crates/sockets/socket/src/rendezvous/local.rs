@@ -289,22 +289,18 @@ impl Route {
 /// # Errors
 /// The reason why there is no lane; the program's connection uses kernel TCP then.
 pub fn connect_in(rack: &Rack, request: &ConnectRequest) -> Result<Connected, NoLane> {
-    connect_by(rack, request.route()?, new_lifeline()?, request.opener)
-}
-
-pub(super) fn new_lifeline() -> Result<OwnedFd, NoLane> {
-    unix_stream().map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
-}
-
-pub(super) fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
     let mut memory = None;
-    let (lifeline, tuple) = connect_lifeline(rack, route, lifeline, opener, || {
+    let (lifeline, tuple) = connect_lifeline(rack, request.route()?, new_lifeline()?, request.opener, || {
         if memory.is_none() {
             memory = Some(new_memory()?);
         }
         Ok(())
     })?;
     hand_over_memory(lifeline, tuple, memory.map_or_else(new_memory, Ok)?)
+}
+
+pub(super) fn new_lifeline() -> Result<OwnedFd, NoLane> {
+    unix_stream().map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
 }
 
 pub(super) fn new_memory() -> Result<(Segment, OwnedFd), NoLane> {

@@ -162,7 +162,8 @@ impl ConnectAttempt {
     fn try_port(self, lifeline: OwnedFd) -> Result<PortAttempt, NoLane> {
         let destination = destination(self.request.destination);
         let name = ListenerName::remote(destination);
-        // A node has one address of each family; for a destination of the other family, the monitor must be queried.
+        // The settings name one address of the node; for a destination of the other family, the monitor must be
+        // queried.
         let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
         let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
             return self.query_monitor(lifeline, None).map(Ok);
