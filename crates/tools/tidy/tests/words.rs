@@ -19,6 +19,14 @@ const RETIRED: &[(&str, &str)] = &[
     ("all there is to it", "nothing: say what there is"),
     ("goes by the proxies", "is forwarded by the proxies"),
     ("who finds nothing sleeps", "a waiter that finds nothing blocks"),
+    ("struck", "interrupted, removed"),
+    ("strangers", "foreign clients, clients of other users"),
+    ("sent away", "rejected"),
+    ("puts off", "defers"),
+    ("put off", "defer, deferred"),
+    ("lets go", "releases"),
+    ("its kin", "similar errors"),
+    ("heirs", "successors"),
 ];
 
 /// The lines of a source that use a retired word.
