@@ -75,7 +75,7 @@ impl Connection {
     pub(super) fn close_now(&'static self) {
         self.receive_last_handshake();
         self.process_final_messages();
-        // When this returns, the object may be another connection.
+        // Taken first: once the close is finished, the object may be another connection.
         let retained = self.with_details_unmasked(|details| details.retained_lifeline.take());
         self.finish_close();
         drop(retained);
@@ -222,7 +222,7 @@ impl Connection {
             lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
         } else {
             // Under a filter this process cannot ask, and the kernel tells the peer.
-            !crate::process::sandbox::is_confined() && self.has_program_bytes_in_lifeline()
+            !sandbox::is_confined() && self.has_program_bytes_in_lifeline()
         };
         // In windows, an endpoint may be reset although its peer is alive and was not: that peer must not find an
         // orderly end either.

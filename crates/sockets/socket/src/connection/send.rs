@@ -162,8 +162,9 @@ impl Connection {
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
             let waited = self.wait_to_send(generation, &mut call, deadline);
             // SAFETY: every span is readable for its length, by this function's contract.
-            let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
-            match waited.and_then(go_on) {
+            let send_again =
+                |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
+            match waited.and_then(send_again) {
                 Ok(bytes) => done += bytes,
                 Err(error) if done > 0 => {
                     self.defer_error(error);
@@ -193,8 +194,8 @@ impl Connection {
         let is_short = (1..HELD_BYTES_MAX).contains(&wanted);
         if !(if is_short { self.prepare_to_hold(flags) } else { self.sends_by_lane() }) {
             // SAFETY: every span is readable for its length, by this function's contract.
-            let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
-            if !goes_on || (sent > 0 && skip + sent == wanted) {
+            let (sent, continues) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
+            if !continues || (sent > 0 && skip + sent == wanted) {
                 return Ok(sent);
             }
             before = sent;

@@ -34,9 +34,9 @@ impl Connection {
         }
         let generation = self.generation();
         let _guard = self.lock_for_generation(generation, &self.send_lock)?;
-        let is_early =
+        let is_on_lifeline =
             !self.sends_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed) && self.lanes().is_none();
-        if !is_early || self.is_lifeline_output_closed() || self.state().0 != PeerState::Alive {
+        if !is_on_lifeline || self.is_lifeline_output_closed() || self.state().0 != PeerState::Alive {
             return Ok(None);
         }
         let sent = system::send_file(self.borrow_lifeline(), file, offset, len_bytes).ok();

@@ -57,7 +57,7 @@ fn announced(memory: &Segment) -> Option<Urgent> {
 
 /// Returns how a receive handles an unread urgent byte, if `latest` is the number of the one that has the mark.
 fn urgent_handling(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
-    // The record comes before the word that announces it, so it may be newer than the word and is never older.
+    // The record is published before the word that announces it, so an unread record may be newer than the word.
     let is_superseded = (latest.wrapping_sub(urgent.number) as i32) > 0;
     match (is_superseded, is_first) {
         // TCP drops a byte before which the receiver stands when the next one is announced.

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// What comes first in a lifeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::connection) enum NextItem {
+pub(super) enum NextItem {
     Nothing,
     Bytes,
     Message,
@@ -35,11 +35,11 @@ impl Connection {
 
     /// Returns, after a receive by the lifeline, whether the stream continues in a lane.
     pub(in crate::connection) fn continues_by_lane(&'static self) -> bool {
-        let goes_on = self.lifeline_path.has_pending_message.load(Ordering::Relaxed)
+        let continues = self.lifeline_path.has_pending_message.load(Ordering::Relaxed)
             && self.handle_pending_message().is_ok()
             && self.receives_by_lane();
         self.notify_sets();
-        goes_on
+        continues
     }
 
     /// Handles messages at most once a millisecond, for a program that only sends: it does not receive the message
