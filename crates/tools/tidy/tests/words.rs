@@ -18,7 +18,6 @@ const RETIRED: &[(&str, &str)] = &[
     ("lost patience", "timed out"),
     ("let go of", "release"),
     ("struck out", "removed"),
-    ("gives way", "yields"),
     ("all there is to it", "nothing: say what there is"),
     ("goes by the proxies", "is forwarded by the proxies"),
     ("who finds nothing sleeps", "a waiter that finds nothing blocks"),

@@ -127,8 +127,8 @@ impl Connection {
             return;
         }
         let has_left_bytes = is_broken && self.has_left_bytes_unread(lanes);
-        let lost_way = has_left_bytes || lanes.segment.is_in_windows();
-        let reset = lanes.segment.status(PeerStatus::Reset) != 0 || lost_way || !lanes.is_sent_data_drained();
+        let has_lost_path = has_left_bytes || lanes.segment.is_in_windows();
+        let reset = lanes.segment.status(PeerStatus::Reset) != 0 || has_lost_path || !lanes.is_sent_data_drained();
         self.record_peer_state(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 
@@ -147,8 +147,8 @@ impl Connection {
 
     /// Records the state of the peer, with the error to be reported once. Returns the state that was recorded first.
     fn record_peer_state(&self, lanes: &Lanes, state: PeerState) -> PeerState {
-        let is_settled = lanes.segment.compare_exchange(OwnState::Peer, 0, state as u64).is_ok();
-        if let Some(error) = state.error().filter(|_| is_settled) {
+        let is_first = lanes.segment.compare_exchange(OwnState::Peer, 0, state as u64).is_ok();
+        if let Some(error) = state.error().filter(|_| is_first) {
             lanes.segment.store(OwnState::PendingError, error.raw_os_error() as u64);
         }
         PeerState::from_word(lanes.segment.load(OwnState::Peer))

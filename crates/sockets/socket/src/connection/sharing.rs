@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of waits for a lock after which its holder is checked, so that a dead one loses the lock.
 const SUSPECT_AFTER_WAITS: u32 = 10;
 /// Interval at which a connection with several holders checks which of them are alive.
-const COUNT_EVERY_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
+const HOLDERS_CHECK_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
 /// How long a fork waits for the handshakes of all clients together.
 const HANDSHAKES_WAIT_NS: u64 = 100_000_000;
 /// How long one call waits for a lock if the program does not block.
@@ -112,8 +112,8 @@ impl Connection {
                 return Ok(ProcessGuard { segment, word });
             };
             let waited = self.lock_waits.fetch_add(1, Ordering::Relaxed);
-            let is_left = waited >= SUSPECT_AFTER_WAITS && is_dead(holder);
-            if is_left && segment.compare_exchange(word, holder, own).is_ok() {
+            let is_abandoned = waited >= SUSPECT_AFTER_WAITS && is_dead(holder);
+            if is_abandoned && segment.compare_exchange(word, holder, own).is_ok() {
                 self.lock_waits.store(0, Ordering::Relaxed);
                 return Ok(ProcessGuard { segment, word });
             }
@@ -137,8 +137,8 @@ impl Connection {
     /// sleeper counts it again.
     fn uncount_user(&self, segment: &Segment) {
         if self.is_user.swap(false, Ordering::Relaxed) {
-            if let Some((index, signed)) = find_holder_entry(segment, own_holder_id()) {
-                segment.replace_holder(index, signed, signed & !USER_FLAG);
+            if let Some((index, entry)) = find_holder_entry(segment, own_holder_id()) {
+                segment.replace_holder(index, entry, entry & !USER_FLAG);
             }
             segment.add(OwnState::Users, u64::MAX);
         }
@@ -146,9 +146,9 @@ impl Connection {
 
     /// Removes this process from the list of holders, and from the users if it is one.
     pub(super) fn remove_holder_entry(&self, segment: &Segment) {
-        let signature = find_holder_entry(segment, own_holder_id());
-        let signed_off = signature.filter(|&(index, signed)| segment.replace_holder(index, signed, 0));
-        let is_user = signed_off.map_or(self.is_user.load(Ordering::Relaxed), |(_, signed)| signed & USER_FLAG != 0);
+        let entry = find_holder_entry(segment, own_holder_id());
+        let removed = entry.filter(|&(index, entry)| segment.replace_holder(index, entry, 0));
+        let is_user = removed.map_or(self.is_user.load(Ordering::Relaxed), |(_, entry)| entry & USER_FLAG != 0);
         if is_user {
             segment.add(OwnState::Users, u64::MAX);
         }
@@ -162,7 +162,7 @@ impl Connection {
         }
         self.count_as_user(lanes);
         let now = ticks();
-        if now.wrapping_sub(self.holders_checked_ticks.load(Ordering::Relaxed)) > COUNT_EVERY_TICKS {
+        if now.wrapping_sub(self.holders_checked_ticks.load(Ordering::Relaxed)) > HOLDERS_CHECK_TICKS {
             self.holders_checked_ticks.store(now, Ordering::Relaxed);
             remove_dead_holders(&lanes.segment);
         }
@@ -265,11 +265,12 @@ fn own_holder_id() -> u64 {
     if known != 0 {
         return known;
     }
-    let name = find_own_holder_id();
-    OWN_HOLDER_ID.store(name, Ordering::Relaxed);
-    name
+    let id = find_own_holder_id();
+    OWN_HOLDER_ID.store(id, Ordering::Relaxed);
+    id
 }
 
+/// Asks the kernel for what [`own_holder_id`] returns.
 fn find_own_holder_id() -> u64 {
     let namespace = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
     match u32::try_from(namespace) {
@@ -281,19 +282,19 @@ fn find_own_holder_id() -> u64 {
 }
 
 /// Returns the index and the entry of a process in the list of holders.
-fn find_holder_entry(segment: &Segment, name: u64) -> Option<(usize, u64)> {
-    let signatures = (0..HOLDERS_NAMED_MAX).map(|index| (index, segment.holder(index)));
-    signatures.into_iter().find(|&(_, signed)| name != 0 && signed & !USER_FLAG == name)
+fn find_holder_entry(segment: &Segment, id: u64) -> Option<(usize, u64)> {
+    let entries = (0..HOLDERS_NAMED_MAX).map(|index| (index, segment.holder(index)));
+    entries.into_iter().find(|&(_, entry)| id != 0 && entry & !USER_FLAG == id)
 }
 
 /// Adds this process to the list of holders, so that the others can detect its death. A process that finds no room, or
 /// has no ID, counts as alive forever. Returns `false` if the process is on the list already.
-fn add_holder_entry(segment: &Segment, role: u64) -> bool {
-    let name = own_holder_id();
-    if find_holder_entry(segment, name).is_some() {
+fn add_holder_entry(segment: &Segment, flags: u64) -> bool {
+    let id = own_holder_id();
+    if find_holder_entry(segment, id).is_some() {
         return false;
     }
-    let _ = (0..HOLDERS_NAMED_MAX).find(|&index| name != 0 && segment.replace_holder(index, 0, name | role));
+    let _ = (0..HOLDERS_NAMED_MAX).find(|&index| id != 0 && segment.replace_holder(index, 0, id | flags));
     true
 }
 
@@ -314,11 +315,11 @@ pub(super) fn register_holder(segment: &Segment) -> bool {
 /// Marks this process as a user, unless the program that it was before `exec` has done so.
 #[cold]
 fn mark_as_user(segment: &Segment) {
-    let noted = match find_holder_entry(segment, own_holder_id()) {
-        Some((index, signed)) => signed & USER_FLAG == 0 && segment.replace_holder(index, signed, signed | USER_FLAG),
+    let is_new = match find_holder_entry(segment, own_holder_id()) {
+        Some((index, entry)) => entry & USER_FLAG == 0 && segment.replace_holder(index, entry, entry | USER_FLAG),
         None => true,
     };
-    if noted {
+    if is_new {
         segment.add(OwnState::Users, 1);
     }
 }
@@ -329,8 +330,9 @@ fn remove_dead_holders(segment: &Segment) {
     let namespace = own_holder_id() >> 32;
     for index in 0..HOLDERS_NAMED_MAX {
         let holder = segment.holder(index);
-        let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & !USER_FLAG & u64::from(u32::MAX));
-        if is_gone && segment.load(OwnState::Holders) > 1 && segment.replace_holder(index, holder, 0) {
+        let is_dead_holder =
+            holder >> 32 == namespace && holder != 0 && is_dead(holder & !USER_FLAG & u64::from(u32::MAX));
+        if is_dead_holder && segment.load(OwnState::Holders) > 1 && segment.replace_holder(index, holder, 0) {
             segment.add(OwnState::Holders, u64::MAX);
             if holder & USER_FLAG != 0 {
                 segment.add(OwnState::Users, u64::MAX);
