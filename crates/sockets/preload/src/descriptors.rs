@@ -1,39 +1,22 @@
-//! `close`, `dup`, `fcntl`, `ioctl`: the life and the modes of descriptors.
+//! `dup`, `fcntl`, `ioctl`: duplicates and modes of descriptors.
 
-use crate::{files, keeping_errno, real, set_errno, zero_or_errno};
+use crate::errno::{preserving_errno, set_errno, zero_or_errno};
+use crate::{files, real};
 use rustix::io::Errno;
 use socket::entry::{self, Entry};
 use socket::lifecycle;
 use std::ffi::{c_int, c_uint, c_ulong};
 
-/// What `O_ASYNC` answers: who sends into a lane raises no signal at its other end, and waits for one would not end.
+/// The error for `O_ASYNC`: a send into a lane raises no signal at the peer, so that a program would wait for one for
+/// ever.
 const NO_SIGNALS: Errno = Errno::OPNOTSUPP;
-/// As `F_SETOWN`, of a thread too.
+/// As `F_SETOWN`, but may name a thread.
 const F_SETOWN_EX: c_int = 15;
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    keeping_errno(|| match lifecycle::close(fd) {
-        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-        Ok(()) => unsafe { real::close(fd) },
-        Err(error) => zero_or_errno(Err(error)),
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    zero_or_errno(lifecycle::close_range(first, last, flags as c_uint))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
-    let _ = lifecycle::close_range(first.max(0) as c_uint, c_uint::MAX, 0);
-}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::dup(fd) }))
+    noted_duplicate(fd, crate::errno::create_descriptor(|| unsafe { real::dup(fd) }))
 }
 
 #[unsafe(no_mangle)]
@@ -46,20 +29,20 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let in_kernel = || unsafe { real::dup3(old, new, flags) };
-    // What the kernel refuses closes nothing.
+    // A `dup3` that the kernel refuses closes nothing.
     if flags & !libc::O_CLOEXEC == 0 { duplicate_onto(old, new, in_kernel) } else { in_kernel() }
 }
 
-/// A connection is more than its descriptor, and its owner does not hand over the rest: to take one is forbidden, and
-/// does not make a socket that never says anything.
+/// Refuses connections: they consist of more than a descriptor, and the owner does not hand over the rest, so that the
+/// duplicate would never receive anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
     let arguments = [pidfd as usize, target as usize, flags as usize];
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let call = || unsafe { socket::process::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
-    let fd = crate::sparing_descriptors(call);
+    let fd = crate::errno::create_descriptor(call);
     if fd >= 0 && lifecycle::is_lifeline(fd) {
-        // SAFETY: made by the call, and nobody knows the number.
+        // SAFETY: the call has just returned the descriptor, and nothing else uses its number.
         unsafe { real::close(fd) };
         return zero_or_errno(Err(Errno::PERM));
     }
@@ -70,7 +53,7 @@ fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int
     if let Err(error) = lifecycle::duplicate_onto(old, new) {
         return zero_or_errno(Err(error));
     }
-    keeping_errno(|| {
+    preserving_errno(|| {
         let result = call();
         if old != new {
             noted_duplicate(old, result);
@@ -97,7 +80,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         }
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-            noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::fcntl(fd, command, argument) }))
+            noted_duplicate(fd, crate::errno::create_descriptor(|| unsafe { real::fcntl(fd, command, argument) }))
         }
         (libc::F_SETFL, Entry::Connection(_) | Entry::Listener(_)) if argument as c_int & libc::O_ASYNC != 0 => {
             zero_or_errno(Err(NO_SIGNALS))
@@ -143,12 +126,6 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { fcntl(fd, command, argument) }
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let result = match entry::get(fd) {
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
@@ -174,7 +151,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
     result
 }
 
-/// Whether the number that an `ioctl` points to is not zero.
+/// Returns whether the integer that an `ioctl` argument points to is not 0.
 unsafe fn is_on(argument: usize) -> bool {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { (argument as *const c_int).as_ref() }.is_some_and(|value| *value != 0)
@@ -209,19 +186,19 @@ unsafe fn connection_ioctl(
     match request {
         libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
         libc::TIOCOUTQ => answer(c_int::try_from(connection.unsent_bytes()).unwrap_or(c_int::MAX)),
-        // What else was sent by a lane has arrived, or has no room; nothing waits for a packet.
+        // Everything else has been stored in the lane; no packet waits to be sent.
         SIOCOUTQNSD => answer(c_int::try_from(connection.held_bytes()).unwrap_or(c_int::MAX)),
         SIOCATMARK => answer(c_int::from(connection.is_at_mark())),
         libc::FIONBIO => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::ioctl(fd, request, argument) };
             if result == 0 {
-                // SAFETY: the kernel has just read it.
+                // SAFETY: `FIONBIO` has succeeded, so that the kernel has just read the integer.
                 connection.set_nonblocking(unsafe { *(argument as *const c_int) } != 0);
             }
             result
         }
-        // About the descriptor itself.
+        // Requests about the descriptor itself.
         libc::FIOCLEX | libc::FIONCLEX | libc::FIOASYNC | libc::FIOQSIZE | SIOCGSKNS => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::ioctl(fd, request, argument) }
@@ -237,7 +214,11 @@ unsafe fn connection_ioctl(
         _ => {
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             let answered = unsafe { lifecycle::ioctl_as_tcp(connection, request, argument) };
-            crate::count_or_errno(answered.map(|value| value as usize)) as c_int
+            crate::errno::count_or_errno(answered.map(|value| value as usize)) as c_int
         }
     }
+}
+
+aliases! {
+    fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int = fcntl(fd, command, argument);
 }

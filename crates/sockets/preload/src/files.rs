@@ -1,10 +1,10 @@
 //! `FILE` streams over connections.
 //!
-//! libc's streams read and write by calls inside libc, which no preloaded library sees. A stream over a connection is
-//! therefore made with libc's own means for foreign streams (`fopencookie`), and so are `stdin`, `stdout` and `stderr`
-//! while a connection is theirs.
+//! libc's streams call its internal `read` and `write`, which a preloaded library cannot interpose. A stream over a
+//! connection is therefore created by `fopencookie`, libc's interface for custom streams. `stdin`, `stdout` and
+//! `stderr` are replaced in the same way while they are connections.
 
-use crate::{bytes, descriptors, real};
+use crate::{bytes, closing, real};
 use libc::FILE;
 use socket::entry::{self, Entry};
 use socket::process::lock::Lock;
@@ -28,63 +28,64 @@ unsafe extern "C" {
 }
 
 unsafe extern "C" fn read_cookie(cookie: *mut c_void, buffer: *mut c_char, len: usize) -> isize {
-    // SAFETY: libc's buffer.
+    // SAFETY: libc passes a buffer that is writable for `len` bytes.
     unsafe { bytes::read(cookie.addr() as c_int, buffer.cast(), len) }
 }
 
 unsafe extern "C" fn write_cookie(cookie: *mut c_void, buffer: *const c_char, len: usize) -> isize {
-    // SAFETY: libc's buffer. A stream expects zero, not -1, from a failed write.
+    // SAFETY: libc passes a buffer that is readable for `len` bytes. The result is 0 and not -1 on failure, as
+    // `fopencookie` requires of this function.
     unsafe { bytes::write(cookie.addr() as c_int, buffer.cast(), len) }.max(0)
 }
 
 unsafe extern "C" fn close_cookie(cookie: *mut c_void) -> c_int {
     let fd = cookie.addr() as c_int;
     with_open(|open| open.retain(|stream| stream.fd != fd));
-    // SAFETY: closing the stream closes its descriptor.
-    unsafe { descriptors::close(fd) }
+    // SAFETY: the program has closed the stream, and with it the descriptor.
+    unsafe { closing::close(fd) }
 }
 
-unsafe extern "C" fn keep_cookie(_cookie: *mut c_void) -> c_int {
+unsafe extern "C" fn leave_open(_cookie: *mut c_void) -> c_int {
     0
 }
 
 fn functions(closes: bool) -> CookieFunctions {
-    let close = if closes { close_cookie } else { keep_cookie };
+    let close = if closes { close_cookie } else { leave_open };
     CookieFunctions { read: read_cookie, write: write_cookie, seek: None, close }
 }
 
-/// A stream made here, and the descriptor it stands for.
+/// A stream created here, and its descriptor.
 struct OpenStream {
     file: usize,
     fd: c_int,
 }
 
-/// All of them. Not in a `std::sync::Mutex`, because the child of a fork must find the lock free.
-struct Open {
+/// The streams created here. Not in a `std::sync::Mutex`, because the child of a fork must find the lock free.
+struct OpenStreams {
     lock: Lock,
-    /// Under `lock`.
+    /// Accessed under `lock`.
     streams: UnsafeCell<Vec<OpenStream>>,
 }
 
-// SAFETY: the list is accessed under the lock.
-unsafe impl Sync for Open {}
+// SAFETY: the list is only accessed under the lock.
+unsafe impl Sync for OpenStreams {}
 
-static OPEN: Open = Open { lock: Lock::new(), streams: UnsafeCell::new(Vec::new()) };
-/// Whether there has been one: a program without asks nobody.
+static OPEN: OpenStreams = OpenStreams { lock: Lock::new(), streams: UnsafeCell::new(Vec::new()) };
+/// Whether a stream was ever created; while none was, lookups skip the list.
 static HAS_OPENED: AtomicBool = AtomicBool::new(false);
 
 fn with_open<R>(access: impl FnOnce(&mut Vec<OpenStream>) -> R) -> R {
     let _guard = OPEN.lock.lock();
-    // SAFETY: under the lock.
+    // SAFETY: `_guard` holds the lock, so that no other reference to the list exists.
     access(unsafe { &mut *OPEN.streams.get() })
 }
 
-/// Before a fork: no thread is inside the list while the process is copied.
+/// Locks the list before a fork, so that no thread is inside it while the process is copied.
 pub fn before_fork() {
     OPEN.lock.lock_without_guard();
 }
 
-/// After a fork, in parent and child.
+/// Unlocks the list after a fork, in parent and child.
 pub fn after_fork() {
     OPEN.lock.unlock();
 }
@@ -96,7 +97,7 @@ fn remember(file: *mut FILE, fd: c_int) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    // A TCP socket may be connected later, under the stream's hands.
+    // A plain TCP socket may be connected later, while the stream is in use.
     if !matches!(entry::get(fd), Entry::Connection(_) | Entry::Stream(_)) {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::fdopen(fd, mode) };
@@ -120,13 +121,7 @@ pub unsafe extern "C" fn fileno(file: *mut FILE) -> c_int {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fileno_unlocked(file: *mut FILE) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { fileno(file) }
-}
-
-/// `vdprintf`: formatted by libc, written by us.
+/// `vdprintf`: libc formats the text, which is then written by this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
     unsafe extern "C" {
@@ -140,7 +135,7 @@ pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *
     }
     let mut done = 0;
     while done < len as usize {
-        // SAFETY: the text has `len` bytes.
+        // SAFETY: the text has `len` bytes, of which `done` have been written.
         let wrote = unsafe { bytes::write(fd, text.add(done).cast(), len as usize - done) };
         if wrote < 0 {
             done = usize::MAX;
@@ -148,25 +143,14 @@ pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *
         }
         done += wrote as usize;
     }
-    // SAFETY: made by `vasprintf`.
+    // SAFETY: `vasprintf` allocated the text.
     unsafe { libc::free(text.cast()) };
     if done == usize::MAX { -1 } else { len }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __vdprintf_chk(
-    fd: c_int,
-    _flag: c_int,
-    format: *const c_char,
-    arguments: *mut c_void,
-) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { vdprintf(fd, format, arguments) }
-}
-
-/// A variadic function, which Rust cannot define: lays its arguments out as a `va_list` of the System V ABI, section
-/// 3.5.7. `$fixed_bytes` are the general registers that named arguments took, `$move_format` brings the format into the
-/// second.
+/// Defines a variadic function, which Rust cannot express: it lays out its arguments as a `va_list` (System V ABI,
+/// section 3.5.7). `$fixed_bytes` is the size of the general registers used by named arguments; `$move_format` moves
+/// the format to the second argument register.
 #[cfg(target_arch = "x86_64")]
 macro_rules! variadic_dprintf {
     ($name:ident, $fixed_bytes:literal, $move_format:literal) => {
@@ -209,21 +193,22 @@ variadic_dprintf!(dprintf, "16", "nop");
 #[cfg(target_arch = "x86_64")]
 variadic_dprintf!(__dprintf_chk, "24", "mov rsi, rdx");
 
-/// The standard streams that libc made, while ours are in their place.
-struct Standard(UnsafeCell<[*mut FILE; 3]>);
+/// The standard streams of libc that are replaced at present.
+struct StandardStreams(UnsafeCell<[*mut FILE; 3]>);
 
-// SAFETY: changed only by `dup2` onto a standard descriptor, which a program does not do from several threads at once.
-unsafe impl Sync for Standard {}
+// SAFETY: only changed by `dup2` onto a standard descriptor, which a program does not do concurrently from several
+// threads.
+unsafe impl Sync for StandardStreams {}
 
-static STANDARD: Standard = Standard(UnsafeCell::new([std::ptr::null_mut(); 3]));
+static STANDARD: StandardStreams = StandardStreams(UnsafeCell::new([std::ptr::null_mut(); 3]));
 
-/// `fd` is now something else: if it is a standard descriptor, its stream follows.
+/// Replaces or restores the stream of a standard descriptor that now refers to another file.
 pub fn follow_standard_stream(fd: c_int) {
     if !(0..3).contains(&fd) || socket::process::identity::is_borrowed_memory() {
         return;
     }
     let is_connection = entry::connection(fd).is_some();
-    // SAFETY: libc's own variables; see `Standard`.
+    // SAFETY: libc's own variables; see `StandardStreams`.
     unsafe {
         let (variable, mode) = match fd {
             0 => (&raw mut stdin, c"r"),
@@ -236,7 +221,7 @@ pub fn follow_standard_stream(fd: c_int) {
             if !file.is_null() {
                 remember(file, fd);
                 *saved = std::mem::replace(&mut *variable, file);
-                hand_over_unwritten(*saved, file);
+                move_unwritten(*saved, file);
             }
         } else if !is_connection && !(*saved).is_null() {
             let ours = std::mem::replace(&mut *variable, std::mem::replace(&mut *saved, std::ptr::null_mut()));
@@ -246,14 +231,14 @@ pub fn follow_standard_stream(fd: c_int) {
     }
 }
 
-/// What a program has printed and libc has not written yet goes to what the descriptor is now.
-unsafe fn hand_over_unwritten(from: *mut FILE, to: *mut FILE) {
+/// Moves text that the program has printed but libc has not written yet to the stream that replaces `from`.
+unsafe fn move_unwritten(from: *mut FILE, to: *mut FILE) {
     unsafe extern "C" {
         fn __fpending(file: *mut FILE) -> usize;
         fn __fpurge(file: *mut FILE);
     }
-    // SAFETY: libc's streams; its own headers lay a stream out as `StreamBuffer` says, and what is pending begins at
-    // the base of the writing part.
+    // SAFETY: both are streams of libc. Its headers define the layout of a stream as in `StreamBuffer`, and the pending
+    // bytes begin at the base of the write area.
     unsafe {
         let pending_bytes = __fpending(from);
         if pending_bytes > 0 {
@@ -264,7 +249,8 @@ unsafe fn hand_over_unwritten(from: *mut FILE, to: *mut FILE) {
     }
 }
 
-/// The beginning of glibc's `struct _IO_FILE` (`bits/types/struct_FILE.h`), which its macros have made part of its ABI.
+/// The beginning of glibc's `struct _IO_FILE` (`bits/types/struct_FILE.h`), which is part of its ABI because macros use
+/// it.
 #[repr(C)]
 struct StreamBuffer {
     flags: c_int,
@@ -272,7 +258,13 @@ struct StreamBuffer {
     write_base: *mut c_char,
 }
 
-/// After `exec`: a standard descriptor may be an inherited connection.
+/// Replaces the streams of standard descriptors that are inherited connections, after `exec`.
 pub fn adopt_standard_streams() {
     (0..3).filter(|&fd| entry::connection(fd).is_some()).for_each(follow_standard_stream);
+}
+
+aliases! {
+    fileno_unlocked(file: *mut FILE) -> c_int = fileno(file);
+    __vdprintf_chk(fd: c_int, _flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int
+        = vdprintf(fd, format, arguments);
 }

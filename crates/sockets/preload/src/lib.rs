@@ -1,15 +1,20 @@
 //! `libcrosslane.so`: the C names of the socket layer, for `LD_PRELOAD`.
 //!
-//! Every function here has the name and signature of libc's, looks its descriptor up, and calls either the `socket`
-//! crate or libc's own function. There is no logic but the translation of arguments and of errors into `errno`. Nothing
-//! here unwinds.
+//! Every function has the name and signature of one in libc, looks up its descriptor, and calls either the `socket`
+//! crate or the function of libc. The only logic is the conversion of arguments, and of errors to `errno`. No function
+//! unwinds.
 
 #![allow(unsafe_code)] // Every function is called from C.
 #![allow(clippy::missing_safety_doc)] // The contract of each is its manual page.
 #![allow(missing_docs)]
 
+#[macro_use]
+mod aliases;
 mod bytes;
+mod closing;
 mod descriptors;
+mod errno;
+mod file_transfer;
 mod files;
 #[cfg(target_arch = "x86_64")]
 mod loading;
@@ -21,11 +26,9 @@ mod signals;
 mod sockets;
 mod syscalls;
 
-use rustix::io::Errno;
 use socket::lifecycle;
 use socket::process::identity;
 use socket::process::settings::settings;
-use std::ffi::c_int;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -44,7 +47,7 @@ extern "C" fn load() {
         return;
     }
     signals::set_gates();
-    // SAFETY: the handlers are C functions that live as long as the process.
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
     lifecycle::adopt_inherited();
     files::adopt_standard_streams();
@@ -54,7 +57,7 @@ extern "C" fn load() {
 #[unsafe(link_section = ".fini_array")]
 static UNLOAD: extern "C" fn() = unload;
 
-/// Runs when the program ends by `exit`, behind its own handlers.
+/// Runs when the program ends by `exit`, after its own handlers.
 extern "C" fn unload() {
     if !settings().off {
         lifecycle::before_exit();
@@ -74,59 +77,4 @@ extern "C" fn after_fork_in_parent() {
 extern "C" fn after_fork_in_child() {
     lifecycle::after_fork_in_child();
     files::after_fork();
-}
-
-fn set_errno(error: Errno) {
-    // SAFETY: libc's own variable of this thread.
-    unsafe { *libc::__errno_location() = error.raw_os_error() };
-}
-
-/// Runs a call that makes a descriptor; what the library can spare makes room for it.
-fn sparing_descriptors(call: impl Fn() -> c_int) -> c_int {
-    let call = || match call() {
-        fd if fd >= 0 => Ok(fd),
-        _ => Err(socket::process::system::errno()),
-    };
-    keeping_errno(|| {
-        socket::process::limit::retry_with_room(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
-            set_errno(error);
-            -1
-        })
-    })
-}
-
-/// A count, or -1 with `errno`.
-fn count_or_errno(result: Result<usize, Errno>) -> isize {
-    match result {
-        Ok(count) => count as isize,
-        Err(error) => {
-            set_errno(error);
-            -1
-        }
-    }
-}
-
-/// A call of the program's, which leaves `errno` alone where it succeeds: a lock of the standard library that another
-/// thread has writes `EAGAIN` there, and so does a call of libc's that had to be tried twice.
-#[inline]
-fn keeping_errno<N: From<i8> + PartialOrd>(call: impl FnOnce() -> N) -> N {
-    // SAFETY: libc's own variable of this thread.
-    let before = unsafe { *libc::__errno_location() };
-    let result = call();
-    if result >= N::from(0) {
-        // SAFETY: the same variable, which is writable for as long as the thread lives.
-        unsafe { *libc::__errno_location() = before };
-    }
-    result
-}
-
-/// 0, or -1 with `errno`.
-fn zero_or_errno(result: Result<(), Errno>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
-            set_errno(error);
-            -1
-        }
-    }
 }

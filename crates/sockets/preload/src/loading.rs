@@ -1,26 +1,26 @@
 //! `dlopen` and `dlmopen` without `RTLD_DEEPBIND`.
 //!
-//! A plug-in that is loaded with that flag, as PHP and Apache's runtime load theirs, finds libc's functions before
-//! those of this library: it would read and write the lifelines of connections. Without the flag it finds these first,
-//! as it finds those of any library that the program itself is linked to.
+//! A plug-in that is loaded with that flag, as by PHP and Apache's runtime, finds libc's functions before those of this
+//! library and would read and write the lifelines of connections. Without the flag, it finds these first, like the
+//! functions of any library that the program is linked to.
 
 use crate::real;
 use std::ffi::{c_char, c_int, c_void};
 
-/// The real function, and the flags to call it with. In two registers, as C returns it.
+/// The address of libc's function, and the flags to pass to it. C returns this struct in two registers.
 #[repr(C)]
 struct Call {
     address: *mut c_void,
     flags: usize,
 }
 
-/// libc's `dlopen`, jumped to: it searches by the paths of its caller, which it knows from where it returns to.
+/// Jumps to libc's `dlopen`, which determines the search path from its return address, that is, from its caller.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
     std::arch::naked_asm!(
         "push rdi",
-        "sub rsp, 16", // Calls are made with the stack at a multiple of 16.
+        "sub rsp, 16", // The stack must be aligned to 16 bytes at a call.
         "mov edi, esi",
         "call {call}",
         "add rsp, 16",
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn dlmopen(namespace: isize, path: *const c_char, flags: c
         "add rsp, 8",
         "pop rsi",
         "pop rdi",
-        "jmp rax", // The flags are where they belong: the second half of an answer is in the third argument's register.
+        "jmp rax", // The flags are in place: a struct's second word is returned in the register of the third argument.
         call = sym dlmopen_call,
     )
 }

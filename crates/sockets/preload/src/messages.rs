@@ -1,10 +1,11 @@
-//! `sendmsg`, `recvmsg` and their kin: several buffers, and descriptors that travel between processes.
+//! `sendmsg`, `recvmsg`, `sendmmsg` and `recvmmsg`: several buffers, and descriptors passed between processes.
 
 use crate::bytes::{
-    CONFINED_FLAGS, NO_MESSAGE, connect_and_send, counted_receive_with, counted_send, receive_confined, receive_spans,
-    received_flags, refuse_urgent, send_confined, send_spans, spans,
+    CONFINED_FLAGS, EMPTY_MESSAGE, connect_and_send, counted_receive, counted_send, receive_confined, receive_spans,
+    received_flags, refuse_urgent, send_confined, send_spans, spans, with_spans,
 };
-use crate::{count_or_errno, descriptors, real, set_errno};
+use crate::errno::{count_or_errno, set_errno};
+use crate::{closing, real};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
 use rustix::net::AddressFamily;
@@ -16,8 +17,8 @@ use socket::process::clock::now_ns;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
-/// More than a message of 253 descriptors takes, each a connection with the memory that travels with it: the kernel
-/// takes no more than those 253 in all.
+/// More than a message with 253 descriptors needs, the largest number that the kernel accepts, including the memory
+/// that accompanies each connection.
 const CONTROL_BYTES: usize = 8192;
 
 unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
@@ -30,27 +31,24 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
-            Entry::Connection(connection) => match spans_of(message) {
-                Ok(spans) => send_spans(connection, spans, flags),
-                Err(error) => count_or_errno(Err(error)),
-            },
+            Entry::Connection(connection) => {
+                with_spans(spans_of(message), |spans| send_spans(connection, spans, flags))
+            }
             Entry::Confined(_) if flags & libc::MSG_OOB != 0 => refuse_urgent(),
-            Entry::Confined(connection) if connection.sends_confined_by_lane() => match spans_of(message) {
-                Ok(spans) => send_confined(connection, spans, |bytes, len, _| {
-                    let one = iovec { iov_base: bytes.cast(), iov_len: len };
-                    let ring = msghdr { msg_iov: (&raw const one).cast_mut(), msg_iovlen: 1, ..NO_MESSAGE };
-                    real::sendmsg(fd, &raw const ring, flags & CONFINED_FLAGS)
-                }),
-                Err(error) => count_or_errno(Err(error)),
-            },
+            Entry::Confined(connection) if connection.sends_confined_by_lane() => {
+                with_spans(spans_of(message), |spans| {
+                    send_confined(connection, spans, |bytes, len, _| {
+                        let one = iovec { iov_base: bytes.cast(), iov_len: len };
+                        let wakeup = msghdr { msg_iov: (&raw const one).cast_mut(), msg_iovlen: 1, ..EMPTY_MESSAGE };
+                        real::sendmsg(fd, &raw const wakeup, flags & CONFINED_FLAGS)
+                    })
+                })
+            }
             Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && !(*message).msg_name.is_null() => {
                 let address = ((*message).msg_name.cast_const().cast(), (*message).msg_namelen);
-                match spans_of(message) {
-                    Ok(spans) => connect_and_send(fd, spans, flags, address),
-                    Err(error) => count_or_errno(Err(error)),
-                }
+                with_spans(spans_of(message), |spans| connect_and_send(fd, spans, flags, address))
             }
-            Entry::Stream(stream) => counted_send(stream, real::sendmsg(fd, message, flags)),
+            entry @ Entry::Stream(_) => counted_send(entry, real::sendmsg(fd, message, flags)),
             _ if (*message).msg_controllen > 0 => send_with_rights(fd, message, flags),
             _ => real::sendmsg(fd, message, flags),
         }
@@ -63,10 +61,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => {
-                let result = match spans_of(message) {
-                    Ok(spans) => receive_spans(connection, spans, flags),
-                    Err(error) => return count_or_errno(Err(error)),
-                };
+                let result = with_spans(spans_of(message), |spans| receive_spans(connection, spans, flags));
                 if result >= 0 {
                     (*message).msg_namelen = 0;
                     (*message).msg_flags = received_flags(flags, result);
@@ -80,14 +75,13 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 result
             }
             Entry::Confined(connection) if connection.receives_confined_by_lane() => {
-                let result = match spans_of(message) {
-                    Ok(spans) => receive_confined(connection, spans, flags, |bytes, len, more| {
+                let result = with_spans(spans_of(message), |spans| {
+                    receive_confined(connection, spans, flags, |bytes, len, more| {
                         let mut one = iovec { iov_base: bytes.cast(), iov_len: len };
-                        let mut rings = msghdr { msg_iov: &raw mut one, msg_iovlen: 1, ..NO_MESSAGE };
-                        real::recvmsg(fd, &raw mut rings, flags & libc::MSG_DONTWAIT | more)
-                    }),
-                    Err(error) => return count_or_errno(Err(error)),
-                };
+                        let mut wakeups = msghdr { msg_iov: &raw mut one, msg_iovlen: 1, ..EMPTY_MESSAGE };
+                        real::recvmsg(fd, &raw mut wakeups, flags & libc::MSG_DONTWAIT | more)
+                    })
+                });
                 if result >= 0 {
                     (*message).msg_namelen = 0;
                     (*message).msg_controllen = 0;
@@ -95,7 +89,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 }
                 result
             }
-            Entry::Stream(stream) => counted_receive_with(stream, flags, real::recvmsg(fd, message, flags)),
+            entry @ Entry::Stream(_) => counted_receive(entry, flags, real::recvmsg(fd, message, flags)),
             _ if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() => {
                 receive_with_rights(fd, message, flags)
             }
@@ -104,17 +98,17 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     }
 }
 
-/// Writes control messages where the program has room, cut as the kernel cuts them.
+/// Writes control messages into the program's buffer, truncated as the kernel truncates them.
 ///
 /// # Safety
-/// The C caller's message.
+/// `message` is valid, as the C program's `recvmsg` requires.
 unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = ControlMessage>) {
     // SAFETY: the C program's message, valid as its call requires (manual page).
     let (control, room) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
     let room = if control.is_null() { 0 } else { room };
     let mut used = 0;
     for wanted in messages {
-        // SAFETY: only compute.
+        // SAFETY: these functions only compute sizes.
         let (len, space) = unsafe {
             let data_bytes = wanted.data().len() as c_uint;
             (libc::CMSG_LEN(data_bytes) as usize, libc::CMSG_SPACE(data_bytes) as usize)
@@ -129,7 +123,7 @@ unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Contr
         }
         let len = len.min(left);
         let header = cmsghdr { cmsg_len: len, cmsg_level: wanted.level, cmsg_type: wanted.kind };
-        // SAFETY: the C program's buffer has `left` bytes more: at least those of the header, and `len` in all.
+        // SAFETY: the program's buffer has `left` more bytes, which is at least `len` and the size of a header.
         unsafe {
             let place = control.add(used);
             place.cast::<cmsghdr>().write_unaligned(header);
@@ -138,13 +132,13 @@ unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Contr
         }
         used += space.min(left);
     }
-    // SAFETY: the message that `recvmsg` was given, whose control buffer has just been written, is writable.
+    // SAFETY: the program's `recvmsg` requires the message to be writable.
     unsafe { (*message).msg_controllen = used };
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    // The kernel takes no more.
+    // The kernel accepts no more.
     let count = count.min(libc::UIO_MAXIOV as c_uint);
     // SAFETY: the C program's array, valid as its call requires (manual page).
     let carries = |index| unsafe { carries_connection(&raw const (*messages.add(index)).msg_hdr) };
@@ -153,10 +147,8 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     if !is_one_by_one {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
-        if let Entry::Stream(stream) = entry::get(fd) {
-            // SAFETY: the C program's array has `count` elements, and the kernel has filled the first `sent`.
-            counted_send(stream, unsafe { bytes_of(messages, sent) });
-        }
+        // SAFETY: the C program's array has `count` elements, and the kernel has filled the first `sent`.
+        counted_send(entry::get(fd), unsafe { bytes_of(messages, sent) });
         return sent;
     }
     for index in 0..count {
@@ -182,7 +174,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
 /// # Safety
 /// `messages` has at least `count` elements.
 unsafe fn bytes_of(messages: *const mmsghdr, count: c_int) -> isize {
-    // SAFETY: this function's contract: the array has at least `count` elements.
+    // SAFETY: the array has at least `count` elements, by the contract of this function.
     (0..count).map(|index| unsafe { (*messages.add(index as usize)).msg_len as isize }).sum()
 }
 
@@ -194,20 +186,18 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    // The kernel takes no more.
+    // The kernel accepts no more.
     let count = count.min(libc::UIO_MAXIOV as c_uint);
     // SAFETY: the C program's array, valid as its call requires (manual page).
     let has_room = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen > 0 };
-    // Only these bring descriptors.
+    // Only messages on AF_UNIX sockets carry descriptors.
     let is_one_by_one = matches!(entry::get(fd), Entry::Connection(_))
         || !messages.is_null() && (0..count as usize).any(has_room) && is_unix(fd);
     if !is_one_by_one {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-        if let Entry::Stream(stream) = entry::get(fd) {
-            // SAFETY: the C program's array has `count` elements, and the kernel has filled the first `received`.
-            counted_receive_with(stream, flags, unsafe { bytes_of(messages, received) });
-        }
+        // SAFETY: the C program's array has `count` elements, and the kernel has filled the first `received`.
+        counted_receive(entry::get(fd), flags, unsafe { bytes_of(messages, received) });
         return received;
     }
     // SAFETY: null, or valid as the C program's call requires (manual page).
@@ -231,7 +221,7 @@ pub unsafe extern "C" fn recvmmsg(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        // Looked at after each message only, and so never the end of a wait: as the kernel does.
+        // As in the kernel, the time is only checked after each message, so that it does not end a wait.
         let left_ns = limit.map(|limit_ns| limit_ns.saturating_sub(now_ns()));
         if let Some(left_ns) = left_ns {
             // SAFETY: not null, so valid as the C program's call requires (manual page).
@@ -248,11 +238,11 @@ pub unsafe extern "C" fn recvmmsg(
 }
 
 fn is_unix(fd: c_int) -> bool {
-    // SAFETY: only asks; a closed number is answered with an error.
+    // SAFETY: the call only reads, and fails for a closed number.
     fd >= 0 && rustix::net::sockopt::socket_domain(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(AddressFamily::UNIX)
 }
 
-/// When so much time has passed from now on.
+/// Returns the time at which `time` will have passed.
 fn deadline_ns(time: &timespec) -> Result<u64, Errno> {
     match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
         (Ok(seconds), Ok(nanos)) if nanos < 1_000_000_000 => {
@@ -262,20 +252,21 @@ fn deadline_ns(time: &timespec) -> Result<u64, Errno> {
     }
 }
 
-/// Room for control messages, aligned as they must be.
+/// A buffer for control messages with the required alignment.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// The descriptors of a control message, if it carries any.
+/// Returns the descriptors of a control message, if it carries any.
 unsafe fn rights_of<'a>(header: *const cmsghdr) -> Option<&'a [c_int]> {
-    // SAFETY: a header inside the control buffer.
+    // SAFETY: `header` comes from `for_each_control`, which only yields headers inside the control buffer.
     let header_ref = unsafe { &*header };
     if header_ref.cmsg_level != libc::SOL_SOCKET || header_ref.cmsg_type != libc::SCM_RIGHTS {
         return None;
     }
-    // SAFETY: only computes.
+    // SAFETY: the function only computes a size.
     let data_bytes = header_ref.cmsg_len.checked_sub(unsafe { libc::CMSG_LEN(0) } as usize)?;
-    // SAFETY: the kernel, or the C program for it, put whole descriptors there; the buffer is aligned for them.
+    // SAFETY: the message was written by the kernel, or by the C program for the kernel: its data, of `data_bytes`, are
+    // descriptors, and control messages are aligned for them.
     Some(unsafe {
         std::slice::from_raw_parts(libc::CMSG_DATA(header).cast::<c_int>(), data_bytes / size_of::<c_int>())
     })
@@ -293,7 +284,7 @@ unsafe fn for_each_control(message: *const msghdr, mut visit: impl FnMut(*const 
     }
 }
 
-/// Copies control messages into a buffer of ours, with other descriptors where they carry any.
+/// Copies control messages into a buffer, replacing the descriptors in them.
 struct Rewriter<'a> {
     control: &'a mut Control,
     used: usize,
@@ -302,7 +293,7 @@ struct Rewriter<'a> {
 
 impl Rewriter<'_> {
     fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) {
-        // SAFETY: only computes.
+        // SAFETY: these functions only compute sizes.
         let (space, len) =
             unsafe { (libc::CMSG_SPACE(data.len() as c_uint) as usize, libc::CMSG_LEN(data.len() as c_uint) as usize) };
         if self.used + space > CONTROL_BYTES {
@@ -312,7 +303,7 @@ impl Rewriter<'_> {
         let header = cmsghdr { cmsg_len: len as _, cmsg_level: level, cmsg_type: kind };
         let place = &mut self.control.0[self.used..self.used + space];
         place.fill(0);
-        // SAFETY: the place has room for a header and is aligned by construction of `CMSG_SPACE`.
+        // SAFETY: `place` has room for a header, and `CMSG_SPACE` keeps the offsets in the aligned buffer aligned.
         unsafe { place.as_mut_ptr().cast::<cmsghdr>().write(header) };
         let data_at = len - data.len();
         place[data_at..data_at + data.len()].copy_from_slice(data);
@@ -320,7 +311,7 @@ impl Rewriter<'_> {
     }
 
     unsafe fn rewrite(&mut self, header: *const cmsghdr, change: impl FnOnce(&[c_int]) -> Vec<c_int>) {
-        // SAFETY: a header inside the control buffer.
+        // SAFETY: `header` comes from `for_each_control`, which only yields headers inside the control buffer.
         let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len) };
         // SAFETY: `header` is a header inside the control buffer, and its data lies inside it too.
         if let Some(rights) = unsafe { rights_of(header) } {
@@ -330,7 +321,7 @@ impl Rewriter<'_> {
             }
             return;
         }
-        // SAFETY: the data of the message, inside the control buffer.
+        // SAFETY: the data of the control message, whose length is in its header, are inside the control buffer.
         let data = unsafe {
             let data_bytes = len.saturating_sub(libc::CMSG_LEN(0) as usize);
             std::slice::from_raw_parts(libc::CMSG_DATA(header), data_bytes)
@@ -339,7 +330,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// Whether a message's descriptors are connections or listeners of ours, or may become some.
+/// Returns whether a message carries connections or listeners of the library, or sockets that may become some.
 unsafe fn carries_connection(message: *const msghdr) -> bool {
     let mut carries = false;
     // SAFETY: the C program's message, valid as its call requires (manual page).
@@ -354,7 +345,7 @@ unsafe fn carries_connection(message: *const msghdr) -> bool {
     carries
 }
 
-/// Sends a message whose descriptors may be connections: their memory goes with them.
+/// Sends a message whose descriptors may be connections; their memory is sent with them.
 unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     // SAFETY: the C program's message, valid as its call requires (manual page).
     unsafe {
@@ -376,8 +367,8 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
             return count_or_errno(Err(errno));
         }
         let (used, fits) = (rewriter.used, rewriter.fits);
-        // As the kernel answers where there are too many descriptors: a connection that went without its memory would
-        // be lost, and nobody would be told.
+        // The kernel returns the same error for too many descriptors. A connection without its memory would be lost
+        // unnoticed.
         if !fits {
             return count_or_errno(Err(Errno::INVAL));
         }
@@ -388,14 +379,15 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
     }
 }
 
-/// Receives a message whose descriptors may be connections: their memory is taken out before the program sees it.
+/// Receives a message whose descriptors may be connections; their memory is removed before the program sees the
+/// message.
 unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let mut control = Control([0; CONTROL_BYTES]);
     // SAFETY: the C program's message, whose copy has a control buffer of this function.
     unsafe {
         let mut copy = *message;
         copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
-        // The program's own room, and twice as much for memory that travels with connections.
+        // The size of the program's buffer, and twice as much for memory that accompanies connections.
         copy.msg_controllen = ((*message).msg_controllen.saturating_mul(3) + 64).min(CONTROL_BYTES);
         let received = real::recvmsg(fd, &raw mut copy, flags);
         if received < 0 {
@@ -416,11 +408,12 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
     }
 }
 
-/// Copies as much of the control messages as there is room for; descriptors that are left out are closed. Returns the
-/// bytes used, and whether something was left out.
+/// Copies as many control messages as fit, and closes descriptors that do not. Returns the bytes used, and whether
+/// anything was left out.
 unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> (usize, bool) {
     let (mut kept, mut is_cut) = (0, false);
-    // SAFETY: a message header over a buffer of this function; the C program's control buffer has the room.
+    // SAFETY: `view` describes the local buffer `clean`, and the program's control buffer has `room` bytes at
+    // `destination`.
     unsafe {
         let mut view: msghdr = std::mem::zeroed();
         view.msg_control = clean.as_ptr().cast_mut().cast::<c_void>();
@@ -435,17 +428,17 @@ unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> (usiz
                 kept = (kept + libc::CMSG_SPACE(data_bytes as c_uint) as usize).min(room);
             }
             for &fd in rights_of(header).unwrap_or_default().iter().skip(data_bytes / size_of::<c_int>()) {
-                descriptors::close(fd);
+                closing::close(fd);
             }
         });
     }
     (kept, is_cut)
 }
 
-/// Bytes of a control message that fit in `room`, with its header, and of its data alone. As the kernel cuts, and
-/// descriptors only whole.
+/// Returns how many bytes of a control message fit in `room`, with its header and without it. Truncates as the kernel
+/// does, descriptors only as a whole.
 unsafe fn part_that_fits(header: *const cmsghdr, room: usize) -> (usize, usize) {
-    // SAFETY: a header inside the control buffer.
+    // SAFETY: `header` comes from `for_each_control`, which only yields headers inside the control buffer.
     let (head_bytes, len, is_rights) =
         unsafe { (libc::CMSG_LEN(0) as usize, (*header).cmsg_len, rights_of(header).is_some()) };
     let Some(data_bytes) = len.min(room).checked_sub(head_bytes) else { return (0, 0) };

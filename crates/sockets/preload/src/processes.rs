@@ -1,4 +1,4 @@
-//! Making children, and running programs.
+//! Calls that create processes or run programs.
 
 use crate::real;
 use libc::FILE;
@@ -9,7 +9,7 @@ use socket::process::settings::settings;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::BorrowedFd;
 
-/// `vfork` returns twice into the caller's frame: count, then jump.
+/// `vfork` returns twice into the caller's frame, so that it can only be jumped to, after the child was noted.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -25,8 +25,8 @@ pub unsafe extern "C" fn vfork() -> c_int {
     )
 }
 
-/// Forks, with the handlers around it that libc calls around `fork`.
-pub fn with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
+/// Forks, and runs the handlers that libc runs around `fork`.
+pub fn fork_with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
     if settings().off {
         return fork();
     }
@@ -37,19 +37,19 @@ pub fn with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
     } else {
         let error = socket::process::system::errno();
         lifecycle::after_fork_in_parent();
-        crate::set_errno(error);
+        crate::errno::set_errno(error);
     }
     pid
 }
 
-/// `fork` without the program's handlers; ours are needed all the same.
+/// `fork` without the program's handlers; those of this library run nevertheless.
 #[unsafe(export_name = "_Fork")]
 pub unsafe extern "C" fn bare_fork() -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    with_handlers(|| unsafe { real::bare_fork() }.into()) as c_int
+    fork_with_handlers(|| unsafe { real::bare_fork() }.into()) as c_int
 }
 
-/// What the child of a `clone` that copies memory is to run.
+/// What the child of a `clone` that copies memory runs.
 struct Start {
     run: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
@@ -57,13 +57,13 @@ struct Start {
 
 extern "C" fn start_child(start: *mut c_void) -> c_int {
     lifecycle::after_fork_in_child();
-    // SAFETY: the program that called `clone` made it, in memory that the child has a copy of.
+    // SAFETY: `clone` passes a pointer to its local `Start`, of which the child has a copy.
     let start = unsafe { &*start.cast::<Start>() };
     (start.run)(start.argument)
 }
 
 /// libc's `clone`, which is variadic: all its arguments are where this definition finds them. A child with a copy of
-/// the memory is one of `fork`, one with the memory itself one of `vfork` or a thread.
+/// the memory is treated like one of `fork`, and one that shares the memory like one of `vfork` or a thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
     run: extern "C" fn(*mut c_void) -> c_int,
@@ -85,38 +85,38 @@ pub unsafe extern "C" fn clone(
     let start = (&raw mut start).cast();
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let clone = || unsafe { real::clone(start_child, stack, flags, start, parent_tid, tls, child_tid) };
-    with_handlers(|| clone().into()) as c_int
+    fork_with_handlers(|| clone().into()) as c_int
 }
 
-/// The arguments or the environment of a program, as C has them.
+/// The arguments or the environment of a program in C.
 type Strings = *const *mut c_char;
 
 unsafe extern "C" {
     static environ: Strings;
 }
 
-/// Whether the program in a file loads this library.
-unsafe fn loads(dir: c_int, path: *const c_char, flags: c_int, environment: Strings) -> Option<bool> {
+/// Returns whether the program in a file loads this library.
+unsafe fn loads_library(dir: c_int, path: *const c_char, flags: c_int, environment: Strings) -> Option<bool> {
     if path.is_null() || (dir < 0 && dir != libc::AT_FDCWD) {
         return None;
     }
-    // SAFETY: the C program's string, its array of strings or null, and a descriptor that its call is about.
+    // SAFETY: by the C program's call, `path` is a string, `environment` an array of strings or null, and `dir` open.
     let (path, environment, dir) =
         unsafe { (CStr::from_ptr(path), Environment::new(environment.cast()), BorrowedFd::borrow_raw(dir)) };
     successor::loads_library(dir, path, AtFlags::from_bits_retain(flags as u32), environment)
 }
 
-/// Whether the program that is found for a name loads this library.
-unsafe fn searched_loads(name: *const c_char, environment: Strings) -> Option<bool> {
+/// Returns whether the program that is found for a name loads this library.
+unsafe fn searched_loads_library(name: *const c_char, environment: Strings) -> Option<bool> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: the C program's string, and its array of strings or null.
+    // SAFETY: by the C program's call, `name` is a string, and `environment` an array of strings or null.
     let (name, environment) = unsafe { (CStr::from_ptr(name), Environment::new(environment.cast())) };
     successor::searched_loads_library(name, environment)
 }
 
-/// libc's `prctl`, which is variadic: all its arguments are in registers. A filter is foreseen.
+/// libc's `prctl`, which is variadic: all its arguments are in registers. Prepares for a system call filter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
     let arguments = [option as usize, second, third, fourth, fifth];
@@ -155,15 +155,15 @@ macro_rules! spawns {
 }
 
 spawns! {
-    posix_spawn by loads_here;
-    posix_spawnp by searched_loads;
-    pidfd_spawn by loads_here;
-    pidfd_spawnp by searched_loads;
+    posix_spawn by loads_library_at_cwd;
+    posix_spawnp by searched_loads_library;
+    pidfd_spawn by loads_library_at_cwd;
+    pidfd_spawnp by searched_loads_library;
 }
 
-unsafe fn loads_here(path: *const c_char, environment: Strings) -> Option<bool> {
+unsafe fn loads_library_at_cwd(path: *const c_char, environment: Strings) -> Option<bool> {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { loads(libc::AT_FDCWD, path, 0, environment) }
+    unsafe { loads_library(libc::AT_FDCWD, path, 0, environment) }
 }
 
 #[unsafe(no_mangle)]
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, 
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
-        || unsafe { loads_here(path, environment) },
+        || unsafe { loads_library_at_cwd(path, environment) },
         || unsafe { real::execve(path, arguments, environment) },
     )
 }
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int
 pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
-        || unsafe { searched_loads(name, environment) },
+        || unsafe { searched_loads_library(name, environment) },
         || unsafe { real::execvpe(name, arguments, environment) },
     )
 }
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn execveat(
 ) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
-        || unsafe { loads(dir, path, flags, environment) },
+        || unsafe { loads_library(dir, path, flags, environment) },
         || unsafe { real::execveat(dir, path, arguments, environment, flags) },
     )
 }
@@ -236,12 +236,12 @@ pub unsafe extern "C" fn execveat(
 pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
-        || unsafe { loads(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, environment) },
+        || unsafe { loads_library(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, environment) },
         || unsafe { real::fexecve(fd, arguments, environment) },
     )
 }
 
-/// The environment that stands behind the null pointer at the end of `execle`'s arguments.
+/// Returns the environment, which follows the null pointer at the end of `execle`'s arguments.
 unsafe fn environment_behind(arguments: Strings) -> Strings {
     let mut end = arguments;
     // SAFETY: the C program's arguments end with a null pointer, and a pointer to the environment follows.
@@ -258,8 +258,8 @@ unsafe extern "C" fn execle_with(path: *const c_char, arguments: Strings) -> c_i
     unsafe { execve(path, arguments, environment_behind(arguments)) }
 }
 
-/// Functions whose arguments are listed one by one: those in registers are put in front of those on the stack, in whose
-/// first place the return address stood; so they are an array.
+/// Defines functions whose arguments are listed one by one. The arguments in registers are pushed in front of those on
+/// the stack, in place of the return address, so that all of them form an array.
 #[cfg(target_arch = "x86_64")]
 macro_rules! listed {
     ($($name:ident by $with:path;)*) => {$(

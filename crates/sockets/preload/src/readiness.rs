@@ -1,6 +1,6 @@
-//! `poll`, `select`, `epoll` and their kin.
+//! The functions of `poll`, `select` and `epoll`.
 
-use crate::{keeping_errno, set_errno, zero_or_errno};
+use crate::errno::{preserving_errno, set_errno, zero_or_errno};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
@@ -8,15 +8,15 @@ use socket::{epoll, poll_select};
 use std::ffi::c_int;
 
 fn int_or_errno(result: Result<usize, Errno>) -> c_int {
-    crate::count_or_errno(result) as c_int
+    crate::errno::count_or_errno(result) as c_int
 }
 
-/// Nanoseconds of a C time-out in milliseconds; negative waits for ever.
+/// Converts a C time-out in milliseconds to nanoseconds; a negative one waits without limit.
 fn from_milliseconds(timeout_ms: c_int) -> Option<u64> {
     u64::try_from(timeout_ms).ok().map(|timeout_ms| timeout_ms * 1_000_000)
 }
 
-/// Nanoseconds of a C time-out, null waits for ever.
+/// Converts a C time-out to nanoseconds; null waits without limit.
 unsafe fn from_timespec(timeout: *const timespec) -> Result<Option<u64>, Errno> {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let Some(timeout) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
@@ -73,13 +73,6 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int
     unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null(), false) }
 }
 
-/// As libnsl calls it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { poll(fds, count, timeout_ms) }
-}
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ppoll(
     fds: *mut pollfd,
@@ -89,24 +82,6 @@ pub unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { poll_slice(fds, count, from_timespec(timeout), mask, true) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int, _room: usize) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { poll(fds, count, timeout_ms) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __ppoll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-    _room: usize,
-) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { ppoll(fds, count, timeout, mask) }
 }
 
 #[unsafe(no_mangle)]
@@ -151,7 +126,7 @@ pub unsafe extern "C" fn pselect(
     int_or_errno(result)
 }
 
-/// The system call, which also says how much of the time is left.
+/// The system call `ppoll`, which unlike libc's function also stores the time left.
 pub(crate) unsafe fn ppoll_by_number(
     fds: *mut pollfd,
     count: nfds_t,
@@ -165,12 +140,12 @@ pub(crate) unsafe fn ppoll_by_number(
     let result = unsafe { poll_slice(fds, count, timeout_ns, mask, true) };
     if let Ok(Some(timeout_ns)) = timeout_ns {
         // SAFETY: not null, so valid as the C program's call requires (manual page).
-        unsafe { tell_left(timeout, timeout_ns.saturating_sub(now_ns() - began_ns)) };
+        unsafe { store_time_left(timeout, timeout_ns.saturating_sub(now_ns() - began_ns)) };
     }
     result
 }
 
-/// As [`ppoll_by_number`], of `pselect6`.
+/// The system call `pselect6`, which unlike libc's function also stores the time left.
 pub(crate) unsafe fn pselect_by_number(
     count: c_int,
     [read, write, except]: [*mut fd_set; 3],
@@ -185,17 +160,17 @@ pub(crate) unsafe fn pselect_by_number(
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) };
     if let Some(left_ns) = left_ns {
-        // SAFETY: not null, because there is a time-out, and so valid as the C program's call requires.
-        unsafe { tell_left(timeout, left_ns) };
+        // SAFETY: there is a time-out, so that the pointer is not null and valid as the C program's call requires.
+        unsafe { store_time_left(timeout, left_ns) };
     }
     int_or_errno(result)
 }
 
 /// # Safety
 /// `timeout` is writable.
-unsafe fn tell_left(timeout: *mut timespec, left_ns: u64) {
+unsafe fn store_time_left(timeout: *mut timespec, left_ns: u64) {
     let left = timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
-    // SAFETY: `timeout` is writable for one time, which is all that is written.
+    // SAFETY: `timeout` is writable, by the contract of this function.
     unsafe { timeout.write(left) };
 }
 
@@ -217,7 +192,7 @@ pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    keeping_errno(|| zero_or_errno(unsafe { epoll::control(epfd, operation, fd, event) }))
+    preserving_errno(|| zero_or_errno(unsafe { epoll::control(epfd, operation, fd, event) }))
 }
 
 #[unsafe(no_mangle)]
@@ -251,4 +226,13 @@ pub unsafe extern "C" fn epoll_pwait2(
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         .and_then(|timeout_ns| unsafe { epoll::wait(epfd, events, max, timeout_ns, mask) });
     int_or_errno(result)
+}
+
+aliases! {
+    /// The name that libnsl uses.
+    __poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int = poll(fds, count, timeout_ms);
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int, _room: usize) -> c_int
+        = poll(fds, count, timeout_ms);
+    __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, _room: usize) -> c_int
+        = ppoll(fds, count, timeout, mask);
 }

@@ -1,4 +1,4 @@
-//! libc's own functions, found behind this library.
+//! libc's own functions, found behind this library by the dynamic linker.
 
 use libc::{
     FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
 macro_rules! real {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        /// libc's function of this name.
+        /// Calls libc's function of this name.
         #[inline]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             type Function = unsafe extern "C" fn($($type),*) -> $result;
@@ -18,7 +18,8 @@ macro_rules! real {
                 address = find(concat!(stringify!($name), "\0"));
                 ADDRESS.store(address, std::sync::atomic::Ordering::Relaxed);
             }
-            // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
+            // SAFETY: the dynamic linker returned the function of this name, whose signature is that of its manual
+            // page.
             let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             unsafe { function($($argument),*) }
@@ -28,14 +29,14 @@ macro_rules! real {
 
 #[cold]
 fn find(name: &str) -> *mut c_void {
-    // SAFETY: the name ends with a zero byte.
+    // SAFETY: all callers pass a name that ends with a zero byte.
     let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
-    // A libc without the function: whoever calls it would not have been linked against this libc either.
+    // libc does not have the function. A program that calls it could not have been linked against this libc.
     if address.is_null() { missing as *mut c_void } else { address }
 }
 
 extern "C" fn missing() -> isize {
-    crate::set_errno(rustix::io::Errno::NOSYS);
+    crate::errno::set_errno(rustix::io::Errno::NOSYS);
     -1
 }
 
@@ -110,27 +111,27 @@ real! {
     writev(fd: c_int, spans: *const iovec, count: c_int) -> isize;
 }
 
-/// libc's `_Fork`.
+/// Calls libc's `_Fork`.
 pub unsafe fn bare_fork() -> c_int {
-    // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
+    // SAFETY: the dynamic linker returned the function of this name, which takes no arguments and returns an integer.
     let function = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find("_Fork\0")) };
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { function() }
 }
 
 #[cfg(target_arch = "x86_64")]
-/// Where libc's `dlopen` is: it must be jumped to, not called.
+/// Returns the address of libc's `dlopen`, which must be jumped to, not called.
 pub fn dlopen_address() -> *mut c_void {
     find("dlopen\0")
 }
 
 #[cfg(target_arch = "x86_64")]
-/// As [`dlopen_address`].
+/// Returns the address of libc's `dlmopen`, which must be jumped to, not called.
 pub fn dlmopen_address() -> *mut c_void {
     find("dlmopen\0")
 }
 
-/// Where libc's `vfork` is: it must be jumped to, not called.
+/// Returns the address of libc's `vfork`, which must be jumped to, not called.
 pub extern "C" fn vfork_address() -> *mut c_void {
     find("vfork\0")
 }

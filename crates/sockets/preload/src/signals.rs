@@ -1,11 +1,11 @@
-//! Signal handlers: the program's, behind gates that count their runs.
+//! Signal handlers: the program's own run behind gates that count their runs.
 
 use crate::real;
 use socket::process::signals::{self, Handler, HandlerKind};
 use std::ffi::c_int;
 
-/// Where the kernel enters instead of a handler: asks where that is, then jumps there, with the kernel's arguments and
-/// the kernel's frame. Whoever looks at the stack of a handler finds what is always there.
+/// Defines the functions that the kernel enters instead of a handler. Each looks up the handler and jumps to it with
+/// the kernel's arguments and stack frame, so that the stack of a handler looks as usual.
 macro_rules! gates {
     ($($name:ident $find:ident $kind:ident)*) => {$(
         #[cfg(target_arch = "x86_64")]
@@ -33,7 +33,7 @@ macro_rules! gates {
 
 gates! { gate_of_plain find_plain Plain gate_of_informed find_informed SigInfo }
 
-/// From now on. On machines without gates, waits that look at memory are not interrupted.
+/// Installs the gates. On machines without them, signals do not interrupt waits that poll memory.
 pub(crate) fn set_gates() {
     #[cfg(target_arch = "x86_64")]
     signals::set_holder_check(socket::lifecycle::defer_handlers);
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
     result
 }
 
-/// The older calls, all with plain handlers.
+/// The older functions, whose handlers take the signal number only.
 fn change_plain(signal: c_int, handler: usize, in_kernel: impl FnOnce(usize) -> usize) -> usize {
     let plain = |address| Handler { kind: HandlerKind::Plain, address };
     let (result, shown) = signals::replace_handler(signal, Some(plain(handler)), |address| {
@@ -84,19 +84,7 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     change_plain(signal, handler, |handler| unsafe { real::signal(signal, handler) })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bsd_signal(number: c_int, handler: usize) -> usize {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { signal(number, handler) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { signal(number, handler) }
-}
-
-/// What `signal` is in a program that asks for the standards alone.
+/// `signal` in a program that only requests the standards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     signals::note_one_shot();
@@ -104,8 +92,8 @@ pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     change_plain(signal, handler, |handler| unsafe { real::__sysv_signal(signal, handler) })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sysv_signal(signal: c_int, handler: usize) -> usize {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { __sysv_signal(signal, handler) }
+aliases! {
+    bsd_signal(number: c_int, handler: usize) -> usize = signal(number, handler);
+    ssignal(number: c_int, handler: usize) -> usize = signal(number, handler);
+    sysv_signal(number: c_int, handler: usize) -> usize = __sysv_signal(number, handler);
 }

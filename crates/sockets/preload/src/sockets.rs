@@ -1,6 +1,7 @@
 //! `socket`, `listen`, `accept`, `connect`, names and options.
 
-use crate::{keeping_errno, real, set_errno, zero_or_errno};
+use crate::errno::{preserving_errno, set_errno, zero_or_errno};
+use crate::real;
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::connection::{SHUTDOWN_READ, SHUTDOWN_WRITE};
@@ -14,8 +15,8 @@ use std::ffi::{c_int, c_void};
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let call = || unsafe { real::socket(domain, kind, protocol) };
-    keeping_errno(|| {
-        let fd = crate::sparing_descriptors(call);
+    preserving_errno(|| {
+        let fd = crate::errno::create_descriptor(call);
         if fd >= 0 {
             lifecycle::note_socket(fd, domain, kind, protocol);
         }
@@ -26,10 +27,10 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    keeping_errno(|| unsafe { bind_here(fd, address, len) })
+    preserving_errno(|| unsafe { bind_and_note(fd, address, len) })
 }
 
-unsafe fn bind_here(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+unsafe fn bind_and_note(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let wanted = match entry::get(fd) {
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Stream(_) => unsafe { address::read_sockaddr(address, len) }.ok(),
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         if unsafe { real::listen(fd, backlog) } == 0 { Ok(()) } else { Err(socket::process::system::errno()) }
     };
-    keeping_errno(|| zero_or_errno(lifecycle::listen(fd, backlog, in_kernel)))
+    preserving_errno(|| zero_or_errno(lifecycle::listen(fd, backlog, in_kernel)))
 }
 
 #[unsafe(no_mangle)]
@@ -62,7 +63,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         return unsafe { real::connect(fd, address, len) };
     }
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    keeping_errno(|| unsafe { connect_stream(fd, address, len) })
+    preserving_errno(|| unsafe { connect_stream(fd, address, len) })
 }
 
 unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -86,16 +87,10 @@ unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) ->
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { accept4(fd, address, len, 0) }
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     let Entry::Listener(listener) = entry::get(fd) else {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-        return crate::sparing_descriptors(|| unsafe { real::accept4(fd, address, len, flags) });
+        return crate::errno::create_descriptor(|| unsafe { real::accept4(fd, address, len, flags) });
     };
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         set_errno(Errno::INVAL);
@@ -107,7 +102,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
             |error| *error == Errno::MFILE,
         )
     };
-    keeping_errno(|| match call() {
+    preserving_errno(|| match call() {
         Ok(new) => {
             if let Some(peer) = new.peer
                 && !address.is_null()
@@ -125,25 +120,16 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match entry::get(fd) {
         Entry::Connection(connection) => {
-            let directions = match how {
-                libc::SHUT_RD => SHUTDOWN_READ,
-                libc::SHUT_WR => SHUTDOWN_WRITE,
-                libc::SHUT_RDWR => SHUTDOWN_READ | SHUTDOWN_WRITE,
-                _ => return zero_or_errno(Err(Errno::INVAL)),
-            };
-            zero_or_errno(connection.shutdown(directions))
+            zero_or_errno(directions_of(how).and_then(|directions| connection.shutdown(directions)))
         }
-        Entry::Confined(connection) if connection.sends_confined_by_lane() => {
-            let directions = match how {
-                libc::SHUT_RD => SHUTDOWN_READ,
-                libc::SHUT_WR => SHUTDOWN_WRITE,
-                libc::SHUT_RDWR => SHUTDOWN_READ | SHUTDOWN_WRITE,
-                _ => return zero_or_errno(Err(Errno::INVAL)),
-            };
-            connection.note_confined_shutdown(directions);
-            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-            unsafe { real::shutdown(fd, how) }
-        }
+        Entry::Confined(connection) if connection.sends_confined_by_lane() => match directions_of(how) {
+            Ok(directions) => {
+                connection.note_confined_shutdown(directions);
+                // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+                unsafe { real::shutdown(fd, how) }
+            }
+            Err(error) => zero_or_errno(Err(error)),
+        },
         Entry::Listener(listener) => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::shutdown(fd, how) };
@@ -159,6 +145,16 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::shutdown(fd, how) }
         }
+    }
+}
+
+/// Returns the directions that a `shutdown` names.
+fn directions_of(how: c_int) -> Result<u64, Errno> {
+    match how {
+        libc::SHUT_RD => Ok(SHUTDOWN_READ),
+        libc::SHUT_WR => Ok(SHUTDOWN_WRITE),
+        libc::SHUT_RDWR => Ok(SHUTDOWN_READ | SHUTDOWN_WRITE),
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -246,10 +242,14 @@ pub unsafe extern "C" fn setsockopt(
             if result < 0 {
                 return result;
             }
-            // SAFETY: the kernel has just read the value.
+            // SAFETY: the kernel has just read the value, so that it is readable for `len` bytes.
             zero_or_errno(unsafe { lifecycle::note_option(fd, level, name, value, len) })
         }
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::setsockopt(fd, level, name, value, len) },
     }
+}
+
+aliases! {
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = accept4(fd, address, len, 0);
 }

@@ -1,17 +1,17 @@
-//! System calls that go around libc's names.
+//! System calls that programs make by number instead of libc's functions.
 
-use crate::{bytes, descriptors, messages, processes, readiness, real, sockets};
+use crate::{bytes, closing, descriptors, file_transfer, messages, processes, readiness, real, sockets};
 use socket::entry::{self, Entry};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
-/// Bytes of a signal mask, as the kernel has it.
+/// Size of the kernel's signal mask in bytes.
 const KERNEL_MASK_BYTES: usize = 8;
 
-/// libc's `syscall`, which is variadic: all its arguments are in registers or on the stack, where this definition finds
-/// them.
+/// libc's `syscall`, which is variadic: all its arguments are where this definition finds them, in registers or on the
+/// stack.
 ///
-/// Calls about descriptors of ours are the same calls under their libc name: libuv closes this way. A ring of the
-/// kernel would bypass the library, so there is none: programs then take epoll.
+/// Calls about descriptors of the library are handled like libc's functions; libuv closes in this way. An io_uring
+/// would bypass the library and is therefore refused, so that programs use epoll.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -23,11 +23,11 @@ pub unsafe extern "C" fn syscall(
     sixth: usize,
 ) -> c_long {
     if number == libc::SYS_io_uring_setup && !socket::process::settings::settings().off {
-        crate::set_errno(rustix::io::Errno::NOSYS);
+        crate::errno::set_errno(rustix::io::Errno::NOSYS);
         return -1;
     }
     let arguments = [first, second, third, fourth, fifth, sixth];
-    if concerns_ours(number, &arguments) {
+    if may_concern_library(number, &arguments) {
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         if let Some(result) = unsafe { call_by_name(number, arguments) } {
             return result;
@@ -44,10 +44,10 @@ pub unsafe extern "C" fn syscall(
         return socket::lifecycle::confine(in_kernel);
     }
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    if unsafe { copies_memory(number, arguments) } { processes::with_handlers(in_kernel) } else { in_kernel() }
+    if unsafe { copies_memory(number, arguments) } { processes::fork_with_handlers(in_kernel) } else { in_kernel() }
 }
 
-/// Whether a call makes a child with a copy of this process's memory, as `fork` does.
+/// Returns whether a call creates a child with a copy of this process's memory, as `fork` does.
 unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool {
     let shares_memory = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
     match number {
@@ -63,9 +63,9 @@ unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool
     }
 }
 
-/// Whether a call may be about a descriptor of ours. Allocators make system calls while they are not ready to be
-/// called, so nothing here allocates.
-fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
+/// Returns whether a call may concern a descriptor of the library. Allocates nothing, because allocators make system
+/// calls when they cannot be called themselves.
+fn may_concern_library(number: c_long, arguments: &[usize; 6]) -> bool {
     let is_ours = |argument: usize| {
         let fd = argument as c_int;
         !matches!(entry::get(fd), Entry::None) || socket::descriptor::hidden::is_hidden(fd)
@@ -81,7 +81,7 @@ fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
     }
 }
 
-/// `None`: a call that this library does not stand for.
+/// Handles a call like libc's function. Returns `None` for a call that the library does not interpose.
 unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let fd = first as c_int;
@@ -98,7 +98,7 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_write => bytes::write(fd, pointer!(second), third) as c_long,
             libc::SYS_readv => bytes::readv(fd, pointer!(second), int3) as c_long,
             libc::SYS_writev => bytes::writev(fd, pointer!(second), int3) as c_long,
-            // On the kernel's side a position is two words, of which the second has nothing in it.
+            // The kernel takes a position as two words, of which the second is unused here.
             libc::SYS_preadv2 => bytes::preadv2(fd, pointer!(second), int3, fourth as i64, sixth as c_int) as c_long,
             libc::SYS_pwritev2 => bytes::pwritev2(fd, pointer!(second), int3, fourth as i64, sixth as c_int) as c_long,
             libc::SYS_recvfrom => {
@@ -111,12 +111,12 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_sendmsg => messages::sendmsg(fd, pointer!(second), int3) as c_long,
             libc::SYS_recvmmsg => messages::recvmmsg(fd, pointer!(second), third as u32, int4, pointer!(fifth)).into(),
             libc::SYS_sendmmsg => messages::sendmmsg(fd, pointer!(second), third as u32, int4).into(),
-            libc::SYS_sendfile => bytes::sendfile(fd, int2, pointer!(third), fourth) as c_long,
+            libc::SYS_sendfile => file_transfer::sendfile(fd, int2, pointer!(third), fourth) as c_long,
             libc::SYS_splice => {
-                bytes::splice(fd, pointer!(second), int3, pointer!(fourth), fifth, sixth as c_uint) as c_long
+                file_transfer::splice(fd, pointer!(second), int3, pointer!(fourth), fifth, sixth as c_uint) as c_long
             }
-            libc::SYS_close => descriptors::close(fd).into(),
-            libc::SYS_close_range => descriptors::close_range(first as u32, second as u32, int3).into(),
+            libc::SYS_close => closing::close(fd).into(),
+            libc::SYS_close_range => closing::close_range(first as u32, second as u32, int3).into(),
             libc::SYS_dup => descriptors::dup(fd).into(),
             libc::SYS_dup2 => descriptors::dup2(fd, int2).into(),
             libc::SYS_dup3 => descriptors::dup3(fd, int2, int3).into(),
@@ -156,7 +156,7 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
         _ => (std::ptr::null(), 0),
     };
     if !mask.is_null() && mask_bytes != KERNEL_MASK_BYTES {
-        crate::set_errno(rustix::io::Errno::INVAL);
+        crate::errno::set_errno(rustix::io::Errno::INVAL);
         return Some(-1);
     }
     // SAFETY: the C program's arguments of the call of this number.
@@ -192,21 +192,21 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
     Some(ready.into())
 }
 
-/// What the sixth argument of a `pselect6` points to.
+/// The struct that the sixth argument of a `pselect6` points to.
 #[repr(C)]
 struct MaskArgument {
     mask: *const libc::sigset_t,
     mask_bytes: usize,
 }
 
-/// The mask of a `pselect6` and its length, to both of which the sixth argument points, if it is not null.
+/// Returns the mask of a `pselect6` and its size, to which the sixth argument points unless it is null.
 unsafe fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
     let argument = std::ptr::with_exposed_provenance::<MaskArgument>(argument);
     // SAFETY: null, or valid as the C program's call requires (manual page).
     unsafe { argument.as_ref() }.map_or((std::ptr::null(), 0), |it| (it.mask, it.mask_bytes))
 }
 
-/// liburing's, whose system calls are its own.
+/// liburing's function, which makes its own system calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
     if !socket::process::settings::settings().off {
