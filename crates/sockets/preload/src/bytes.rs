@@ -4,7 +4,7 @@ use crate::errno::{count_or_errno, preserving_errno, set_errno};
 use crate::{real, sockets};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
-use socket::connection::{Connection, Flags, total_bytes};
+use socket::connection::{Connection, MessageFlags, total_bytes};
 use socket::entry::{self, Entry};
 use socket::process::background_connects;
 use socket::process::system::errno;
@@ -29,7 +29,7 @@ pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iov
     }
     cancellation_point();
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
-    count_or_errno(unsafe { connection.receive(spans, Flags::from_bits(flags)) })
+    count_or_errno(unsafe { connection.receive(spans, MessageFlags::from_bits(flags)) })
 }
 
 /// Receives data outside the stream: the urgent byte, or an entry of the error queue, which is always empty.
@@ -39,14 +39,14 @@ unsafe fn receive_out_of_stream(connection: &'static Connection, spans: &[iovec]
         return count_or_errno(Err(Errno::AGAIN));
     }
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
-    count_or_errno(unsafe { connection.receive_urgent(spans, Flags::from_bits(flags)) })
+    count_or_errno(unsafe { connection.receive_urgent(spans, MessageFlags::from_bits(flags)) })
 }
 
 /// Sends data whose last byte is urgent.
 #[cold]
 unsafe fn send_urgent(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
-    count_or_signal(unsafe { connection.send_urgent(spans, Flags::from_bits(flags)) }, flags)
+    count_or_signal(unsafe { connection.send_urgent(spans, MessageFlags::from_bits(flags)) }, flags)
 }
 
 /// Refuses to send urgent data in a process under a system call filter, which may forbid the system calls needed.
@@ -72,7 +72,7 @@ pub(crate) unsafe fn send_spans(connection: &'static Connection, spans: &[iovec]
     }
     cancellation_point();
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
-    let result = unsafe { connection.send(spans, Flags::from_bits(flags)) };
+    let result = unsafe { connection.send(spans, MessageFlags::from_bits(flags)) };
     count_or_signal(result, flags)
 }
 
@@ -137,7 +137,9 @@ pub(crate) unsafe fn receive_confined(
         return -1;
     }
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
-    preserving_errno(|| count_or_errno(unsafe { connection.receive_confined(spans, Flags::from_bits(flags), call) }))
+    preserving_errno(|| {
+        count_or_errno(unsafe { connection.receive_confined(spans, MessageFlags::from_bits(flags), call) })
+    })
 }
 
 /// As [`receive_confined`], for a send. `call` raises `SIGPIPE` if the pipe is broken, unless its flags forbid it.

@@ -5,7 +5,7 @@ use crate::errno::{count_or_errno, set_errno};
 use crate::real;
 use libc::off_t;
 use rustix::io::Errno;
-use socket::connection::{Connection, Flags, Pipe};
+use socket::connection::{Connection, MessageFlags, Pipe};
 use socket::entry::{self, Entry};
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
@@ -62,7 +62,7 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
         let position = start.map_or_else(|| rustix::fs::tell(file), |start| Ok(start as u64));
         position.and_then(|position| rustix::io::pread(file, &mut [0_u8; 1], position)) == Ok(0)
     };
-    let result = connection.send_in_place(count, Flags::default(), is_at_end, |pointer, len, done| {
+    let result = connection.send_in_place(count, MessageFlags::default(), is_at_end, |pointer, len, done| {
         // SAFETY: the lane has reserved `len` bytes at `pointer` for this closure to write.
         let span = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<std::mem::MaybeUninit<u8>>(), len) };
         let read = match start {

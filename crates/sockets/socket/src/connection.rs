@@ -52,12 +52,12 @@ mod yielding_copy;
 
 pub(crate) use observer::observe_changes;
 pub use peer::PeerState;
-pub use readiness::Edges;
+pub use readiness::EdgeCounters;
 pub use sharing::{
     after_fork_in_child, after_fork_in_parent, before_fork, find_by_lifeline_inode, find_by_segment, for_each_open,
 };
 pub use splice::Pipe;
-pub use transfer::{Flags, total_bytes};
+pub use transfer::{MessageFlags, total_bytes};
 
 use lanes::{Lanes, PlainLanes};
 use lifeline::LifelinePath;

@@ -3,7 +3,7 @@
 //! For those the kernel returns `EFAULT`, and so does this module, at the cost of one comparison. Only the kernel knows
 //! whether any other address is mapped: copying from or to an unmapped one faults.
 
-use super::{Connection, Flags, total_bytes};
+use super::{Connection, MessageFlags, total_bytes};
 use libc::iovec;
 use rustix::io::Errno;
 
@@ -41,7 +41,7 @@ impl Connection {
     pub(super) unsafe fn receive_with_bad_address(
         &'static self,
         spans: &[iovec],
-        flags: Flags,
+        flags: MessageFlags,
     ) -> Result<usize, Errno> {
         if spans.iter().any(is_beyond_user_space) {
             return Err(Errno::FAULT);
@@ -51,7 +51,7 @@ impl Connection {
             // SAFETY: the spans at bad addresses are empty, or nothing is copied because the bytes are discarded.
             _ => return unsafe { self.receive_checked(spans, flags) },
         };
-        let count_only = Flags { peek: true, discard: true, wait_all: false, ..flags };
+        let count_only = MessageFlags { peek: true, discard: true, wait_all: false, ..flags };
         // SAFETY: nothing is copied, because the bytes are only counted.
         match unsafe { self.receive_checked(spans, count_only) }? {
             0 => Ok(0),
@@ -67,7 +67,11 @@ impl Connection {
     /// Every span that is not at a bad address is readable for its length.
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn send_with_bad_address(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub(super) unsafe fn send_with_bad_address(
+        &'static self,
+        spans: &[iovec],
+        flags: MessageFlags,
+    ) -> Result<usize, Errno> {
         if spans.iter().any(is_beyond_user_space) {
             return Err(Errno::FAULT);
         }

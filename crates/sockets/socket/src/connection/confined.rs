@@ -10,7 +10,7 @@
 use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
 use super::transfer::ReceiveAttempt;
-use super::{Connection, Flags, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
+use super::{Connection, MessageFlags, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::SocketOption;
 use crate::process::clock::stamp;
@@ -107,7 +107,12 @@ impl Connection {
 
     /// Receives by the lifeline up to the message that was located, or receives that message. Returns `None` if the
     /// input uses the lane.
-    fn receive_to_message(&'static self, spans: &[iovec], flags: Flags, call: &impl ProgramCall) -> Option<isize> {
+    fn receive_to_message(
+        &'static self,
+        spans: &[iovec],
+        flags: MessageFlags,
+        call: &impl ProgramCall,
+    ) -> Option<isize> {
         let bytes_to_message = self.lifeline_path.bytes_to_message.load(Ordering::Relaxed);
         let program_bytes = bytes_to_message.checked_sub(1)? as usize;
         if program_bytes == 0 {
@@ -170,7 +175,7 @@ impl Connection {
     pub unsafe fn receive_confined(
         &'static self,
         spans: &[iovec],
-        flags: Flags,
+        flags: MessageFlags,
         call: impl ProgramCall,
     ) -> Result<usize, Errno> {
         let wanted = total_bytes(spans);
@@ -391,7 +396,7 @@ impl Connection {
         let is_message =
             revents & libc::POLLIN != 0 && self.lifeline_path.bytes_to_message.load(Ordering::Relaxed) == 1;
         if is_message {
-            let _ = self.receive_to_message(&[], Flags::default(), &consume_rings);
+            let _ = self.receive_to_message(&[], MessageFlags::default(), &consume_rings);
         }
         let mut ready = self.confined_readiness(events);
         if self.receives_by_lane() {

@@ -11,7 +11,7 @@
 //! back.
 
 use super::lanes::Lanes;
-use super::{Connection, Flags, PeerState};
+use super::{Connection, MessageFlags, PeerState};
 use crate::options::CORKED;
 use crate::process::clock::now_ns;
 use crate::process::sandbox;
@@ -51,14 +51,14 @@ impl Connection {
     }
 
     /// Gives lanes to an endpoint on its lifeline whose next send is to be held back. Returns whether sends use a lane.
-    pub(super) fn prepare_to_hold(&'static self, flags: Flags) -> bool {
+    pub(super) fn prepare_to_hold(&'static self, flags: MessageFlags) -> bool {
         let is_corked = || self.shared_options.load(Ordering::Relaxed) & CORKED != 0;
         self.sends_by_lane() || ((flags.more || is_corked()) && self.switch_for_cork())
     }
 
     /// Begins to hold back what is sent, if the program asks for it and these lanes support it. The caller holds the
     /// send lock. Returns whether it did.
-    pub(super) fn begin_hold(&self, lanes: &Lanes, flags: Flags) -> bool {
+    pub(super) fn begin_hold(&self, lanes: &Lanes, flags: MessageFlags) -> bool {
         let holds = (flags.more || lanes.segment.load(OwnState::Options) & CORKED != 0)
             && !lanes.segment.is_in_windows()
             && !lanes.segment.peer_is_confined();

@@ -15,7 +15,7 @@ const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
 /// The counters by which an edge-triggered watcher of a connection detects events: each only grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Edges {
+pub struct EdgeCounters {
     /// The position up to which records have arrived.
     pub arrivals: u64,
     /// Number of ends that have come: of the stream, of the connection, of directions that the program has shut down.
@@ -24,7 +24,7 @@ pub struct Edges {
     pub room_returns: u64,
 }
 
-impl Edges {
+impl EdgeCounters {
     /// Returns whether something has happened since `before` that wakes a watcher of `wanted`, as in the kernel: bytes
     /// wake watchers of input, all other events wake every watcher.
     pub fn has_event_since(self, before: Self, wanted: i16) -> bool {
@@ -210,7 +210,7 @@ impl Connection {
 
     /// Returns the counters for edge-triggered watchers, to compare with `seen`, the previous ones. Call
     /// [`Connection::readiness`] first, which detects events.
-    pub fn edges(&'static self, seen: Edges) -> Edges {
+    pub fn edges(&'static self, seen: EdgeCounters) -> EdgeCounters {
         let _guard = self.lock_direction(&self.receive_lock);
         let is_on_lifeline = self.is_on_lifeline();
         if self.awaits_handshake.load(Ordering::Relaxed) {
@@ -228,7 +228,7 @@ impl Connection {
         let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());
         // Both only grow, and so does their sum when input changes to a lane.
         let arrivals = arrived.wrapping_add(self.lifeline_arrivals());
-        Edges {
+        EdgeCounters {
             arrivals: seen.arrivals.max(arrivals),
             ends: seen.ends.max(ends),
             room_returns: self.room_returns.load(Ordering::Relaxed),

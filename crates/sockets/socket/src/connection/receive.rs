@@ -5,7 +5,7 @@ use super::lane_kinds::{LaneReceiver, ShortReceiver};
 use super::lanes::Lanes;
 use super::transfer::ReceiveAttempt;
 use super::wait::{BlockingCall, Deadline};
-use super::{Connection, Flags, PeerState, SHUTDOWN_READ, reclaim, total_bytes};
+use super::{Connection, MessageFlags, PeerState, SHUTDOWN_READ, reclaim, total_bytes};
 use crate::process::clock::note_stamp;
 use crate::process::threads;
 use ::wait::{Action, Spin};
@@ -40,7 +40,7 @@ impl Connection {
     /// # Safety
     /// Every span that is not at a bad address is writable for its length.
     #[inline(always)] // Part of the path of short messages.
-    pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub unsafe fn receive(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         if has_bad_address(spans) {
             // SAFETY: the spans that are not at bad addresses are writable, by this function's contract.
             return unsafe { self.receive_with_bad_address(spans, flags) };
@@ -54,7 +54,7 @@ impl Connection {
     /// # Safety
     /// Every span is writable for its length.
     #[inline(always)] // Part of the path of short messages.
-    pub(super) unsafe fn receive_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub(super) unsafe fn receive_checked(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.receive_short_any_lane(generation, spans, flags) } {
@@ -72,7 +72,7 @@ impl Connection {
     /// # Safety
     /// Every span is writable for its length.
     #[inline(always)] // The call itself would cost as much as most of the work.
-    unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+    unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: MessageFlags) -> ShortRead {
         // SAFETY: the closure is called under the receive lock, and the reference is the only one to the receiver.
         let find = || self.plain_lanes().map(|plain| (plain.0, unsafe { plain.receiver() }));
         // SAFETY: every span is writable for its length, by this function's contract.
@@ -84,7 +84,12 @@ impl Connection {
     /// # Safety
     /// Every span is writable for its length.
     #[inline(always)] // Part of the path of short messages.
-    unsafe fn receive_short_any_lane(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+    unsafe fn receive_short_any_lane(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: MessageFlags,
+    ) -> ShortRead {
         // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.receive_short(generation, spans, flags) } {
             // SAFETY: every span is writable for its length, by this function's contract.
@@ -99,7 +104,7 @@ impl Connection {
     /// Every span is writable for its length.
     #[cold]
     #[inline(never)]
-    unsafe fn receive_short_generic(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+    unsafe fn receive_short_generic(&'static self, generation: u32, spans: &[iovec], flags: MessageFlags) -> ShortRead {
         let lanes = || self.lanes().filter(|_| self.receives_by_lane());
         // SAFETY: the closure is called under the receive lock, and the reference is the only one to the receiver.
         let find = || lanes().map(|lanes| (lanes, unsafe { &mut *lanes.receiver.get() }));
@@ -116,7 +121,7 @@ impl Connection {
         &'static self,
         generation: u32,
         spans: &[iovec],
-        flags: Flags,
+        flags: MessageFlags,
         find: impl FnOnce() -> Option<(&'a Lanes, &'a mut R)>,
     ) -> ShortRead {
         let [span] = spans else { return ShortRead::UseReadTo };
@@ -151,7 +156,7 @@ impl Connection {
         &'static self,
         generation: u32,
         spans: &[iovec],
-        flags: Flags,
+        flags: MessageFlags,
         was_empty: bool,
     ) -> Result<usize, Errno> {
         // SAFETY: every span is writable for its length, by this function's contract.
@@ -167,7 +172,7 @@ impl Connection {
 
     /// Returns whether `bytes` complete a receive: all that was requested with `MSG_WAITALL`, otherwise `SO_RCVLOWAT`.
     #[inline]
-    fn is_enough(&self, bytes: usize, spans: &[iovec], flags: Flags) -> bool {
+    fn is_enough(&self, bytes: usize, spans: &[iovec], flags: MessageFlags) -> bool {
         let low_water_bytes = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         if !flags.wait_all && bytes >= low_water_bytes {
             return true;
@@ -185,7 +190,7 @@ impl Connection {
         generation: u32,
         spans: &[iovec],
         done: usize,
-        flags: Flags,
+        flags: MessageFlags,
     ) -> Result<usize, Errno> {
         let mut done = done;
         if !self.may_block(flags) {
@@ -259,7 +264,7 @@ impl Connection {
         &'static self,
         generation: u32,
         spans: &[iovec],
-        flags: Flags,
+        flags: MessageFlags,
         spin: &mut Spin,
     ) -> ShortRead {
         if !threads::is_single() {
@@ -297,7 +302,7 @@ impl Connection {
         generation: u32,
         spans: &[iovec],
         skip: usize,
-        flags: Flags,
+        flags: MessageFlags,
         was_empty: bool,
     ) -> Result<ReceiveAttempt, Errno> {
         if !self.receives_by_lane() {
@@ -337,7 +342,7 @@ impl Connection {
         generation: u32,
         spans: &[iovec],
         skip: usize,
-        flags: Flags,
+        flags: MessageFlags,
         was_empty: bool,
     ) -> Result<ReceiveAttempt, Errno> {
         // SAFETY: every span is writable for its length, by this function's contract, and `consume_with` calls this
@@ -354,7 +359,7 @@ impl Connection {
     pub(super) fn consume_with(
         &'static self,
         generation: u32,
-        flags: Flags,
+        flags: MessageFlags,
         was_empty: bool,
         mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
     ) -> Result<ReceiveAttempt, Errno> {
@@ -418,7 +423,7 @@ impl Connection {
     /// # Safety
     /// Every span is writable for its length. The caller holds the receive lock.
     #[inline]
-    unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
+    unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: MessageFlags) -> Result<usize, Errno> {
         // SAFETY: every span is writable for its length, by this function's contract.
         let moved = unsafe { self.copy_in_to_mark(lanes, spans, skip, flags) }?;
         let wanted = total_bytes(spans).saturating_sub(skip);
@@ -446,7 +451,7 @@ impl Connection {
         lanes: &Lanes,
         spans: &[iovec],
         skip: usize,
-        flags: Flags,
+        flags: MessageFlags,
     ) -> Result<usize, Errno> {
         // SAFETY: the caller holds the receive lock, which protects the receiver.
         let receiver = unsafe { &mut *lanes.receiver.get() };
@@ -481,7 +486,7 @@ impl Connection {
 
     /// Counts received bytes.
     #[inline]
-    pub(super) fn count_received(&self, bytes: usize, flags: Flags) {
+    pub(super) fn count_received(&self, bytes: usize, flags: MessageFlags) {
         self.unanswered_sends.store(0, Ordering::Relaxed);
         if !flags.peek
             && let Some(slot) = self.slot()

@@ -4,7 +4,7 @@ use super::bad_address::has_bad_address;
 use super::lane_kinds::{HELD_BYTES_MAX, ShortSender};
 use super::lanes::Lanes;
 use super::wait::{BlockingCall, Deadline, Room};
-use super::{Connection, Flags, SHUTDOWN_WRITE, observer, reclaim, total_bytes};
+use super::{Connection, MessageFlags, SHUTDOWN_WRITE, observer, reclaim, total_bytes};
 use crate::process::clock::stamp;
 use lane::INLINE_BYTES;
 use libc::iovec;
@@ -23,7 +23,7 @@ impl Connection {
     /// # Safety
     /// Every span that is not at a bad address is readable for its length.
     #[inline(always)] // Part of the path of short messages.
-    pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub unsafe fn send(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         if has_bad_address(spans) {
             // SAFETY: the spans that are not at bad addresses are readable, by this function's contract.
             return unsafe { self.send_with_bad_address(spans, flags) };
@@ -37,7 +37,7 @@ impl Connection {
     /// # Safety
     /// Every span is readable for its length.
     #[inline(always)] // Part of the path of short messages.
-    pub(super) unsafe fn send_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub(super) unsafe fn send_checked(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: every span is readable for its length, by this function's contract.
         match if flags.more { None } else { unsafe { self.send_short(generation, spans) } } {
@@ -117,7 +117,7 @@ impl Connection {
     /// # Safety
     /// Every span is readable for its length.
     #[inline(never)]
-    unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         if self.sends_by_lane() && !self.receives_by_lane() {
             self.process_messages_periodically();
         }
@@ -147,7 +147,7 @@ impl Connection {
         spans: &[iovec],
         done: usize,
         wanted: usize,
-        flags: Flags,
+        flags: MessageFlags,
     ) -> Result<usize, Errno> {
         let mut done = done;
         let dont_wait = !self.may_block(flags);
@@ -187,7 +187,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         wanted: usize,
-        flags: Flags,
+        flags: MessageFlags,
         may_wait: bool,
     ) -> Result<usize, Errno> {
         let mut before = 0;
@@ -221,7 +221,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         wanted: usize,
-        flags: Flags,
+        flags: MessageFlags,
         may_wait: bool,
     ) -> Result<usize, Errno> {
         let guard = self.lock_for_generation(generation, &self.send_lock)?;

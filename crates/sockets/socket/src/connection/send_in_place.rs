@@ -1,7 +1,7 @@
 //! Sends whose bytes come from another system call, such as `read` of a file: it writes them into the lane in place.
 
 use super::wait::{BlockingCall, Deadline, Room};
-use super::{Connection, Flags, PeerState};
+use super::{Connection, MessageFlags, PeerState};
 use crate::process::clock::stamp;
 use crate::process::system;
 use rustix::io::Errno;
@@ -54,7 +54,7 @@ impl Connection {
     pub fn send_in_place(
         &'static self,
         len_bytes: usize,
-        flags: Flags,
+        flags: MessageFlags,
         is_at_end: impl Fn() -> bool,
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
@@ -92,7 +92,7 @@ impl Connection {
         &'static self,
         generation: u32,
         len_bytes: usize,
-        flags: Flags,
+        flags: MessageFlags,
         may_wait: bool,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,

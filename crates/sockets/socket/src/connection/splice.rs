@@ -6,7 +6,7 @@
 use super::lanes::Lanes;
 use super::transfer::ReceiveAttempt;
 use super::wait::{BlockingCall, Deadline};
-use super::{Connection, Flags};
+use super::{Connection, MessageFlags};
 use crate::process::blocking;
 use crate::process::system;
 use rustix::fs::OFlags;
@@ -138,8 +138,9 @@ impl Connection {
             };
             let step = match by_lifeline {
                 Some(step) => step,
-                None => self
-                    .consume_with(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))?,
+                None => self.consume_with(generation, MessageFlags::default(), false, |lanes| {
+                    self.copy_to(lanes, pipe, len_bytes)
+                })?,
             };
             match step {
                 ReceiveAttempt::Moved(bytes) => return Ok(bytes),
@@ -198,7 +199,7 @@ impl Connection {
             let mut was_faster = false;
             let sent = self.send_in_place(
                 len_bytes,
-                Flags::default(),
+                MessageFlags::default(),
                 || false,
                 |pointer, room_bytes, _| {
                     // SAFETY: `send_in_place` passes room of the lane that is reserved for this write.

@@ -72,17 +72,38 @@ pub(crate) fn pair_with_memfd() -> (OpenEndpoint, OpenEndpoint) {
 pub(crate) fn send(connection: &'static Connection, bytes: &[u8]) -> Result<usize, Errno> {
     let span = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
     // SAFETY: a slice is readable for its length.
-    unsafe { connection.send(&span, Flags::default()) }
+    unsafe { connection.send(&span, MessageFlags::default()) }
 }
 
-pub(crate) fn receive_with(connection: &'static Connection, bytes: &mut [u8], flags: Flags) -> Result<usize, Errno> {
+pub(crate) fn receive_with(
+    connection: &'static Connection,
+    bytes: &mut [u8],
+    flags: MessageFlags,
+) -> Result<usize, Errno> {
     let span = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
     // SAFETY: a mutable slice is writable for its length.
     unsafe { connection.receive(&span, flags) }
 }
 
 pub(crate) fn receive(connection: &'static Connection, bytes: &mut [u8]) -> Result<usize, Errno> {
-    receive_with(connection, bytes, Flags::default())
+    receive_with(connection, bytes, MessageFlags::default())
+}
+
+/// Sends bytes with pauses in which the receiver falls asleep.
+fn receive_asleep((one, two): (OpenEndpoint, OpenEndpoint)) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..20_u8 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                send(one.0, &[round]).unwrap();
+            }
+        });
+        for round in 0..20_u8 {
+            let mut byte = [0xff];
+            assert_eq!(receive(two.0, &mut byte), Ok(1));
+            assert_eq!(byte, [round]);
+        }
+    });
 }
 
 #[test]
@@ -90,7 +111,7 @@ fn what_is_sent_is_received() {
     let (one, two) = pair(true);
     assert_eq!(send(one.0, b"hello"), Ok(5));
     let mut bytes = [0; 16];
-    let peek = Flags { peek: true, ..Flags::default() };
+    let peek = MessageFlags { peek: true, ..MessageFlags::default() };
     assert_eq!(receive_with(two.0, &mut bytes, peek), Ok(5));
     assert_eq!(receive(two.0, &mut bytes), Ok(5));
     assert_eq!(&bytes[..5], b"hello");
@@ -146,20 +167,7 @@ fn a_peer_that_is_killed_is_detected() {
 
 #[test]
 fn a_sleeping_receiver_is_woken() {
-    let (one, two) = pair(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for round in 0..20_u8 {
-                std::thread::sleep(std::time::Duration::from_millis(2));
-                send(one.0, &[round]).unwrap();
-            }
-        });
-        for round in 0..20_u8 {
-            let mut byte = [0xff];
-            assert_eq!(receive(two.0, &mut byte), Ok(1));
-            assert_eq!(byte, [round]);
-        }
-    });
+    receive_asleep(pair(false));
 }
 
 #[test]
@@ -211,7 +219,7 @@ fn a_full_lane_is_not_writable_until_it_is_read() {
         sent += count;
     }
     assert_eq!(one.0.readiness(libc::POLLOUT), 0);
-    let edges = one.0.edges(Edges::default());
+    let edges = one.0.edges(EdgeCounters::default());
     let mut received = 0;
     let mut buffer = vec![0; 1 << 16];
     while let Ok(count) = receive(two.0, &mut buffer) {
@@ -400,7 +408,7 @@ fn a_handler_polls_without_waiting_for_the_holder_that_it_interrupted() {
             one.0.park(libc::POLLIN | libc::POLLOUT);
             assert!(!one.0.handle_ring(), "consuming a ring requires both locks");
             one.0.unpark();
-            one.0.edges(Edges::default());
+            one.0.edges(EdgeCounters::default());
             one.0.apply_recorded_options();
         });
     }
@@ -442,8 +450,9 @@ fn a_call_on_an_earlier_connection_of_the_object_fails() {
         one.0.wait_to_receive(earlier, &mut wait::BlockingCall::new(one.0), wait::Deadline::after(0), Spin::new()),
         Err(Errno::BADF)
     );
-    let taken =
-        one.0.consume_with(earlier, Flags::default(), false, |_| panic!("read the stream of another connection"));
+    let taken = one
+        .0
+        .consume_with(earlier, MessageFlags::default(), false, |_| panic!("read the stream of another connection"));
     assert!(matches!(taken, Err(Errno::BADF)));
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 /// The `MSG_` flags of a call that have a meaning for a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Flags {
+pub struct MessageFlags {
     /// `MSG_DONTWAIT`.
     pub dont_wait: bool,
     /// `MSG_PEEK`.
@@ -24,7 +24,7 @@ pub struct Flags {
     pub more: bool,
 }
 
-impl Flags {
+impl MessageFlags {
     /// Returns the flags of a C call. Those without meaning for a stream are ignored, as TCP does.
     #[inline]
     pub fn from_bits(bits: i32) -> Self {
@@ -54,7 +54,7 @@ pub fn total_bytes(spans: &[iovec]) -> usize {
 impl Connection {
     /// Returns whether a call may block.
     #[inline]
-    pub(super) fn may_block(&self, flags: Flags) -> bool {
+    pub(super) fn may_block(&self, flags: MessageFlags) -> bool {
         !flags.dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
     }
 

@@ -18,7 +18,7 @@ use super::lane_kinds::LaneSender;
 use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
 use super::wait::{BlockingCall, Deadline};
-use super::{Connection, Flags, PeerState, SHUTDOWN_WRITE, reclaim, total_bytes};
+use super::{Connection, MessageFlags, PeerState, SHUTDOWN_WRITE, reclaim, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::{self, SocketOption};
 use crate::process::clock::stamp;
@@ -138,7 +138,7 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is readable for its length.
-    pub unsafe fn send_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub unsafe fn send_urgent(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         let Some(last) = spans.iter().rposition(|span| span.iov_len > 0) else {
             // SAFETY: every span is readable for its length, by this function's contract.
             return unsafe { self.send(spans, flags) };
@@ -194,7 +194,7 @@ impl Connection {
     }
 
     /// Sends an urgent byte, waiting for room.
-    fn send_mark(&'static self, byte: u8, flags: Flags) -> Result<(), Errno> {
+    fn send_mark(&'static self, byte: u8, flags: MessageFlags) -> Result<(), Errno> {
         let generation = self.generation();
         let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
         let mut call = BlockingCall::new(self);
@@ -249,7 +249,7 @@ impl Connection {
     ///
     /// # Safety
     /// Every span that is not at a bad address is writable for its length.
-    pub unsafe fn receive_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub unsafe fn receive_urgent(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<usize, Errno> {
         self.find_urgent();
         let _guard = self.lock_direction(&self.receive_lock);
         if self.is_urgent_inline() {

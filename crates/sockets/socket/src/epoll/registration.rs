@@ -2,7 +2,7 @@
 
 use super::ready_time::{ReadyTime, ready_time};
 use super::set::EpollSet;
-use crate::connection::{Connection, Edges};
+use crate::connection::{Connection, EdgeCounters};
 use crate::descriptor::table::{self, Kind};
 use crate::listener::Listener;
 use crate::process::blocking;
@@ -150,8 +150,8 @@ pub(super) struct Registration {
     is_fresh: bool,
     /// For edge-triggered registrations: the events of the last report that have held ever since.
     last_ready: i16,
-    edges_reported: Edges,
-    edges_seen: Edges,
+    edges_reported: EdgeCounters,
+    edges_seen: EdgeCounters,
 }
 
 impl Registration {
@@ -179,8 +179,8 @@ impl Registration {
             stays_ready: false,
             is_fresh: true,
             last_ready: 0,
-            edges_reported: Edges::default(),
-            edges_seen: Edges::default(),
+            edges_reported: EdgeCounters::default(),
+            edges_seen: EdgeCounters::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Receives by the lifeline.
 
 use super::super::transfer::ReceiveAttempt;
-use super::super::{Connection, Flags, SHUTDOWN_READ, total_bytes};
+use super::super::{Connection, MessageFlags, SHUTDOWN_READ, total_bytes};
 use super::SCRATCH_BYTES;
 use super::message::{Message, NO_SPAN, Received, peek_exactly, peek_to_sink, receive, receive_exactly, spans_after};
 use crate::process::{blocking, limit, signals};
@@ -34,7 +34,7 @@ impl Connection {
         generation: u32,
         spans: &[iovec],
         skip: usize,
-        flags: Flags,
+        flags: MessageFlags,
     ) -> Result<Option<ReceiveAttempt>, Errno> {
         loop {
             if self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
@@ -74,7 +74,7 @@ impl Connection {
         &'static self,
         spans: &[iovec],
         skip: usize,
-        flags: Flags,
+        flags: MessageFlags,
     ) -> Result<LifelineRead, Errno> {
         if self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
             // Another thread has received a message: what follows it is not the program's.
@@ -101,7 +101,7 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is writable for its length.
-    unsafe fn read_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<LifelineRead, Errno> {
+    unsafe fn read_spans(&'static self, spans: &[iovec], flags: MessageFlags) -> Result<LifelineRead, Errno> {
         let (bytes, has_message) = match self.peek_ahead(total_bytes(spans)) {
             Ok((0, false)) => return self.end_of_lifeline(spans),
             Ok((bytes, true)) => (bytes - 1, true),
@@ -234,13 +234,13 @@ impl Connection {
         let mut scratch = [0_u8; SCRATCH_BYTES];
         let begin = scratch.as_mut_ptr();
         let span = |len| [iovec { iov_base: begin.cast(), iov_len: len }];
-        let peek = Flags { peek: true, ..Flags::default() };
+        let peek = MessageFlags { peek: true, ..MessageFlags::default() };
         let first = span(len_bytes.min(SCRATCH_BYTES));
         // SAFETY: the only span is a part of the local buffer.
         let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
         let Some(ReceiveAttempt::Moved(bytes)) = seen else { return Ok(seen) };
         let used = span(take(begin, bytes)?);
         // SAFETY: the only span is a part of the local buffer.
-        unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
+        unsafe { self.receive_by_lifeline(generation, &used, 0, MessageFlags::default()) }
     }
 }

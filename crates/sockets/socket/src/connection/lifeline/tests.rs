@@ -1,7 +1,7 @@
 //! Tests of connections that begin on the lifeline, with both endpoints in one process.
 
 use super::super::tests::{OpenEndpoint, lifeline_pair, origin};
-use super::super::{Connection, ConnectionParams, Flags, InitialPath};
+use super::super::{Connection, ConnectionParams, InitialPath, MessageFlags};
 use super::message::{FOLLOW, OFFER, SWITCH, send_message};
 use super::receive::LifelineRead;
 use crate::options::CORKED;
@@ -32,14 +32,14 @@ fn with_bare_peer(side: Side) -> (OpenEndpoint, OwnedFd) {
 fn send(endpoint: &OpenEndpoint, bytes: &[u8]) -> Result<usize, Errno> {
     let spans = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
     // SAFETY: the span is the slice.
-    unsafe { endpoint.0.send(&spans, Flags::default()) }
+    unsafe { endpoint.0.send(&spans, MessageFlags::default()) }
 }
 
 fn receive(endpoint: &OpenEndpoint, len: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; len];
     let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
     // SAFETY: the span is the vector.
-    let received = unsafe { endpoint.0.receive(&spans, Flags::default()) }?;
+    let received = unsafe { endpoint.0.receive(&spans, MessageFlags::default()) }?;
     bytes.truncate(received);
     Ok(bytes)
 }
@@ -190,7 +190,7 @@ fn bytes_after_a_message_are_not_received_before_it_is_handled() {
         let _guard = server.0.lock_direction(&server.0.receive_lock);
         assert!(matches!(server.0.receive_message(), Ok(LifelineRead::Message)));
         // SAFETY: the span is the array.
-        let taken = unsafe { server.0.read_lifeline(&spans, 0, Flags::default()) };
+        let taken = unsafe { server.0.read_lifeline(&spans, 0, MessageFlags::default()) };
         assert!(matches!(taken, Ok(LifelineRead::Message)));
     }
     assert_eq!(receive(&server, len).unwrap(), b"by the lane");

@@ -104,19 +104,7 @@ fn windows_that_are_not_ordinary_memory_carry_both_directions_to_the_end() {
 #[test]
 fn sleepers_in_windows_that_are_not_ordinary_memory_are_woken() {
     for caching in DEVICE_CACHING {
-        let (one, two) = pair_in_device_memory(caching, false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for round in 0..20_u8 {
-                    std::thread::sleep(std::time::Duration::from_millis(2));
-                    send(one.0, &[round]).unwrap();
-                }
-            });
-            for round in 0..20_u8 {
-                let mut byte = [0xff];
-                assert_eq!((receive(two.0, &mut byte), byte), (Ok(1), [round]));
-            }
-        });
+        receive_asleep(pair_in_device_memory(caching, false));
     }
 }
 
