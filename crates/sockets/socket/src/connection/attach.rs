@@ -14,7 +14,7 @@ use crate::rendezvous::local_page::MemoryFds;
 use rustix::io::Errno;
 use segment::{BY_LANE_BOTH, OwnState, Segment, Side};
 use std::cell::UnsafeCell;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 impl Connection {
@@ -36,8 +36,7 @@ impl Connection {
         if self.is_orphan.load(Ordering::Relaxed) {
             return Err(Errno::CONNRESET);
         }
-        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let lifeline = self.borrow_lifeline();
         match limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline)) {
             Ok(Some((segment, memory))) => {
                 let memory = memory.and_then(|memory| memory.hide().ok());

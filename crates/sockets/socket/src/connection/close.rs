@@ -10,7 +10,7 @@ use crate::process::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::process::{blocking, limit, sandbox, system, threads};
 use rustix::io::Errno;
 use segment::{OwnState, PeerStatus, SHUT_BOTH_WAYS, Side};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 /// Microseconds that a close waits for a call of another thread to block, which takes that thread 50 microseconds of
@@ -102,8 +102,7 @@ impl Connection {
     /// Makes the connection use a descriptor of the lifeline that the program does not see, before the program's
     /// descriptors are closed. The caller holds both locks.
     fn retain_lifeline(&self) -> Result<(), Errno> {
-        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let lifeline = self.borrow_lifeline();
         let retained = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
         self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(retained.slot()), Ordering::Relaxed);
         self.with_details(|details| details.retained_lifeline = Some(retained));
@@ -152,8 +151,7 @@ impl Connection {
             }
         }
         // Wakes the sleepers of both endpoints.
-        // SAFETY: the lifeline is the hidden descriptor, which stays open until the connection is closed.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let lifeline = self.borrow_lifeline();
         let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
     }
 
@@ -200,8 +198,7 @@ impl Connection {
             self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
         };
         if is_pending {
-            // SAFETY: the descriptor belongs to the program, which is about to close it.
-            let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+            let lifeline = self.borrow_lifeline();
             let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Read);
             let _ = self.attach_if_pending();
         }

@@ -44,8 +44,8 @@ impl Connection {
         if self.is_confined.load(Ordering::Relaxed) {
             return true;
         }
-        let is_elsewhere = || self.lanes().is_some_and(|lanes| lanes.segment.is_in_windows());
-        if self.awaits_handshake.load(Ordering::Relaxed) || is_elsewhere() {
+        let is_in_windows = || self.lanes().is_some_and(|lanes| lanes.segment.is_in_windows());
+        if self.awaits_handshake.load(Ordering::Relaxed) || is_in_windows() {
             return false;
         }
         self.process_messages_for_all();
@@ -56,10 +56,10 @@ impl Connection {
         self.process_messages_for_all();
         let Some(_both) = self.lock_both() else { return false };
         if !self.receives_by_lane() && !self.locate_message() {
-            self.let_rights_pass();
+            self.accept_rights();
             return false;
         }
-        self.hand_options_to_lifeline();
+        self.set_options_on_lifeline();
         self.is_confined.store(true, Ordering::Relaxed);
         if let Some(lanes) = self.lanes() {
             lanes.note_by_lane(IS_CONFINED);
@@ -71,15 +71,15 @@ impl Connection {
     }
 
     /// Undoes what [`Connection::confine`] did.
-    pub(crate) fn release(&'static self) {
+    pub(crate) fn unconfine(&'static self) {
         let _both = self.lock_both();
         if self.is_confined.swap(false, Ordering::Relaxed) {
-            self.let_rights_pass();
+            self.accept_rights();
         }
     }
 
     /// Accepts descriptors from the peer again.
-    fn let_rights_pass(&self) {
+    fn accept_rights(&self) {
         let _ = socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &1_u32.to_ne_bytes());
     }
 
@@ -138,7 +138,7 @@ impl Connection {
 
     /// Sets the options on the lifeline that the program has set on its TCP socket and that the kernel implements from
     /// now on.
-    fn hand_options_to_lifeline(&self) {
+    fn set_options_on_lifeline(&self) {
         const KEPT: [i32; 3] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_RCVLOWAT];
         let record = self.with_details(|details| details.options.clone());
         for name in KEPT {

@@ -293,8 +293,9 @@ impl Connection {
 
     /// Returns a descriptor of the lifeline, for a system call.
     pub(super) fn borrow_lifeline(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it. If another thread
-        // closes it meanwhile, calls fail or use another file of the program, as for any descriptor.
+        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it, or is a hidden one
+        // that stays open until the connection is closed. If another thread of the program closes its descriptor
+        // meanwhile, calls fail or use another file of the program, as for any descriptor.
         unsafe { BorrowedFd::borrow_raw(self.lifeline()) }
     }
 

@@ -129,20 +129,20 @@ impl Connection {
 
     /// Reads those of [`options::SHARED`] that the lifeline keeps, for an endpoint that was received without memory:
     /// the options that affect the bytes.
-    pub fn take_options_of_lifeline(&'static self) {
+    pub fn read_options_of_lifeline(&'static self) {
         if rustix::net::sockopt::socket_oobinline(self.borrow_lifeline()) == Ok(true) {
             self.set_shared_options(options::URGENT_INLINE, options::URGENT_INLINE);
         }
     }
 
     /// Preserves the options of [`options::SHARED`] across `exec`: they are kept in the memory of lanes, which the
-    /// endpoint gets if it can. `is_left` tells which descriptors the next program inherits.
-    pub fn keep_options_through_exec(&'static self, is_left: impl Fn(RawFd) -> bool) {
+    /// endpoint gets if it can. `is_inherited` tells which descriptors the next program inherits.
+    pub fn keep_options_through_exec(&'static self, is_inherited: impl Fn(RawFd) -> bool) {
         let is_needed = {
             let _guard = self.lock_direction(&self.send_lock);
             self.lanes().is_none() && self.shared_options() != 0
         };
-        if is_needed && self.has_descriptor(is_left) {
+        if is_needed && self.has_descriptor(is_inherited) {
             self.settle_lifeline();
         }
     }

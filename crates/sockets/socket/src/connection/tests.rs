@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use segment::{OwnState, PeerStatus, Segment, Side};
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 
 /// An endpoint that is closed as a program does it: first in the library, then in the kernel.
 pub(crate) struct OpenEndpoint(pub &'static Connection);
@@ -487,8 +487,7 @@ fn bytes_that_bypass_the_library_reset_the_connection() {
         while !two.0.sleepers.is_any() {
             std::thread::yield_now();
         }
-        // SAFETY: the descriptor is open while its endpoint is.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(one.0.lifeline()) };
+        let lifeline = one.0.borrow_lifeline();
         rustix::net::send(lifeline, b"GET / HTTP/1.1", rustix::net::SendFlags::empty()).unwrap();
         assert_eq!(reader.join().unwrap(), Err(Errno::CONNRESET));
     });

@@ -42,7 +42,7 @@ fn confine_connections() {
 fn release_connections() {
     entry::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Confined(connection) = entry {
-            connection.release();
+            connection.unconfine();
             entry::set(fd, Entry::Connection(connection));
         }
     });

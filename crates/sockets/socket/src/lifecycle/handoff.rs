@@ -321,7 +321,7 @@ fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tupl
     let connection = Connection::open(origin, start);
     connection.note_shared();
     if is_alone {
-        connection.take_options_of_lifeline();
+        connection.read_options_of_lifeline();
     }
     entry::set(fd, Entry::Connection(connection));
     for &other in others {
