@@ -10,12 +10,15 @@
 //! * `rack_subscription`: the rack in etcd, the node's lease, and changes.
 //! * `registry`: listeners of this node's programs.
 //! * `proxy_child`, `adopted_proxy`, `retained_connections`: the proxy, and connections that outlive it.
-//! * `node`: the event loop ([`Monitor`]).
+//! * `node_state`: the state of a node, and how its parts affect each other; `client_requests`, `proxy_messages` and
+//!   `rack_updates` extend it.
+//! * `node`: the event loop ([`Monitor`]), which calls all of them.
 //!
 //! Input of a peer can take down only its own link. Input of a program is answered or dropped. A proxy that ends is
 //! started again.
 
 mod adopted_proxy;
+mod client_requests;
 mod clients;
 mod device;
 mod error;
@@ -24,9 +27,12 @@ mod listener_queries;
 mod metrics;
 mod neighbours;
 mod node;
+mod node_state;
 mod peer;
 mod proxy_child;
+mod proxy_messages;
 mod rack_subscription;
+mod rack_updates;
 mod registry;
 mod retained_connections;
 mod session;

@@ -3,34 +3,16 @@
 use std::process;
 
 use control::monitor::{Direct, Link, Partition, Proxy, Status};
-use fabric::device::Device;
 
-use crate::listener_queries::ListenerQueries;
-use crate::neighbours::{Neighbour, Neighbours};
-use crate::proxy_child::ProxyChild;
-use crate::rack_subscription::RackSubscription;
-use crate::registry::Registry;
-use crate::settings::MonitorSettings;
+use crate::neighbours::Neighbour;
+use crate::node_state::NodeState;
 
 /// Maximum number of listeners, and of remote listeners, in a status.
 const LISTENERS_SHOWN_MAX: usize = 256;
 
-/// The parts of a monitor that its status describes.
-pub struct StatusSources<'a> {
-    pub settings: &'a MonitorSettings,
-    pub started_at_ns: u64,
-    pub device: &'a Device,
-    pub direct_obstacle: Option<&'a str>,
-    pub neighbours: &'a Neighbours,
-    pub proxy: &'a ProxyChild,
-    pub registry: &'a Registry,
-    pub listener_queries: &'a ListenerQueries,
-    pub subscription: Option<&'a RackSubscription>,
-}
-
-impl StatusSources<'_> {
+impl NodeState {
     /// Returns the status.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let rack = &self.settings.rack;
         let node = self.settings.node();
         let partition = |it: rack::Partition| Partition { class: it.class.as_str().to_owned(), core: it.core };
@@ -45,14 +27,14 @@ impl StatusSources<'_> {
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
             direct: rack.window_layout().spans.map(|spans| Direct {
                 spans: if self.direct_obstacle.is_none() { spans.count } else { 0 },
-                obstacle: self.direct_obstacle.map(str::to_owned),
+                obstacle: self.direct_obstacle.clone(),
             }),
             proxy: self.proxy.process().map(|(pid, is_ready)| Proxy { pid, is_ready }),
             proxy_restarts: self.proxy.restarts(),
             links: self.neighbours.iter().map(|neighbour| self.link(neighbour)).collect(),
             listeners: self.registry.listeners(LISTENERS_SHOWN_MAX),
             remote_listeners: self.listener_queries.ready().take(LISTENERS_SHOWN_MAX).collect(),
-            etcd: self.subscription.map(|subscription| subscription.status.clone()),
+            etcd: self.subscription.as_ref().map(|subscription| subscription.status.clone()),
         }
     }
 
