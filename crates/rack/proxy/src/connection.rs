@@ -121,7 +121,7 @@ pub(crate) struct Connection<L> {
 
     /// The class of the partition in which this node sends.
     pub class: Class,
-    /// Whether its program was told to yield between copies.
+    /// Whether its program was asked to yield between copies.
     pub is_yielding: bool,
     /// The class that the next `Move` announces.
     pub class_next: Class,
@@ -135,7 +135,7 @@ pub(crate) struct Connection<L> {
     /// The frame that ends the connection, once it is over.
     pub final_frame: Due,
     /// The position up to which the peer accepts bytes.
-    pub limit: u64,
+    pub send_limit: u64,
     pub out_end: StreamEnd,
     pub traffic: TrafficHistory,
     /// It ran out of input when it was last served, after few bytes.
@@ -149,7 +149,7 @@ pub(crate) struct Connection<L> {
     /// Bytes that the program had no room for.
     pub undelivered: VecDeque<u8>,
     pub in_end: StreamEnd,
-    /// Whether the program was told of the end.
+    /// Whether the program was notified of the end.
     pub in_end_is_delivered: bool,
 
     pub wait_state: WaitState,
@@ -177,7 +177,7 @@ impl<L> Connection<L> {
             is_resuming: false,
             lost_ns: 0,
             final_frame: Due::default(),
-            limit: u64::from(CREDIT_BYTES_INITIAL),
+            send_limit: u64::from(CREDIT_BYTES_INITIAL),
             out_end: StreamEnd::None,
             traffic: TrafficHistory::new(now_ns),
             is_sparse: true,
@@ -198,7 +198,7 @@ impl<L> Connection<L> {
     /// Returns the number of bytes that may be sent now.
     #[inline]
     pub(crate) fn credit_bytes(&self) -> usize {
-        usize::try_from(self.limit.saturating_sub(self.sent)).unwrap_or(usize::MAX)
+        usize::try_from(self.send_limit.saturating_sub(self.sent)).unwrap_or(usize::MAX)
     }
 
     /// Returns the due frames that may be sent now.

@@ -130,10 +130,10 @@ pub enum FrameError {
     #[error("a frame with {0:#x} in reserved bytes")]
     Reserved(u32),
     /// The length differs from that of the record.
-    #[error("a frame of {said} bytes in a record with {found}")]
+    #[error("a frame of {stated} bytes in a record with {found}")]
     Length {
         /// The length in the header.
-        said: u32,
+        stated: u32,
         /// The length of the record.
         found: usize,
     },
@@ -213,9 +213,9 @@ impl FrameHeader {
         if reserved != 0 {
             return Err(FrameError::Reserved(reserved));
         }
-        let said = half_word(bytes, 8);
-        if said as usize != found {
-            return Err(FrameError::Length { said, found });
+        let stated = half_word(bytes, 8);
+        if stated as usize != found {
+            return Err(FrameError::Length { stated, found });
         }
         if !kind.may_carry(found) {
             return Err(FrameError::Payload { kind, len_bytes: found });
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(changed(4, 15), FrameError::Kind(15));
         assert_eq!(changed(4, 10), FrameError::Payload { kind: FrameKind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
-        assert_eq!(changed(8, 1), FrameError::Length { said: 1, found: 0 });
+        assert_eq!(changed(8, 1), FrameError::Length { stated: 1, found: 0 });
         assert_eq!(changed(4, 1), FrameError::Payload { kind: FrameKind::Open, len_bytes: 0 });
         assert_eq!(FrameHeader::decode(&good, 15), Err(FrameError::Short(15)));
     }

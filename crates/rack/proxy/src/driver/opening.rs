@@ -151,7 +151,7 @@ impl Opening {
 }
 
 /// Returns whether the access rules of this node admit a connection of a peer. An honest node has asked before: its
-/// monitor was told the same.
+/// monitor answers by the same rules.
 fn is_admitted(access: &Access, peer: u8, request: &OpenRequest) -> bool {
     access.admits(peer, request.destination.port)
 }

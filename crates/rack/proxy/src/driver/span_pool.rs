@@ -52,7 +52,7 @@ struct PoolState {
     total: u64,
     /// Connections without a span, or whose program could not map its span.
     missed: u64,
-    /// The log says already that programs cannot map their spans.
+    /// It has been logged that programs cannot map their spans.
     has_logged: bool,
 }
 

@@ -14,8 +14,8 @@
 //! When the link is lost, the programs lose only the rings. This proxy or its successor therefore keeps a direct
 //! connection as a [`SuspendedConnection`] and resumes it over the next link: each end sends `ResumeDirect` for every
 //! connection that it still has. A connection that both ends have is resumed; one that the peer does not know is
-//! answered with `Reset`. Rings may have been lost, so both ends then ring their programs. Programs that were told of a
-//! close are told again.
+//! answered with `Reset`. Rings may have been lost, so both ends then ring their programs. Programs that knew of a
+//! close are notified again.
 
 use super::state::Engine;
 use crate::connection::{Connection, Due, Phase, StreamEnd};
@@ -39,17 +39,17 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     /// The link is lost: returns the direct connections, which [`Engine::resume_direct`] can resume over another link.
     /// Resets all others.
     pub fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<L>> {
-        let mut held = Vec::new();
+        let mut suspended = Vec::new();
         let is_there = |connection: &Connection<L>| connection.is_direct && connection.phase == Phase::Open;
         for key in self.table.keys() {
             let Some(connection) = self.table.get(key).filter(|connection| is_there(connection)) else { continue };
             let (number, lost_ns) =
                 (connection.number, if connection.is_resuming { connection.lost_ns } else { now_ns });
             let local = self.table.remove(key).and_then(|connection| connection.local);
-            held.extend(local.map(|local| SuspendedConnection { number, local, lost_ns }));
+            suspended.extend(local.map(|local| SuspendedConnection { number, local, lost_ns }));
         }
         self.take_down();
-        held
+        suspended
     }
 
     /// Resumes a suspended connection. `make` receives the key for [`Engine::lifeline_ready`]. Returns `None` if there

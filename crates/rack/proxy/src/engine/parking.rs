@@ -26,7 +26,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             connection.wait_state = WaitState::Idle;
         }
         // Unsendable bytes must not hide a reset.
-        let is_broken = connection.limit == connection.sent && local.is_broken();
+        let is_broken = connection.send_limit == connection.sent && local.is_broken();
         let input = if is_broken { Input::Broken } else { local.input() };
         self.counters.wakes += 1;
         self.poll_again(key);

@@ -1,4 +1,11 @@
 //! A poll: what it does, and in which order.
+//!
+//! 1. Receive frames of each partition, and answer them with control frames.
+//! 2. Check the programs of active connections for input, and queue those that have some.
+//! 3. Serve the queued connections, then send the control frames that this has caused, and publish everything.
+//! 4. Wake programs and the peer. With oversubscribed processors, this waits until a poll makes no progress.
+//!
+//! If nothing has arrived and no program has input, the poll ends at once.
 
 use super::event::{LinkFault, PollOutcome};
 use super::parking::POLLED_UNPUBLISHED_MAX;
@@ -6,9 +13,10 @@ use super::state::Engine;
 use crate::local::LocalEndpoint;
 use fabric::{Inbound, Outbound};
 
-/// Polls in which an engine on oversubscribed processors wakes nobody: as many slices as fill a program's buffer of 64
-/// KiB.
+/// Polls in which an engine on oversubscribed processors wakes no thread: as many slices as fill a program's buffer of
+/// 64 KiB.
 const POLLS_WITHOUT_WAKE_MAX: u32 = 32;
+
 impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     /// Receives what has arrived and sends what there is room for, a bounded amount of both.
     ///

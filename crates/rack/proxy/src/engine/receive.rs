@@ -145,7 +145,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         let mut connection = Connection::new(header.connection, Phase::Answering, self.now_ns);
         connection.in_class = Class::ALL[partition];
         let limit = Connection::<L>::position_after(0, header.aux);
-        connection.limit = limit.unwrap_or(0);
+        connection.send_limit = limit.unwrap_or(0);
         let key = self.table.insert(header.connection, connection);
         match limit {
             Some(_) => self.events.push_back(EngineEvent::Open { key, open_payload }),
@@ -295,11 +295,11 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     fn handle_credit(&mut self, key: ConnectionKey, limit: u32) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         let limit = Connection::<L>::position_after(connection.sent, limit).ok_or("credit beyond the maximum")?;
-        if limit < connection.limit {
+        if limit < connection.send_limit {
             return Err("reduced credit");
         }
         let was_stalled = connection.credit_bytes() == 0;
-        connection.limit = limit;
+        connection.send_limit = limit;
         if self.settings.is_failover {
             // The peer's program has received all bytes up to the limit less the credit that every node grants.
             let credit_bytes = u64::from(self.settings.credit_bytes);

@@ -285,8 +285,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             return Err("an end that was never sent");
         }
         let limit = Connection::<L>::position_after(connection.sent, theirs.limit);
-        let limit = limit.filter(|limit| *limit >= connection.limit).ok_or("reduced credit")?;
-        (connection.limit, connection.sent, connection.is_resuming) = (limit, received, false);
+        let limit = limit.filter(|limit| *limit >= connection.send_limit).ok_or("reduced credit")?;
+        (connection.send_limit, connection.sent, connection.is_resuming) = (limit, received, false);
         connection.retransmit.forget_before(received);
         if connection.out_end == StreamEnd::Finished && !theirs.has_end {
             // The end is found again after the bytes that are sent again.

@@ -182,9 +182,9 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             return Ok(false);
         }
         // An `Open` precedes the first bytes, and a `Move` the first bytes in the new partition.
-        let said = self.send_due_frames(key)?;
+        let outcome = self.send_due_frames(key)?;
         let Some(connection) = self.table.get(key) else { return Ok(false) };
-        if said == ControlOutcome::PartitionFull {
+        if outcome == ControlOutcome::PartitionFull {
             self.queue_first(key);
             return Ok(true);
         }
@@ -226,7 +226,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             Input::Bytes(bytes) => bytes,
             input => return Ok(Err(VisitEnd::NoInput(input))),
         };
-        let credit_bytes = usize::try_from(connection.limit - connection.sent).unwrap_or(usize::MAX);
+        let credit_bytes = usize::try_from(connection.send_limit - connection.sent).unwrap_or(usize::MAX);
         if credit_bytes == 0 {
             return Ok(Err(VisitEnd::NoCredit));
         }

@@ -28,13 +28,18 @@ pub struct Engine<I, O, L> {
     pub(super) settings: EngineSettings,
     pub(super) partitions: Vec<PartitionLanes<I, O>>,
     pub(super) table: Table<Connection<L>>,
+    /// Counts the connections that this engine has opened, modulo its share of the numbers.
     pub(super) numbers_given: u32,
+    /// Connections whose programs every poll checks for input.
     pub(super) polled: Vec<ConnectionKey>,
+    /// Connections whose programs are woken at the end of the poll.
     pub(super) wake_list: Vec<ConnectionKey>,
+    /// Frames to send that belong to no connection of the table.
     pub(super) orphans: VecDeque<FrameHeader>,
     pub(super) events: VecDeque<EngineEvent<L>>,
     pub(super) counters: EngineCounters,
     pub(super) publish_order: PublishOrder,
+    /// The time of this poll.
     pub(super) now_ns: u64,
     /// A partition is being drained because the other one is ahead of it.
     pub(super) is_catching_up: bool,

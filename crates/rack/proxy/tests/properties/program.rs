@@ -39,7 +39,7 @@ pub struct Shared {
     pub late_output: Vec<u8>,
     /// Sent just when the proxy has consumed earlier bytes.
     pub next_output: Vec<u8>,
-    /// It was told to yield between copies.
+    /// It was asked to yield between copies.
     pub is_yielding: bool,
     finish_is_seen: bool,
     consumed_bytes: u64,
@@ -165,7 +165,7 @@ impl LocalEndpoint for ProgramStub {
     }
 
     fn set_yielding(&mut self, is_yielding: bool) {
-        assert_ne!(self.lock().is_yielding, is_yielding, "told again without a change");
+        assert_ne!(self.lock().is_yielding, is_yielding, "set again without a change");
         self.lock().is_yielding = is_yielding;
     }
 

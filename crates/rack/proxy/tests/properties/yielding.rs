@@ -34,7 +34,7 @@ impl Pair {
         for _ in [SHORT, STREAM] {
             world.open(0, 40_000, false, true);
         }
-        (0..8).for_each(|turn| world.poll(turn % 2));
+        (0..8).for_each(|count| world.poll(count % 2));
         let mut pair = Self { world };
         pair.forward(STREAM, PIECE_BYTES);
         pair.forward(STREAM, PIECE_BYTES);
@@ -82,7 +82,7 @@ impl Pair {
         yields
     }
 
-    /// Returns whether the programs of the stream were told to yield.
+    /// Returns whether the programs of the stream were asked to yield.
     fn is_yielding(&self) -> [bool; 2] {
         [0, 1].map(|node| self.end(STREAM, node).lock().is_yielding)
     }
