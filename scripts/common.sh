@@ -1,4 +1,4 @@
-# Shared by ./x and the scripts beside this file; sourced from the root of the repository.
+# Shared by ./x and the scripts in this folder; sourced from the root of the repository.
 
 export CARGO_TARGET_DIR="$PWD/target"               # where the built command is expected
 export PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin" # where rustup and nginx are, in case the shell's PATH lacks them
@@ -14,5 +14,5 @@ has_nightly() { have rustup && rustup run nightly cargo "$@" >/dev/null 2>&1; }
 rust_channel() { sed -nE 's/^channel = "(.*)"/\1/p' rust-toolchain.toml; }
 has_channel() { rustup toolchain list | grep -q "^$(rust_channel)-"; }
 
-# Builds with the stable toolchain where that of rust-toolchain.toml could not be installed.
+# Selects the stable toolchain if that of rust-toolchain.toml could not be installed.
 choose_toolchain() { ! have rustup || has_channel || export RUSTUP_TOOLCHAIN=stable; }
