@@ -33,6 +33,6 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(packet_again.is_intact(&DATAGRAM));
     let last = again.len() - 1;
     again[last - usize::from(bytes[0]) % ICRC_BYTES] ^= 1;
-    let spoilt = Packet::new_checked(&again).expect("decoding ignores the ICRC");
-    assert!(!spoilt.is_intact(&DATAGRAM));
+    let corrupted = Packet::new_checked(&again).expect("decoding ignores the ICRC");
+    assert!(!corrupted.is_intact(&DATAGRAM));
 });

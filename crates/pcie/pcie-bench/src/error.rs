@@ -9,7 +9,7 @@ use thiserror::Error;
 /// Why something could not be measured, read or drawn.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// A test that makes no sense anywhere.
+    /// An invalid test on any device.
     #[error(transparent)]
     Test(#[from] TestError),
     /// The user's words: a name, a value, a combination that a device cannot do, a file that is not what it should be.

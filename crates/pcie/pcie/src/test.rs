@@ -117,7 +117,7 @@ pub struct Test {
     pub seed: u64,
 }
 
-/// A test that makes no sense.
+/// An invalid test.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum TestError {
     /// Nothing, or more than a page.

@@ -84,7 +84,7 @@ pub enum MemoryRelease {
 ///
 /// Its cursor lies in the sender's own window, so that processes that share the connection (after `fork`) share the
 /// position. `&mut self` requires mutual exclusion: processes and threads that share a producer must exclude each
-/// other. A violation garbles the stream but does not affect memory safety.
+/// other. A violation corrupts the stream but does not affect memory safety.
 #[derive(Debug)]
 pub struct Producer<O, I> {
     outbound: O,

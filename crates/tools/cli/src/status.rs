@@ -179,7 +179,7 @@ fn nodes(report: &Report) -> Table {
         ("PROXY", Align::Left),
         ("RESTARTS", Align::Right),
         ("LISTENERS", Align::Right),
-        ("MIRRORS", Align::Right),
+        ("REMOTE", Align::Right),
         ("WINDOWS", Align::Right),
         ("LANES", Align::Right),
         ("KERNEL", Align::Right),

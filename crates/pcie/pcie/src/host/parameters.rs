@@ -44,7 +44,7 @@ pub enum ParameterError {
         /// What there is.
         known: String,
     },
-    /// Not TOML, or a key or a value that makes no sense.
+    /// Not TOML, or an invalid key or value.
     #[error(transparent)]
     File(#[from] ConfigError),
 }

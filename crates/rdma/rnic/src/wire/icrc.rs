@@ -210,10 +210,10 @@ mod tests {
         let unknown = Encapsulation { addresses, source_port: 0, destination_port: UDP_PORT };
         assert_eq!(unknown.identification(&packet), Some(0x718c));
         for bit in 0..28 * 8 {
-            let mut spoilt = packet;
-            spoilt[bit / 8] ^= 1 << (bit % 8);
+            let mut corrupted = packet;
+            corrupted[bit / 8] ^= 1 << (bit % 8);
             let may_change = bit / 8 == VARIANT_AT;
-            assert_eq!(unknown.identification(&spoilt).is_some(), may_change, "bit {bit}");
+            assert_eq!(unknown.identification(&corrupted).is_some(), may_change, "bit {bit}");
         }
         assert_eq!(unknown.identification(&packet[..3]), None);
     }

@@ -87,7 +87,7 @@ enum TurnsKind {
 /// Which loss.
 #[derive(Args)]
 pub struct Loss {
-    /// How losses are found and mended
+    /// Detection and recovery of losses
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     transport: TransportPolicy,
     /// The share of packets lost, each way
@@ -131,7 +131,7 @@ pub struct Fct {
     /// The share of hosts' rate that flows need; three-tier-4096 carries a quarter of it between leaves
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     load: f64,
-    /// How losses are found and mended
+    /// Detection and recovery of losses
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     transport: TransportPolicy,
     /// How long flows begin, in milliseconds of virtual time

@@ -50,7 +50,7 @@ fn step(what: String, said: &OutgoingPacket, is_fine: bool, result: String) -> S
     Step { what, command: Some(said.command.clone()), is_fine, result }
 }
 
-/// What a program said last, where what it said makes no sense.
+/// The last output of a program, where it is invalid.
 fn last_line(said: &OutgoingPacket) -> String {
     said.text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned()
 }
