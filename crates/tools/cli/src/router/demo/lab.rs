@@ -37,7 +37,7 @@ pub struct Lab<'a> {
 }
 
 /// What a program said.
-pub struct OutgoingPacket {
+pub struct CommandOutput {
     /// How it ended.
     pub status: ExitStatus,
     /// What it printed.
@@ -161,11 +161,11 @@ impl<'a> Lab<'a> {
     }
 
     /// A program in the namespace of a node or host.
-    pub fn run_at(&self, at: &str, words: &[&str]) -> Result<OutgoingPacket> {
+    pub fn run_at(&self, at: &str, words: &[&str]) -> Result<CommandOutput> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(at)]).args(words);
         let said = self.run(&mut command)?;
-        Ok(OutgoingPacket { command: words.join(" "), ..said })
+        Ok(CommandOutput { command: words.join(" "), ..said })
     }
 
     /// Starts a program in the namespace of a host.
@@ -177,7 +177,7 @@ impl<'a> Lab<'a> {
     }
 
     /// Runs a program to its end, or ends it when a signal says that the demo is over.
-    fn run(&self, command: &mut Command) -> Result<OutgoingPacket> {
+    fn run(&self, command: &mut Command) -> Result<CommandOutput> {
         let shown: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
         let shown: Vec<_> = shown.iter().map(|word| word.to_string_lossy()).collect();
         let shown = shown.join(" ");
@@ -195,7 +195,7 @@ impl<'a> Lab<'a> {
         }
         let status = child.wait().with_context(|| format!("waiting for '{shown}'"))?;
         let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap_or_default()).into_owned();
-        Ok(OutgoingPacket { status, text, command: shown })
+        Ok(CommandOutput { status, text, command: shown })
     }
 
     /// A node's state.

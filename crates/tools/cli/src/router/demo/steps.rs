@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::Step;
 use super::host::{PAGE_BYTES, PORT, page};
-use super::lab::{Lab, OutgoingPacket};
+use super::lab::{Lab, CommandOutput};
 
 /// How long a node may take to be seen dead, or alive again, before that counts as failure.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,12 +46,12 @@ pub fn all(lab: &Lab<'_>, is_quick: bool, show: &mut dyn FnMut(&Step) -> Result<
     Ok(steps)
 }
 
-fn step(what: String, said: &OutgoingPacket, is_fine: bool, result: String) -> Step {
+fn step(what: String, said: &CommandOutput, is_fine: bool, result: String) -> Step {
     Step { what, command: Some(said.command.clone()), is_fine, result }
 }
 
-/// The last output of a program, where it is invalid.
-fn last_line(said: &OutgoingPacket) -> String {
+/// Returns the last line that a program printed.
+fn last_line(said: &CommandOutput) -> String {
     said.text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned()
 }
 
@@ -62,7 +62,7 @@ fn ping(lab: &Lab<'_>, from: &str, to: &str, address: &str) -> Result<Step> {
 }
 
 /// From `5 packets transmitted, 5 received, ...` and `rtt min/avg/max/mdev = 0.1/0.2/0.3/0.1 ms`.
-fn ping_result(said: &OutgoingPacket) -> Option<String> {
+fn ping_result(said: &CommandOutput) -> Option<String> {
     let counts = said.text.lines().find(|line| line.contains(" packets transmitted"))?;
     let mut counts = counts.split(", ").filter_map(|part| part.split(' ').next());
     let (sent, received) = (counts.next()?, counts.next()?);
