@@ -136,10 +136,9 @@ pub(crate) unsafe fn receive_confined(
         set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
         return -1;
     }
+    let flags = MessageFlags::from_bits(flags);
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
-    preserving_errno(|| {
-        count_or_errno(unsafe { connection.receive_confined(spans, MessageFlags::from_bits(flags), call) })
-    })
+    preserving_errno(|| count_or_errno(unsafe { connection.receive_confined(spans, flags, call) }))
 }
 
 /// As [`receive_confined`], for a send. `call` raises `SIGPIPE` if the pipe is broken, unless its flags forbid it.

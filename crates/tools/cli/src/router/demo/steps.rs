@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::Step;
 use super::host::{PAGE_BYTES, PORT, page};
-use super::lab::{Lab, CommandOutput};
+use super::lab::{CommandOutput, Lab};
 
 /// How long a node may take to be seen dead, or alive again, before that counts as failure.
 const PATIENCE: Duration = Duration::from_secs(10);
