@@ -303,7 +303,7 @@ fn programs_are_told_by_the_monitor_why_there_is_no_way_to_another_node() {
 }
 
 /// Asks the monitor whose socket it is given, and prints each packet that comes until the end.
-const STRANGER: &str = r#"
+const OTHER_USER: &str = r#"
 import socket, sys
 monitor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 monitor.settimeout(30)
@@ -335,11 +335,11 @@ fn another_user_who_reaches_the_monitors_socket_gets_no_answer_and_the_log_says_
         fs::set_permissions(folder, fs::Permissions::from_mode(0o711)).unwrap();
     }
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
-    let mut stranger = Command::new("python3");
-    let output = stranger.args(["-c", STRANGER]).arg(&socket).uid(65534).current_dir("/").output().unwrap();
+    let mut other_user = Command::new("python3");
+    let output = other_user.args(["-c", OTHER_USER]).arg(&socket).uid(65534).current_dir("/").output().unwrap();
     let said = stdout(&output);
     assert!(output.status.success() && said.lines().count() == 1, "{output:?}");
-    assert!(said.contains("refused") && said.contains("this monitor is another user's"), "{said}");
+    assert!(said.contains("refused") && said.contains("this monitor runs as another user"), "{said}");
     let log = fs::read_to_string(directory.join("monitor.log")).unwrap();
     let line = log.lines().find(|line| line.contains("refused a connection of another user at the monitor's socket"));
     assert!(line.is_some_and(|line| line.contains("65534")), "{log}");
