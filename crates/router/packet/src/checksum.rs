@@ -123,5 +123,4 @@ pub fn complete_partial(bytes: &mut [u8], start: usize, field_at: usize, is_udp:
 }
 
 #[cfg(test)]
-#[path = "checksum_tests.rs"]
 mod tests;

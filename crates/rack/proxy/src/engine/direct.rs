@@ -194,9 +194,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
 }
 
 #[cfg(test)]
-#[path = "direct_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "suspended_tests.rs"]
 mod suspended_tests;

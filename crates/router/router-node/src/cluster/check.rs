@@ -362,5 +362,4 @@ fn check_key(key: Option<&Path>, has_control: bool) -> CheckResult {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

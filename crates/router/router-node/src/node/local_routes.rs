@@ -622,5 +622,4 @@ impl LocalRoutes {
 }
 
 #[cfg(test)]
-#[path = "local_routes_tests.rs"]
 mod tests;

@@ -549,5 +549,4 @@ impl Peers {
 }
 
 #[cfg(test)]
-#[path = "peers_tests.rs"]
 mod tests;
