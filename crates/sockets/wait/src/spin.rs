@@ -8,48 +8,40 @@
 //!    yields, in which other threads ran, do not count; 300 us is the limit.
 //! 3. It blocks until it is woken.
 //!
-//! With idle processors this is all that happens. A waiter cannot know whether another thread needs its processor. Four
-//! measurements tell, and each changes later waits:
+//! A waiter cannot know whether another thread needs its processor, nor whether its data comes soon. The lengths of its
+//! yields tell the first, and they put the process into one of three states:
 //!
-//! * **The length of yields**, in the whole process. A yield of 0.7 to 100 us is *short*: another thread ran for a
-//!   moment, perhaps the one that this wait is for. A shorter one returned at once, because no other thread was ready;
-//!   in a longer one a CPU-bound thread ran. When most yields of a wait were short and it ended with data, the next
-//!   2048 waits begin in phase 2, until 16 in a row gain nothing. Four programs that alternate on two processors see
-//!   single waits without short yields all the time; to fall back to phase 1 for one of them would cost the better part
-//!   of both processors.
-//! * **Oversubscription** of the machine: the kernel's count of runnable threads, sampled every 4 ms. With more of them
-//!   than processors, the scheduler runs a spinning thread last when its data comes, and a blocked one at once. Waits
-//!   then skip phase 2 unless their yields are short. After 16 waits one probes its yields; the interval doubles, up to
-//!   1024, with each probe in vain.
-//! * **Failed spins** in a row at one wait site ([`AdaptiveSpin`]). Where 8 in a row ended in a long block, data does
-//!   not come within 50 us there, and waits block at once. One in 32 spins nevertheless, and while that succeeds, all
-//!   do.
-//! * **CPU contention** ([`crate::contention`]), in the whole process: how long a thread lost its processor in a yield,
-//!   or between two polls of a server thread. Milliseconds nearly all the time mean a CPU-bound thread. Waits then do
-//!   not yield for a while, and after a failed spin some waits at its site block at once: twice as many each time, at
-//!   most 32. A server thread skips phase 2.
+//! | state | entered | phases of a wait |
+//! |---|---|---|
+//! | alone | at first; from *shared* after 16 waits in a row that yielded in vain | 1, 2, 3 |
+//! | shared | after a wait of mostly *short* yields that ended with data | 2, 3 |
+//! | contended | for 64 ms to 4 s after three long preemptions ([`crate::contention`]) | 1, 2 without yields, 3 |
 //!
-//! Each measurement covers what the others miss. Yields cost the waiter its time slice, so they are not tried where the
-//! kernel reports CPU-bound threads. The kernel's count does not tell which threads block again soon, nor on which
-//! processor they run. And data may never come, on the idlest machine. Each wait is decided in one place when it begins
-//! (`SpinMode::choose`) and in one after each poll (`Spin::next_step`).
+//! Contended, the threads of proxies block at once: a message passes four threads there, and one that spins delays the
+//! others.
+//!
+//! A yield of 0.7 to 100 us is short: another thread ran for a moment, perhaps the one that this wait is for. A yield
+//! that took less returned at once, because no other thread was ready to run; in a longer one a CPU-bound thread ran,
+//! and then the scheduler prefers threads that were blocked. A thread that yields forfeits the rest of its time slice
+//! (Linux 6.18), so processes that share a processor are served alike only while all of them yield or all block.
+//!
+//! The outcomes of earlier waits at the same site ([`AdaptiveSpin`]) tell the second. Where 8 waits in a row were awake
+//! in vain, data does not come within 50 us, and waits block at once. One in 32 is awake nevertheless; if it obtains
+//! data, all are again.
+//!
+//! docs/results/waiting.md has the measurements behind each number.
 
-use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use volmem::{TICKS_PER_MICROSECOND, ticks};
 
 use crate::contention::CpuContention;
-use crate::oversubscription;
 
 /// Polls of phase 1: about ten microseconds.
 const SPIN_POLLS_MAX: u32 = 1500;
-/// Number of waits that begin in phase 2 after one whose yields were short.
-const YIELD_MODE_WAITS: u32 = 2048;
-/// Number of waits in a row without short yields that end this.
+/// Number of waits in a row that yield in vain after which a process is alone. Four programs that alternate on two
+/// processors see single ones all the time.
 const FAILED_YIELD_WAITS_MAX: u32 = 16;
-/// Number of waits, on an oversubscribed machine, between two that probe the length of yields.
-const YIELD_PROBE_INTERVAL: RangeInclusive<u32> = 16..=1024;
 /// In a longer yield a CPU-bound thread ran, which keeps the processor for milliseconds: a thread that waits or copies
 /// a message is done sooner.
 const SHORT_YIELD_US_MAX: u64 = 100;
@@ -62,190 +54,93 @@ const AWAKE_US: u64 = 50;
 const AWAKE_US_MAX: u64 = 300;
 /// Interval of polls of the lifeline, each of which is a system call.
 const KERNEL_POLL_US: u64 = 5;
-/// Number of failed spins in a row after which waits block at once.
-const FAILED_SPINS_MAX: u32 = 8;
-/// One wait in this number spins in spite of failed spins. Two endpoints that both block at once find out by it that
-/// neither has to.
-const SPIN_PROBE_INTERVAL: u32 = 32;
-/// A block that ended sooner, wake-up included, is one that spinning would have saved.
-const SHORT_BLOCK_US: u64 = AWAKE_US;
-/// Number of waits at a site that block at once after a spin failed under CPU contention. Two endpoints with a
-/// processor each lose it at times and are fast in between; those that share one with the thread they wait for must not
-/// spin.
-const BLOCK_WAITS: RangeInclusive<u32> = 1..=32;
+/// Number of waits in a row, awake in vain, after which waits block at once.
+const FAILED_SPINS_MAX: u64 = 8;
+/// One wait in this number is awake in spite of that. Two endpoints that both block at once find out by it that neither
+/// has to.
+const SPIN_PROBE_INTERVAL: u64 = 32;
 
 /// What the waits of a process have measured.
 #[derive(Debug)]
 struct ProcessHistory {
+    /// Number of waits in a row that may yield in vain before the process is alone; zero if it is.
     yield_waits_left: AtomicU32,
-    /// Waits in a row without short yields.
-    failed_yield_waits: AtomicU32,
-    /// Waits until the next that probes yields.
-    waits_to_yield_probe: AtomicU32,
-    yield_probe_interval: Backoff,
-    /// Returns whether the machine is oversubscribed; takes the time in ticks.
-    is_oversubscribed: fn(u64) -> bool,
     contention: CpuContention,
 }
 
-static HISTORY: ProcessHistory = ProcessHistory::new(oversubscription::is_oversubscribed);
+static HISTORY: ProcessHistory = ProcessHistory::new();
 
 impl ProcessHistory {
-    const fn new(is_oversubscribed: fn(u64) -> bool) -> Self {
-        Self {
-            yield_waits_left: AtomicU32::new(0),
-            failed_yield_waits: AtomicU32::new(0),
-            waits_to_yield_probe: AtomicU32::new(0),
-            yield_probe_interval: Backoff::new(YIELD_PROBE_INTERVAL),
-            is_oversubscribed,
-            contention: CpuContention::new(),
-        }
+    const fn new() -> Self {
+        Self { yield_waits_left: AtomicU32::new(0), contention: CpuContention::new() }
     }
 
     #[inline]
-    fn take_yield_wait(&self) -> bool {
-        take_one(&self.yield_waits_left)
+    fn is_shared(&self) -> bool {
+        self.yield_waits_left.load(Ordering::Relaxed) != 0
     }
 
-    /// Records the end of a wait that has yielded.
+    /// Records the end of a wait that has yielded. Two threads that record at once may count as one.
     #[cold]
     fn record(&self, wait: &Spin) {
-        if wait.yields.are_mostly_short() && !wait.ends_blocked {
-            self.failed_yield_waits.store(0, Ordering::Relaxed);
-            self.yield_probe_interval.reset();
-            self.waits_to_yield_probe.store(0, Ordering::Relaxed);
-            return self.yield_waits_left.store(YIELD_MODE_WAITS, Ordering::Relaxed);
-        }
-        let failed = self.failed_yield_waits.load(Ordering::Relaxed).saturating_add(1);
-        self.failed_yield_waits.store(failed, Ordering::Relaxed);
-        if failed >= FAILED_YIELD_WAITS_MAX {
-            self.yield_waits_left.store(0, Ordering::Relaxed);
-        }
-        if wait.is_yield_probe {
-            self.waits_to_yield_probe.store(self.yield_probe_interval.next(), Ordering::Relaxed);
-        }
+        let left = match wait.yields.are_mostly_short() && !wait.ends_blocked {
+            true => FAILED_YIELD_WAITS_MAX,
+            false => self.yield_waits_left.load(Ordering::Relaxed).saturating_sub(1),
+        };
+        self.yield_waits_left.store(left, Ordering::Relaxed);
     }
 }
 
-/// An exponential backoff, counted in waits.
-#[derive(Debug)]
-struct Backoff {
-    range: RangeInclusive<u32>,
-    next: AtomicU32,
+/// Returns whether this process has measured that other threads need its processors.
+pub fn is_core_shared() -> bool {
+    HISTORY.contention.may_be_present() || HISTORY.is_shared()
 }
 
-impl Backoff {
-    const fn new(range: RangeInclusive<u32>) -> Self {
-        let next = AtomicU32::new(*range.start());
-        Self { range, next }
-    }
-
-    fn next(&self) -> u32 {
-        let next = self.next.load(Ordering::Relaxed);
-        self.next.store((2 * next).min(*self.range.end()), Ordering::Relaxed);
-        next
-    }
-
-    fn reset(&self) {
-        self.next.store(*self.range.start(), Ordering::Relaxed);
-    }
+/// Returns what this process has measured of CPU-bound threads.
+pub(crate) fn cpu_contention() -> &'static CpuContention {
+    &HISTORY.contention
 }
 
-/// Counts down; returns `false` if none was left. Two threads that count at once may count as one.
-#[inline]
-fn take_one(left: &AtomicU32) -> bool {
-    let count = left.load(Ordering::Relaxed);
-    if count > 0 {
-        left.store(count - 1, Ordering::Relaxed);
-    }
-    count > 0
+/// Returns whether another thread ran for a moment in a yield of this length.
+pub(crate) fn is_short_yield(ticks: u64) -> bool {
+    (SHORT_YIELD_TICKS_MIN..SHORT_YIELD_US_MAX * TICKS_PER_MICROSECOND).contains(&ticks)
 }
 
-/// The history of the waits at one site, such as one connection: whether spinning there obtains data.
+/// The history of the waits at one site, such as one connection: whether data comes there while a wait is awake.
 #[derive(Debug)]
 pub struct AdaptiveSpin {
-    is_server: bool,
-    /// Waits in a row that ended in a long block.
-    failed_spins: AtomicU32,
-    /// Waits that blocked.
-    blocks: AtomicU32,
-    /// Time in ticks at which the last of them blocked.
-    blocked_at: AtomicU64,
-    /// Waits that are still to block at once.
-    block_waits_left: AtomicU32,
-    block_waits: Backoff,
+    /// Waits that blocked since the last that obtained data while it was awake.
+    blocks: AtomicU64,
 }
 
 impl AdaptiveSpin {
     /// Returns the history of a site without waits.
     pub const fn new() -> Self {
-        Self {
-            is_server: false,
-            failed_spins: AtomicU32::new(0),
-            blocks: AtomicU32::new(0),
-            blocked_at: AtomicU64::new(0),
-            block_waits_left: AtomicU32::new(0),
-            block_waits: Backoff::new(BLOCK_WAITS),
-        }
-    }
-
-    /// Returns the history of a thread that serves many others. It detects contention by polls that come late
-    /// ([`Spin::note_poll`]) and does not count failed spins, because its events come from any of them.
-    pub const fn for_server() -> Self {
-        Self { is_server: true, ..Self::new() }
+        Self { blocks: AtomicU64::new(0) }
     }
 
     /// Forgets the failed spins.
     pub fn reset(&self) {
-        self.failed_spins.store(0, Ordering::Relaxed);
+        self.blocks.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether this process has measured that other threads need its processors.
-    pub fn is_core_shared(&self) -> bool {
-        HISTORY.contention.may_be_present() || self.has_useful_yields()
-    }
-
-    /// Returns whether it has measured so by short yields, and not by CPU contention.
-    pub fn has_useful_yields(&self) -> bool {
-        !HISTORY.contention.may_be_present() && HISTORY.yield_waits_left.load(Ordering::Relaxed) > 0
-    }
-
+    /// Returns whether the next wait blocks at once.
     #[inline]
-    fn is_spinning_vain(&self) -> bool {
-        self.failed_spins.load(Ordering::Relaxed) >= FAILED_SPINS_MAX
+    fn blocks_immediately(&self) -> bool {
+        let blocks = self.blocks.load(Ordering::Relaxed);
+        blocks >= FAILED_SPINS_MAX && !blocks.is_multiple_of(SPIN_PROBE_INTERVAL)
     }
 
-    #[inline]
-    fn is_spin_probe(&self) -> bool {
-        !self.is_server && self.blocks.load(Ordering::Relaxed).is_multiple_of(SPIN_PROBE_INTERVAL)
-    }
-
-    #[cold]
-    fn note_block(&self, now: u64) {
-        if self.is_server {
-            return;
-        }
+    fn note_block(&self) {
         // Threads that count at once may count as one.
-        let failed_spins = self.failed_spins.load(Ordering::Relaxed);
-        self.failed_spins.store(failed_spins.saturating_add(1), Ordering::Relaxed);
         self.blocks.store(self.blocks.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        self.blocked_at.store(now, Ordering::Relaxed);
     }
 
-    /// Records the end of the block that a [`Spin`] ended with.
-    pub fn note_wakeup(&self) {
-        self.note_wakeup_at(ticks());
-    }
-
-    fn note_wakeup_at(&self, now: u64) {
-        let slept = now.wrapping_sub(self.blocked_at.load(Ordering::Relaxed));
-        if slept < SHORT_BLOCK_US * TICKS_PER_MICROSECOND {
+    #[inline]
+    fn note_data(&self) {
+        if self.blocks.load(Ordering::Relaxed) != 0 {
             self.reset();
         }
-    }
-
-    fn block_next_waits(&self) {
-        self.block_waits_left.store(self.block_waits.next(), Ordering::Relaxed);
     }
 }
 
@@ -267,20 +162,12 @@ enum SpinMode {
 }
 
 impl SpinMode {
-    /// Chooses the phase in which a wait begins, and whether it spins in spite of oversubscription.
     #[inline]
-    fn choose(history: &ProcessHistory, site: Option<&AdaptiveSpin>) -> (Self, bool) {
-        if site.is_some_and(|site| take_one(&site.block_waits_left)) {
-            return (Self::Block, false);
-        }
-        if history.contention.may_be_present() && history.contention.is_present(ticks()) {
-            return (Self::Spin, site.is_none_or(|site| !site.is_server));
-        }
-        let awake = if history.take_yield_wait() { Self::Yield } else { Self::Spin };
-        match site {
-            Some(site) if site.is_spin_probe() => (awake, true),
-            Some(site) if site.is_spinning_vain() => (Self::Block, false),
-            _ => (awake, false),
+    fn choose(history: &ProcessHistory, site: Option<&AdaptiveSpin>) -> Self {
+        match () {
+            () if site.is_some_and(AdaptiveSpin::blocks_immediately) => Self::Block,
+            () if history.is_shared() && !history.contention.may_be_present() => Self::Yield,
+            () => Self::Spin,
         }
     }
 }
@@ -303,16 +190,6 @@ enum Step {
     PollKernel,
     Yield,
     Poll,
-}
-
-/// Returns what this process has measured of CPU-bound threads.
-pub(crate) fn cpu_contention() -> &'static CpuContention {
-    &HISTORY.contention
-}
-
-/// Returns whether another thread ran for a moment in a yield of this length.
-pub(crate) fn is_short_yield(ticks: u64) -> bool {
-    (SHORT_YIELD_TICKS_MIN..SHORT_YIELD_US_MAX * TICKS_PER_MICROSECOND).contains(&ticks)
 }
 
 /// The yields of one wait.
@@ -349,10 +226,6 @@ pub struct Spin {
     kernel_polled: u64,
     yields: Yields,
     mode: SpinMode,
-    /// It spins in spite of failed spins and of oversubscription, and does not yield there.
-    is_spin_probe: bool,
-    /// It probes the length of yields on an oversubscribed machine.
-    is_yield_probe: bool,
     ends_blocked: bool,
     history: &'static ProcessHistory,
     site: Option<&'static AdaptiveSpin>,
@@ -361,34 +234,27 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Begins a wait.
+    /// Begins a wait for which earlier ones tell nothing.
     #[inline]
     pub fn new() -> Self {
         Self::begin(&HISTORY, None)
     }
 
-    /// Begins a wait at a site. If it blocks, [`AdaptiveSpin::note_wakeup`] must follow.
+    /// Begins a wait at a site.
     #[inline]
     pub fn with(site: &'static AdaptiveSpin) -> Self {
         Self::begin(&HISTORY, Some(site))
     }
 
-    #[inline]
-    fn begin(history: &'static ProcessHistory, site: Option<&'static AdaptiveSpin>) -> Self {
-        let (mode, is_spin_probe) = SpinMode::choose(history, site);
-        Self {
-            polls: if mode == SpinMode::Spin { 0 } else { SPIN_POLLS_MAX },
-            started: 0,
-            kernel_polled: 0,
-            yields: Yields::default(),
-            mode,
-            is_spin_probe,
-            is_yield_probe: false,
-            ends_blocked: false,
-            history,
-            site,
-            polled: 0,
-        }
+    /// Begins a wait of a thread that serves many others. Its events come from any of them, so earlier waits tell
+    /// nothing, and it blocks at once under CPU contention.
+    pub fn of_server() -> Self {
+        Self::begin_of_server(&HISTORY)
+    }
+
+    fn begin_of_server(history: &'static ProcessHistory) -> Self {
+        let is_contended = history.contention.may_be_present() && history.contention.is_present(ticks());
+        Self::begin_in(if is_contended { SpinMode::Block } else { SpinMode::choose(history, None) }, history, None)
     }
 
     /// Returns whether its first iteration blocks: a caller that polls many connections may skip the poll.
@@ -396,7 +262,28 @@ impl Spin {
         self.mode == SpinMode::Block
     }
 
-    /// Records a poll of a server thread. Returns the time in ticks.
+    #[inline]
+    fn begin(history: &'static ProcessHistory, site: Option<&'static AdaptiveSpin>) -> Self {
+        Self::begin_in(SpinMode::choose(history, site), history, site)
+    }
+
+    #[inline]
+    fn begin_in(mode: SpinMode, history: &'static ProcessHistory, site: Option<&'static AdaptiveSpin>) -> Self {
+        Self {
+            polls: if mode == SpinMode::Spin { 0 } else { SPIN_POLLS_MAX },
+            started: 0,
+            kernel_polled: 0,
+            yields: Yields::default(),
+            mode,
+            ends_blocked: false,
+            history,
+            site,
+            polled: 0,
+        }
+    }
+
+    /// Records a poll of a thread that polls for others, so that one that comes late shows contention. Returns the time
+    /// in ticks.
     pub fn note_poll(&mut self) -> u64 {
         let now = ticks();
         self.note_poll_at(now);
@@ -429,10 +316,7 @@ impl Spin {
         match self.next_step(now) {
             Step::Block => {
                 if let Some(site) = self.site.take() {
-                    if self.mode != SpinMode::Block && self.history.contention.may_be_present() {
-                        site.block_next_waits();
-                    }
-                    site.note_block(now);
+                    site.note_block();
                 }
                 self.ends_blocked = true;
                 Action::Block
@@ -457,21 +341,16 @@ impl Spin {
         if self.mode == SpinMode::Block || self.is_over(now) {
             return Step::Block;
         }
-        let is_contended = self.is_contended(now);
-        if is_contended && !self.is_spin_probe {
-            return Step::Block;
-        }
         if self.started == 0 {
             (self.started, self.kernel_polled) = (now, now);
             if self.mode == SpinMode::Spin {
                 return Step::PollKernel;
             }
         }
-        match () {
-            () if now.wrapping_sub(self.kernel_polled) > KERNEL_POLL_US * TICKS_PER_MICROSECOND => Step::PollKernel,
-            () if is_contended => Step::Poll,
-            () => Step::Yield,
+        if now.wrapping_sub(self.kernel_polled) > KERNEL_POLL_US * TICKS_PER_MICROSECOND {
+            return Step::PollKernel;
         }
+        if self.history.contention.is_present(now) { Step::Poll } else { Step::Yield }
     }
 
     /// Returns whether it has been awake for as long as it may.
@@ -479,23 +358,6 @@ impl Spin {
         let limit_ticks = AWAKE_US * TICKS_PER_MICROSECOND + self.yields.short_ticks;
         let limit_ticks = limit_ticks.min(AWAKE_US_MAX * TICKS_PER_MICROSECOND);
         self.started != 0 && now.wrapping_sub(self.started) > limit_ticks
-    }
-
-    /// Returns whether other threads than such with short yields need the processor, as far as is known: the length of
-    /// yields is only probed now and then.
-    fn is_contended(&mut self, now: u64) -> bool {
-        if self.history.contention.is_present(now) {
-            return true;
-        }
-        let is_oversubscribed = self.history.is_oversubscribed;
-        if self.mode == SpinMode::Yield || self.is_yield_probe {
-            return self.yields.count > 0 && !self.yields.are_mostly_short() && is_oversubscribed(now);
-        }
-        if !is_oversubscribed(now) {
-            return false;
-        }
-        self.is_yield_probe = !take_one(&self.history.waits_to_yield_probe);
-        !self.is_yield_probe
     }
 }
 
@@ -506,12 +368,8 @@ impl Drop for Spin {
             self.history.record(self);
         }
         // Data that was there at the first poll says nothing about waits.
-        let Some(site) = self.site.filter(|_| self.polls != 0 && !self.blocks_immediately()) else { return };
-        if site.failed_spins.load(Ordering::Relaxed) != 0 {
-            site.reset();
-        }
-        if self.history.contention.may_be_present() {
-            site.block_waits.reset();
+        if let Some(site) = self.site.filter(|_| self.polls != 0 && self.mode != SpinMode::Block) {
+            site.note_data();
         }
     }
 }
@@ -530,18 +388,13 @@ mod tests {
     const IDLE_TICKS: u64 = SHORT_YIELD_TICKS_MIN - 1;
     const LONG_TICKS: u64 = SHORT_YIELD_US_MAX * TICKS_PER_MICROSECOND;
 
-    /// ProcessHistory of a test, on a machine with processors to spare.
-    const fn idle() -> ProcessHistory {
-        ProcessHistory::new(|_| false)
-    }
-
     fn wait_on(history: &'static ProcessHistory) -> Spin {
         Spin::begin(history, None)
     }
 
     /// A wait at a site, without the history of other tests.
     fn wait_at(site: &'static AdaptiveSpin) -> Spin {
-        static HISTORY: ProcessHistory = idle();
+        static HISTORY: ProcessHistory = ProcessHistory::new();
         Spin::begin(&HISTORY, Some(site))
     }
 
@@ -564,65 +417,32 @@ mod tests {
     #[test]
     fn after_failed_spins_waits_block_at_once_except_probes() {
         static SITE: AdaptiveSpin = AdaptiveSpin::new();
-        for _ in 0..FAILED_SPINS_MAX {
-            assert!(!wait_at(&SITE).blocks_immediately());
-            SITE.note_block(0);
-        }
-        let blocks_immediately = |_| {
-            let mut spin = wait_at(&SITE);
-            let blocks_immediately = spin.blocks_immediately();
-            assert_ne!(blocks_immediately, spin.is_spin_probe);
-            if blocks_immediately {
-                assert_eq!(spin.iterate(), Action::Block);
-            } else {
-                SITE.note_block(0);
-            }
-            spin.site.take();
-            blocks_immediately
-        };
-        assert_eq!((0..SPIN_PROBE_INTERVAL).filter(|&wait| !blocks_immediately(wait)).count(), 1);
+        let awake = (0..4 * SPIN_PROBE_INTERVAL).filter(|_| {
+            let is_awake = wait_at(&SITE).mode != SpinMode::Block;
+            fail_to_spin(&SITE);
+            is_awake
+        });
+        let probes = [SPIN_PROBE_INTERVAL, 2 * SPIN_PROBE_INTERVAL, 3 * SPIN_PROBE_INTERVAL];
+        assert_eq!(awake.collect::<Vec<_>>(), (0..FAILED_SPINS_MAX).chain(probes).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_successful_spin_makes_waits_spin_again() {
+    fn a_wait_that_obtains_data_makes_waits_spin_again() {
         static SITE: AdaptiveSpin = AdaptiveSpin::new();
-        (0..FAILED_SPINS_MAX).for_each(|_| SITE.note_block(0));
-        // A wait that only blocks does not.
+        (0..FAILED_SPINS_MAX).for_each(|_| fail_to_spin(&SITE));
+        // A wait that only blocks does not, nor does one that found data at its first poll.
         fail_to_spin(&SITE);
-        assert!(SITE.is_spinning_vain());
         drop(wait_at(&SITE));
-        assert!(SITE.is_spinning_vain());
+        assert_eq!(wait_at(&SITE).mode, SpinMode::Block);
         let mut spin = wait_at(&SITE);
         spin.mode = SpinMode::Spin;
         drop(spin);
-        assert!(!SITE.is_spinning_vain());
+        assert!(spins_first(&mut wait_at(&SITE)));
     }
 
     #[test]
-    fn probes_continue_while_they_succeed() {
-        static SITE: AdaptiveSpin = AdaptiveSpin::new();
-        (0..SPIN_PROBE_INTERVAL).for_each(|_| SITE.note_block(0));
-        for _ in 0..3 {
-            let mut spin = wait_at(&SITE);
-            assert!(spin.is_spin_probe && !spin.blocks_immediately() && spin.iterate() == Action::Poll);
-        }
-        fail_to_spin(&SITE);
-        assert!(!wait_at(&SITE).is_spin_probe);
-    }
-
-    #[test]
-    fn a_short_block_makes_waits_spin_again_and_a_long_one_does_not() {
-        static SITE: AdaptiveSpin = AdaptiveSpin::new();
-        (0..FAILED_SPINS_MAX).for_each(|_| SITE.note_block(1000));
-        SITE.note_wakeup_at(1000 + SHORT_BLOCK_US * TICKS_PER_MICROSECOND);
-        assert!(SITE.is_spinning_vain());
-        SITE.note_wakeup_at(999 + SHORT_BLOCK_US * TICKS_PER_MICROSECOND);
-        assert!(!SITE.is_spinning_vain());
-    }
-
-    #[test]
-    fn waits_yield_first_after_one_with_short_yields() {
-        static HISTORY: ProcessHistory = idle();
+    fn waits_yield_first_after_one_with_short_yields_while_they_gain() {
+        static HISTORY: ProcessHistory = ProcessHistory::new();
         end_after_yields(wait_on(&HISTORY), &[SHORT_TICKS, SHORT_TICKS]);
         for _ in 0..3 {
             let mut spin = wait_on(&HISTORY);
@@ -630,15 +450,15 @@ mod tests {
             spin.yields = Yields::default();
             end_after_yields(spin, &[SHORT_TICKS]);
         }
-        // Waits whose data was there do not count as failed.
-        (0..YIELD_MODE_WAITS).for_each(|_| drop(wait_on(&HISTORY)));
-        assert!(spins_first(&mut wait_on(&HISTORY)));
+        // Waits whose data was there do not count.
+        (0..2 * FAILED_YIELD_WAITS_MAX).for_each(|_| drop(wait_on(&HISTORY)));
+        assert_eq!(wait_on(&HISTORY).mode, SpinMode::Yield);
     }
 
     #[test]
     fn waits_spin_first_where_yields_are_long_or_empty() {
         for yields in [&[LONG_TICKS][..], &[IDLE_TICKS], &[SHORT_TICKS, IDLE_TICKS], &[SHORT_TICKS, LONG_TICKS]] {
-            static HISTORY: ProcessHistory = idle();
+            static HISTORY: ProcessHistory = ProcessHistory::new();
             end_after_yields(wait_on(&HISTORY), yields);
             assert!(spins_first(&mut wait_on(&HISTORY)), "{yields:?}");
             end_after_yields(wait_on(&HISTORY), &[SHORT_TICKS]);
@@ -651,16 +471,8 @@ mod tests {
     }
 
     #[test]
-    fn waits_spin_first_while_that_succeeds() {
-        static HISTORY: ProcessHistory = idle();
-        for _ in 0..3 {
-            assert!(spins_first(&mut wait_on(&HISTORY)));
-        }
-    }
-
-    #[test]
     fn waits_spin_first_after_some_that_yielded_and_blocked() {
-        static HISTORY: ProcessHistory = idle();
+        static HISTORY: ProcessHistory = ProcessHistory::new();
         end_after_yields(wait_on(&HISTORY), &[SHORT_TICKS]);
         for _ in 0..FAILED_YIELD_WAITS_MAX {
             let mut spin = wait_on(&HISTORY);
@@ -673,7 +485,7 @@ mod tests {
 
     #[test]
     fn short_yields_do_not_count_as_being_awake_up_to_the_limit() {
-        static HISTORY: ProcessHistory = idle();
+        static HISTORY: ProcessHistory = ProcessHistory::new();
         let mut spin = wait_on(&HISTORY);
         spin.polls = SPIN_POLLS_MAX;
         assert_eq!(spin.iterate(), Action::PollKernel);
@@ -685,94 +497,29 @@ mod tests {
     }
 
     #[test]
-    fn oversubscribed_waits_block_after_phase_1_and_ever_fewer_probe_yields() {
-        static HISTORY: ProcessHistory = ProcessHistory::new(|_| true);
-        let blocks_before_a_probe = || {
-            let blocked = (0..).take_while(|_| wait_on(&HISTORY).is_contended(0)).count();
-            let mut spin = wait_on(&HISTORY);
-            assert!(!spin.is_contended(0));
-            end_after_yields(spin, &[LONG_TICKS]);
-            blocked
-        };
-        let (least, most) = YIELD_PROBE_INTERVAL.into_inner();
-        let counts = [0, least, 2 * least, 4 * least].map(|count| count as usize);
-        assert_eq!([(); 4].map(|()| blocks_before_a_probe()), counts);
-        for _ in 0..10 {
-            blocks_before_a_probe();
-        }
-        assert_eq!(blocks_before_a_probe(), most as usize);
-        end_after_yields(wait_on(&HISTORY), &[SHORT_TICKS]);
-        (0..FAILED_YIELD_WAITS_MAX).for_each(|_| end_after_yields(wait_on(&HISTORY), &[LONG_TICKS]));
-        assert_eq!([(); 2].map(|()| blocks_before_a_probe()), [0, least as usize]);
-        let mut spin = wait_on(&HISTORY);
-        assert!(spins_first(&mut spin));
-        assert_eq!(spin.iterate(), Action::Block);
-    }
-
-    #[test]
-    fn an_oversubscribed_wait_continues_while_its_yields_are_short() {
-        static HISTORY: ProcessHistory = ProcessHistory::new(|_| true);
-        HISTORY.yield_waits_left.store(2, Ordering::Relaxed);
-        for (yields, step) in [(SHORT_TICKS, Step::Yield), (LONG_TICKS, Step::Block)] {
-            let mut spin = wait_on(&HISTORY);
-            spin.yields.note(yields);
-            assert_eq!(spin.next_step(ticks()), step);
-            spin.yields = Yields::default();
-        }
-    }
-
-    #[test]
-    fn contended_waits_do_not_yield_and_block_at_once_after_a_failed_spin() {
-        static HISTORY: ProcessHistory = idle();
-        static SITE: AdaptiveSpin = AdaptiveSpin::new();
-        HISTORY.yield_waits_left.store(YIELD_MODE_WAITS, Ordering::Relaxed);
-        HISTORY.contention.begin(ticks());
-        let wait = || Spin::begin(&HISTORY, Some(&SITE));
-        assert!([(); 3].into_iter().all(|()| spins_first(&mut wait())), "while no spin has failed");
-        let blocked_after_a_failure = || {
-            let mut spin = wait();
-            while spin.iterate() != Action::Block {}
-            assert_eq!((spin.mode, spin.yields.count), (SpinMode::Spin, 0));
-            drop(spin);
-            (0..)
-                .take_while(|_| SITE.block_waits_left.load(Ordering::Relaxed) > 0 && wait().blocks_immediately())
-                .count()
-        };
-        assert_eq!([(); 7].map(|()| blocked_after_a_failure()), [1, 2, 4, 8, 16, 32, 32]);
-        assert!(spins_first(&mut wait()), "which succeeds");
-        assert_eq!(blocked_after_a_failure(), 1);
-    }
-
-    #[test]
-    fn a_wait_that_yields_blocks_when_contention_is_found() {
-        static HISTORY: ProcessHistory = idle();
+    fn contended_waits_do_not_yield_and_those_of_servers_block_at_once() {
+        static HISTORY: ProcessHistory = ProcessHistory::new();
         HISTORY.yield_waits_left.store(1, Ordering::Relaxed);
+        let mut yielding = wait_on(&HISTORY);
+        assert_eq!(yielding.next_step(ticks()), Step::Yield);
+        assert!(!Spin::begin_of_server(&HISTORY).blocks_immediately());
+        HISTORY.contention.begin(ticks());
+        assert_eq!(yielding.next_step(ticks()), Step::Poll, "also of a wait that began before");
         let mut spin = wait_on(&HISTORY);
-        assert_eq!(spin.next_step(ticks()), Step::Yield);
-        HISTORY.contention.begin(ticks());
-        assert_eq!(spin.next_step(ticks()), Step::Block);
-    }
-
-    #[test]
-    fn a_server_detects_contention_by_late_polls_and_then_only_spins() {
-        static HISTORY: ProcessHistory = idle();
-        static SITE: AdaptiveSpin = AdaptiveSpin::for_server();
-        let late_ticks = volmem::TICKS_PER_MILLISECOND;
-        let mut spin = Spin::begin(&HISTORY, Some(&SITE));
-        (0..40).for_each(|count| spin.note_poll_at(5 + count * late_ticks));
-        assert!(!HISTORY.contention.may_be_present());
-        (1..40).for_each(|count| spin.note_poll_at((1 << 40) + count * 4 * late_ticks));
-        assert!(HISTORY.contention.may_be_present());
-        HISTORY.contention.begin(ticks());
-        let mut spin = Spin::begin(&HISTORY, Some(&SITE));
         assert!(spins_first(&mut spin));
-        assert_eq!(spin.iterate(), Action::Block);
+        while spin.iterate() != Action::Block {}
+        assert_eq!(spin.yields.count, 0);
+        let mut spin = Spin::begin_of_server(&HISTORY);
+        assert!(spin.blocks_immediately() && spin.iterate() == Action::Block);
     }
 
     #[test]
-    fn a_server_does_not_count_failed_spins() {
-        static SITE: AdaptiveSpin = AdaptiveSpin::for_server();
-        (0..2 * FAILED_SPINS_MAX).for_each(|_| fail_to_spin(&SITE));
-        assert!(!wait_at(&SITE).blocks_immediately());
+    fn late_polls_show_contention() {
+        static HISTORY: ProcessHistory = ProcessHistory::new();
+        let mut spin = wait_on(&HISTORY);
+        (0..40).for_each(|count| spin.note_poll_at(5 + count * volmem::TICKS_PER_MILLISECOND));
+        assert!(!HISTORY.contention.may_be_present());
+        (1..40).for_each(|count| spin.note_poll_at((1 << 40) + count * 4 * volmem::TICKS_PER_MILLISECOND));
+        assert!(HISTORY.contention.may_be_present());
     }
 }

@@ -2,14 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use volmem::{TICKS_PER_MICROSECOND, ticks};
+use volmem::ticks;
 
 use crate::spin;
 
-/// Pause of yields after one that was not short. It doubles each time,
-const PAUSE_TICKS_MIN: u64 = 2 * TICKS_PER_MICROSECOND;
-/// up to this multiple of the length of the yield, which is milliseconds where a CPU-bound thread runs.
-const PAUSE_PER_YIELD_MAX: u64 = 16;
+/// Pause of yields after one that was not short, as a multiple of its length: yields cost at most 6% of the time.
+const PAUSE_PER_YIELD: u64 = 16;
 
 /// Yields the processor as long as other threads use it for a moment. A yield without another ready thread costs half a
 /// microsecond, and one to a CPU-bound thread milliseconds: after these, yields pause.
@@ -38,11 +36,6 @@ impl Yielder {
         }
     }
 
-    /// Returns whether the last yield let another thread run for a moment.
-    pub fn is_useful(&self) -> bool {
-        self.yielded_ticks.load(Ordering::Relaxed) != 0 && self.pause_ticks.load(Ordering::Relaxed) == 0
-    }
-
     fn is_due(&self, now: u64) -> bool {
         // A clock that jumps back, as after the restore of a virtual machine, ends a pause.
         now.wrapping_sub(self.yielded_ticks.load(Ordering::Relaxed)) >= self.pause_ticks.load(Ordering::Relaxed)
@@ -52,13 +45,7 @@ impl Yielder {
     fn note(&self, before: u64, after: u64) {
         let took_ticks = after.saturating_sub(before);
         // Threads that yield at once overwrite each other; the pause is then too short or too long.
-        let pause_ticks = match spin::is_short_yield(took_ticks) {
-            true => 0,
-            false => {
-                let doubled_ticks = self.pause_ticks.load(Ordering::Relaxed).saturating_mul(2);
-                doubled_ticks.min(PAUSE_PER_YIELD_MAX.saturating_mul(took_ticks)).max(PAUSE_TICKS_MIN)
-            }
-        };
+        let pause_ticks = if spin::is_short_yield(took_ticks) { 0 } else { PAUSE_PER_YIELD.saturating_mul(took_ticks) };
         self.pause_ticks.store(pause_ticks, Ordering::Relaxed);
         self.yielded_ticks.store(after, Ordering::Relaxed);
     }
@@ -73,6 +60,7 @@ impl Default for Yielder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use volmem::TICKS_PER_MICROSECOND;
 
     const SHORT_TICKS: u64 = 2 * TICKS_PER_MICROSECOND;
     /// A yield to a CPU-bound thread.
@@ -88,25 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_after_yields_that_are_not_short_until_one_is() {
+    fn yields_pause_after_one_that_was_not_short() {
         let yielder = Yielder::new();
-        let pause_after = |took_ticks| {
+        for took_ticks in [1, LONG_TICKS] {
             yielder.note(1000, 1000 + took_ticks);
-            yielder.pause_ticks.load(Ordering::Relaxed)
-        };
-        assert!(!spin::is_short_yield(1) && !spin::is_short_yield(LONG_TICKS), "the other yields");
-        let pauses = [(); 5].map(|()| pause_after(LONG_TICKS));
-        assert_eq!(pauses, [1, 2, 4, 8, 16].map(|times| times * PAUSE_TICKS_MIN));
-        let end = 1000 + LONG_TICKS + pauses[4];
-        assert_eq!([end - 1, end, 999].map(|now| yielder.is_due(now)), [false, true, true]);
-        assert_eq!([pause_after(SHORT_TICKS), pause_after(1), pause_after(1)], [0, PAUSE_TICKS_MIN, PAUSE_TICKS_MIN]);
-    }
-
-    #[test]
-    fn a_pause_is_bounded_by_the_length_of_the_yield() {
-        let yielder = Yielder::new();
-        (0..64).for_each(|_| yielder.note(1000, 1000 + LONG_TICKS));
-        assert_eq!(yielder.pause_ticks.load(Ordering::Relaxed), PAUSE_PER_YIELD_MAX * LONG_TICKS);
-        assert!(!yielder.is_useful());
+            let end = 1000 + took_ticks + PAUSE_PER_YIELD * took_ticks;
+            assert_eq!([end - 1, end, 999].map(|now| yielder.is_due(now)), [false, true, true]);
+            yielder.note(end, end + SHORT_TICKS);
+            assert!(yielder.is_due(end + SHORT_TICKS));
+        }
     }
 }

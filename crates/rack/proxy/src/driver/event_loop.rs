@@ -31,7 +31,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use socket::process::clock::ticks;
 use std::sync::Arc;
-use wait::Action;
+use wait::{Action, Spin};
 
 /// Polls with progress between two polls of the kernel.
 const POLLS_PER_KERNEL_POLL: u32 = 64;
@@ -113,7 +113,7 @@ impl EventLoop {
 
     /// Polls for as long as the spin policy allows. Returns whether there was progress.
     fn spin(&mut self, events: &mut Vec<epoll::Event>) -> bool {
-        let mut spin = self.idle.begin_spin();
+        let mut spin = Spin::of_server();
         if spin.blocks_immediately() {
             // CPU-bound threads hold the core, and the scheduler prefers threads that were blocked.
             self.engines.park_all();
@@ -152,7 +152,7 @@ impl EventLoop {
     /// was progress.
     fn poll_engines(&mut self, ticks: u64) -> bool {
         let now_ns = self.clock.now_ns(ticks);
-        let is_oversubscribed = self.idle.is_oversubscribed();
+        let is_oversubscribed = wait::is_core_shared();
         let mut total = PollOutcome::default();
         for index in self.engines.indexes() {
             let outcome = self.engines.poll_link(index, now_ns, is_oversubscribed, &self.epoll);

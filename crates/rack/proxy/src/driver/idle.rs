@@ -3,7 +3,7 @@
 use rustix::event::Timespec;
 use socket::process::clock::now_ns;
 use std::ops::RangeInclusive;
-use wait::{AdaptiveSpin, Spin, Yielder};
+use wait::Yielder;
 
 /// Bounds of the block time where no doorbell announces the peers: an eighth of the time for which there has been no
 /// work ([`IDLE_PER_NAP`]). A message is therefore late by an eighth of the pause before it, and by 4 ms at most. There
@@ -29,18 +29,15 @@ pub(super) enum LinkState {
 /// The idle policy of a thread.
 #[derive(Debug)]
 pub(super) struct IdlePolicy {
-    /// The outcomes of earlier waits.
-    spin_history: &'static AdaptiveSpin,
     yielder: Yielder,
     /// Since when the thread has only blocked and found no work.
     idle_since_ns: Option<u64>,
 }
 
 impl IdlePolicy {
-    /// Creates the policy of a thread that lives as long as the process: its history is leaked.
+    /// Creates the policy of a thread that has found no work yet.
     pub(super) fn new() -> Self {
-        let spin_history = Box::leak(Box::new(AdaptiveSpin::for_server()));
-        Self { spin_history, yielder: Yielder::new(), idle_since_ns: None }
+        Self { yielder: Yielder::new(), idle_since_ns: None }
     }
 
     /// Records that there was work.
@@ -51,16 +48,6 @@ impl IdlePolicy {
     /// Returns whether the thread has blocked and found no work since.
     pub(super) fn is_idle(&self) -> bool {
         self.idle_since_ns.is_some()
-    }
-
-    /// Begins a wait, which spins before it blocks.
-    pub(super) fn begin_spin(&self) -> Spin {
-        Spin::with(self.spin_history)
-    }
-
-    /// Returns whether other threads need this thread's core.
-    pub(super) fn is_oversubscribed(&self) -> bool {
-        self.spin_history.is_core_shared()
     }
 
     pub(super) fn yield_if_useful(&self) {

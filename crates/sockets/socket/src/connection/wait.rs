@@ -216,14 +216,12 @@ impl Connection {
         if self.spin(lanes, deadline, spin, is_ready)? {
             return Ok(());
         }
-        let outcome = self.sleep_unless(
+        self.sleep_unless(
             call,
             is_ready,
             || self.announce_receive_sleep(lanes),
             || self.sleep(lanes, deadline, self.held_left_ms_in(lanes).map(|left_ms| left_ms as i32)),
-        );
-        self.spin_history.note_wakeup();
-        outcome
+        )
     }
 
     /// Waits until a send may find room: for the receiver to make some and, if that takes long, for as much as the lane
@@ -464,9 +462,7 @@ impl Connection {
                 Action::Block => break,
             }
         }
-        let outcome = self.sleep_unless(call, is_over, || {}, || self.sleep_on_lifeline(deadline, events));
-        self.spin_history.note_wakeup();
-        outcome
+        self.sleep_unless(call, is_over, || {}, || self.sleep_on_lifeline(deadline, events))
     }
 
     /// Sleeps until the lifeline has `events`.

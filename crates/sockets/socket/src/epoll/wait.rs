@@ -343,7 +343,6 @@ impl EpollSet {
         let count = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
         #[cfg(test)]
         super::tests::note_sleep();
-        self.spin_history.note_wakeup();
         drop(sleep);
         if held_ns.is_some() {
             self.with_generation(generation, ReadyList::poll_held)?;

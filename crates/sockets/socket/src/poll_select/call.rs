@@ -103,9 +103,6 @@ impl Call<'_> {
                 return Ok(ready);
             }
             let woken = self.sleep()?;
-            if let Some(first) = self.connections().next() {
-                first.spin_history().note_wakeup();
-            }
             match woken {
                 SleepOutcome::Ready(ready) => return Ok(ready),
                 SleepOutcome::TimedOut => return Ok(0),
