@@ -3,18 +3,22 @@
 //! * [`message`]: the wire format of a message, and its validation.
 //! * [`Batcher`]: decides which packets form a message, and when: fixed batches, as published, or adaptive ones.
 //! * [`Latency`]: a model of the latency of messages, fitted online.
-//! * [`Occupancy`]: the load of a node, which determines the batch size and the maximum bytes of a message.
+//! * [`LengthLimit`]: the maximum length of a message, by the cost of long ones, which depends on its
+//!   [`MessageTransfer`].
+//! * [`Occupancy`]: the load of a node, which determines the batch size.
 
 mod batcher;
 mod latency;
+mod lengths;
 mod limits;
 pub mod message;
 mod occupancy;
 
 pub use batcher::{BatchTarget, Batcher, Policy, PolicyError, Queued};
 pub use latency::{Latency, Sample};
+pub use lengths::{LengthLimit, MessageTransfer};
 pub use limits::{FIXED_PACKETS_MAX, PACKETS_MAX};
-pub use occupancy::{MessageTransfer, Occupancy};
+pub use occupancy::Occupancy;
 
 use crate::{Hop, Packet};
 

@@ -10,7 +10,7 @@
 //!   soonest: many short packets, few long ones. The latency of messages is modelled online ([`Latency`]). No message
 //!   takes longer than the target.
 //! - **Lateness.** Once the oldest packet has used half the target, throughput matters most, and messages are as long
-//!   as allowed ([`super::Occupancy::message_bytes_max`]).
+//!   as allowed ([`LengthLimit`]): where long ones cost more, or save nothing, the limit is a number of bytes.
 //! - **Load** of this node or the peer, which states its load in its messages. The higher the load, the larger the
 //!   batch size ([`super::Occupancy`]); fewer packets wait for others, or until the oldest has used half the target;
 //!   all of the target, if only full messages are worth sending. Long packets are sent in smaller batches, because most
@@ -26,7 +26,8 @@ use sim::{Span, Time};
 use thiserror::Error;
 
 use super::latency::{Latency, Sample};
-use super::limits::{FIXED_PACKETS_MAX, PACKETS_MAX};
+use super::lengths::LengthLimit;
+use super::limits::{FIXED_PACKETS_MAX, MESSAGE_BYTES_MAX, PACKETS_MAX};
 use super::message;
 
 /// How packets are batched.
@@ -112,8 +113,8 @@ pub struct BatchTarget {
     pub by_occupancy: usize,
     /// Batch size by the packets in flight, so that they form few messages.
     pub by_in_flight: usize,
-    /// Maximum bytes of a message; a longer packet forms a message by itself.
-    pub bytes_max: usize,
+    /// Maximum length of a message.
+    pub limit: LengthLimit,
 }
 
 impl BatchTarget {
@@ -215,7 +216,7 @@ impl<T> Batcher<T> {
 
     #[inline]
     fn adaptive_due(&self, target: Span, waited: Span, worth: BatchTarget) -> usize {
-        let queued = self.longest(worth);
+        let queued = self.longest(waited >= target, worth);
         if waited >= waits_at_most(target, worth.is_full_only()) {
             return queued;
         }
@@ -231,14 +232,17 @@ impl<T> Batcher<T> {
     }
 
     /// Returns the maximum number of queued packets in a message: by the default maximum or the batch size, and by the
-    /// maximum length of a message, as if all packets had the same length.
+    /// maximum length, as if all packets had the same length. This also bounds the batch size where long messages cost
+    /// more, or save nothing.
     #[inline]
-    fn longest(&self, worth: BatchTarget) -> usize {
+    fn longest(&self, is_late: bool, worth: BatchTarget) -> usize {
         let queued = self.queue.len().min(worth.least().max(USUAL_PACKETS_MAX));
-        if self.queue_bytes <= worth.bytes_max {
+        let is_behind = worth.limit.is_tried && worth.is_full_only() && is_late;
+        let bytes_max = if is_behind { MESSAGE_BYTES_MAX } else { worth.limit.bytes };
+        if self.queue_bytes <= bytes_max {
             return queued;
         }
-        let by_bytes = worth.bytes_max * self.queue.len() / self.queue_bytes;
+        let by_bytes = bytes_max * self.queue.len() / self.queue_bytes;
         queued.min(by_bytes.max(1))
     }
 
@@ -319,21 +323,23 @@ impl<T> Batcher<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::limits::COPIED_BYTES_MAX;
     use super::*;
 
-    const MESSAGE_BYTES_MAX: usize = 49_152;
+    const SLOT_BYTES: usize = 49_152;
 
-    const SHORT: usize = COPIED_BYTES_MAX;
-    const FULL: usize = super::super::limits::MESSAGE_BYTES_MAX;
-    const NOTHING_PRESSES: BatchTarget = BatchTarget { by_occupancy: 1, by_in_flight: 0, bytes_max: SHORT };
+    const SHORT: LengthLimit = LengthLimit { bytes: 12_500, is_tried: false };
+    const NOTHING_PRESSES: BatchTarget = BatchTarget { by_occupancy: 1, by_in_flight: 0, limit: SHORT };
 
-    const FULL_ONLY: BatchTarget = BatchTarget { by_occupancy: PACKETS_MAX, bytes_max: FULL, ..NOTHING_PRESSES };
+    const FULL_ONLY: BatchTarget = BatchTarget {
+        by_occupancy: PACKETS_MAX,
+        limit: LengthLimit { bytes: MESSAGE_BYTES_MAX, is_tried: false },
+        ..NOTHING_PRESSES
+    };
 
     /// Returns the target under a load of this node or the peer.
     fn busy(by_occupancy: usize) -> BatchTarget {
-        let bytes_max = if by_occupancy < PACKETS_MAX { SHORT } else { FULL };
-        BatchTarget { by_occupancy, bytes_max, ..NOTHING_PRESSES }
+        let limit = if by_occupancy < PACKETS_MAX { SHORT } else { LengthLimit { bytes: MESSAGE_BYTES_MAX, ..SHORT } };
+        BatchTarget { by_occupancy, limit, ..NOTHING_PRESSES }
     }
 
     /// Returns the target with packets in flight.
@@ -346,7 +352,7 @@ mod tests {
     }
 
     fn with(policy: Policy, packets: usize, bytes: u16) -> Batcher<usize> {
-        let mut batcher = Batcher::new(policy, 100, MESSAGE_BYTES_MAX, Latency::default());
+        let mut batcher = Batcher::new(policy, 100, SLOT_BYTES, Latency::default());
         (0..packets).for_each(|item| batcher.push(at(0.0), bytes, item).unwrap());
         batcher
     }
@@ -426,7 +432,7 @@ mod tests {
     fn full_messages_may_exceed_the_target_if_only_they_are_worth_sending() {
         // By the published figures 22 packets of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        let busy = BatchTarget { bytes_max: FULL, ..busy(31) };
+        let busy = BatchTarget { limit: FULL_ONLY.limit, ..busy(31) };
         assert_eq!([busy, FULL_ONLY].map(|worth| batcher.due(at(0.0), worth)), [22, 32]);
     }
 
@@ -438,6 +444,16 @@ mod tests {
         assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 8, 32], "and whatever the load");
         assert_eq!((due(9, 1500, 5.0, behind(1)), due(8, 1500, 5.0, behind(1))), (8, 8));
         assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "at least one");
+    }
+
+    #[test]
+    fn full_messages_are_short_where_long_ones_cost_more_except_when_a_trial_would_delay_late_packets() {
+        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), BatchTarget { limit, ..FULL_ONLY });
+        assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
+        let tried = LengthLimit { is_tried: true, ..SHORT };
+        assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
+        let worth = BatchTarget { limit: tried, ..busy(31) };
+        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 25, "the limit holds below full messages");
     }
 
     #[test]

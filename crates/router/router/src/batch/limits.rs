@@ -9,7 +9,3 @@ pub const FIXED_PACKETS_MAX: usize = 32;
 
 /// Maximum bytes of a message: the longest fixed batch of packets of 1500 B. A longer packet forms a message by itself.
 pub(super) const MESSAGE_BYTES_MAX: usize = FIXED_PACKETS_MAX * 1500;
-
-/// Maximum bytes of a message where the process copies messages and has time for more than full ones: the first packet
-/// of a message waits until all of it has been copied twice, and longer messages save little (docs/results/router.md).
-pub(super) const COPIED_BYTES_MAX: usize = 12_500;

@@ -2,7 +2,8 @@
 
 use sim::Time;
 
-use super::limits::{COPIED_BYTES_MAX, MESSAGE_BYTES_MAX, PACKETS_MAX};
+use super::lengths::{LengthLimit, Lengths, MessageTransfer};
+use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX};
 
 /// Interval of decisions, without interruptions.
 const PERIOD_NS: f64 = 100_000.0;
@@ -21,22 +22,13 @@ const IDLE_ROUNDS: f64 = 64.0;
 /// Weight of a period in the recent work, as a divisor: smooths random arrivals.
 const PERIODS: f64 = 8.0;
 /// Maximum fraction of time that a node should work: the rest makes up for interruptions.
-const WORKS_AT_MOST: f64 = 0.8;
+pub(super) const WORKS_AT_MOST: f64 = 0.8;
 /// Cost of a message without its packets, of a packet and of a byte in nanoseconds, between two cores of one server.
 /// Only their ratios matter, and little: three times or a third of the cost of a message changes none of the results in
 /// virtual time.
 const MESSAGE_NS: f64 = 280.0;
 const PACKET_NS: f64 = 15.0;
 const BYTE_NS: f64 = 0.13;
-
-/// How messages leave the process, which determines what a message costs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageTransfer {
-    /// The process copies each message into memory that the peer reads. A message costs little beyond its bytes.
-    Copy,
-    /// Each message is a system call. Long messages save much.
-    SystemCall,
-}
 
 /// Measures the fraction of time that a node works, from iteration to iteration of its loop, and its messages.
 ///
@@ -60,7 +52,8 @@ pub struct Occupancy {
     /// Moving average of the work of a period.
     recent: Work,
     least_packets: f64,
-    transfer: MessageTransfer,
+    /// Search for the best message length, where long messages are not always cheaper.
+    lengths: Option<Lengths>,
 }
 
 /// The work of a node in an interval.
@@ -122,7 +115,10 @@ impl Occupancy {
             period: Work::NONE,
             recent: Work::NONE,
             least_packets: 1.0,
-            transfer,
+            lengths: match transfer {
+                MessageTransfer::Copy => Some(Lengths::new()),
+                MessageTransfer::SystemCall => None,
+            },
         }
     }
 
@@ -131,10 +127,15 @@ impl Occupancy {
         self.least_packets as usize
     }
 
-    /// Returns the maximum bytes of a message for the batch size of the more loaded of two nodes.
-    pub fn message_bytes_max(&self, least_packets: usize) -> usize {
-        let has_time = least_packets < PACKETS_MAX;
-        if has_time && self.transfer == MessageTransfer::Copy { COPIED_BYTES_MAX } else { MESSAGE_BYTES_MAX }
+    /// Returns the maximum length of a message for the batch size of the more loaded of two nodes.
+    pub fn limit(&mut self, least_packets: usize) -> LengthLimit {
+        let (has_time, is_full_only) = (self.has_time(), least_packets >= PACKETS_MAX);
+        self.lengths.as_mut().map_or(LengthLimit::FULL, |lengths| lengths.limit(has_time, is_full_only))
+    }
+
+    /// Returns whether there is time for other than full messages.
+    fn has_time(&self) -> bool {
+        self.least_packets() < PACKETS_MAX
     }
 
     /// Records that the node slept, because it was idle.
@@ -150,18 +151,29 @@ impl Occupancy {
     /// Records that the node sent such a message.
     pub fn note_sent(&mut self, packets: usize, bytes: usize) {
         self.note_message(packets, bytes);
+        if let Some(lengths) = &mut self.lengths {
+            lengths.note_sent(bytes);
+        }
     }
 
     fn note_message(&mut self, packets: usize, bytes: usize) {
         self.period.messages += 1.0;
         self.period.packets += packets as f64;
         self.period.bytes += bytes as f64;
+        if let Some(lengths) = &mut self.lengths {
+            lengths.note_message(bytes);
+        }
     }
 
     /// Records the begin of a loop iteration; `was_busy` states whether the previous one had work.
     pub fn begin_round(&mut self, now: Time, was_busy: bool) {
         let round_ns = now.since(self.looked).ns();
         self.looked = now;
+        let worked_ns = if was_busy { self.work_of(round_ns) } else { 0.0 };
+        let has_time = self.has_time();
+        if let Some(lengths) = &mut self.lengths {
+            lengths.end_round(round_ns, worked_ns, has_time);
+        }
         if was_busy {
             self.note_busy_round(round_ns.min(ROUND_NS_MAX.max(ROUNDS_MAX * self.busy_round_ns)));
         } else if self.has_slept {
@@ -327,13 +339,16 @@ mod tests {
     }
 
     #[test]
-    fn copied_messages_are_short_unless_only_full_ones_are_worth_sending() {
-        let bytes_max = |transfer| {
-            let occupancy = Occupancy::new(transfer);
-            [1, PACKETS_MAX - 1, PACKETS_MAX].map(|least| occupancy.message_bytes_max(least))
-        };
-        assert_eq!(bytes_max(MessageTransfer::Copy), [12_500, 12_500, 48_000]);
-        assert_eq!(bytes_max(MessageTransfer::SystemCall), [48_000; 3]);
+    fn short_messages_are_not_tried_where_messages_are_system_calls() {
+        let mut occupancy = Occupancy::new(MessageTransfer::SystemCall);
+        let mut now = Time::ZERO;
+        for round in 0..10_000 {
+            now += Span::from_ps(60_000_000);
+            assert_eq!(occupancy.limit(1 + round % PACKETS_MAX), LengthLimit::FULL);
+            occupancy.begin_round(now, true);
+            occupancy.note_sent(8, 12_000);
+        }
+        assert_eq!(Occupancy::new(MessageTransfer::Copy).limit(1), Lengths::new().limit(true, false));
     }
 
     #[test]
