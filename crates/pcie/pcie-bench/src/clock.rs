@@ -1,21 +1,21 @@
-//! A clock for single accesses, and what it costs to read.
+//! A clock for single accesses, calibrated for its tick and its own cost.
 
 use std::time::{Duration, Instant};
 
 use crate::device::Timer;
 
-/// How long the tick is measured.
+/// Duration of the calibration of the tick.
 const CALIBRATION: Duration = Duration::from_millis(20);
-/// Empty intervals taken to know the cost of a reading.
+/// Number of empty intervals whose median is the cost of a reading.
 const EMPTY_INTERVALS: usize = 10_001;
 
-/// The processor's time stamp counter where there is one, else the system's monotonic clock.
+/// Reads the processor's time stamp counter where there is one, else the system's monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
-    /// What an interval with nothing in it shows.
+    /// Ticks of an empty interval: the cost of the two readings.
     empty_ticks: u64,
-    /// All readings are multiples of this.
+    /// Greatest common divisor of all readings.
     step_ticks: u64,
 }
 
@@ -34,7 +34,7 @@ impl Clock {
         Self { ns_per_tick, empty_ticks: empty[EMPTY_INTERVALS / 2], step_ticks }
     }
 
-    /// Ticks that `work` takes, everything it loads included, the cost of the clock too.
+    /// Returns the ticks that `work` takes until all its loads are complete, including the cost of the clock.
     #[inline]
     pub fn interval(work: impl FnOnce()) -> u64 {
         let start = ticks::start();
@@ -42,13 +42,13 @@ impl Clock {
         ticks::end().saturating_sub(start)
     }
 
-    /// Nanoseconds of an interval, without the cost of the clock.
+    /// Converts an interval to nanoseconds and subtracts the cost of the clock.
     #[inline]
     pub fn ns(&self, interval_ticks: u64) -> f64 {
         interval_ticks.saturating_sub(self.empty_ticks) as f64 * self.ns_per_tick
     }
 
-    /// Its cost and step.
+    /// Returns the cost and the step of the clock.
     pub fn timer(&self) -> Timer {
         let ns = |ticks: u64| ticks as f64 * self.ns_per_tick;
         Timer { cost_ns: ns(self.empty_ticks), step_ns: ns(self.step_ticks) }
@@ -67,14 +67,14 @@ mod ticks {
     use core::arch::x86_64::{_mm_lfence, _mm_mfence, _rdtsc};
 
     pub(super) fn now() -> u64 {
-        // SAFETY: every processor of this architecture has the instruction.
+        // SAFETY: every x86-64 processor has `rdtsc`, which reads a register and touches no memory.
         unsafe { _rdtsc() }
     }
 
-    /// What came before is done, what comes after has not begun.
+    /// Reads the counter after all earlier loads and stores are complete and before any later instruction starts.
     #[inline]
     pub(super) fn start() -> u64 {
-        // SAFETY: as above.
+        // SAFETY: every x86-64 processor has `rdtsc` and the SSE2 fences; none of them accesses memory.
         unsafe {
             _mm_mfence();
             _mm_lfence();
@@ -84,10 +84,11 @@ mod ticks {
         }
     }
 
-    /// All loads before are done; nothing after has begun.
+    /// Reads the counter after all earlier loads are complete and before any later instruction starts.
     #[inline]
     pub(super) fn end() -> u64 {
-        // SAFETY: as above. `rdtscp` would save a fence, but not every processor has it.
+        // SAFETY: every x86-64 processor has `rdtsc` and `lfence`; neither accesses memory. (`rdtscp` would save a
+        // fence, but not every processor has it.)
         unsafe {
             _mm_lfence();
             let now = _rdtsc();
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_known_without_the_cost_of_the_clock() {
+    fn an_interval_excludes_the_cost_of_the_clock() {
         let clock = Clock { ns_per_tick: 0.5, empty_ticks: 40, step_ticks: 2 };
         assert_eq!([clock.ns(140), clock.ns(40), clock.ns(10)], [50.0, 0.0, 0.0]);
         assert_eq!(clock.timer(), Timer { cost_ns: 20.0, step_ns: 1.0 });
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_what_divides_all_readings() {
+    fn the_step_is_the_greatest_common_divisor_of_the_readings() {
         assert_eq!([30, 42, 54].into_iter().fold(0, greatest_common_divisor), 6);
     }
 }

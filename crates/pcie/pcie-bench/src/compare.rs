@@ -1,59 +1,59 @@
-//! Two sets of results side by side.
+//! Compares two sets of results.
 
 use pcie::result::{Outcome, TestResult};
 use pcie::test::Test;
 use serde::Serialize;
 
-/// A figure of both sets.
+/// One figure of a test that is in both sets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// What was asked of both; samples and seed are those of the first.
+    /// The test; samples and seed are those of the first set.
     #[serde(flatten)]
     pub test: Test,
-    /// The first's device.
+    /// Device of the first set.
     pub device_a: String,
-    /// The second's device.
+    /// Device of the second set.
     pub device_b: String,
-    /// Which figure, as in the results: `p50_ns`, `gbps` and so on.
+    /// Name of the figure, as in the results: `p50_ns`, `gbps` and so on.
     pub figure: &'static str,
-    /// The first's.
+    /// Value of the first set.
     pub a: f64,
-    /// The second's.
+    /// Value of the second set.
     pub b: f64,
-    /// Second less first, in the figure's unit.
+    /// Second minus first, in the unit of the figure.
     pub difference: f64,
-    /// The same in percent of the first; none of zero.
+    /// Difference in percent of the first value; absent if that is zero.
     pub percent: Option<f64>,
 }
 
-/// All that two sets say about each other.
+/// The comparison of two sets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Figures of tests that both have, in the first's order.
+    /// Figures of the tests that are in both sets, in the order of the first.
     pub differences: Vec<Difference>,
-    /// How many results of the first met none of the second.
+    /// Number of results of the first set whose test is not in the second.
     pub only_a: usize,
-    /// How many results of the second met none of the first.
+    /// Number of results of the second set whose test is not in the first.
     pub only_b: usize,
 }
 
-/// Compares every result of `a` with every one of `b` that answers the same test.
+/// Compares every result of `a` with every result of `b` for the same test.
 pub fn compare(a: &[TestResult], b: &[TestResult]) -> Comparison {
     let mut comparison = Comparison::default();
-    let mut met = vec![false; b.len()];
+    let mut is_matched = vec![false; b.len()];
     for one in a {
-        let mut alone = true;
-        for (other, met) in b.iter().zip(&mut met).filter(|(other, _)| is_same(&one.test, &other.test)) {
-            (alone, *met) = (false, true);
+        let mut is_only = true;
+        for (other, matched) in b.iter().zip(&mut is_matched).filter(|(other, _)| is_same(&one.test, &other.test)) {
+            (is_only, *matched) = (false, true);
             comparison.differences.extend(differences(one, other));
         }
-        comparison.only_a += usize::from(alone);
+        comparison.only_a += usize::from(is_only);
     }
-    comparison.only_b = met.into_iter().filter(|met| !met).count();
+    comparison.only_b = is_matched.into_iter().filter(|matched| !matched).count();
     comparison
 }
 
-/// Whether the same is asked, however often and whatever is random.
+/// Returns whether two tests are equal apart from samples and seed.
 fn is_same(one: &Test, other: &Test) -> bool {
     Test { samples: one.samples, seed: one.seed, ..other.clone() } == *one
 }
@@ -97,7 +97,7 @@ mod tests {
     use crate::testing::{bandwidth, latency};
 
     #[test]
-    fn results_of_the_same_test_are_compared_whatever_their_samples_and_seed() {
+    fn results_of_the_same_test_are_compared_regardless_of_samples_and_seed() {
         let a = [bandwidth("hsw", 64, 20.0), bandwidth("hsw", 128, 40.0)];
         let mut b = [bandwidth("sim:hsw", 64, 21.0), bandwidth("sim:hsw", 256, 50.0)];
         (b[0].test.samples, b[0].test.seed) = (5, 6);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_of_a_latency_is_compared_that_both_know() {
+    fn every_latency_figure_that_both_sets_have_is_compared() {
         let (a, mut b) = (latency("hsw", 64, 600.0), latency("sim:hsw", 64, 606.0));
         let Outcome::Latency(second) = &mut b.outcome else { panic!("a latency") };
         second.p99_ns = None;

@@ -1,95 +1,64 @@
-//! What the benchmark asks of a device, and how a device is named.
+//! The interface that every device of the benchmark implements.
 
 use pcie::link::Link;
 use pcie::result::Provenance;
 use pcie::test::Test;
 
-use crate::cuda::Cuda;
-use crate::error::{Error, Result};
-use crate::memory::{Memory, Pages};
-use crate::pci::Pci;
-use crate::simulated::Simulated;
+use crate::error::Result;
 
-/// What a device is.
+/// Describes a device.
 #[derive(Clone, Debug)]
-pub struct About {
-    /// As on the command line.
+pub struct DeviceInfo {
+    /// Name of the device on the command line.
     pub name: String,
-    /// Host, device and link in words, as far as known.
-    pub words: String,
-    /// Where its numbers come from.
+    /// Description of host, device and link, as far as known.
+    pub description: String,
+    /// Where the figures come from.
     pub provenance: Provenance,
     /// The link, where it is known.
     pub link: Option<Link>,
 }
 
-/// The timer that latencies are taken with.
+/// Properties of the timer that measures latencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timer {
-    /// What reading it costs; already subtracted from what a device reports.
+    /// Cost of a reading; it is already subtracted from the latencies that a device reports.
     pub cost_ns: f64,
-    /// Its step.
+    /// Resolution: all readings are multiples of it.
     pub step_ns: f64,
 }
 
-/// Something that reads and writes memory across a link, or stands for it.
+/// A device that reads and writes memory across a link, or a model of one.
 pub trait Device: Send {
-    /// What it is.
-    fn about(&self) -> &About;
+    /// Returns the description of the device.
+    fn info(&self) -> &DeviceInfo;
 
-    /// Whether it can do a test, which is possible as such.
+    /// Checks whether the device can run `test`, which is valid in itself.
     ///
     /// # Errors
-    /// What it cannot do, and what to ask instead.
+    /// Names what the device cannot do, and the alternative.
     fn check(&self, test: &Test) -> Result<()>;
 
-    /// Makes everything ready: memory, clocks, warm-up. What a cache must hold before each visit is the run's affair,
-    /// because a visit changes it.
+    /// Prepares memory and clocks, and warms up. The state of the caches is set during the run, because a run changes
+    /// it.
     ///
     /// # Errors
-    /// What the machine refused.
+    /// Names the resource that the machine refused.
     fn prepare(&mut self, test: &Test) -> Result<()>;
 
-    /// Its timer, known once a test is prepared.
+    /// Returns the properties of the timer, which are known once a test is prepared.
     fn timer(&self) -> Timer;
 
-    /// Takes `test.samples` latencies, in nanoseconds, and hands them over in order.
+    /// Measures `test.samples` latencies and passes them to `sink` in order, in nanoseconds.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// Names the operation that failed.
     fn latencies(&mut self, test: &Test, sink: &mut (dyn FnMut(f64) + Send)) -> Result<()>;
 
-    /// Makes `test.samples` transfers and returns the nanoseconds they took together; of a read-and-write test, so
-    /// many in each direction.
+    /// Makes `test.samples` transfers, or as many in each direction of a read-and-write test, and returns the
+    /// nanoseconds they took in total.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// Names the operation that failed.
     fn bandwidth(&mut self, test: &Test) -> Result<f64>;
-}
-
-/// What only some devices ask.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DeviceOptions {
-    /// Pages of `memory`.
-    pub pages: Pages,
-    /// The BAR of `pci:`.
-    pub bar: Option<u8>,
-    /// Whether what the BAR holds may be overwritten.
-    pub may_overwrite: bool,
-}
-
-/// Opens a device by its name: `sim:SYSTEM`, `memory`, `pci:ADDRESS`, `cuda:N`.
-///
-/// # Errors
-/// An unknown name, or a device that is not there.
-pub fn open(name: &str, options: DeviceOptions) -> Result<Box<dyn Device>> {
-    match name.split_once(':') {
-        None if name == "memory" => Ok(Box::new(Memory::open(options.pages)?)),
-        Some(("cuda", index)) => Ok(Box::new(Cuda::open(index)?)),
-        Some(("pci", address)) => Ok(Box::new(Pci::open(address, options.bar, options.may_overwrite)?)),
-        Some(("sim", system)) => Ok(Box::new(Simulated::open(system)?)),
-        _ => Error::wrong_use(format!(
-            "device '{name}' is not known; choose sim:SYSTEM, memory, pci:ADDRESS (as 0000:00:04.0) or cuda:N"
-        )),
-    }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, in one line that names the thing, the value and the remedy.
+//! Errors of one line each, which names the thing, the value and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,35 +12,36 @@ pub enum Error {
     /// An invalid test on any device.
     #[error(transparent)]
     Test(#[from] TestError),
-    /// The user's words: a name, a value, a combination that a device cannot do, a file that is not what it should be.
+    /// An invalid argument: a name, a value, a combination that a device does not support, or a file of the wrong form.
     #[error("{0}")]
     WrongUse(String),
-    /// A device that is there failed.
+    /// An existing device failed.
     #[error("{0}")]
     Failed(String),
-    /// The operating system refused.
-    #[error("{what}: {answer}")]
+    /// A system call failed.
+    #[error("{what}: {error}")]
     System {
-        /// What was tried, on what.
+        /// The operation and its object.
         what: String,
-        /// What it said: part of the line, so no source of this error, which would be printed once more.
-        answer: io::Error,
+        /// The error of the system. It is part of the message and therefore not a `source`, which would be printed
+        /// again.
+        error: io::Error,
     },
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error("cannot access {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Shorthand.
+/// Result with the error of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether the remedy is another command line (exit code 2) rather than another machine (exit code 1).
+    /// Returns whether the remedy is another command line (exit code 2) rather than another machine (exit code 1).
     pub fn is_wrong_use(&self) -> bool {
         matches!(self, Self::Test(_) | Self::WrongUse(_) | Self::File { .. })
     }
@@ -53,7 +54,7 @@ impl Error {
         Err(Self::Failed(text.into()))
     }
 
-    pub(crate) fn system(what: impl Into<String>, answer: impl Into<io::Error>) -> Self {
-        Self::System { what: what.into(), answer: answer.into() }
+    pub(crate) fn system(what: impl Into<String>, error: impl Into<io::Error>) -> Self {
+        Self::System { what: what.into(), error: error.into() }
     }
 }

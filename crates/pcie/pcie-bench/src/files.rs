@@ -1,4 +1,4 @@
-//! Results in files: one object, or a list of them.
+//! Reads and writes files of results: one object, or a list of them.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// Reads the results of a file.
+/// Reads the results in a file.
 ///
 /// # Errors
-/// Names the file, and the result that is not one.
+/// Names the file, and the number of the invalid result.
 pub fn read(path: &Path) -> Result<Vec<TestResult>> {
     let text = fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
     let bad = |why: String| Error::WrongUse(format!("{}: {why}", path.display()));
@@ -35,10 +35,10 @@ fn one(row: Value) -> std::result::Result<TestResult, String> {
     }
 }
 
-/// Results as JSON: one is an object in a line, several are a list with one a line.
+/// Returns results as a JSON list with one result a line.
 ///
 /// # Errors
-/// For a number that JSON cannot write.
+/// A number that JSON cannot represent.
 pub fn json(results: &[TestResult]) -> Result<String> {
     let line = |result| serde_json::to_string(result).map_err(|error| Error::Failed(format!("writing JSON: {error}")));
     let lines = results.iter().map(line).collect::<Result<Vec<_>>>()?;
@@ -58,14 +58,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_alone_or_in_a_list() {
+    fn a_result_is_read_alone_or_in_a_list() {
         let results = vec![bandwidth("sim:a", 64, 10.0), bandwidth("sim:a", 128, 20.0)];
         assert_eq!(read_text(&json(&results).unwrap()).unwrap(), results);
         assert_eq!(read_text(&serde_json::to_string(&results[1]).unwrap()).unwrap(), results[1..]);
     }
 
     #[test]
-    fn what_is_no_result_is_named_with_its_file_and_place() {
+    fn an_invalid_result_is_named_with_its_file_and_number() {
         let good = serde_json::to_string(&bandwidth("sim:a", 64, 10.0)).unwrap();
         for (text, words) in [
             ("", "not JSON"),

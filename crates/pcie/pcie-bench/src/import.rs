@@ -1,9 +1,9 @@
-//! The data published with the paper (repository pcie-bench/data), as results.
+//! Imports the data published with the pcie-bench paper (repository pcie-bench/data) as results.
 //!
-//! A folder is a system in one configuration, and its name says which: `-iommu` is with superpages, `-iommu-nosp` with
-//! pages of 4 KB, `-s0-s1-s1` the sockets of device, memory and the controlling process. Columns are named in each
-//! file's first line; the one headed GB/s holds Gb/s. Distributions lie beside their figures in `*_cdf.csv`, block by
-//! block in the order of the rows.
+//! A folder is a system in one configuration, which its name states: `-iommu` means superpages, `-iommu-nosp` pages of
+//! 4 KB, and `-s0-s1-s1` the sockets of device, memory and the controlling process. The first line of each file names
+//! the columns; the column headed GB/s contains Gb/s. The distributions of a file are in `*_cdf.csv` next to it, one
+//! block for each row, in the same order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,24 +15,25 @@ use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use crate::error::{Error, Result};
 use crate::statistics::{quantile_of_cdf, trimmed_average};
 
-/// All latencies are multiples of 16 cycles of 1.2 GHz.
+/// All latencies are multiples of 16 cycles at 1.2 GHz.
 const TIMER_STEP_NS: f64 = 40.0 / 3.0;
 
-/// What was read.
+/// The imported results.
 #[derive(Debug, Default)]
 pub struct Imported {
-    /// The results, file by file in the order of their names.
+    /// Results in the order of file names and rows.
     pub results: Vec<TestResult>,
-    /// Rows in a cache state that this program does not know (`DThrash`: thrashed by the device).
-    pub rows_left_out: usize,
+    /// Number of rows skipped because this program does not model their cache state (`DThrash`: thrashed by the
+    /// device).
+    pub rows_skipped: usize,
 }
 
 type Row<T> = std::result::Result<T, String>;
 
-/// Reads a file, all files of a folder, or of the folders in it.
+/// Reads a file, or all files of a folder and of the folders in it.
 ///
 /// # Errors
-/// Names the file and the line that is not as published.
+/// Names the file and the line that do not have the published form.
 pub fn import(path: &Path) -> Result<Imported> {
     let mut imported = Imported::default();
     for file in files(path)? {
@@ -44,7 +45,7 @@ pub fn import(path: &Path) -> Result<Imported> {
     Ok(imported)
 }
 
-/// The files to read: distributions come along with their figures.
+/// Lists the files of figures, which are read together with their distributions.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let access = |source| Error::File { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(access)?.is_dir() {
@@ -71,7 +72,7 @@ fn read_file(path: &Path, imported: &mut Imported) -> Result<()> {
     let (_, head) = lines.next().unwrap_or_default();
     let columns = Columns::of(head).map_err(|why| bad(1, why))?;
     let system = System::of(path);
-    let mut distributions = distributions_beside(path)?.into_iter();
+    let mut distributions = read_distributions(path)?.into_iter();
     for (number, line) in lines.filter(|(_, line)| !line.is_empty()) {
         let cells = Cells { columns: &columns, cells: line.split(',').collect() };
         let cdf = distributions.next().unwrap_or_default();
@@ -80,7 +81,7 @@ fn read_file(path: &Path, imported: &mut Imported) -> Result<()> {
                 result.test.check().map_err(|error| bad(number, error.to_string()))?;
                 imported.results.push(result);
             }
-            None => imported.rows_left_out += 1,
+            None => imported.rows_skipped += 1,
         }
     }
     Ok(())
@@ -90,25 +91,25 @@ fn read_text(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-/// The blocks of `X_cdf.csv` beside `X.csv`; none without such a file.
-fn distributions_beside(path: &Path) -> Result<Vec<Vec<(f64, f64)>>> {
+/// Returns the blocks of `X_cdf.csv` next to `X.csv`; none if there is no such file.
+fn read_distributions(path: &Path) -> Result<Vec<Vec<(f64, f64)>>> {
     let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-    let beside = path.with_file_name(format!("{name}_cdf.csv"));
-    if !beside.exists() {
+    let cdf_path = path.with_file_name(format!("{name}_cdf.csv"));
+    if !cdf_path.exists() {
         return Ok(Vec::new());
     }
     let mut blocks: Vec<Vec<(f64, f64)>> = Vec::new();
-    for (index, line) in read_text(&beside)?.lines().enumerate().skip(1) {
+    for (index, line) in read_text(&cdf_path)?.lines().enumerate().skip(1) {
         let cells: Vec<&str> = line.trim().split(',').collect();
         let point = match cells[..] {
             [_, ns, share] => ns.parse().ok().zip(share.parse().ok()),
             _ => None,
         };
         let Some((ns, share)) = point else {
-            let place = format!("{}:{}", beside.display(), index + 1);
-            return Error::wrong_use(format!("{place}: '{line}' is not cycles, nanoseconds and a share"));
+            let location = format!("{}:{}", cdf_path.display(), index + 1);
+            return Error::wrong_use(format!("{location}: '{line}' is not cycles, nanoseconds and a share"));
         };
-        // Each block begins with its smallest latency at a share of nothing.
+        // Each block begins with its smallest latency and a share of zero.
         if share == 0.0 {
             blocks.push(Vec::new())
         } else if let Some(block) = blocks.last_mut() {
@@ -118,7 +119,7 @@ fn distributions_beside(path: &Path) -> Result<Vec<Vec<(f64, f64)>>> {
     Ok(blocks)
 }
 
-/// What a folder's name and the list of its devices say.
+/// The configuration that a folder's name and its device list describe.
 struct System {
     name: String,
     folder: String,
@@ -149,7 +150,7 @@ impl System {
     }
 }
 
-/// The link of the Netronome device in what `lspci -vv` printed.
+/// Returns the link of the Netronome device in the output of `lspci -vv`.
 fn link_of(devices: &str) -> Option<Link> {
     let mut blocks = devices.split("\n\n");
     let block = blocks.find(|block| block.contains("Netronome") && block.contains("LnkSta:"))?;
@@ -159,7 +160,7 @@ fn link_of(devices: &str) -> Option<Link> {
         digits.parse::<u32>().ok()
     };
     let status = block.lines().find(|line| line.contains("LnkSta:"))?;
-    // The limits in use stand in DevCtl, on the line with the request limit; DevCap names those possible.
+    // DevCtl holds the limits in use, on the line with the request limit; DevCap holds the supported ones.
     let control = block.lines().find(|line| line.contains("MaxReadReq"))?;
     let generation = match number_after(status, "Speed")? {
         2 => 1,
@@ -177,17 +178,17 @@ fn link_of(devices: &str) -> Option<Link> {
     })
 }
 
-/// Where each column is.
+/// The names of the columns, in order.
 struct Columns(Vec<String>);
 
 impl Columns {
     fn of(head: &str) -> Row<Self> {
         if head.starts_with("cycles,ns,cdf") {
-            return Err("distributions only; import the file of figures that lies beside it".to_owned());
+            return Err("distributions only; import the file of figures next to it".to_owned());
         }
         let columns: Vec<String> = head.split(',').map(|name| name.trim().to_owned()).collect();
         let is_known = ["Test", "PAT", "Cache", "HO", "DO", "WinSZ", "SZ"].iter().eq(columns.iter().take(7));
-        if is_known { Ok(Self(columns)) } else { Err("not a file of pcie-bench: its columns are others".to_owned()) }
+        if is_known { Ok(Self(columns)) } else { Err("not a file of pcie-bench: it has other columns".to_owned()) }
     }
 }
 
@@ -208,14 +209,14 @@ impl Cells<'_> {
         let number: Option<f64> = text.parse().ok();
         number
             .filter(|number| number.is_finite() && *number >= 0.0)
-            .ok_or_else(|| format!("{column} is '{text}', no number"))
+            .ok_or_else(|| format!("{column} is '{text}', which is not a number"))
     }
 
     fn bytes(&self, column: &str) -> Row<u32> {
         Ok(self.number(column)? as u32)
     }
 
-    /// The result of this row; `None` in an unknown cache state.
+    /// Returns the result of this row; `None` if this program does not model its cache state.
     fn result(&self, system: &System, cdf: Vec<(f64, f64)>) -> Row<Option<TestResult>> {
         let Some(cache) = self.cache()? else { return Ok(None) };
         let (kind, engine, engine_words) = self.kind()?;
@@ -261,7 +262,7 @@ impl Cells<'_> {
         }
     }
 
-    /// What is measured, and by which engine of the device.
+    /// Returns the kind of test, and the name and description of the device's engine.
     fn kind(&self) -> Row<(Kind, &'static str, &'static str)> {
         const DMA: (&str, &str) = ("dma", "by its DMA engine");
         const COMMAND: (&str, &str) = ("cmd", "by direct commands of a core");
@@ -278,8 +279,8 @@ impl Cells<'_> {
         Ok((kind, engine, words))
     }
 
-    /// `TAvg` is not taken over: it lies above the 99.9th percentile and is the time of a whole loop, not a trimmed
-    /// mean. That and the 99th percentile come from the distribution, where there is one.
+    /// `TAvg` is not imported: it is above the 99.9th percentile, because it is the time of a whole loop and not a
+    /// trimmed mean. The trimmed mean and the 99th percentile come from the distribution, if there is one.
     fn latency(&self, cdf: Vec<(f64, f64)>) -> Row<Latency> {
         Ok(Latency {
             average_ns: self.number("Avg(ns)")?,
@@ -332,10 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn bandwidths_are_read_and_unknown_cache_states_counted() {
+    fn bandwidths_are_read_and_rows_of_unknown_cache_states_are_counted() {
         let imported = import_as("hsw-Xeon_x-iommu-nosp", &[("bw.csv", BANDWIDTHS)]).unwrap();
         let [read, write] = &imported.results[..] else { panic!("{imported:?}") };
-        assert_eq!((imported.rows_left_out, read.device.as_str()), (1, "published:hsw-dma"));
+        assert_eq!((imported.rows_skipped, read.device.as_str()), (1, "published:hsw-dma"));
         let Outcome::Bandwidth(bandwidth) = &read.outcome else { panic!("{read:?}") };
         assert_eq!((bandwidth.gbps, bandwidth.elapsed_ns), (28.649691381440157, 149913213.33333334));
         assert_eq!((read.test.iommu, read.test.numa, read.test.order), (Iommu::Pages4K, Numa::Local, Order::Random));
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_have_their_distributions_beside_them() {
+    fn latencies_are_read_with_their_distributions() {
         let files = [("lat_details.csv", LATENCIES), ("lat_details_cdf.csv", CDF)];
         let imported = import_as("ib-Xeon_dell-s0-s1-s1", &files).unwrap();
         let [first, second] = &imported.results[..] else { panic!("{imported:?}") };
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_published_is_named_with_its_line() {
+    fn a_deviation_from_the_published_form_is_named_with_its_line() {
         let head = BANDWIDTHS.lines().next().unwrap();
         for (text, words) in [
             (String::new(), "1: not a file of pcie-bench"),
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_link_is_the_one_in_use_not_the_one_possible() {
+    fn the_link_is_the_one_in_use_not_the_supported_one() {
         let text = "02:00.0 Co-processor: Netronome Systems, Inc. Device 6000\n\
                     \tDevCap: MaxPayload 2048 bytes\n\tDevCtl: x\n\t\tMaxPayload 128 bytes, MaxReadReq 512 bytes\n\
                     \tLnkCap: Port #0, Speed 8GT/s, Width x8\n\tLnkSta: Speed 5GT/s, Width x4, TrErr-\n\n03:00.0 x\n";

@@ -1,11 +1,11 @@
-//! This machine's own memory as the link: one core plays the device, another the host, and loads and stores are the
-//! transfers.
+//! This machine's own memory as the device under test: one core models the device, another the host, and loads and
+//! stores are the transfers.
 //!
-//! What a core loads stays in its caches, which no DMA engine has. So the state that a test asks for is made anew
-//! before each pass over the window, in which every unit is visited once.
+//! A core caches what it loads, whereas a DMA engine has no cache. Therefore the state that a test requires is set
+//! before each pass over the window, and a pass visits every unit once.
 
-mod handover;
-mod place;
+mod mailbox;
+mod placement;
 mod topology;
 mod window;
 
@@ -16,34 +16,34 @@ use pcie::result::Provenance;
 use pcie::test::{Cache, Iommu, Kind, LINE_BYTES, Numa, PAGE_BYTES, Test};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::cache_lines;
 use crate::clock::Clock;
-use crate::device::{About, Device, Timer};
+use crate::device::{Device, DeviceInfo, Timer};
 use crate::error::{Error, Result};
-use crate::lines;
 use crate::order::Visits;
-use handover::{Handover, Job};
-use place::Place;
+use mailbox::{Mailbox, Request};
+use placement::PagePlacement;
 use topology::{Roles, Topology};
 use window::Window;
 
 pub use window::Pages;
 
-/// What is touched to drive a window out of the caches, as published.
+/// Bytes touched to evict the window from the caches, as in the published benchmark.
 const THRASHED_BYTES: usize = 64 << 20;
-/// Transfers timed together.
+/// Number of transfers that are timed together.
 const BATCH: usize = 256;
 
-/// The device.
+/// The device `memory`.
 pub struct Memory {
-    about: About,
-    /// What is true of every test.
+    info: DeviceInfo,
+    /// The part of the description that does not depend on the test.
     machine: String,
     pages: Pages,
     topology: Topology,
     ready: Option<Ready>,
 }
 
-/// What a prepared test needs.
+/// State of a prepared test.
 struct Ready {
     clock: Clock,
     window: Window,
@@ -51,43 +51,43 @@ struct Ready {
 }
 
 impl Memory {
-    /// This machine.
+    /// Opens the memory of this machine.
     ///
     /// # Errors
-    /// None yet: what is missing depends on the test.
+    /// None: whether resources are missing depends on the test.
     pub fn open(pages: Pages) -> Result<Self> {
         let machine =
             format!("loads and stores of one core, a second core as the host; {}", Machine::describe(None).words());
         let name = "memory".to_owned();
-        let about = About { name, words: machine.clone(), provenance: Provenance::Measured, link: None };
-        Ok(Self { about, machine, pages, topology: Topology::of_this_machine(), ready: None })
+        let info = DeviceInfo { name, description: machine.clone(), provenance: Provenance::Measured, link: None };
+        Ok(Self { info, machine, pages, topology: Topology::of_this_machine(), ready: None })
     }
 
-    /// Where a window lies, which must be where it was asked for.
-    fn place(&self, window: &Window, roles: Roles) -> Result<Place> {
-        window.place((self.topology.count() > 1).then_some(roles.memory_node))
+    /// Returns the page placement of a window, if it is the one that the test requires.
+    fn placement(&self, window: &Window, roles: Roles) -> Result<PagePlacement> {
+        window.placement((self.topology.count() > 1).then_some(roles.memory_node))
     }
 
-    /// Whether the window still lies where it did: the kernel may move pages.
-    fn check_place(&self) -> Result<()> {
+    /// Checks that the kernel has not moved the pages of the window.
+    fn check_placement(&self) -> Result<()> {
         let Some(ready) = &self.ready else { return Ok(()) };
-        self.place(&ready.window, ready.roles).map(|_| ())
+        self.placement(&ready.window, ready.roles).map(|_| ())
     }
 
-    /// Runs `work` on the device's core while the host's serves.
+    /// Runs `work` on the device core while the host core serves requests.
     fn on_cores<T: Send>(&self, test: &Test, work: impl FnOnce(&mut Pass<'_>) -> Result<T> + Send) -> Result<T> {
         let Some(ready) = &self.ready else { return Error::failed("memory: run before it was prepared") };
-        let handover = Handover::default();
+        let mailbox = Mailbox::default();
         std::thread::scope(|scope| {
             let host = scope.spawn(|| {
                 pin(ready.roles.host_core)?;
-                handover.serve(&ready.window, test.size_bytes as usize);
+                mailbox.serve(&ready.window, test.size_bytes as usize);
                 Ok(())
             });
             let device = scope.spawn(|| {
-                let _closes = handover::Closes(&handover);
+                let _close = mailbox::CloseOnDrop(&mailbox);
                 pin(ready.roles.device_core)?;
-                work(&mut Pass::new(test, ready, &handover))
+                work(&mut Pass::new(test, ready, &mailbox))
             });
             let done = joined(device);
             joined(host).and(done)
@@ -99,7 +99,7 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> 
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Keeps this thread on a core.
+/// Pins this thread to a core.
 fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
@@ -107,20 +107,20 @@ fn pin(core: usize) -> Result<()> {
 }
 
 impl Device for Memory {
-    fn about(&self) -> &About {
-        &self.about
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn check(&self, test: &Test) -> Result<()> {
         if test.iommu != Iommu::Off {
             return Error::wrong_use(
-                "memory: --iommu does not apply, loads and stores pass no IOMMU; \
+                "memory: --iommu does not apply, because loads and stores pass no IOMMU; \
                  choose page sizes by --pages 4k|thp|2m|1g",
             );
         }
-        if test.cache == Cache::Cold && !lines::CAN_FLUSH {
+        if test.cache == Cache::Cold && !cache_lines::CAN_FLUSH {
             return Error::wrong_use(
-                "memory: --cache cold needs an instruction that this program has for x86-64 only; \
+                "memory: --cache cold needs an instruction that this program uses on x86-64 only; \
                  choose host-warm or device-warm",
             );
         }
@@ -128,13 +128,13 @@ impl Device for Memory {
     }
 
     fn prepare(&mut self, test: &Test) -> Result<()> {
-        self.ready = None; // a pool of pages may have no more than one window's
+        self.ready = None; // the pool of huge pages may be too small for two windows
         let roles = self.topology.roles(test.numa)?;
         let window = Window::map(test.window_bytes, self.pages)?;
         if self.topology.count() > 1 {
             window.prefer(roles.memory_node)?;
         }
-        // A page comes from the node of the core that touches it first.
+        // The kernel allocates a page on the node of the core that touches it first.
         let touched = &window;
         std::thread::scope(|scope| {
             let core = if test.numa == Numa::Remote { roles.host_core } else { roles.device_core };
@@ -144,10 +144,11 @@ impl Device for Memory {
                 Ok(())
             }))
         })?;
-        let place = self.place(&window, roles)?;
+        let placement = self.placement(&window, roles)?;
         let core = |core| format!("{core} (node {})", self.topology.node_of(core));
         let (device, host) = (core(roles.device_core), core(roles.host_core));
-        self.about.words = format!("{}; window {place}, device on core {device}, host on core {host}", self.machine);
+        self.info.description =
+            format!("{}; window {placement}, device on core {device}, host on core {host}", self.machine);
         self.ready = Some(Ready { clock: Clock::calibrated(), window, roles });
         Ok(())
     }
@@ -158,43 +159,43 @@ impl Device for Memory {
 
     fn latencies(&mut self, test: &Test, sink: &mut (dyn FnMut(f64) + Send)) -> Result<()> {
         self.on_cores(test, |pass| pass.latencies(sink))?;
-        self.check_place()
+        self.check_placement()
     }
 
     fn bandwidth(&mut self, test: &Test) -> Result<f64> {
         let elapsed_ns = self.on_cores(test, |pass| pass.bandwidth())?;
-        self.check_place()?;
+        self.check_placement()?;
         Ok(elapsed_ns)
     }
 }
 
-/// Passes over the window, seen from the device's core.
+/// The passes over the window, as executed by the device core.
 struct Pass<'a> {
     test: &'a Test,
     ready: &'a Ready,
-    handover: &'a Handover,
+    mailbox: &'a Mailbox,
     visits: Visits,
     number: u64,
-    /// Where in the device's memory transfers begin and end.
+    /// Memory of the device, in which transfers begin and end.
     buffer: Vec<u8>,
     buffer_start: usize,
 }
 
 impl<'a> Pass<'a> {
-    fn new(test: &'a Test, ready: &'a Ready, handover: &'a Handover) -> Self {
-        // Room to begin at a line, then at the offset.
+    fn new(test: &'a Test, ready: &'a Ready, mailbox: &'a Mailbox) -> Self {
+        // Space to begin at a line boundary, and then at the offset.
         let buffer = vec![0_u8; PAGE_BYTES as usize + 2 * LINE_BYTES as usize];
         let to_line = buffer.as_ptr().align_offset(LINE_BYTES as usize);
         let buffer_start = to_line + test.device_offset_bytes as usize;
-        Self { test, ready, handover, visits: Visits::of(test), number: 0, buffer, buffer_start }
+        Self { test, ready, mailbox, visits: Visits::of(test), number: 0, buffer, buffer_start }
     }
 
-    /// Begins a pass: brings the caches into the state that the test asks for.
+    /// Begins a pass: brings the caches into the state that the test requires.
     fn begin(&mut self) -> Result<()> {
         self.number += 1;
         let value = self.number as u8;
         match self.test.cache {
-            Cache::HostWarm => self.handover.ask(Job::Fill(value)).map(|_| ()),
+            Cache::HostWarm => self.mailbox.call(Request::Fill(value)).map(|_| ()),
             Cache::DeviceWarm => {
                 self.ready.window.fill(value);
                 Ok(())
@@ -228,7 +229,7 @@ impl<'a> Pass<'a> {
         self.ready.window.write(address, &self.buffer[bytes]);
     }
 
-    /// Takes the samples.
+    /// Measures the latencies.
     fn latencies(&mut self, sink: &mut dyn FnMut(f64)) -> Result<()> {
         let mut left = self.test.samples;
         while left > 0 {
@@ -249,13 +250,13 @@ impl<'a> Pass<'a> {
         }
         let stored = Clock::interval(|| {
             self.write(address);
-            fence(Ordering::SeqCst); // until every core sees it
+            fence(Ordering::SeqCst); // completes when the stores are visible to every core
         });
-        let loaded = self.handover.ask(Job::Load(address))?;
+        let loaded = self.mailbox.call(Request::Load(address))?;
         Ok(clock.ns(stored) + clock.ns(loaded))
     }
 
-    /// Makes the transfers and adds up what batches of them take.
+    /// Makes the transfers and returns the sum of the times of their batches.
     fn bandwidth(&mut self) -> Result<f64> {
         let directions = if self.test.test == Kind::BwRdwr { 2 } else { 1 };
         let mut left = self.test.samples * directions;
@@ -275,7 +276,7 @@ impl<'a> Pass<'a> {
         Ok(elapsed_ns)
     }
 
-    /// Makes one batch of transfers, the first of them number `first` of its pass.
+    /// Makes one batch of transfers, of which the first is number `first` of its pass.
     fn transfer(&mut self, addresses: &[u64], first: u64) {
         match self.test.test {
             Kind::BwWr => addresses.iter().for_each(|address| self.write(*address)),
@@ -287,12 +288,12 @@ impl<'a> Pass<'a> {
             _ => addresses.iter().for_each(|address| self.read(*address)),
         }
         if self.test.test != Kind::BwRd {
-            fence(Ordering::SeqCst); // the last stores belong to the time
+            fence(Ordering::SeqCst); // the measured time includes the last stores
         }
     }
 }
 
-/// Touches other memory, so that nothing else stays in the caches of this core.
+/// Touches other memory, to evict everything else from the caches of this core.
 fn thrash() {
     let mut other = vec![1_u8; THRASHED_BYTES];
     other.iter_mut().step_by(LINE_BYTES as usize).for_each(|byte| *byte = byte.wrapping_add(1));
@@ -311,10 +312,10 @@ mod tests {
     }
 
     #[test]
-    fn every_latency_test_brings_as_many_samples_as_asked_for() {
+    fn every_latency_test_yields_the_requested_number_of_samples() {
         for kind in [Kind::LatRd, Kind::LatWrrd] {
             for cache in [Cache::Cold, Cache::HostWarm, Cache::DeviceWarm] {
-                // Three passes over the window, the last one a part.
+                // Three passes over the window, of which the last is partial.
                 let test = Test { cache, samples: 300, ..test(kind) };
                 let result = run(&mut memory(), &test, true).unwrap();
                 let Outcome::Latency(latency) = result.outcome else { panic!("a latency") };
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bandwidth_test_brings_a_rate() {
+    fn every_bandwidth_test_yields_a_rate() {
         for kind in [Kind::BwRd, Kind::BwWr, Kind::BwRdwr] {
             for cache in [Cache::Cold, Cache::HostWarm, Cache::DeviceWarm] {
                 let test = Test { cache, samples: 20_000, device_offset_bytes: 3, ..test(kind) };
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_iommu_is_not_pretended() {
+    fn a_test_with_an_iommu_is_refused() {
         let test = Test { iommu: Iommu::Pages4K, ..test(Kind::BwRd) };
         let error = memory().check(&test).unwrap_err();
         assert!(error.is_wrong_use() && error.to_string().contains("--pages"), "{error}");

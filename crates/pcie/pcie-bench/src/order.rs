@@ -1,42 +1,42 @@
-//! In which order the units of a window are visited.
+//! The order in which the units of a window are visited.
 
 use pcie::test::{Order, Test};
 
-/// Rounds that make a permutation look random.
+/// Rounds of the Feistel network: enough for a permutation that looks random.
 const ROUNDS: u64 = 4;
 
-/// The order of visits over a window: each unit once a pass, each pass in another order when it is random.
+/// The order of visits: a pass visits each unit once, and in a random test each pass has another permutation.
 ///
-/// The permutation is calculated, not stored: a table would take a share of the caches that are measured.
+/// The permutation is computed, because a stored table would occupy a part of the measured caches.
 #[derive(Clone, Copy, Debug)]
 pub struct Visits {
     units: u64,
     order: Order,
-    /// Half the bits of the smallest even power of two that holds all units.
+    /// Half the bits of the smallest even power of two that is at least the number of units.
     half_bits: u32,
     seed: u64,
 }
 
 impl Visits {
-    /// Of a test.
+    /// Returns the visits of a test.
     pub fn of(test: &Test) -> Self {
         let bits = u64::BITS - (test.units() - 1).leading_zeros();
         Self { units: test.units(), order: test.order, half_bits: bits.div_ceil(2).max(1), seed: test.seed }
     }
 
-    /// Units of the window, each visited once a pass.
+    /// Returns the number of units in the window.
     pub fn units(&self) -> u64 {
         self.units
     }
 
-    /// The unit visited as number `index` of pass `pass`.
+    /// Returns the unit that visit `index` of pass `pass` goes to.
     pub fn unit(&self, pass: u64, index: u64) -> u64 {
         debug_assert!(index < self.units);
         if self.order == Order::Sequential {
             return index;
         }
-        // A permutation of at most four times as many numbers, walked until it comes back into the window: it must,
-        // because every cycle that leaves the window through a number enters it again.
+        // The permutation is of at most four times as many numbers, so it is applied until the result is a unit (cycle
+        // walking). That terminates: every cycle that leaves the range of units returns to it.
         let mut unit = self.permuted(pass, index);
         while unit >= self.units {
             unit = self.permuted(pass, unit);
@@ -44,7 +44,7 @@ impl Visits {
         unit
     }
 
-    /// A Feistel network: a permutation, whatever its round function is.
+    /// Applies a Feistel network, which is a permutation for every round function.
     fn permuted(&self, pass: u64, number: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
         let (mut left, mut right) = (number >> self.half_bits, number & mask);
@@ -56,7 +56,7 @@ impl Visits {
     }
 }
 
-/// SplitMix64's finish: every bit of the input moves every bit of the output.
+/// The finalizer of SplitMix64: every input bit affects every output bit.
 fn mixed(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_one_unit_is_visited_over_and_over() {
+    fn a_window_of_one_unit_is_visited_repeatedly() {
         let visits = Visits::of(&Test { window_bytes: 4096, size_bytes: 4096, ..test(Kind::LatRd) });
         assert_eq!((visits.units(), visits.unit(0, 0), visits.unit(7, 0)), (1, 0, 0));
     }
 
     #[test]
-    fn orders_differ_by_pass_and_seed_and_repeat_with_both() {
+    fn the_order_is_determined_by_pass_and_seed() {
         let with_seed = |seed| Visits::of(&Test { window_bytes: 1 << 16, seed, ..test(Kind::LatRd) });
         assert_eq!(pass(&with_seed(1), 0), pass(&with_seed(1), 0));
         assert_ne!(pass(&with_seed(1), 0), pass(&with_seed(1), 1));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_rarely_visited_in_turn() {
+    fn neighbours_are_rarely_visited_in_succession() {
         let visits = Visits::of(&Test { window_bytes: 1 << 20, seed: 3, ..test(Kind::LatRd) });
         let units = pass(&visits, 0);
         let neighbours = units.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == 1).count();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequential_test_goes_from_first_to_last() {
+    fn a_sequential_test_visits_units_in_address_order() {
         let visits = Visits::of(&Test { order: Order::Sequential, window_bytes: 1024, ..test(Kind::LatRd) });
         assert_eq!(pass(&visits, 5), (0..16).collect::<Vec<_>>());
     }

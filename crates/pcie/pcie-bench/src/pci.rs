@@ -1,7 +1,7 @@
-//! The BAR of a PCI device, through sysfs: this machine's core reads and writes the device's memory.
+//! The BAR of a PCI device, mapped through sysfs: a core of this machine reads and writes the device's memory.
 //!
-//! Accesses are whole words of 8 bytes, one after the other, so that their number and width are known. Writes go
-//! through the write-combined mapping where the kernel offers one.
+//! Accesses are words of 8 bytes, one after the other, so that their number and width are known. Bulk writes use the
+//! write-combined mapping if the kernel provides one.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -15,26 +15,26 @@ use pcie::test::{Cache, Iommu, Kind, Numa, PAGE_BYTES, Test};
 use volmem::{Mapping, Region};
 
 use crate::clock::Clock;
-use crate::device::{About, Device, Timer};
+use crate::device::{Device, DeviceInfo, Timer};
 use crate::error::{Error, Result};
 use crate::order::Visits;
 
-/// Where Linux shows what is on the bus, by addresses.
+/// The sysfs folder of PCI devices, which has an entry for each address.
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 const WORD_BYTES: u64 = 8;
-/// Of the kernel's resource flags: memory, not ports.
+/// Resource flag `IORESOURCE_MEM`: memory, not I/O ports.
 const FLAG_MEMORY: u64 = 0x200;
-/// Resources that are BARs; what follows is the expansion ROM and the windows of bridges.
+/// Number of resources that are BARs; the expansion ROM and the windows of bridges follow them.
 const BARS: usize = 6;
-/// In the configuration space: the command register and its bit that lets the device answer memory accesses.
+/// Offset of the command register in the configuration space, and its Memory Space Enable bit.
 const COMMAND_OFFSET: usize = 4;
 const COMMAND_MEMORY: u8 = 2;
-/// Transfers timed together.
+/// Number of transfers that are timed together.
 const BATCH: u64 = 256;
 
-/// The device.
+/// A BAR that is ready for tests.
 pub struct Pci {
-    about: About,
+    info: DeviceInfo,
     folder: PathBuf,
     bar: usize,
     bar_bytes: u64,
@@ -43,11 +43,11 @@ pub struct Pci {
 }
 
 impl Pci {
-    /// A BAR of the device at `address` (`0000:00:04.0`), the largest without a number. What it holds is overwritten
-    /// only with `may_write`.
+    /// Opens a BAR of the device at `address` (such as `0000:00:04.0`), by default the largest. Its contents are
+    /// overwritten only with `may_write`.
     ///
     /// # Errors
-    /// Names the device or BAR that is not there.
+    /// The device or the BAR does not exist, or the BAR cannot be mapped.
     pub fn open(address: &str, bar: Option<u8>, may_write: bool) -> Result<Self> {
         Self::open_in(Path::new(DEVICES), address, bar, may_write)
     }
@@ -58,7 +58,7 @@ impl Pci {
         let folder = devices.join(address);
         if !is_name || !folder.join("resource").exists() {
             return Error::wrong_use(format!(
-                "pci: there is no device '{address}'; lspci -D lists those there are, as in pci:0000:00:04.0"
+                "pci: there is no device '{address}'; lspci -D lists the devices; write one as pci:0000:00:04.0"
             ));
         }
         let bars = bars(&read(&folder.join("resource"))?);
@@ -80,19 +80,19 @@ impl Pci {
         let fact = |name: &str| read(&folder.join(name)).unwrap_or_default().trim().to_owned();
         let (speed, width) = (fact("current_link_speed"), fact("current_link_width"));
         let link = if speed.is_empty() { String::new() } else { format!("link {speed} x{width}, ") };
-        let words = format!(
+        let description = format!(
             "BAR {bar} of {}:{}, {link}accessed by words of 8 bytes; {}",
             fact("vendor"),
             fact("device"),
             Machine::describe(None).words()
         );
         let name = format!("pci:{address}");
-        // No link: what a link leaves for the transfers of a device is no bound for words that a core loads and stores.
-        let about = About { name, words, provenance: Provenance::Measured, link: None };
-        Ok(Self { about, folder, bar, bar_bytes, may_write, ready: None })
+        // No link: its limit for DMA transfers does not bound the words that a core loads and stores.
+        let info = DeviceInfo { name, description, provenance: Provenance::Measured, link: None };
+        Ok(Self { info, folder, bar, bar_bytes, may_write, ready: None })
     }
 
-    /// The mapping for a test: write-combined where it is to be written in bulk and the kernel offers that.
+    /// Returns the file to map for a test: the write-combined one for bulk writes, if the kernel provides it.
     fn file_for(&self, test: &Test) -> PathBuf {
         let combined = self.folder.join(format!("resource{}_wc", self.bar));
         let is_bulk = matches!(test.test, Kind::BwWr | Kind::BwRdwr);
@@ -104,7 +104,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-/// Number and bytes of each BAR with memory, from the text of `resource`.
+/// Returns number and size of each memory BAR, from the text of `resource`.
 fn bars(resource: &str) -> Vec<(usize, u64)> {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let bar = |(index, line): (usize, &str)| {
@@ -116,8 +116,8 @@ fn bars(resource: &str) -> Vec<(usize, u64)> {
 }
 
 impl Device for Pci {
-    fn about(&self) -> &About {
-        &self.about
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn check(&self, test: &Test) -> Result<()> {
@@ -136,7 +136,7 @@ impl Device for Pci {
                 && test.iommu == Iommu::Off
                 && test.numa == Numa::Local
                 && test.device_offset_bytes == 0,
-            "pci: --cache, --iommu, --numa and --device-offset do not apply to a BAR; leave them out".to_owned(),
+            "pci: --cache, --iommu, --numa and --device-offset do not apply to a BAR; omit them".to_owned(),
         )?;
         let reads = matches!(test.test, Kind::LatRd | Kind::BwRd);
         unless(
@@ -149,14 +149,14 @@ impl Device for Pci {
     }
 
     fn prepare(&mut self, test: &Test) -> Result<()> {
-        // A mapping takes on how one that is there already caches, so that goes first.
+        // Unmap first: a second mapping of the same memory would inherit the cache attributes of the first.
         self.ready = None;
         let config = self.folder.join("config");
         let command = fs::read(&config).map_err(|source| Error::File { path: config, source })?;
         if command.get(COMMAND_OFFSET).is_none_or(|byte| byte & COMMAND_MEMORY == 0) {
             let enable = self.folder.join("enable");
             return Error::failed(format!(
-                "pci: the device answers no memory accesses; as root: echo 1 > {}",
+                "pci: the device does not respond to memory accesses; as root: echo 1 > {}",
                 enable.display()
             ));
         }
@@ -203,7 +203,7 @@ impl Device for Pci {
             });
             elapsed_ns += clock.ns(ticks);
         }
-        // Posted writes are done when a read behind them is answered.
+        // A read that follows posted writes completes only after they have reached the device.
         let read_back = Clock::interval(|| {
             fence(Ordering::SeqCst);
             load(bar, test.address_of(0), WORD_BYTES as u32);
@@ -222,7 +222,7 @@ impl Pci {
     }
 }
 
-/// Where `visits` transfers begin, pass after pass.
+/// Returns the addresses of `visits` transfers, pass after pass.
 fn addresses(test: &Test, visits: u64) -> impl Iterator<Item = u64> {
     let order = Visits::of(test);
     (0..visits).map(move |visit| test.address_of(order.unit(visit / order.units(), visit % order.units())))
@@ -235,7 +235,7 @@ fn load(bar: &Region, address: u64, size_bytes: u32) {
     }
 }
 
-/// Stores the address of each word into it.
+/// Stores in each word its own address.
 #[inline]
 fn store(bar: &Region, address: u64, size_bytes: u32) {
     for offset in (0..u64::from(size_bytes)).step_by(WORD_BYTES as usize) {
@@ -250,7 +250,8 @@ mod tests {
     use crate::testing;
     use pcie::result::Outcome;
 
-    /// A folder like sysfs's, with a device that has a register BAR, ports and a memory BAR of 16 KiB.
+    /// Creates a folder like the one in sysfs, with a device that has a register BAR, I/O ports and a memory BAR of 16
+    /// KiB.
     fn device(command: u8) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("0000:00:04.0");
@@ -281,12 +282,12 @@ mod tests {
         }
         let written = fs::read(root.path().join("0000:00:04.0/resource2")).unwrap();
         let word = |at: usize| u64::from_le_bytes(written[at..at + 8].try_into().unwrap());
-        assert_eq!([word(8), word(8184), word(8192)], [8, 8184, 0], "the window is written, and nothing behind it");
+        assert_eq!([word(8), word(8184), word(8192)], [8, 8184, 0], "only the window is written");
     }
 
-    /// As in a sweep: each test has the mapping that is best for it.
+    /// As in a sweep: each test uses the mapping that suits it.
     #[test]
-    fn one_device_does_one_test_after_the_other() {
+    fn one_device_runs_several_tests() {
         let root = device(COMMAND_MEMORY);
         let file = |name: &str| root.path().join("0000:00:04.0").join(name);
         fs::write(file("resource2_wc"), vec![0; 16 << 10]).unwrap();
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bar_cannot_do_is_said_before_it_is_touched() {
+    fn an_unsupported_test_is_refused_before_the_bar_is_touched() {
         let root = device(COMMAND_MEMORY);
         let open = |may_write| Pci::open_in(root.path(), "0000:00:04.0", Some(2), may_write).unwrap();
         for (test, words) in [
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn a_missing_device_or_bar_is_named() {
         let root = device(0);
         let open = |address: &str, bar| Pci::open_in(root.path(), address, bar, false);
         for (address, bar, words) in [

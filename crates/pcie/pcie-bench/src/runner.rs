@@ -1,4 +1,4 @@
-//! One test on one device.
+//! Runs one test on one device.
 
 use pcie::result::{Bandwidth, Outcome, SCHEMA, TestResult};
 use pcie::test::Test;
@@ -10,7 +10,7 @@ use crate::statistics::Recorder;
 /// Checks, prepares and runs a test.
 ///
 /// # Errors
-/// Says what is wrong with the test, what the device cannot do, or what failed.
+/// Names what is invalid in the test, what the device does not support, or what failed.
 pub fn run(device: &mut dyn Device, test: &Test, raw: bool) -> Result<TestResult> {
     test.check()?;
     device.check(test)?;
@@ -22,13 +22,13 @@ pub fn run(device: &mut dyn Device, test: &Test, raw: bool) -> Result<TestResult
     } else {
         Outcome::Bandwidth(rate(test, device.bandwidth(test)?)?)
     };
-    let about = device.about();
+    let info = device.info();
     Ok(TestResult {
         schema: SCHEMA.to_owned(),
-        provenance: about.provenance,
-        device: about.name.clone(),
-        description: about.words.clone(),
-        link: about.link,
+        provenance: info.provenance,
+        device: info.name.clone(),
+        description: info.description.clone(),
+        link: info.link,
         test: test.clone(),
         outcome,
     })
@@ -36,7 +36,10 @@ pub fn run(device: &mut dyn Device, test: &Test, raw: bool) -> Result<TestResult
 
 fn rate(test: &Test, elapsed_ns: f64) -> Result<Bandwidth> {
     if elapsed_ns <= 0.0 {
-        return Error::failed(format!("{} transfers took no time the clock can see; raise --samples", test.samples));
+        return Error::failed(format!(
+            "{} transfers took less than the clock can measure; raise --samples",
+            test.samples
+        ));
     }
     let transfers_per_ns = test.samples as f64 / elapsed_ns;
     let gbps = transfers_per_ns * f64::from(test.size_bytes) * 8.0;
@@ -46,16 +49,16 @@ fn rate(test: &Test, elapsed_ns: f64) -> Result<Bandwidth> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{About, Timer};
+    use crate::device::{DeviceInfo, Timer};
     use crate::testing::test;
     use pcie::result::Provenance;
     use pcie::test::{Cache, Kind};
 
-    /// A device whose transfers take 10, 20, 10, 20 ... ns.
-    struct Steady(About, Vec<&'static str>);
+    /// A device whose transfers take alternately 10 and 20 ns.
+    struct Steady(DeviceInfo, Vec<&'static str>);
 
     impl Device for Steady {
-        fn about(&self) -> &About {
+        fn info(&self) -> &DeviceInfo {
             &self.0
         }
 
@@ -86,11 +89,14 @@ mod tests {
 
     fn steady() -> Steady {
         let name = "steady".to_owned();
-        Steady(About { name, words: "a test".into(), provenance: Provenance::Modelled, link: None }, Vec::new())
+        Steady(
+            DeviceInfo { name, description: "a test".into(), provenance: Provenance::Modelled, link: None },
+            Vec::new(),
+        )
     }
 
     #[test]
-    fn a_latency_test_brings_a_distribution() {
+    fn a_latency_test_yields_a_distribution() {
         let mut device = steady();
         let result = run(&mut device, &test(Kind::LatRd), true).unwrap();
         assert_eq!(device.1, ["prepare", "latencies"]);
@@ -101,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bandwidth_test_brings_a_rate() {
+    fn a_bandwidth_test_yields_a_rate() {
         let result = run(&mut steady(), &test(Kind::BwRd), false).unwrap();
         let Outcome::Bandwidth(bandwidth) = result.outcome else { panic!("a bandwidth") };
         assert!((bandwidth.gbps - 64.0 * 8.0 / 15.0).abs() < 1e-9, "{bandwidth:?}");
@@ -109,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_never_reaches_the_device() {
+    fn an_invalid_test_never_reaches_the_device() {
         let mut device = steady();
         let small = Test { window_bytes: 1024, size_bytes: 2048, ..test(Kind::BwRd) };
         assert!(run(&mut device, &small, false).unwrap_err().is_wrong_use());

@@ -1,50 +1,50 @@
-//! A host simulated in virtual time: `sim:hsw`.
+//! A simulated host in virtual time: `sim:hsw`.
 
 use pcie::host::{HostError, System};
 use pcie::result::Provenance;
 use pcie::test::{Numa, Test};
 
-use crate::device::{About, Device, Timer};
+use crate::device::{Device, DeviceInfo, Timer};
 use crate::error::{Error, Result};
 
-/// The device.
+/// A device in a simulated host.
 pub struct Simulated {
-    about: About,
+    info: DeviceInfo,
     system: System,
 }
 
 impl Simulated {
-    /// The system of this name, or of a parameter file (`NAME.toml`).
+    /// Opens the system of this name, or of a parameter file (`NAME.toml`).
     ///
     /// # Errors
-    /// When there is none.
+    /// There is no such system, or its file is invalid.
     pub fn open(system: &str) -> Result<Self> {
         let system =
             if system.ends_with(".toml") { of_file(system)? } else { System::named(system).map_err(refused)? };
-        let about = About {
+        let info = DeviceInfo {
             name: format!("sim:{}", system.name()),
-            words: system.description().to_owned(),
+            description: system.description().to_owned(),
             provenance: Provenance::Modelled,
             link: Some(*system.link()),
         };
-        Ok(Self { about, system })
+        Ok(Self { info, system })
     }
 }
 
-/// The system of a parameter file.
+/// Reads the system of a parameter file.
 fn of_file(path: &str) -> Result<System> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
     System::from_toml(path, &text).map_err(refused)
 }
 
-/// Whatever a simulation refuses, the remedy is another command line.
+/// Converts an error of the simulator: its remedy is always another command line.
 fn refused(error: HostError) -> Error {
     Error::WrongUse(error.to_string())
 }
 
 impl Device for Simulated {
-    fn about(&self) -> &About {
-        &self.about
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
     fn check(&self, test: &Test) -> Result<()> {
@@ -55,12 +55,12 @@ impl Device for Simulated {
         Ok(())
     }
 
-    /// The simulation brings its caches into the state asked for by itself.
+    /// Does nothing: the simulation sets the state of its caches itself.
     fn prepare(&mut self, _: &Test) -> Result<()> {
         Ok(())
     }
 
-    /// Reading it costs nothing in virtual time.
+    /// Returns a timer whose reading costs nothing in virtual time.
     fn timer(&self) -> Timer {
         Timer { cost_ns: 0.0, step_ns: self.system.parameters().device.timer_step_ns }
     }
@@ -83,7 +83,7 @@ mod tests {
     use pcie::test::Kind;
 
     #[test]
-    fn one_seed_brings_one_result() {
+    fn a_seed_determines_the_result() {
         let with_seed = |seed| {
             let test = Test { seed, samples: 5_000, ..test(Kind::LatRd) };
             run(&mut Simulated::open("hsw").unwrap(), &test, true).unwrap()
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_is_of_virtual_time() {
+    fn bandwidth_is_measured_in_virtual_time() {
         let test = Test { samples: 20_000, ..test(Kind::BwRd) };
         let run_once = || run(&mut Simulated::open("ib").unwrap(), &test, false).unwrap();
         assert_eq!(run_once(), run_once());

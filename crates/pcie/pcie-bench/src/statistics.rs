@@ -1,4 +1,4 @@
-//! What a test's latencies amount to.
+//! Summarises the latencies of a test.
 
 use pcie::result::Latency;
 use stats::Latencies;
@@ -6,10 +6,10 @@ use stats::Latencies;
 use crate::device::Timer;
 use crate::error::{Error, Result};
 
-/// The share left out at either end of a trimmed average.
+/// Share of samples that a trimmed average omits at each end.
 const TRIMMED_SHARE: f64 = 0.001;
 
-/// Takes latencies one by one. Memory does not grow with their number unless the raw samples are wanted.
+/// Records latencies one by one in bounded memory, unless the raw samples are kept.
 pub struct Recorder {
     latencies: Latencies,
     sum_ns: f64,
@@ -19,13 +19,13 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// With `raw`, every sample is kept.
+    /// Creates a recorder; with `raw` it keeps every sample.
     pub fn new(raw: bool) -> Self {
         let raw_ns = raw.then(Vec::new);
         Self { latencies: Latencies::new(), sum_ns: 0.0, min_ns: f64::INFINITY, max_ns: 0.0, raw_ns }
     }
 
-    /// Adds one; outliers count as all others do.
+    /// Adds a sample; outliers are not discarded.
     pub fn add(&mut self, ns: f64) {
         self.latencies.add(ns, 1);
         self.sum_ns += ns;
@@ -36,16 +36,16 @@ impl Recorder {
         }
     }
 
-    /// The figures of all samples.
+    /// Returns the figures of all samples.
     ///
     /// # Errors
-    /// Without a sample.
+    /// There is no sample.
     pub fn finish(self, timer: Timer) -> Result<Latency> {
         if self.latencies.samples() == 0 {
             return Error::failed("the device took no sample");
         }
         let cdf = self.latencies.cumulative();
-        // A histogram answers with the upper edge of a bucket; the extremes are known exactly.
+        // A histogram returns the upper edge of a bucket, whereas the extremes are known exactly.
         let quantile_ns = |quantile| self.latencies.quantile_ns(quantile).clamp(self.min_ns, self.max_ns);
         Ok(Latency {
             average_ns: self.sum_ns / self.latencies.samples() as f64,
@@ -64,7 +64,7 @@ impl Recorder {
     }
 }
 
-/// The mean of what lies between the trimmed ends of a distribution.
+/// Returns the mean of a distribution without [`TRIMMED_SHARE`] at each end.
 pub fn trimmed_average(cdf: &[(f64, f64)]) -> f64 {
     let (from, to) = (TRIMMED_SHARE, 1.0 - TRIMMED_SHARE);
     let mut below = 0.0_f64;
@@ -76,7 +76,7 @@ pub fn trimmed_average(cdf: &[(f64, f64)]) -> f64 {
     sum / (to - from)
 }
 
-/// The smallest latency that at least the share `quantile` of a distribution does not exceed.
+/// Returns the smallest latency that at least the share `quantile` of a distribution does not exceed.
 pub fn quantile_of_cdf(cdf: &[(f64, f64)], quantile: f64) -> Option<f64> {
     cdf.iter().find(|(_, share)| *share >= quantile).map(|(ns, _)| *ns)
 }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_average_counts_outliers_and_the_trimmed_one_does_not() {
+    fn the_average_includes_outliers_and_the_trimmed_average_does_not() {
         let latency = recorded(&[(600.0, 9995), (1_000_000.0, 5)], false);
         close(latency.average_ns, 1099.7);
         close(latency.trimmed_average_ns.unwrap(), 600.0);
@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn trimming_takes_a_share_of_a_value_when_it_must() {
+    fn trimming_can_omit_a_part_of_a_bucket() {
         close(trimmed_average(&[(100.0, 0.5), (200.0, 1.0)]), 150.0);
         close(trimmed_average(&[(0.0, 0.001), (100.0, 0.999), (9e9, 1.0)]), 100.0);
     }
 
     #[test]
-    fn quantiles_lie_between_the_extremes() {
+    fn quantiles_are_between_the_extremes() {
         let latency = recorded(&[(100.0, 94), (200.0, 4), (300.0, 2)], false);
         close(latency.p50_ns, 100.0);
         close(latency.p95_ns, 200.0);

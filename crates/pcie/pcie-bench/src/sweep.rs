@@ -1,4 +1,4 @@
-//! Many tests at once: every combination of lists of parameters, on every device.
+//! Sweeps: every combination of lists of parameters, on every device.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,69 +6,70 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pcie::result::{Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
-use crate::device::{self, Device, DeviceOptions};
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::registry::{self, DeviceOptions};
 use crate::runner;
 
-/// Combinations of one sweep at most.
+/// Largest number of combinations in a sweep.
 pub const TESTS_MAX: usize = 100_000;
 
-/// Lists of parameters: a sweep makes every combination, the last list varying first.
+/// Lists of parameters, of which a sweep runs every combination; the last list varies fastest.
 #[derive(Clone, Debug)]
 pub struct Grid {
     /// Names of devices.
     pub devices: Vec<String>,
-    /// What is measured.
+    /// Kinds of tests.
     pub tests: Vec<Kind>,
-    /// Where memory is.
+    /// Sockets of the memory.
     pub numas: Vec<Numa>,
-    /// How addresses are translated.
+    /// Modes of address translation.
     pub iommus: Vec<Iommu>,
-    /// What the caches hold.
+    /// States of the caches.
     pub caches: Vec<Cache>,
-    /// In which order units are visited.
+    /// Orders in which units are visited.
     pub orders: Vec<Order>,
     /// Sizes of transfers.
     pub sizes_bytes: Vec<u32>,
     /// Sizes of windows.
     pub windows_bytes: Vec<u64>,
-    /// Where in their units transfers begin.
+    /// Offsets of transfers in their units.
     pub host_offsets_bytes: Vec<u32>,
-    /// Where in its own line the device's buffer begins.
+    /// Offsets of the device's buffer in its cache line.
     pub device_offsets_bytes: Vec<u32>,
-    /// Latencies of a latency test.
+    /// Number of latencies that a latency test measures.
     pub latency_samples: u64,
-    /// Transfers of a bandwidth test.
+    /// Number of transfers that a bandwidth test makes.
     pub bandwidth_samples: u64,
-    /// Of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
 /// One test on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// What to do there.
+    /// The test to run on it.
     pub test: Test,
 }
 
-/// How jobs are run.
+/// Options of a sweep.
 #[derive(Clone, Copy, Debug)]
 pub struct SweepOptions {
-    /// What only some devices ask.
+    /// Options of the devices.
     pub device: DeviceOptions,
-    /// Simulations that run at a time.
+    /// Number of simulations that run in parallel.
     pub threads: usize,
-    /// Whether every sample is kept.
+    /// Whether results contain every sample.
     pub raw: bool,
 }
 
 impl Grid {
-    /// Every combination, in an order that depends on the lists alone.
+    /// Returns every combination, in an order that depends on the lists only.
     ///
     /// # Errors
-    /// If there are more than [`TESTS_MAX`].
+    /// There are more than [`TESTS_MAX`] combinations.
     pub fn jobs(&self) -> Result<Vec<Job>> {
         let count = [
             self.devices.len(),
@@ -85,7 +86,7 @@ impl Grid {
         let count = count.into_iter().fold(1_usize, usize::saturating_mul);
         if count > TESTS_MAX {
             return Error::wrong_use(format!(
-                "{count} combinations are too many for a sweep; ask for {TESTS_MAX} at most"
+                "{count} combinations are too many for a sweep; choose at most {TESTS_MAX}"
             ));
         }
         let mut jobs = self.each_kind();
@@ -120,7 +121,7 @@ impl Grid {
     }
 }
 
-/// Each job once for each value.
+/// Returns each job once for each value.
 fn varied<T: Copy>(jobs: Vec<Job>, values: &[T], set: impl Fn(&mut Test, T)) -> Vec<Job> {
     let with = |job: &Job, value: T| {
         let mut job = job.clone();
@@ -133,23 +134,24 @@ fn varied<T: Copy>(jobs: Vec<Job>, values: &[T], set: impl Fn(&mut Test, T)) -> 
         .collect()
 }
 
-/// Runs all jobs and returns their results in the order of the jobs. Simulations run side by side; what is measured on
-/// a real device runs alone, after them.
+/// Runs all jobs and returns their results in the order of the jobs. Simulations run in parallel; measurements on real
+/// devices run alone, after the simulations.
 ///
 /// # Errors
-/// Before anything runs: a test or a device that does not fit. Later: the first job that failed.
+/// A test that is invalid, or that its device does not support, before any job runs; otherwise the first job that
+/// failed.
 pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) -> Result<Vec<TestResult>> {
     let (mut simulated, mut measured) = (Vec::new(), Vec::new());
-    let mut open = Opened::default();
+    let mut open = DeviceCache::default();
     for (index, job) in jobs.iter().enumerate() {
         job.test.check()?;
         let device = open.get(&job.device, options.device)?;
         device.check(&job.test)?;
-        if device.about().provenance == Provenance::Measured { measured.push(index) } else { simulated.push(index) }
+        if device.info().provenance == Provenance::Measured { measured.push(index) } else { simulated.push(index) }
     }
     drop(open);
     let results: Mutex<Vec<Option<Result<TestResult>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
-    let run_one = |open: &mut Opened, index: usize| {
+    let run_one = |open: &mut DeviceCache, index: usize| {
         let job = &jobs[index];
         before(job);
         let device = open.get(&job.device, options.device);
@@ -162,31 +164,31 @@ pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) 
     std::thread::scope(|scope| {
         for _ in 0..options.threads.clamp(1, simulated.len().max(1)) {
             scope.spawn(|| {
-                let mut open = Opened::default();
+                let mut open = DeviceCache::default();
                 while let Some(index) = simulated.get(next.fetch_add(1, Ordering::Relaxed)) {
                     run_one(&mut open, *index);
                 }
             });
         }
     });
-    // What a device does after a failure means nothing.
-    let mut open = Opened::default();
+    // Results after a failure of the device would be meaningless, so no further measurement runs.
+    let mut open = DeviceCache::default();
     measured.into_iter().all(|index| run_one(&mut open, index));
     let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    results.into_iter().map(|result| result.unwrap_or_else(|| Error::failed("a job was left out"))).collect()
+    results.into_iter().map(|result| result.unwrap_or_else(|| Error::failed("a job did not run"))).collect()
 }
 
-/// The device of the last job: jobs of one device come one after the other, and a GPU takes half a second to open. No
-/// other device holds memory meanwhile.
+/// The device of the last job, reused while the name stays the same: jobs of one device are consecutive, and a GPU
+/// takes half a second to open. Other devices are closed and hold no memory meanwhile.
 #[derive(Default)]
-struct Opened(Option<(String, Box<dyn Device>)>);
+struct DeviceCache(Option<(String, Box<dyn Device>)>);
 
-impl Opened {
+impl DeviceCache {
     fn get(&mut self, name: &str, options: DeviceOptions) -> Result<&mut dyn Device> {
         let same = self.0.take().filter(|(opened, _)| opened == name);
         let device = match same {
             Some((_, device)) => device,
-            None => device::open(name, options)?,
+            None => registry::open(name, options)?,
         };
         Ok(self.0.insert((name.to_owned(), device)).1.as_mut())
     }
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_the_order_of_the_jobs() {
+    fn results_are_in_the_order_of_the_jobs() {
         let jobs = grid().jobs().unwrap();
         let begun = AtomicUsize::new(0);
         let results = run(&jobs, OPTIONS, &|_| {
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn one_impossible_test_stops_a_sweep_before_it_begins() {
+    fn an_invalid_test_stops_a_sweep_before_it_begins() {
         let jobs = Grid { sizes_bytes: vec![64, 4096], windows_bytes: vec![1024], ..grid() }.jobs().unwrap();
         let error = run(&jobs, OPTIONS, &|_| panic!("nothing may run")).unwrap_err();
         assert!(error.is_wrong_use(), "{error}");

@@ -1,10 +1,10 @@
-//! What the tests of this crate share.
+//! Tests and results for the unit tests of this and other crates.
 
 use pcie::link::Link;
 use pcie::result::{Bandwidth, Latency, Outcome, Provenance, SCHEMA, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
-/// 64 bytes in a window of 8 KiB.
+/// Returns a test of 64-byte transfers in a window of 8 KiB.
 pub fn test(kind: Kind) -> Test {
     Test {
         test: kind,
@@ -21,13 +21,13 @@ pub fn test(kind: Kind) -> Test {
     }
 }
 
-/// A bandwidth in a window of 8 KiB.
+/// Returns a bandwidth result for a window of 8 KiB.
 pub fn bandwidth(device: &str, size_bytes: u32, gbps: f64) -> TestResult {
     let outcome = Outcome::Bandwidth(Bandwidth { gbps, mtransfers_per_s: 1.0, elapsed_ns: 1e6 });
     result(device, Test { size_bytes, ..test(Kind::BwRd) }, outcome)
 }
 
-/// A latency with a distribution of two steps.
+/// Returns a latency result with a distribution of two steps.
 pub fn latency(device: &str, size_bytes: u32, p50_ns: f64) -> TestResult {
     let outcome = Outcome::Latency(Latency {
         average_ns: p50_ns * 1.1,

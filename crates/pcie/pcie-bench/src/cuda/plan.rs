@@ -1,23 +1,24 @@
-//! What does not need a GPU: which tests make sense on one, and how many warps saturate its link.
+//! Decisions that need no GPU: which tests a GPU supports, and how many warps saturate its link.
 
 use pcie::test::{Iommu, Numa, Test};
 
-use super::WORD_BYTES;
 use crate::error::{Error, Result};
 
-/// A bandwidth test visits a unit once a launch, and a launch must last longer than it costs to begin.
+/// Size of one load or store of a GPU thread.
+pub(super) const WORD_BYTES: u32 = 8;
+/// Fewest units of a bandwidth test. Each launch visits a unit once, and a launch must last longer than its overhead.
 pub(super) const TRANSFERS_MIN: u64 = 4096;
-/// The share of the best rate from which on more warps bring next to nothing.
+/// Share of the best rate at the knee, beyond which more warps add little.
 const KNEE_SHARE: f64 = 0.95;
 
-/// What a number of warps in flight brought.
+/// The rate that a number of warps in flight reached.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     pub warps: u32,
     pub transfers_per_ns: f64,
 }
 
-/// Whether a GPU can do a test.
+/// Checks whether a GPU supports a test.
 pub(super) fn check(test: &Test) -> Result<()> {
     if !test.size_bytes.is_multiple_of(WORD_BYTES) || !test.host_offset_bytes.is_multiple_of(WORD_BYTES) {
         return Error::wrong_use(
@@ -28,12 +29,12 @@ pub(super) fn check(test: &Test) -> Result<()> {
         return Error::wrong_use("cuda: a window is filled by words of 8 bytes; choose a multiple of 8 for --window");
     }
     if test.device_offset_bytes != 0 {
-        return Error::wrong_use("cuda: --device-offset does not apply, transfers end in registers; leave it out");
+        return Error::wrong_use("cuda: --device-offset does not apply, because transfers end in registers; omit it");
     }
     if test.iommu != Iommu::Off || test.numa != Numa::Local {
         return Error::wrong_use(
-            "cuda: --iommu and --numa cannot be chosen here: the first is fixed at boot, memory is pinned where \
-             numactl runs this program; leave them out",
+            "cuda: --iommu and --numa do not apply: the IOMMU is configured at boot, and memory is pinned on the \
+             node to which numactl binds this program; omit them",
         );
     }
     if !test.test.is_latency() && test.units() < TRANSFERS_MIN {
@@ -47,12 +48,13 @@ pub(super) fn check(test: &Test) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of warps to try: powers of two up to as many as the GPU holds at a time.
+/// Returns the numbers of warps to try: powers of two up to `held`, the number that the GPU holds at once.
 pub(super) fn warps(held: u32) -> Vec<u32> {
     std::iter::successors(Some(1_u32), |warps| warps.checked_mul(2)).take_while(|warps| *warps <= held.max(1)).collect()
 }
 
-/// The number of warps with the best rate, and the smallest that comes close to it: where tags or credits run out.
+/// Returns the number of warps with the best rate, and the knee: the smallest number that reaches nearly that rate,
+/// because tags or credits are exhausted.
 pub(super) fn best_and_knee(rates: &[Rate]) -> Result<(u32, u32)> {
     let best = rates.iter().max_by(|one, other| one.transfers_per_ns.total_cmp(&other.transfers_per_ns));
     let Some(best) = best else { return Error::failed("cuda: no number of warps was tried") };
@@ -68,7 +70,7 @@ mod tests {
     use pcie::test::Kind;
 
     #[test]
-    fn the_knee_is_where_more_warps_bring_next_to_nothing() {
+    fn the_knee_is_where_more_warps_add_little() {
         let rates = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 5.8), (16, 6.0), (32, 5.9)]
             .map(|(warps, transfers_per_ns)| Rate { warps, transfers_per_ns });
         assert_eq!(best_and_knee(&rates).unwrap(), (16, 8));
@@ -77,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn warps_double_up_to_as_many_as_are_held() {
+    fn warps_double_up_to_the_number_that_the_gpu_holds() {
         assert_eq!(warps(32), [1, 2, 4, 8, 16, 32]);
         assert_eq!(warps(132 * 64).last(), Some(&8192));
         assert_eq!(warps(0), [1]);
     }
 
     #[test]
-    fn what_a_gpu_cannot_do_is_said_with_what_it_can() {
+    fn an_unsupported_test_is_refused_with_an_alternative() {
         let large = Test { window_bytes: 1 << 20, ..test(Kind::BwRd) };
         assert!(check(&large).is_ok() && check(&test(Kind::LatRd)).is_ok());
         for (test, words) in [

@@ -1,4 +1,4 @@
-//! The memory that is measured.
+//! The memory under test.
 
 use std::fs;
 use std::io;
@@ -11,23 +11,23 @@ use rustix::mm::{Advice, madvise};
 use serde::{Deserialize, Serialize};
 use volmem::{Mapping, Region};
 
-use super::place::{self, Place};
+use super::placement::{self, PagePlacement};
+use crate::cache_lines;
 use crate::error::{Error, Result};
-use crate::lines;
 
-/// Whether shared memory may have transparent huge pages.
+/// The setting of transparent huge pages for shared memory.
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-/// Words of a set of nodes, a bit each.
+/// Words of a node mask, which has one bit for each node.
 const NODE_WORDS: usize = 1024 / u64::BITS as usize;
 
-/// Pages that the window is made of.
+/// Page size of the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pages {
     /// 4 KB.
     #[default]
     #[serde(rename = "4k")]
     Base,
-    /// 2 MB, transparent: made by the kernel where it has memory in one piece.
+    /// 2 MB, transparent: used by the kernel where contiguous memory is available.
     #[serde(rename = "thp")]
     Transparent,
     /// 2 MB, from the pool of huge pages.
@@ -39,7 +39,7 @@ pub enum Pages {
 }
 
 impl Pages {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Base => "4k",
@@ -49,7 +49,7 @@ impl Pages {
         }
     }
 
-    /// Bytes of one.
+    /// Returns the bytes of a page.
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Base => 4 << 10,
@@ -66,13 +66,13 @@ impl Pages {
         }
     }
 
-    /// Whether they come from the administrator's pool.
+    /// Returns whether the pages come from the pool that the administrator sizes.
     fn is_pooled(self) -> bool {
         matches!(self, Self::Huge2M | Self::Huge1G)
     }
 }
 
-/// Shared memory, as two processes would share it.
+/// Shared memory as the window of a test.
 #[derive(Clone, Debug)]
 pub struct Window {
     region: Region,
@@ -82,10 +82,10 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps memory for a window; no page is touched yet.
+    /// Maps memory for a window without touching a page.
     ///
     /// # Errors
-    /// Without enough pages of the kind.
+    /// There are not enough pages of this size.
     pub fn map(window_bytes: u64, pages: Pages) -> Result<Self> {
         if pages == Pages::Transparent {
             check_transparent(fs::read_to_string(TRANSPARENT).ok().as_deref())?;
@@ -106,7 +106,7 @@ impl Window {
         Ok(window)
     }
 
-    /// Says which pages are wanted, where the kernel has a choice.
+    /// Advises the kernel on the page size where it has a choice.
     fn advise(&self) -> Result<()> {
         let advice = match self.pages {
             Pages::Base => Advice::LinuxNoHugepage,
@@ -114,30 +114,34 @@ impl Window {
             Pages::Huge2M | Pages::Huge1G => return Ok(()),
         };
         let base = self.region.pointer(0, self.window_bytes);
-        // SAFETY: the span is the region's mapping; which pages it is made of changes nothing that can be read there.
+        // SAFETY: the span is the mapping of the region, which lives as long as `self`. The advice changes the page
+        // size and not the contents.
         match unsafe { madvise(base.as_ptr().cast(), self.mapped_bytes as usize, advice) } {
-            // A kernel that knows no huge pages makes none.
+            // A kernel without huge pages uses base pages in any case.
             Err(Errno::INVAL) if self.pages == Pages::Base => Ok(()),
             done => done.map_err(|error| Error::system(format!("memory: pages of {}", self.pages.name()), error)),
         }
     }
 
-    /// Asks for pages of a node whoever touches them first, and that they stay there: left to itself, the kernel moves
-    /// pages towards the core that uses them, which undoes a remote window.
+    /// Requests pages of a node, regardless of which core touches them first, and keeps them there: by default the
+    /// kernel moves pages towards the core that uses them, which would make a remote window local.
     ///
     /// # Errors
-    /// What the kernel says, unless it is that a container may not ask: then who touches first decides, and the check
-    /// of the place says what became of it.
+    /// The error of the kernel, except that a container may not set a policy (`EPERM`, `ENOSYS`). In that case first
+    /// touch decides, and [`Self::placement`] checks the result.
     pub fn prefer(&self, node: usize) -> Result<()> {
         let mut set = [0_u64; NODE_WORDS];
         let bits = u64::BITS as usize;
         let Some(word) = set.get_mut(node / bits) else {
-            return Error::failed(format!("memory: node {node} has too large a number; this program knows 0 to 1023"));
+            return Error::failed(format!(
+                "memory: node {node} is out of range; this program supports nodes 0 to 1023"
+            ));
         };
         *word = 1 << (node % bits);
         let base = self.region.pointer(0, self.window_bytes);
-        // SAFETY: the span is the region's mapping, and the kernel reads the bits of `set` and no more: it takes one
-        // off their number. Where pages lie changes nothing that can be read in them.
+        // SAFETY: the span is the mapping of the region, which lives as long as `self`. The kernel reads only the bits
+        // of `set`, because it subtracts one from the number of bits. The placement of pages does not affect their
+        // contents.
         let code = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -153,23 +157,23 @@ impl Window {
         match code {
             0 => Ok(()),
             _ if refused.raw_os_error().is_some_and(|code| [libc::EPERM, libc::ENOSYS].contains(&code)) => Ok(()),
-            _ => Err(Error::system(format!("memory: asking for pages of node {node}"), refused)),
+            _ => Err(Error::system(format!("memory: requesting pages of node {node}"), refused)),
         }
     }
 
-    /// Loads a transfer.
+    /// Loads `destination.len()` bytes at `address`.
     #[inline]
     pub fn read(&self, address: u64, destination: &mut [u8]) {
         self.region.read(address as usize, destination);
     }
 
-    /// Stores a transfer.
+    /// Stores `source` at `address`.
     #[inline]
     pub fn write(&self, address: u64, source: &[u8]) {
         self.region.write(address as usize, source);
     }
 
-    /// Stores to every byte, so that the lines are in the caches of this core, as far as they fit.
+    /// Stores `value` to every byte, so that the caches of this core hold as many of the lines as fit.
     pub fn fill(&self, value: u8) {
         let page = [value; 4096];
         for start in (0..self.window_bytes).step_by(page.len()) {
@@ -178,46 +182,51 @@ impl Window {
         }
     }
 
-    /// Sends every line to memory and out of all caches.
+    /// Flushes every line from all caches to memory.
     pub fn flush(&self) {
         let base = self.region.pointer(0, self.window_bytes);
-        // SAFETY: the span is the region's, which is mapped.
-        unsafe { lines::flush(base.as_ptr(), self.window_bytes) };
+        // SAFETY: the span is within the region, which is mapped as long as `self` lives.
+        unsafe { cache_lines::flush(base.as_ptr(), self.window_bytes) };
     }
 
-    /// Where the window lies, once it was filled: of the pages asked for, and on `node` if one is given.
+    /// Returns the placement of a window that was filled, if it has the page size requested, and is on `node` if one is
+    /// given.
     ///
     /// # Errors
-    /// Says which pages, or pages of which nodes, there are instead.
-    pub fn place(&self, node: Option<usize>) -> Result<Place> {
-        let place = place::of(self.region.pointer(0, 1).as_ptr().addr())?;
+    /// The window has another page size or is on another node; the message states which.
+    pub fn placement(&self, node: Option<usize>) -> Result<PagePlacement> {
+        let placement = placement::of(self.region.pointer(0, 1).as_ptr().addr())?;
         let (wanted, name) = (self.pages.bytes(), self.pages.name());
-        if place.page_bytes_min < wanted {
+        if placement.page_bytes_min < wanted {
             return Error::failed(format!(
-                "memory: asked for pages of {name}, got them {place}: memory is in small pieces; as root: \
+                "memory: requested pages of {name}, but the window is {placement}: memory is fragmented; as root: \
                  echo 1 > /proc/sys/vm/compact_memory, or choose --pages 2m|4k"
             ));
         }
-        if place.page_bytes_max > wanted {
-            return Error::failed(format!("memory: asked for pages of {name}, got them {place}; see {TRANSPARENT}"));
+        if placement.page_bytes_max > wanted {
+            return Error::failed(format!(
+                "memory: requested pages of {name}, but the window is {placement}; see {TRANSPARENT}"
+            ));
         }
-        match (node, &place.nodes[..]) {
-            (None, _) => Ok(place),
-            (Some(node), [one]) if *one == node => Ok(place),
+        match (node, &placement.nodes[..]) {
+            (None, _) => Ok(placement),
+            (Some(node), [one]) if *one == node => Ok(placement),
             (Some(node), []) => {
-                Error::failed(format!("memory: /proc/self/numa_maps does not tell whether pages lie on node {node}"))
+                Error::failed(format!("memory: /proc/self/numa_maps does not report whether pages are on node {node}"))
             }
             (Some(node), _) if self.pages.is_pooled() => {
                 Err(no_huge_pages(self.pages, self.mapped_bytes / wanted, Some(node)))
             }
             (Some(node), found) => Error::failed(format!(
-                "memory: asked for pages on node {node}, got them on {found:?}: is that node full?"
+                "memory: requested pages on node {node}, but they are on nodes {found:?}; \
+                 check whether node {node} has free memory"
             )),
         }
     }
 }
 
-/// Whether the kernel makes huge pages of shared memory; `setting` is its answer, such as `always [advise] never`.
+/// Checks that the kernel uses huge pages for shared memory. `setting` is the text of the setting, such as `always
+/// [advise] never`.
 fn check_transparent(setting: Option<&str>) -> Result<()> {
     let Some(setting) = setting else {
         return Error::wrong_use("memory: this kernel has no transparent huge pages; choose --pages 4k|2m|1g");
@@ -232,7 +241,7 @@ fn check_transparent(setting: Option<&str>) -> Result<()> {
     ))
 }
 
-/// That the pool has too few, of one node or at all.
+/// Returns the error that the pool, of one node or of the machine, has too few huge pages.
 fn no_huge_pages(pages: Pages, wanted: u64, node: Option<usize>) -> Error {
     let kilobytes = pages.bytes() >> 10;
     let (of_node, folder) = match node {
@@ -251,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_a_flush_changes_nothing() {
+    fn bytes_written_are_read_back_after_a_flush() {
         let window = Window::map(8192, Pages::Base).unwrap();
         window.fill(7);
         window.write(100, &[1, 2, 3]);
@@ -261,10 +270,10 @@ mod tests {
         assert_eq!(found, [7, 1, 2, 3, 7]);
         window.read(8191, &mut found[..1]);
         assert_eq!(found[0], 7);
-        assert_eq!(window.place(None).unwrap().page_bytes_max, 4096);
+        assert_eq!(window.placement(None).unwrap().page_bytes_max, 4096);
     }
 
-    /// Whichever this machine has: the pool is its administrator's, so no test fills it. A guest of the lab has all.
+    /// Accepts both outcomes, because only the administrator can fill the pool. A guest of the lab has all page sizes.
     #[test]
     fn huge_pages_are_huge_or_refused_with_the_remedy() {
         for (pages, remedy) in [(Pages::Huge2M, "nr_hugepages"), (Pages::Transparent, "--pages")] {
@@ -273,10 +282,10 @@ mod tests {
                 let mut found = [0; 1];
                 window.read(8191, &mut found);
                 assert_eq!(found, [5]);
-                window.place(None)
+                window.placement(None)
             });
             match filled {
-                Ok(place) => assert_eq!(place.page_bytes_min, 2 << 20),
+                Ok(placement) => assert_eq!(placement.page_bytes_min, 2 << 20),
                 Err(error) => assert!(error.to_string().contains(remedy), "{error}"),
             }
         }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use pcie_bench::cuda::Needed;
+use pcie_bench::cuda::RequiredLibrary;
 
 use super::Check;
 
@@ -79,7 +79,7 @@ fn rdma(sys: &Path) -> Check {
 
 /// The libraries are loaded, as the benchmark does it: where they are is the loader's business.
 fn cuda() -> Check {
-    let found = Needed::ALL.map(|library| library.found().ok_or(library));
+    let found = RequiredLibrary::ALL.map(|library| library.found().ok_or(library));
     match found {
         [Ok(driver), Ok(compiler)] => Check::ok("cuda", format!("{driver} {compiler}")),
         [Err(missing), _] | [_, Err(missing)] => {

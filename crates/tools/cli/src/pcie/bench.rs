@@ -3,7 +3,7 @@
 use anyhow::Result;
 use pcie::result::{Latency, Outcome, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use pcie_bench::{device, runner};
+use pcie_bench::{registry, runner};
 
 use super::parameters::{self, OfDevice, judged, small, word};
 use super::sizes::Size;
@@ -77,7 +77,7 @@ fn examples() -> String {
 pub fn main(options: &Options) -> Result<()> {
     let test = options.test();
     test.check().map_err(|error| judged(error.into()))?;
-    let mut device = device::open(&options.device, options.of_device.options()).map_err(judged)?;
+    let mut device = registry::open(&options.device, options.of_device.options()).map_err(judged)?;
     let result = runner::run(device.as_mut(), &test, options.raw).map_err(judged)?;
     if options.json {
         return output::print(&(serde_json::to_string(&result)? + "\n"));

@@ -22,8 +22,8 @@ pub struct Options {
 
 pub fn main(options: &Options) -> Result<()> {
     let imported = import::import(&options.path).map_err(judged)?;
-    if imported.rows_left_out > 0 {
-        let rows = imported.rows_left_out;
+    if imported.rows_skipped > 0 {
+        let rows = imported.rows_skipped;
         eprintln!("crosslane: left out {rows} rows in cache state DThrash, which no test here has");
     }
     parameters::make_directory(options.plot.as_deref())?;

@@ -6,8 +6,8 @@ use super::figures::{Labelled, pictures};
 use anyhow::{Context, Result};
 use pcie::result::{Outcome, TestResult};
 use pcie::test::{Cache, Iommu, Numa, Order};
-use pcie_bench::device::DeviceOptions;
 use pcie_bench::memory::Pages;
+use pcie_bench::registry::DeviceOptions;
 use serde::de::DeserializeOwned;
 use stats::{Align, Table};
 

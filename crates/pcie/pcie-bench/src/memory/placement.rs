@@ -1,25 +1,25 @@
-//! Where pages lie and how large they are, as the kernel counts them.
+//! NUMA nodes and sizes of the pages of a mapping, as the kernel reports them.
 
 use std::fmt;
 use std::fs;
 
 use crate::error::{Error, Result};
 
-/// A transparent huge page, as x86-64 and arm64 (with base pages of 4 KB) have them.
+/// Size of a transparent huge page on x86-64 and on arm64 with base pages of 4 KB.
 const TRANSPARENT_BYTES: u64 = 2 << 20;
 
-/// Of one mapping.
+/// Placement of the pages of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Memory nodes that hold pages of it; none where the kernel knows no nodes.
+pub struct PagePlacement {
+    /// Memory nodes with pages of the mapping; empty if the kernel does not support NUMA.
     pub nodes: Vec<usize>,
-    /// Bytes of its smallest page.
+    /// Bytes of the smallest page.
     pub page_bytes_min: u64,
-    /// Bytes of its largest page.
+    /// Bytes of the largest page.
     pub page_bytes_max: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PagePlacement {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (smallest, largest) = (self.page_bytes_min >> 10, self.page_bytes_max >> 10);
         match smallest == largest {
@@ -34,35 +34,35 @@ impl fmt::Display for Place {
     }
 }
 
-/// That of this process' mapping that begins at `address`, as far as it was touched.
+/// Returns the placement of the mapping of this process that begins at `address`, of the pages touched so far.
 ///
 /// # Errors
-/// If the kernel does not tell.
-pub fn of(address: usize) -> Result<Place> {
+/// The kernel does not report it.
+pub fn of(address: usize) -> Result<PagePlacement> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| Error::system(format!("memory: {path}"), error));
     let Some((page_bytes_min, page_bytes_max)) = page_bytes(&read("/proc/self/smaps")?, address) else {
-        return Error::failed("memory: /proc/self/smaps does not tell which pages the window is made of");
+        return Error::failed("memory: /proc/self/smaps does not report the page size of the window");
     };
-    // A kernel without nodes has no such file.
+    // A kernel without NUMA support has no such file.
     let maps = fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
-    Ok(Place { nodes: nodes(&maps, address), page_bytes_min, page_bytes_max })
+    Ok(PagePlacement { nodes: nodes(&maps, address), page_bytes_min, page_bytes_max })
 }
 
-/// The nodes that hold pages of the mapping at `address`, from the text of `numa_maps`.
+/// Returns the nodes with pages of the mapping at `address`, from the text of `numa_maps`.
 fn nodes(maps: &str, address: usize) -> Vec<usize> {
     let line = maps.lines().find(|line| starts_at(line, ' ', address));
     let node = |word: &str| word.strip_prefix('N')?.split_once('=')?.0.parse().ok();
     line.unwrap_or_default().split(' ').filter_map(node).collect()
 }
 
-/// The smallest and the largest page of the mapping at `address`, from the text of `smaps`.
+/// Returns the smallest and the largest page size of the mapping at `address`, from the text of `smaps`.
 fn page_bytes(maps: &str, address: usize) -> Option<(u64, u64)> {
     let mut lines = maps.lines().skip_while(|line| !starts_at(line, '-', address)).skip(1);
     let mut kilobytes = |key: &str| -> Option<u64> {
         let line = lines.by_ref().find(|line| line.starts_with(key))?;
         line.strip_prefix(key)?.trim().trim_end_matches(" kB").parse().ok()
     };
-    // In the order in which the kernel writes them.
+    // These keys are in the order in which the kernel writes them.
     let page = kilobytes("KernelPageSize:")? << 10;
     let resident = kilobytes("Rss:")?;
     let in_huge = kilobytes("ShmemPmdMapped:").unwrap_or(0);
@@ -73,7 +73,7 @@ fn page_bytes(maps: &str, address: usize) -> Option<(u64, u64)> {
     })
 }
 
-/// Whether a line begins with an address, up to `end`.
+/// Returns whether the part of a line before `end` is the address.
 fn starts_at(line: &str, end: char, address: usize) -> bool {
     line.split_once(end).and_then(|(start, _)| usize::from_str_radix(start, 16).ok()) == Some(address)
 }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn transparent_pages_count_by_what_is_in_them() {
+    fn transparent_pages_are_recognised_by_the_resident_bytes_in_them() {
         for (kernel_page, resident, in_huge, smallest, largest) in
             [(4, 8, 0, 4, 4), (4, 4096, 4096, 2048, 2048), (4, 4096, 2048, 4, 2048), (2048, 0, 0, 2048, 2048)]
         {
@@ -109,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn a_place_reads_as_a_sentence_goes_on() {
-        let place = |nodes: &[usize], page_bytes_min| {
-            Place { nodes: nodes.to_vec(), page_bytes_min, page_bytes_max: 2 << 20 }.to_string()
+    fn a_placement_is_displayed_as_a_phrase() {
+        let placement = |nodes: &[usize], page_bytes_min| {
+            PagePlacement { nodes: nodes.to_vec(), page_bytes_min, page_bytes_max: 2 << 20 }.to_string()
         };
-        assert_eq!(place(&[1], 2 << 20), "in pages of 2048 KB on node 1");
-        assert_eq!(place(&[0, 1], 4096), "in pages of 4 and 2048 KB on nodes [0, 1]");
-        assert_eq!(place(&[], 2 << 20), "in pages of 2048 KB");
+        assert_eq!(placement(&[1], 2 << 20), "in pages of 2048 KB on node 1");
+        assert_eq!(placement(&[0, 1], 4096), "in pages of 4 and 2048 KB on nodes [0, 1]");
+        assert_eq!(placement(&[], 2 << 20), "in pages of 2048 KB");
     }
 }
