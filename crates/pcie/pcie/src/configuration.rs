@@ -1,11 +1,11 @@
-//! A device's configuration space: what it says of the link (PCI Express base specification, sections 7.5 and 7.8.4).
+//! Reads the link of a device from its configuration space (PCI Express base specification, sections 7.5 and 7.8.4).
 
 use crate::link::{AddressWidth, Generation, Lanes, Link, ReadBoundary, TransferLimit};
 
 const STATUS: usize = 0x06;
 const STATUS_HAS_CAPABILITIES: u16 = 1 << 4;
 const CAPABILITIES: usize = 0x34;
-/// Where capabilities begin; each has a double word at least.
+/// Lowest address of a capability; each has at least one double word.
 const CAPABILITIES_FROM: usize = 0x40;
 const PCI_EXPRESS: u8 = 0x10;
 /// Registers of the PCI Express capability.
@@ -13,19 +13,19 @@ const DEVICE_CONTROL: usize = 0x08;
 const LINK_CONTROL: usize = 0x10;
 const LINK_STATUS: usize = 0x12;
 const RCB_128: u16 = 1 << 3;
-/// Where extended capabilities begin, and where the space ends.
+/// Start of the extended capabilities, and size of the configuration space.
 const EXTENDED: usize = 0x100;
 const SPACE_BYTES: usize = 0x1000;
 const ADVANCED_ERRORS: u16 = 0x0001;
-/// A register of the advanced error reporting capability, and its bit that has every packet carry a checksum.
+/// Capabilities and Control register of Advanced Error Reporting, and its ECRC Generation Enable bit.
 const ADVANCED_ERRORS_CONTROL: usize = 0x18;
 const ECRC_GENERATION: u16 = 1 << 6;
 
-/// The link of the device whose configuration space this is, as both ends have agreed on it. None if it has no PCI
-/// Express capability, no link (a virtual function has none of its own), or if so much of the space is not given:
-/// Linux shows an unprivileged program the first 64 bytes.
+/// Returns the negotiated link of the device with this configuration space. `None` if the device has no PCI Express
+/// capability or no link (a virtual function has none of its own), or if the given part of the space is too short:
+/// Linux shows an unprivileged program the first 64 bytes only.
 ///
-/// A hypervisor may show a guest limits of its own. How wide addresses are, requests alone say: 64 bits are assumed.
+/// A hypervisor may show its guest other limits. Only requests contain the width of addresses, so 64 bits are assumed.
 pub fn link(space: &[u8]) -> Option<Link> {
     let express = capability(space, PCI_EXPRESS)?;
     let device_control = u16_at(space, express + DEVICE_CONTROL)?;
@@ -48,7 +48,7 @@ fn u16_at(space: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(space.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// Where a capability begins. A list that goes round in a circle ends, because there are only so many double words.
+/// Returns the offset of a capability. A cyclic list ends the search after as many steps as there are double words.
 fn capability(space: &[u8], id: u8) -> Option<usize> {
     if u16_at(space, STATUS)? & STATUS_HAS_CAPABILITIES == 0 {
         return None;
@@ -66,7 +66,7 @@ fn capability(space: &[u8], id: u8) -> Option<usize> {
     None
 }
 
-/// Where an extended capability begins.
+/// Returns the offset of an extended capability.
 fn extended(space: &[u8], id: u16) -> Option<usize> {
     let mut at = EXTENDED;
     for _ in EXTENDED / 4..SPACE_BYTES / 4 {
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The first bytes of an H100's space, as a guest sees it: capabilities from 0x40 on, PCI Express at 0x60, behind
-    /// them an empty extended capability at 0x100. To those are added advanced errors at 0x140.
+    /// The first bytes of the space of an H100 in a guest: capabilities from 0x40 on, PCI Express at 0x60, then an
+    /// empty extended capability at 0x100; advanced error reporting at 0x140 is added.
     fn space() -> Vec<u8> {
         let mut space = vec![0; 0x1000];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_what_its_registers_say() {
+    fn a_link_is_read_from_its_registers() {
         assert_eq!(facts(&space()), (5, 16, 256, 4096, 64, false));
         assert_eq!(facts(&changed(&[(0x70, 0x08)])), (5, 16, 256, 4096, 128, false), "a boundary of 128 bytes");
         assert_eq!(facts(&changed(&[(0x158, 0x40)])), (5, 16, 256, 4096, 64, true), "with checksums");
@@ -126,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_found_wherever_they_are() {
-        // The two lowest bits of where a capability is have no meaning.
+    fn capabilities_are_found_at_any_offset() {
+        // The two lowest bits of a capability pointer are reserved.
         for (at, value) in [(0x34, 0x43), (0x34, 0x61), (0x49, 0x62)] {
             assert_eq!(facts(&changed(&[(at, value)])), (5, 16, 256, 4096, 64, false), "{at:#x} is {value:#x}");
         }
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn no_link_is_made_up() {
+    fn an_incomplete_or_invalid_space_has_no_link() {
         for (what, space) in [
             ("nothing", Vec::new()),
-            ("what an unprivileged program sees", space()[..64].to_vec()),
+            ("the part that an unprivileged program sees", space()[..64].to_vec()),
             ("no capabilities", changed(&[(0x06, 0)])),
             ("no PCI Express", changed(&[(0x60, 0x11)])),
-            ("a list in a circle", changed(&[(0x49, 0x40)])),
-            ("a list that leaves for the header", changed(&[(0x49, 0x10)])),
+            ("a cyclic list", changed(&[(0x49, 0x40)])),
+            ("a list that points into the header", changed(&[(0x49, 0x10)])),
             ("no speed", changed(&[(0x72, 0)])),
             ("no such speed", changed(&[(0x72, 0x08)])),
             ("no such width", changed(&[(0x73, 0x00)])),
@@ -156,14 +156,14 @@ mod tests {
         ] {
             assert_eq!(link(&space), None, "{what}");
         }
-        // Advanced errors cannot be seen, or are not in a list that is a circle: no checksum is known of.
+        // Advanced error reporting is not visible, or not in a cyclic list: no ECRC is assumed.
         assert!(!link(&changed(&[(0x158, 0x40)])[..0x100]).unwrap().ecrc);
         assert!(!link(&changed(&[(0x140, 2), (0x143, 0x14), (0x158, 0x40)])).unwrap().ecrc);
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_to_an_end(mut space in prop::collection::vec(any::<u8>(), 0..SPACE_BYTES + 8)) {
+        fn the_search_terminates_for_any_bytes(mut space in prop::collection::vec(any::<u8>(), 0..SPACE_BYTES + 8)) {
             link(&space);
             if let Some(status) = space.get_mut(STATUS) {
                 *status |= STATUS_HAS_CAPABILITIES as u8;

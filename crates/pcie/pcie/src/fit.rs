@@ -1,12 +1,13 @@
-//! Calibration: which parameters make the simulated host give the figures that were published of the real one.
+//! Calibration: searches for the parameters with which the simulated host reproduces the figures published for the real
+//! one.
 //!
-//! Facts come from two systems only, hsw and ib; every other system is a prediction, and what was measured on it has no
-//! place here.
+//! The targets come from two systems only, hsw and ib. Every other system is a prediction, so measurements of it are
+//! never a target.
 
-mod facts;
-mod judge;
+mod residuals;
 mod search;
+mod targets;
 
-pub use facts::{Fact, FactError, SYSTEMS, Statistic, Tolerance, built_in};
-pub use judge::{Effort, Residual, residuals};
-pub use search::{Fit, FitError, Free};
+pub use residuals::{Residual, SampleCounts, residuals};
+pub use search::{Fit, FitError, FreeParameter};
+pub use targets::{CalibrationTarget, SYSTEMS, Statistic, TargetError, Tolerance, built_in};

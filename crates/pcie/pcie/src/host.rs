@@ -1,6 +1,6 @@
-//! A simulated host in virtual time: what a device would measure on a machine that is described by a parameter file.
+//! A simulated host in virtual time: predicts what a device would measure on a machine that a parameter file describes.
 //!
-//! A request goes through these parts, each a module that knows nothing of the others:
+//! A request passes through these parts, each of which is a module that does not depend on the others:
 //!
 //! ```text
 //!  device engines, tags ── credits ── wire up ──► queue ── IOMMU ── port ── order ── cache ── memory
@@ -8,7 +8,7 @@
 //!                  └───────────── wire down ◄── credits ── completions, split ◄──────────────────┘
 //! ```
 //!
-//! The same seed makes the same run, to the byte; nothing here reads a clock. [`System`] is the way in:
+//! The same seed gives an identical run, because nothing here reads a clock. [`System`] is the entry point:
 //!
 //! ```
 //! use pcie::host::System;
@@ -43,140 +43,141 @@ use self::run::Run;
 use crate::link::Link;
 use crate::test::{Numa, Test, TestError};
 
-/// A machine with a device in it, ready to be tested.
+/// A machine with a device, ready to be tested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct System {
     name: String,
     parameters: Parameters,
 }
 
-/// How the device does a transfer.
+/// How the device makes a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interface {
-    /// By a DMA engine: any size.
+    /// With a DMA engine: transfers of any size.
     Dma,
-    /// By a command of a program on the device: small ones (the published `lat_cmd` tests).
+    /// With a command of a program on the device: small transfers (the published `lat_cmd` tests).
     Command,
 }
 
-/// What a run came to; latencies went to its sink.
+/// The summary of a run. Its latencies were passed to the sink.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// Transfers done; of a read-and-write test, of each direction.
+    /// Number of transfers; of a read-and-write test, in each direction.
     pub transfers: u64,
-    /// Bytes of one.
+    /// Bytes of a transfer.
     pub size_bytes: u32,
-    /// How long it took, in virtual time.
+    /// Duration of the run in virtual time.
     pub elapsed_ns: f64,
-    /// Packets on the link, both directions.
+    /// Transaction layer packets in both directions.
     pub tlps: u64,
-    /// Packets that were sent again because they arrived damaged.
+    /// Packets that were retransmitted because they arrived corrupted.
     pub replays: u64,
-    /// Translations that were not in the IOTLB.
+    /// Translations that missed the IOTLB.
     pub iotlb_misses: u64,
-    /// Translations.
+    /// All translations.
     pub iotlb_lookups: u64,
 }
 
-/// A run that is not possible.
+/// Why a run is not possible.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum HostError {
-    /// The system.
+    /// The parameters of the system are invalid.
     #[error(transparent)]
     Parameters(#[from] ParameterError),
-    /// The test.
+    /// The test is invalid.
     #[error(transparent)]
     Test(#[from] TestError),
-    /// The two together.
+    /// The system does not support the test.
     #[error("system '{system}' has one socket, so there is no remote memory; use local memory or another system")]
     OneSocket {
-        /// Its name.
+        /// Name of the system.
         system: String,
     },
-    /// More samples than virtual time lasts.
+    /// More samples than virtual time can represent.
     #[error("{0} samples are too many to simulate; choose at most {SAMPLES_MAX}")]
     Samples(u64),
-    /// A bandwidth test by command.
-    #[error("bandwidth tests go by DMA; take a latency test for commands")]
+    /// A bandwidth test cannot use commands.
+    #[error("bandwidth tests use DMA; choose a latency test for commands")]
     CommandBandwidth,
 }
 
-/// The longest run: virtual time must not end before it.
+/// Largest number of samples of a run, which keeps virtual time in range.
 pub const SAMPLES_MAX: u64 = 1 << 36;
 
 impl Summary {
-    /// Payload in 10^9 bits a second; of a read-and-write test, of each direction.
+    /// Returns the payload in 10^9 bits a second; of a read-and-write test, in each direction.
     pub fn gbps(&self) -> f64 {
         self.transfers as f64 * f64::from(self.size_bytes) * 8.0 / self.elapsed_ns
     }
 
-    /// Transfers a second, in millions; of a read-and-write test, of each direction.
+    /// Returns millions of transfers a second; of a read-and-write test, in each direction.
     pub fn mtransfers_per_s(&self) -> f64 {
         self.transfers as f64 * 1e3 / self.elapsed_ns
     }
 }
 
 impl System {
-    /// One of [`names`].
+    /// Returns one of the systems in [`names`].
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// There is no system of this name.
     pub fn named(name: &str) -> Result<Self, HostError> {
         Ok(Self { name: name.to_owned(), parameters: Parameters::named(name)? })
     }
 
-    /// The system of a parameter file's text; `file` is its name in errors.
+    /// Returns the system that the text of a parameter file describes; `file` is its name in errors.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// The file is invalid; the error has one line.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, HostError> {
         Ok(Self { name: file.to_owned(), parameters: Parameters::parse(file, text)? })
     }
 
-    /// A system of these parameters.
+    /// Returns a system with these parameters.
     pub fn new(name: &str, parameters: Parameters) -> Self {
         Self { name: name.to_owned(), parameters }
     }
 
-    /// As it is called.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// All that is known of it.
+    /// Returns the parameters.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Processor, chipset and device in words.
+    /// Returns a description of processor, chipset and device.
     pub fn description(&self) -> &str {
         &self.parameters.description
     }
 
-    /// The link between host and device.
+    /// Returns the link between host and device.
     pub fn link(&self) -> &Link {
         &self.parameters.link
     }
 
-    /// How the device does the transfers of `test`, as in the published tests: small latencies by command.
+    /// Returns how the device makes the transfers of `test`, as in the published tests: small ones of latency tests by
+    /// command.
     pub fn interface_of(&self, test: &Test) -> Interface {
         let is_small = test.size_bytes <= self.parameters.device.command_bytes_max;
         if test.test.is_latency() && is_small { Interface::Command } else { Interface::Dma }
     }
 
-    /// Runs `test`; `sink` gets each latency in nanoseconds as the device's timer shows it, in order. Bandwidth tests
-    /// give it nothing.
+    /// Runs `test`. `sink` receives each latency in order, in nanoseconds as the device's timer shows it. A bandwidth
+    /// test does not call it.
     ///
     /// # Errors
-    /// When the test is not possible, or not on this system.
+    /// The test is invalid, or this system does not support it.
     pub fn run(&self, test: &Test, sink: &mut dyn FnMut(f64)) -> Result<Summary, HostError> {
         self.run_by(test, self.interface_of(test), sink)
     }
 
-    /// Runs `test` by this interface, whatever its size.
+    /// Runs `test` with this interface, regardless of the transfer size.
     ///
     /// # Errors
-    /// When the test is not possible, or not on this system.
+    /// The test is invalid, or this system does not support it.
     pub fn run_by(&self, test: &Test, interface: Interface, sink: &mut dyn FnMut(f64)) -> Result<Summary, HostError> {
         test.check()?;
         if test.numa == Numa::Remote && self.parameters.numa.sockets < 2 {
@@ -213,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Latencies of `test` on `system`, sorted.
+    /// Returns the latencies of `test` on `system`, sorted.
     fn latencies(system: &System, test: &Test) -> Vec<f64> {
         let mut all = Vec::new();
         system.run(test, &mut |latency_ns| all.push(latency_ns)).unwrap();
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_makes_a_run_and_another_seed_another() {
+    fn the_seed_determines_the_run() {
         let system = System::named("bdw").unwrap();
         let run = |seed| {
             let test = Test { seed, iommu: Iommu::Pages4K, cache: Cache::Cold, ..test(Kind::LatWrrd, 64, 1 << 22) };
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tag_means_one_read_at_a_time() {
+    fn one_tag_permits_one_outstanding_read() {
         let system = changed("hsw", |parameters| parameters.device.tags = 1);
         let test = test(Kind::BwRd, 64, 8192);
         let device = &system.parameters().device;
@@ -288,12 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn writes_run_at_credits_by_round_trip_when_those_are_few() {
+    fn few_credits_limit_writes_to_credits_per_round_trip() {
         let system = changed("hsw", |parameters| {
             parameters.credits.posted_headers = 2;
             parameters.device.write_interval_ns = 0.0;
         });
-        // Two packets of 88 bytes a trip: the second's time on the wire, 60 ns there, 60 ns until its credit is back.
+        // Two packets of 88 bytes a round trip: the time of the second on the wire, 60 ns to the host, and 60 ns until
+        // its credit returns.
         let wire_ns = 88.0 * 8.0 / wire::packet_gbps(system.link(), system.parameters().wire.up_dllp_share);
         let expected = 2.0 * 64.0 * 8.0 / (wire_ns + 120.0);
         let found = gbps(&system, &test(Kind::BwWr, 64, 8192));
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_packets_are_sent_again_and_cost_bandwidth() {
+    fn corrupted_packets_are_retransmitted_and_cost_bandwidth() {
         let system = changed("hsw", |parameters| parameters.wire.bit_error_rate = 1e-5);
         let test = test(Kind::BwWr, 256, 8192);
         let summary = system.run(&test, &mut |_| ()).unwrap();
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn superpages_lose_nothing_where_small_pages_lose_most() {
+    fn superpages_keep_the_bandwidth_that_small_pages_lose() {
         let system = System::named("hsw").unwrap();
         let run = |iommu| gbps(&system, &Test { iommu, samples: 20_000, ..test(Kind::BwRd, 64, 64 << 20) });
         assert!(run(Iommu::Pages2M) > 0.97 * run(Iommu::Off));
@@ -331,12 +333,13 @@ mod tests {
     }
 
     #[test]
-    fn ddio_capacity_follows_the_cache() {
+    fn ddio_capacity_depends_on_the_size_of_the_cache() {
         let median = |name, window_bytes| {
             let test = Test { cache: Cache::DeviceWarm, ..test(Kind::LatRd, 64, window_bytes) };
             median(&System::named(name).unwrap(), &test)
         };
-        // Two of twenty ways: 1.5 MB of hsw2's 15, 2.5 MB of bdw's 25. In twice as much, half of the lines are gone.
+        // Two of twenty ways: 1.5 MB of the 15 MB of hsw2, 2.5 MB of the 25 MB of bdw. Of a window of twice that size,
+        // half of the lines are evicted.
         assert_eq!(median("hsw2", 2 << 20), median("hsw2", 8192));
         assert!(median("hsw2", 4 << 20) > median("hsw2", 8192) + 50.0);
         assert_eq!(median("bdw", 4 << 20), median("bdw", 8192));
@@ -344,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_figures_of_systems_that_are_not_fitted_are_met() {
+    fn published_figures_of_systems_that_are_not_calibrated_are_met() {
         let snb = System::named("snb").unwrap();
         for (size_bytes, cache, printed_ns) in [
             (64, Cache::Cold, 613.0),
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_said_with_its_remedy() {
+    fn a_test_that_cannot_run_is_refused_with_a_remedy() {
         let hsw = System::named("hsw").unwrap();
         let error = |test: &Test| hsw.run(test, &mut |_| ()).unwrap_err().to_string();
         let good = test(Kind::BwRd, 64, 8192);

@@ -1,14 +1,14 @@
-//! PCI Express, three ways, in one vocabulary:
+//! PCI Express in a common vocabulary: the protocol's arithmetic, its packets, and a simulated host.
 //!
-//! * [`link`]: what a link is: generation, width, payload and request limits.
-//! * [`configuration`]: what a device's configuration space says of its link.
-//! * [`tlp`]: the packets on it, and what each costs in bytes.
-//! * [`model`]: what a link leaves for data, by the protocol's arithmetic alone.
-//! * [`host`]: a machine with a device in it, simulated.
-//! * [`test`] and [`result`]: the five tests of pcie-bench, and what they bring, in one versioned form for models,
-//!   simulations, measurements and published data alike.
+//! * [`link`]: the parameters of a link: generation, width, payload and request limits.
+//! * [`configuration`]: reads the link from the configuration space of a device.
+//! * [`tlp`]: the packets of the link, and their size in bytes.
+//! * [`model`]: the bandwidth that a link leaves for data, from the protocol's arithmetic alone.
+//! * [`host`]: a simulated machine with a device.
+//! * [`test`] and [`result`]: the five tests of pcie-bench and their results, in one versioned form for models,
+//!   simulations, measurements and published data.
 //!
-//! Nothing here reads a clock or touches a device: time and randomness are handed in.
+//! Nothing here reads a clock or accesses a device: time and randomness are parameters.
 //!
 //! Source of the method: Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018.
 

@@ -1,4 +1,4 @@
-//! What a PCIe link is: generation, width, and the limits both ends agreed on.
+//! The parameters of a PCIe link: generation, width, and the limits that both ends have negotiated.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,12 +11,12 @@ use thiserror::Error;
 #[serde(try_from = "u8", into = "u8")]
 pub struct Generation(u8);
 
-/// How many lanes a link has: 1, 2, 4, 8, 12, 16 or 32.
+/// The number of lanes of a link: 1, 2, 4, 8, 12, 16 or 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Lanes(u8);
 
-/// A size that the specification allows for payloads and read requests: a power of two from 128 to 4096 bytes.
+/// A maximum size of payloads or read requests: a power of two from 128 to 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct TransferLimit(u32);
@@ -26,7 +26,7 @@ pub struct TransferLimit(u32);
 #[serde(try_from = "u32", into = "u32")]
 pub struct ReadBoundary(u32);
 
-/// How wide the addresses in memory requests are: three or four double words of header.
+/// Width of the addresses in memory requests, which have three or four double words of header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum AddressWidth {
@@ -37,17 +37,17 @@ pub enum AddressWidth {
     Bits64,
 }
 
-/// Bytes of packets in a flit of [`FLIT_BYTES`]: the rest is 6 of data link layer, 8 of CRC and 6 of FEC
-/// (specification 6.0, section 4.2.3.4).
+/// Bytes of transaction layer packets in a flit of [`FLIT_BYTES`]: the other bytes are 6 of data link layer, 8 of CRC
+/// and 6 of FEC (specification 6.0, section 4.2.3.4).
 pub const FLIT_TLP_BYTES: u32 = 236;
 /// Bytes of a flit.
 pub const FLIT_BYTES: u32 = 256;
 
-/// A link as its two ends have agreed on it.
+/// A link as its two ends have negotiated it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Generation of the specification: sets rate and encoding.
+    /// Generation of the specification, which determines rate and encoding.
     pub generation: Generation,
     /// Number of lanes.
     pub lanes: Lanes,
@@ -76,10 +76,10 @@ pub enum LinkError {
     #[error("a link of {0} lanes does not exist; choose 1, 2, 4, 8, 12, 16 or 32")]
     Lanes(u8),
     /// Not a size of the specification.
-    #[error("{0} bytes is no payload or request limit; choose a power of two from 128 to 4096")]
+    #[error("{0} bytes is not a payload or request limit; choose a power of two from 128 to 4096")]
     TransferLimit(u32),
     /// Not a boundary of the specification.
-    #[error("{0} bytes is no read completion boundary; choose 64 or 128")]
+    #[error("{0} bytes is not a read completion boundary; choose 64 or 128")]
     ReadBoundary(u32),
     /// Not a width of the specification.
     #[error("addresses of {0} bits do not exist; choose 32 or 64")]
@@ -90,10 +90,10 @@ pub enum LinkError {
 }
 
 impl Generation {
-    /// The newest one known.
+    /// The latest known generation.
     pub const LATEST: Self = Self(7);
 
-    /// The generation of this number.
+    /// Returns the generation of this number.
     ///
     /// # Errors
     /// For numbers other than 1 to 7.
@@ -101,12 +101,12 @@ impl Generation {
         if (1..=Self::LATEST.0).contains(&number) { Ok(Self(number)) } else { Err(LinkError::Generation(number)) }
     }
 
-    /// 1 to 7.
+    /// Returns the number, 1 to 7.
     pub fn number(self) -> u8 {
         self.0
     }
 
-    /// Transfers of a lane, in units of 10^9 a second: 2.5, 5, 8, 16, 32, 64, 128.
+    /// Returns the transfer rate of a lane, in 10^9 transfers a second: 2.5, 5, 8, 16, 32, 64 or 128.
     pub fn transfers_gtps(self) -> f64 {
         match self.0 {
             1 => 2.5,
@@ -115,14 +115,14 @@ impl Generation {
         }
     }
 
-    /// Whether packets travel in flits of 256 bytes: from generation 6 on.
+    /// Returns whether packets are carried in flits of 256 bytes, which holds from generation 6 on.
     pub fn is_flit_mode(self) -> bool {
         self.0 >= 6
     }
 }
 
 impl Lanes {
-    /// A link of this width.
+    /// Returns a link width.
     ///
     /// # Errors
     /// For widths that the specification does not have.
@@ -130,63 +130,63 @@ impl Lanes {
         if matches!(count, 1 | 2 | 4 | 8 | 12 | 16 | 32) { Ok(Self(count)) } else { Err(LinkError::Lanes(count)) }
     }
 
-    /// How many.
+    /// Returns the number of lanes.
     pub fn count(self) -> u8 {
         self.0
     }
 }
 
 impl TransferLimit {
-    /// All there are, smallest first.
+    /// All limits, smallest first.
     pub const ALL: [Self; 6] = [Self(128), Self(256), Self(512), Self(1024), Self(2048), Self(4096)];
 
-    /// A limit of this many bytes.
+    /// Returns a limit of this many bytes.
     ///
     /// # Errors
-    /// For what is no power of two from 128 to 4096.
+    /// For values other than a power of two from 128 to 4096.
     pub fn new(bytes: u32) -> Result<Self, LinkError> {
         let limit = Self(bytes);
         if Self::ALL.contains(&limit) { Ok(limit) } else { Err(LinkError::TransferLimit(bytes)) }
     }
 
-    /// In bytes.
+    /// Returns the number of bytes.
     pub fn bytes(self) -> u32 {
         self.0
     }
 
-    /// Its place in [`TransferLimit::ALL`].
+    /// Returns its index in [`TransferLimit::ALL`].
     pub fn index(self) -> usize {
         (self.0.trailing_zeros() - Self::ALL[0].0.trailing_zeros()) as usize
     }
 }
 
 impl ReadBoundary {
-    /// A boundary of this many bytes.
+    /// Returns a boundary of this many bytes.
     ///
     /// # Errors
-    /// For anything but 64 and 128.
+    /// For values other than 64 and 128.
     pub fn new(bytes: u32) -> Result<Self, LinkError> {
         if matches!(bytes, 64 | 128) { Ok(Self(bytes)) } else { Err(LinkError::ReadBoundary(bytes)) }
     }
 
-    /// In bytes.
+    /// Returns the number of bytes.
     pub fn bytes(self) -> u32 {
         self.0
     }
 }
 
 impl Default for ReadBoundary {
-    /// 64 bytes, as root complexes of Intel have it.
+    /// Returns 64 bytes, the value of Intel's root complexes.
     fn default() -> Self {
         Self(64)
     }
 }
 
 impl AddressWidth {
-    /// Addresses of this many bits.
+    /// Returns the width of this many bits.
     ///
     /// # Errors
-    /// For anything but 32 and 64.
+    /// For values other than 32 and 64.
     pub fn new(bits: u8) -> Result<Self, LinkError> {
         match bits {
             32 => Ok(Self::Bits32),
@@ -195,7 +195,7 @@ impl AddressWidth {
         }
     }
 
-    /// 32 or 64.
+    /// Returns 32 or 64.
     pub fn bits(self) -> u8 {
         match self {
             Self::Bits32 => 32,
@@ -216,7 +216,8 @@ impl Link {
         ecrc: false,
     };
 
-    /// 10^9 bits a second of all lanes, line code deducted. From generation 6 on there is none.
+    /// Returns the rate of all lanes in 10^9 bits a second, without the overhead of the line code, of which there is
+    /// none from generation 6 on.
     pub fn raw_gbps(&self) -> f64 {
         let code_share = match self.generation.number() {
             1 | 2 => 8.0 / 10.0,
@@ -227,7 +228,7 @@ impl Link {
     }
 }
 
-/// Conversions for serde, for the command line and for printing.
+/// Implements the conversions for serde, for the command line and for printing.
 macro_rules! as_number {
     ($type:ty, $number:ty, $new:path, $value:path, $example:literal) => {
         impl TryFrom<$number> for $type {
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_link_can_have_is_refused_with_value_and_remedy() {
+    fn invalid_values_are_refused_with_value_and_remedy() {
         assert_eq!("8".parse::<Generation>(), Err(LinkError::Generation(8)));
         assert_eq!("3".parse::<Lanes>(), Err(LinkError::Lanes(3)));
         for bytes in [0, 64, 129, 300, 8192, u32::MAX] {
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_know_their_place() {
+    fn the_index_of_a_limit_is_its_position_in_all() {
         for (index, limit) in TransferLimit::ALL.iter().enumerate() {
             assert_eq!(limit.index(), index);
         }

@@ -1,54 +1,54 @@
-//! What a test brought, in one versioned form: models, simulations, measurements and published data look alike.
+//! The result of a test, in one versioned form for models, simulations, measurements and published data.
 
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
 use crate::test::Test;
 
-/// Name and version of the JSON form. It grows by optional fields; anything else is another version.
+/// Name and version of the JSON form. New optional fields keep the version; any other change increments it.
 pub const SCHEMA: &str = "crosslane-pcie/1";
 
-/// Where a number comes from.
+/// Where a figure comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Provenance {
-    /// Taken on a real device.
+    /// Measured on a real device.
     Measured,
     /// Calculated or simulated.
     Modelled,
-    /// Printed by others.
+    /// Published by others.
     Published,
 }
 
-/// One test's result.
+/// The result of one test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TestResult {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Where the numbers come from.
+    /// Where the figures come from.
     pub provenance: Provenance,
-    /// The device as on the command line: `sim:hsw`, `memory`, `pci:0000:00:04.0`, `cuda:0`.
+    /// Name of the device on the command line: `sim:hsw`, `memory`, `pci:0000:00:04.0`, `cuda:0`.
     pub device: String,
-    /// Host, device and link in words, as far as known.
+    /// Description of host, device and link, as far as known.
     pub description: String,
-    /// The link, where it is known.
+    /// The link, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
-    /// What was asked.
+    /// The test.
     #[serde(flatten)]
     pub test: Test,
-    /// What came out.
+    /// The figures.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came out.
+/// The figures of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Outcome {
-    /// Of a latency test.
+    /// Result of a latency test.
     Latency(Latency),
-    /// Of a bandwidth test.
+    /// Result of a bandwidth test.
     Bandwidth(Bandwidth),
 }
 
@@ -57,7 +57,7 @@ pub enum Outcome {
 pub struct Latency {
     /// Mean of all samples.
     pub average_ns: f64,
-    /// Mean without the lowest and the highest 0.1% of samples; published data do not always say.
+    /// Mean without the lowest and the highest 0.1% of samples; some published data do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trimmed_average_ns: Option<f64>,
     /// Smallest.
@@ -66,20 +66,20 @@ pub struct Latency {
     pub p50_ns: f64,
     /// 95% of samples are at most this.
     pub p95_ns: f64,
-    /// 99% of samples are at most this; published data do not always say.
+    /// 99% of samples are at most this; some published data do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_ns: Option<f64>,
     /// 99.9% of samples are at most this.
     pub p999_ns: f64,
-    /// Largest; outliers are kept.
+    /// Largest; outliers are included.
     pub max_ns: f64,
-    /// What reading the timer costs, already subtracted from every figure.
+    /// Cost of reading the timer, already subtracted from every figure.
     #[serde(default)]
     pub timer_cost_ns: f64,
-    /// The timer's step.
+    /// Resolution of the timer.
     #[serde(default)]
     pub timer_step_ns: f64,
-    /// Points of the cumulative distribution: nanoseconds, share at or below.
+    /// Points of the cumulative distribution: nanoseconds, and the share of samples at or below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cdf: Vec<(f64, f64)>,
     /// Every sample in order, on request.
@@ -87,13 +87,13 @@ pub struct Latency {
     pub raw_ns: Vec<f64>,
 }
 
-/// A rate.
+/// A bandwidth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bandwidth {
-    /// Payload in 10^9 bits a second; of a read-and-write test, of each direction.
+    /// Payload in 10^9 bits a second; of a read-and-write test, in each direction.
     pub gbps: f64,
-    /// Transfers a second, in millions; of a read-and-write test, of each direction.
+    /// Millions of transfers a second; of a read-and-write test, in each direction.
     pub mtransfers_per_s: f64,
-    /// How long it took, in nanoseconds of the device's clock.
+    /// Duration in nanoseconds of the device's clock.
     pub elapsed_ns: f64,
 }

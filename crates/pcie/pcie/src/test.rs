@@ -5,38 +5,38 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Units never cross a boundary of this many bytes.
+/// Size of a page, whose boundary no unit crosses.
 pub const PAGE_BYTES: u64 = 4096;
-/// Bytes of a cache line; units begin at one.
+/// Bytes of a cache line, at which every unit begins.
 pub const LINE_BYTES: u64 = 64;
-/// The smallest and the largest window of the published method.
+/// The smallest window of the published method.
 pub const WINDOW_BYTES_MIN: u64 = 1 << 10;
-/// The smallest and the largest window of the published method.
+/// The largest window of the published method.
 pub const WINDOW_BYTES_MAX: u64 = 64 << 20;
 /// The largest transfer: one page.
 pub const SIZE_BYTES_MAX: u32 = PAGE_BYTES as u32;
 
-/// What is measured.
+/// A kind of test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Latency of a DMA read.
     LatRd,
-    /// Latency of a DMA write followed by a read of the same place.
+    /// Latency of a DMA write followed by a read of the same address.
     LatWrrd,
     /// Bandwidth of DMA reads.
     BwRd,
     /// Bandwidth of DMA writes.
     BwWr,
-    /// Bandwidth of alternating reads and writes; each direction's is reported.
+    /// Bandwidth of alternating reads and writes, reported for each direction.
     BwRdwr,
 }
 
-/// What the caches hold before the test.
+/// The state of the caches before a test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cache {
-    /// Nothing of the window: 64 MB of other memory were touched before.
+    /// No line of the window: 64 MB of other memory were touched before.
     #[default]
     Cold,
     /// The CPU wrote the window.
@@ -49,7 +49,7 @@ pub enum Cache {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Iommu {
-    /// Not at all.
+    /// No translation.
     #[default]
     Off,
     /// In pages of 4 KB.
@@ -60,59 +60,60 @@ pub enum Iommu {
     Pages2M,
 }
 
-/// Where the memory is, seen from the device's socket.
+/// The socket of the memory, relative to that of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Numa {
-    /// On the same socket.
+    /// The same socket.
     #[default]
     Local,
-    /// On another.
+    /// Another socket.
     Remote,
 }
 
-/// In which order the units of the window are visited.
+/// The order in which the units of the window are visited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// A unit drawn for each transfer, the same one twice in a row included: as the published firmware does it
-    /// (pciebench-nfp, me/utils.c, `dma_addr_init`). Devices whose caches would serve a second visit make one a pass.
+    /// A unit is drawn for each transfer, possibly the same one twice in a row, as in the published firmware
+    /// (pciebench-nfp, me/utils.c, `dma_addr_init`). Devices whose caches would serve a second visit make one in each
+    /// pass.
     #[default]
     Random,
-    /// One after the other.
+    /// In the order of addresses.
     Sequential,
 }
 
 /// One test with all its parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Test {
-    /// What is measured.
+    /// Kind of the test.
     pub test: Kind,
     /// Bytes of one transfer.
     pub size_bytes: u32,
-    /// Bytes of host memory over which the transfers wander.
+    /// Bytes of host memory over which the transfers are spread.
     pub window_bytes: u64,
-    /// Where in its unit a transfer begins, 0 to 63.
+    /// Offset of a transfer in its unit, 0 to 63.
     #[serde(default)]
     pub host_offset_bytes: u32,
-    /// Where in its own line the device's buffer begins, 0 to 63.
+    /// Offset of the device's buffer in its cache line, 0 to 63.
     #[serde(default)]
     pub device_offset_bytes: u32,
-    /// In which order units are visited.
+    /// Order in which units are visited.
     #[serde(default)]
     pub order: Order,
-    /// What the caches hold before.
+    /// State of the caches before the test.
     #[serde(default)]
     pub cache: Cache,
-    /// How addresses are translated.
+    /// Address translation.
     #[serde(default)]
     pub iommu: Iommu,
-    /// Where the memory is.
+    /// Socket of the memory.
     #[serde(default)]
     pub numa: Numa,
-    /// Latencies taken, or transfers timed together.
+    /// Number of latencies, or of transfers that are timed together.
     pub samples: u64,
-    /// Of everything random.
+    /// Seed of all random numbers.
     #[serde(default)]
     pub seed: u64,
 }
@@ -120,46 +121,46 @@ pub struct Test {
 /// An invalid test.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum TestError {
-    /// Nothing, or more than a page.
+    /// The transfer size is zero or more than a page.
     #[error("a transfer of {0} bytes is not possible; choose 1 to {SIZE_BYTES_MAX}")]
     Size(u32),
-    /// Out of the method's range.
+    /// The window is out of the range of the method.
     #[error("a window of {0} bytes is out of range; choose {WINDOW_BYTES_MIN} (1K) to {WINDOW_BYTES_MAX} (64M)")]
     Window(u64),
-    /// Out of range.
+    /// The offset is out of range.
     #[error("an offset of {0} bytes leaves the cache line; choose 0 to 63")]
     Offset(u32),
-    /// A unit must fit.
+    /// The window has no space for a unit.
     #[error("a window of {window_bytes} bytes is smaller than a transfer's unit of {unit_bytes}; enlarge the window")]
     WindowTooSmall {
-        /// The window asked for.
+        /// Size of the window.
         window_bytes: u64,
-        /// What a transfer needs, offset included, in whole lines.
+        /// Bytes that a transfer needs, including the offset, in whole lines.
         unit_bytes: u64,
     },
-    /// A unit must not cross a page.
+    /// A unit crosses a page boundary.
     #[error("{size_bytes} bytes at offset {offset_bytes} cross a 4 KB boundary; reduce one of them")]
     CrossesPage {
-        /// Of the transfer.
+        /// Size of the transfer.
         size_bytes: u32,
-        /// In its unit.
+        /// Offset of the transfer in its unit.
         offset_bytes: u32,
     },
-    /// Nothing to measure.
-    #[error("0 samples measure nothing; ask for at least 1")]
+    /// There are no samples.
+    #[error("0 samples measure nothing; choose at least 1")]
     NoSamples,
 }
 
 impl Kind {
-    /// All there are.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::LatRd, Self::LatWrrd, Self::BwRd, Self::BwWr, Self::BwRdwr];
 
-    /// Whether it brings latencies rather than a bandwidth.
+    /// Returns whether the test yields latencies rather than a bandwidth.
     pub fn is_latency(self) -> bool {
         matches!(self, Self::LatRd | Self::LatWrrd)
     }
 
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::LatRd => "lat-rd",
@@ -178,36 +179,37 @@ impl fmt::Display for Kind {
 }
 
 impl Test {
-    /// Latencies of a published run.
+    /// Number of latencies of a published run.
     pub const LATENCY_SAMPLES: u64 = 2_097_152;
-    /// Transfers of a published bandwidth run.
+    /// Number of transfers of a published bandwidth run.
     pub const BANDWIDTH_SAMPLES: u64 = 8_388_608;
 
-    /// Bytes of the window that one transfer has to itself: size and offset in whole lines.
+    /// Returns the bytes of a unit, the part of the window that one transfer uses: size and offset, rounded up to whole
+    /// lines.
     pub fn unit_bytes(&self) -> u64 {
         (u64::from(self.size_bytes) + u64::from(self.host_offset_bytes)).next_multiple_of(LINE_BYTES)
     }
 
-    /// Units of a page: none crosses its end.
+    /// Returns the number of units in a page; no unit crosses its end.
     pub fn units_per_page(&self) -> u64 {
         PAGE_BYTES / self.unit_bytes()
     }
 
-    /// Units of the window.
+    /// Returns the number of units in the window.
     pub fn units(&self) -> u64 {
         let whole_pages = self.window_bytes / PAGE_BYTES;
         let rest_bytes = self.window_bytes % PAGE_BYTES;
         whole_pages * self.units_per_page() + rest_bytes / self.unit_bytes()
     }
 
-    /// Where in the window the transfer of unit `index` begins.
+    /// Returns the address in the window at which the transfer of unit `index` begins.
     pub fn address_of(&self, index: u64) -> u64 {
         let page = index / self.units_per_page();
         let in_page = index % self.units_per_page();
         page * PAGE_BYTES + in_page * self.unit_bytes() + u64::from(self.host_offset_bytes)
     }
 
-    /// Whether it can be run at all.
+    /// Checks that the test is valid.
     ///
     /// # Errors
     /// The first parameter that is out of range.

@@ -1,4 +1,5 @@
-//! Flow control: a sender spends credits of the receiver's buffer and gets them back when the receiver has made room.
+//! Flow control: a sender consumes credits of the receiver's buffer, which the receiver returns when it has freed
+//! space.
 
 use std::collections::VecDeque;
 
@@ -6,37 +7,37 @@ use sim::Time;
 
 use crate::tlp::Credits;
 
-/// The credits of one class in one direction.
+/// The credits of one class of packets in one direction.
 #[derive(Clone, Debug)]
 pub struct CreditPool {
-    /// What the receiver advertised; 0 stands for "without limit", as on the wire.
+    /// Credits that the receiver advertised; 0 means infinite, as on the wire.
     limit: Credits,
     used: Credits,
-    /// When what comes back, earliest first.
+    /// Credits that will return, earliest first.
     returns: VecDeque<(Time, Credits)>,
 }
 
-/// Whether `used` and `more` fit a limit of which 0 means none.
+/// Returns whether `used` and `more` fit in a limit, where 0 means infinite.
 fn fits(used: u32, more: u32, limit: u32) -> bool {
     limit == 0 || used + more <= limit
 }
 
 impl CreditPool {
-    /// A pool of this many credits, all there; a part that is 0 has no limit.
+    /// Returns a pool with all of its credits available; a limit of 0 is infinite.
     pub fn new(limit: Credits) -> Self {
         Self { limit, used: Credits::default(), returns: VecDeque::new() }
     }
 
-    /// Whether neither part has a limit.
+    /// Returns whether header and data credits are both infinite.
     fn is_infinite(&self) -> bool {
         self.limit == Credits::default()
     }
 
-    /// Spends `need` at `at`, or as soon after as enough has come back; answers when.
+    /// Consumes `need` at `at`, or as soon afterwards as enough credits have returned, and returns that time.
     ///
     /// # Panics
-    /// When `need` can never be met: the limits are below one packet, or nothing is on its way back.
-    pub fn spend(&mut self, at: Time, need: Credits) -> Time {
+    /// `need` can never be met: the limit is below one packet, or no credits are due to return.
+    pub fn consume(&mut self, at: Time, need: Credits) -> Time {
         if self.is_infinite() {
             return at;
         }
@@ -48,16 +49,16 @@ impl CreditPool {
                 }
                 now = when;
             }
-            self.take_back();
+            self.apply_next_return();
         }
-        assert!(self.has(need), "{need:?} of {:?} never come back", self.limit);
+        assert!(self.has(need), "{need:?} of {:?} never return", self.limit);
         self.used.header += need.header;
         self.used.data += need.data;
         now
     }
 
-    /// What `spend` took comes back at `at`, or when what was given back before has come.
-    pub fn give_back(&mut self, at: Time, credits: Credits) {
+    /// Schedules the return of credits at `at`, but not before those scheduled earlier.
+    pub fn schedule_return(&mut self, at: Time, credits: Credits) {
         if !self.is_infinite() {
             let at = self.returns.back().map_or(at, |&(last, _)| at.max(last));
             self.returns.push_back((at, credits));
@@ -68,7 +69,7 @@ impl CreditPool {
         fits(self.used.header, need.header, self.limit.header) && fits(self.used.data, need.data, self.limit.data)
     }
 
-    fn take_back(&mut self) {
+    fn apply_next_return(&mut self) {
         if let Some((_, credits)) = self.returns.pop_front() {
             self.used.header -= credits.header;
             self.used.data -= credits.data;
@@ -97,35 +98,35 @@ mod tests {
             let mut last_return = Time::ZERO;
             for (data, gap, hold) in packets {
                 let need = credits(1, data.min(limit.1));
-                let spent = pool.spend(now + Span::from_ps(gap), need);
+                let spent = pool.consume(now + Span::from_ps(gap), need);
                 prop_assert!(spent >= now);
                 prop_assert!(pool.used.header <= limit.0 && pool.used.data <= limit.1);
                 now = spent;
                 last_return = last_return.max(now + Span::from_ps(hold));
-                pool.give_back(last_return, need);
+                pool.schedule_return(last_return, need);
             }
-            pool.spend(last_return, credits(0, 0));
+            pool.consume(last_return, credits(0, 0));
             prop_assert_eq!(pool.used, credits(0, 0));
         }
     }
 
     #[test]
-    fn throughput_is_credits_by_round_trip() {
+    fn throughput_is_credits_per_round_trip() {
         let mut pool = CreditPool::new(credits(4, 0));
         let round_trip = Span::from_ps(1000);
         let mut now = Time::ZERO;
         for _ in 0..400 {
-            now = pool.spend(now, credits(1, 16));
-            pool.give_back(now + round_trip, credits(1, 16));
+            now = pool.consume(now, credits(1, 16));
+            pool.schedule_return(now + round_trip, credits(1, 16));
         }
         assert_eq!(now.ps(), 99 * 1000, "four packets a round trip");
     }
 
     #[test]
-    fn no_limit_never_waits() {
+    fn infinite_credits_never_wait() {
         let mut pool = CreditPool::new(credits(0, 0));
         for packet in 0..1000 {
-            assert_eq!(pool.spend(Time::from_ps(packet), credits(1, 256)), Time::from_ps(packet));
+            assert_eq!(pool.consume(Time::from_ps(packet), credits(1, 256)), Time::from_ps(packet));
         }
     }
 }

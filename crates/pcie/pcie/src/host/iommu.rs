@@ -1,19 +1,19 @@
-//! Translation of the device's addresses: an IOTLB, and walkers of the page table for what it misses.
+//! Translation of the device's addresses: an IOTLB, and page table walkers for its misses.
 //!
-//! Requests are taken in the order of arrival. A hit costs nothing more (what a lookup costs is in the root complex's
-//! time); a miss waits for a walker and then for the walk; requests for a page that is being walked for wait for that
-//! walk. Only the oldest few requests are looked at: one more enters when one leaves. All lines of a request share one
-//! translation, for none crosses a page. After the walk a read keeps its walker while its lines are looked up again one
-//! by one: that is what the published curves of reads longer than a line need.
+//! Requests are accepted in the order of arrival. A hit adds no time, because the time of the root complex includes the
+//! lookup. A miss waits for a walker and then for the walk; requests for a page with a walk in progress wait for that
+//! walk. Only the oldest few requests are considered: one more enters when one leaves. All lines of a request share one
+//! translation, because no request crosses a page. After the walk a read keeps its walker while its lines are looked up
+//! again one by one, which the published curves of reads longer than a line require.
 
 use sim::{Random, Span, Time};
 
 use super::parameters::{IommuParameters, Replacement};
 
-/// No slot, no page.
+/// Marks an absent slot or page.
 const NONE: u32 = u32::MAX;
 
-/// Translates; holds IOTLB and walkers.
+/// The IOMMU: its IOTLB and its walkers.
 #[derive(Clone, Debug)]
 pub struct Iommu {
     page_shift: u32,
@@ -25,20 +25,20 @@ pub struct Iommu {
     read_hold: Span,
     line_replay: Span,
     random: Random,
-    /// Where in the IOTLB the window's page is, or [`NONE`].
+    /// For each page of the window, its slot in the IOTLB or [`NONE`].
     slot_of_page: Vec<u32>,
     slots: Vec<Slot>,
-    /// Slots in use, by set.
+    /// Number of slots in use in each set.
     filled: Vec<u32>,
-    /// Use counter: the stamp of the next use.
+    /// Use counter, whose value is the stamp of the next use.
     uses: u64,
     walkers_free_at: Vec<Time>,
-    reads: Queue,
-    writes: Queue,
+    reads: TranslationQueue,
+    writes: TranslationQueue,
     retired: Time,
-    /// Lookups that missed.
+    /// Number of lookups that missed.
     pub misses: u64,
-    /// All lookups.
+    /// Number of lookups.
     pub lookups: u64,
 }
 
@@ -46,49 +46,49 @@ pub struct Iommu {
 struct Slot {
     page: u32,
     used: u64,
-    /// When its walk is done.
+    /// Time at which its walk is complete.
     filled: Time,
 }
 
-/// The requests that are looked at: when each of the last few left.
+/// The requests under consideration, as the times at which the last few leave.
 #[derive(Clone, Debug)]
-struct Queue {
-    left: Vec<Time>,
+struct TranslationQueue {
+    departures: Vec<Time>,
     oldest: usize,
 }
 
-impl Queue {
+impl TranslationQueue {
     fn new(requests: u32) -> Self {
-        Self { left: vec![Time::ZERO; requests as usize], oldest: 0 }
+        Self { departures: vec![Time::ZERO; requests as usize], oldest: 0 }
     }
 
-    /// When there is room for one more.
+    /// Returns the time at which one more request can enter.
     fn room_at(&self) -> Time {
-        self.left[self.oldest]
+        self.departures[self.oldest]
     }
 
-    /// One that leaves at `leaves` takes the place of the oldest.
+    /// Enters a request that leaves at `leaves`, in place of the oldest.
     fn enter(&mut self, leaves: Time) {
-        self.left[self.oldest] = leaves;
-        self.oldest = (self.oldest + 1) % self.left.len();
+        self.departures[self.oldest] = leaves;
+        self.oldest = (self.oldest + 1) % self.departures.len();
     }
 }
 
-/// A request as translation sees it.
+/// A request for translation.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// When it arrives.
+    /// Time of arrival.
     pub arrived: Time,
-    /// Where in the window.
+    /// Address in the window.
     pub address: u64,
-    /// Lines it touches.
+    /// Number of lines that it touches.
     pub lines: u32,
-    /// Whether data comes back.
+    /// Whether it is a read.
     pub is_read: bool,
 }
 
 impl Iommu {
-    /// An empty IOTLB for a window of this many bytes in pages of `1 << page_shift` bytes.
+    /// Returns an IOMMU with an empty IOTLB for a window of this many bytes in pages of `1 << page_shift` bytes.
     pub fn new(parameters: &IommuParameters, page_shift: u32, window_bytes: u64, random: Random) -> Self {
         let pages = (window_bytes >> page_shift) as usize + 1;
         let ways = if parameters.ways == 0 { parameters.entries } else { parameters.ways };
@@ -108,15 +108,16 @@ impl Iommu {
             filled: vec![0; sets as usize],
             uses: 0,
             walkers_free_at: vec![Time::ZERO; parameters.walkers as usize],
-            reads: Queue::new(parameters.read_queue),
-            writes: Queue::new(parameters.write_queue),
+            reads: TranslationQueue::new(parameters.read_queue),
+            writes: TranslationQueue::new(parameters.write_queue),
             retired: Time::ZERO,
             misses: 0,
             lookups: 0,
         }
     }
 
-    /// When the request is translated and may go on. `page_table_wait` is what a walk begun at a time waits for memory.
+    /// Returns the time at which the request is translated and continues. `page_table_wait` returns the time that a
+    /// walk that begins at the given time waits for memory.
     pub fn translate(&mut self, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> Time {
         let page = (lookup.address >> self.page_shift) as u32;
         self.lookups += 1;
@@ -132,11 +133,11 @@ impl Iommu {
         leaves
     }
 
-    fn queue(&mut self, is_read: bool) -> &mut Queue {
+    fn queue(&mut self, is_read: bool) -> &mut TranslationQueue {
         if is_read { &mut self.reads } else { &mut self.writes }
     }
 
-    /// Walks for `page` and puts it into a slot.
+    /// Walks the page table for `page`, enters the translation, and returns its slot.
     fn miss(&mut self, page: u32, at: Time, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> u32 {
         self.misses += 1;
         let walker = self.first_free_walker();
@@ -160,7 +161,7 @@ impl Iommu {
         times.min_by_key(|&(_, free_at)| *free_at).map_or(0, |(walker, _)| walker)
     }
 
-    /// The slot that `page` gets: an empty one of its set while there is one.
+    /// Chooses the slot for `page`: an empty one of its set if there is one, otherwise a victim.
     fn victim(&mut self, page: u32) -> u32 {
         let set = page % self.sets;
         let first = set * self.ways;
@@ -242,22 +243,22 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_looked_at_when_the_queue_has_room() {
+    fn a_request_is_considered_when_the_queue_has_room() {
         let mut iommu = iommu(&IommuParameters { read_queue: 2, walkers: 8, ..parameters() });
         let done: Vec<u64> = (0..6).map(|page| look(&mut iommu, 0, page)).collect();
         assert_eq!(done, [300, 300, 600, 600, 900, 900]);
     }
 
     #[test]
-    fn lines_of_a_read_hold_the_walker() {
+    fn the_lines_of_a_read_occupy_the_walker() {
         let mut iommu = iommu(&IommuParameters { walkers: 1, line_replay_ns: 20.0, ..parameters() });
         let wide = Lookup { arrived: Time::ZERO, address: 0, lines: 4, is_read: true };
-        assert_eq!(iommu.translate(wide, |_| Span::ZERO).ps(), 300_000, "the read itself goes on");
+        assert_eq!(iommu.translate(wide, |_| Span::ZERO).ps(), 300_000, "the read itself continues");
         assert_eq!(look(&mut iommu, 0, 1), 680);
     }
 
     #[test]
-    fn hit_rate_is_entries_by_pages() {
+    fn the_hit_rate_is_entries_divided_by_pages() {
         for replacement in [Replacement::Random, Replacement::Lru] {
             let mut iommu = iommu(&IommuParameters { replacement, ..parameters() });
             let mut random = Random::new(9, "test");

@@ -1,11 +1,11 @@
-//! Main memory: latency, rate, and the refresh that stops it every few microseconds. Refresh makes the tail of reads
-//! that miss the cache: the published ones end at one refresh above the median, on either system.
+//! Main memory: latency, rate, and the refresh that blocks it every few microseconds. Refresh causes the tail of reads
+//! that miss the cache: on both systems the published tails end at one refresh above the median.
 
 use sim::{Random, Span, Time};
 
 use super::parameters::MemoryParameters;
 
-/// Memory behind one socket.
+/// The memory of one socket.
 #[derive(Clone, Debug)]
 pub struct Memory {
     latency: Span,
@@ -17,7 +17,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Idle memory; refresh begins at a random phase.
+    /// Returns idle memory whose refresh has a random phase.
     pub fn new(parameters: &MemoryParameters, hop_ns: f64, mut random: Random) -> Self {
         let refresh_interval_ps = Span::from_ns(parameters.refresh_interval_ns).ps().max(1);
         Self {
@@ -30,13 +30,13 @@ impl Memory {
         }
     }
 
-    /// How long an access that begins at `at` waits for a refresh to end.
+    /// Returns how long an access that begins at `at` waits for a refresh to end.
     pub fn refresh_wait(&self, at: Time) -> Span {
         let since_begin_ps = (at.ps() + self.phase_ps) % self.refresh_interval_ps;
         Span::from_ps(self.refresh_ps.saturating_sub(since_begin_ps))
     }
 
-    /// How long after `at` the first of `lines` is there; the others follow at memory's rate.
+    /// Returns the time from `at` until the first of `lines` is available; the others follow at the rate of memory.
     pub fn access(&mut self, at: Time, lines: u32) -> Span {
         let begun = at.max(self.free_at);
         self.free_at = begun + self.line * u64::from(lines);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_at_memorys_rate() {
+    fn lines_follow_at_the_rate_of_memory() {
         let mut memory = memory(10.0);
         let quiet = Time::from_ps(memory.refresh_interval_ps + 300_000 - memory.phase_ps);
         assert!((memory.access(quiet, 2).ns() - 80.0).abs() < 1e-9);

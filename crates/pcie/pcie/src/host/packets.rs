@@ -1,4 +1,4 @@
-//! The packets of the simulation.
+//! Builds the packets of the simulation.
 
 use crate::link::Link;
 use crate::tlp::{CommonFields, Completion, CompletionStatus, DW_BYTES, DeviceId, MemoryOp, MemoryRequest, Repr};
@@ -7,15 +7,15 @@ use crate::tlp::{CommonFields, Completion, CompletionStatus, DW_BYTES, DeviceId,
 const DEVICE: DeviceId = DeviceId(0x0400);
 /// The root port.
 const ROOT: DeviceId = DeviceId(0);
-/// All four bytes of a double word.
+/// Byte enables of all four bytes of a double word.
 const ALL_BYTES: u8 = 0xF;
 
-/// Double words that `bytes` at `address` touch.
+/// Returns the number of double words that `bytes` at `address` touch.
 fn length_dw(address: u64, bytes: u32) -> u32 {
     ((address % u64::from(DW_BYTES)) as u32 + bytes).div_ceil(DW_BYTES)
 }
 
-/// Bytes of the first and of the last double word that count.
+/// Returns the byte enables of the first and of the last double word.
 fn byte_enables(address: u64, bytes: u32) -> (u8, u8) {
     let skipped = (address % u64::from(DW_BYTES)) as u32;
     let unused = length_dw(address, bytes) * DW_BYTES - skipped - bytes;
@@ -42,17 +42,17 @@ fn memory(link: &Link, op: MemoryOp, address: u64, bytes: u32, tag: u16) -> Repr
     })
 }
 
-/// A write of `bytes` at `address`.
+/// Returns a write of `bytes` at `address`.
 pub fn write(link: &Link, address: u64, bytes: u32) -> Repr {
     memory(link, MemoryOp::Write, address, bytes, 0)
 }
 
-/// A request for `bytes` at `address`.
+/// Returns a read request for `bytes` at `address`.
 pub fn read(link: &Link, address: u64, bytes: u32, tag: u16) -> Repr {
     memory(link, MemoryOp::Read, address, bytes, tag)
 }
 
-/// The answer that brings `bytes` at `address`, of `remaining` that were still to come.
+/// Returns a completion with `bytes` at `address`, of `remaining` that were outstanding.
 pub fn completion(link: &Link, address: u64, bytes: u32, remaining: u32, tag: u16) -> Repr {
     Repr::Completion(Completion {
         completer: ROOT,
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_weigh_what_the_published_model_says() {
+    fn packet_sizes_match_the_published_model() {
         let link = Link::PUBLISHED;
         assert_eq!(write(&link, 0, 64).wire_bytes(), 64 + 24);
         assert_eq!(read(&link, 0, 512, 0).wire_bytes(), 24);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_ends_take_whole_double_words() {
+    fn unaligned_ends_occupy_whole_double_words() {
         assert_eq!((length_dw(3, 2), byte_enables(3, 2)), (2, (0b1000, 0b0001)));
         assert_eq!((length_dw(1, 2), byte_enables(1, 2)), (1, (0b0110, 0)));
         assert_eq!((length_dw(0, 8), byte_enables(0, 8)), (2, (0b1111, 0b1111)));

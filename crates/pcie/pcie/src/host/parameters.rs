@@ -1,4 +1,5 @@
-//! A system as a parameter file describes it: TOML, every unit in the key's name, every value with its source.
+//! The parameters of a system, read from a TOML file in which each key ends with its unit and each value states its
+//! source.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -8,7 +9,7 @@ use crate::link::{Link, TransferLimit};
 use crate::tlp::{Credits, DATA_CREDIT_BYTES};
 use config::ConfigError;
 
-/// The parameter files that come with the program: name and text. `base` in a file names another one of these.
+/// The built-in parameter files: name and text. The key `base` of a file names one of these.
 const BUILT_IN: [(&str, &str); 12] = [
     ("nfp-6000", include_str!("../../systems/nfp-6000.toml")),
     ("snb", include_str!("../../systems/snb.toml")),
@@ -24,93 +25,93 @@ const BUILT_IN: [(&str, &str); 12] = [
     ("genoa", include_str!("../../systems/genoa.toml")),
 ];
 
-/// Files that only serve others as base.
+/// Files that describe no system and only serve as a base.
 const PARTIAL: [&str; 2] = ["nfp-6000", "nic-gen4"];
-/// How many files may stand on one another.
+/// Longest chain of bases.
 const BASES_MAX: usize = 8;
-/// Tags of a device: ten bits name them.
+/// Largest number of tags of a device: a tag has ten bits.
 const TAGS_MAX: u32 = 1024;
-/// Times beyond this are taken for a wrong unit: a second.
+/// Longest valid time, one second: a longer one indicates a wrong unit.
 const NS_MAX: f64 = 1e9;
 
-/// A parameter file that makes no system.
+/// Why a parameter file describes no system.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParameterError {
-    /// Not one of those that come with the program.
+    /// The name is not one of the built-in systems.
     #[error("system '{name}' is not known; choose {known}, or give a parameter file")]
     Unknown {
-        /// As asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The known names.
         known: String,
     },
-    /// Not TOML, or an invalid key or value.
+    /// The file is not TOML, or has an invalid key or value.
     #[error(transparent)]
     File(#[from] ConfigError),
 }
 
-/// Everything that is known of a system.
+/// The parameters of a system.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
-    /// The file that this one changes; taken into account before the rest is read.
+    /// The file on which this one is based; it is merged before the other keys are read.
     #[serde(default)]
     pub base: Option<String>,
-    /// Processor, chipset and device in words.
+    /// Description of processor, chipset and device.
     pub description: String,
-    /// Whether no figure measured on this system went into it.
+    /// Whether the system is a prediction: no figure measured on it was used.
     #[serde(default)]
     pub is_prediction: bool,
-    /// Generation, width, limits.
+    /// Generation, width and limits of the link.
     pub link: Link,
-    /// What the link's ends add.
+    /// Properties of the endpoints of the link.
     pub wire: WireParameters,
-    /// What the root complex advertises, and the device.
+    /// Credits that the root complex and the device advertise.
     pub credits: CreditParameters,
     /// The device.
     pub device: DeviceParameters,
-    /// The host's end of the link.
+    /// The endpoint of the link in the host.
     pub root_complex: RootComplexParameters,
-    /// Translation of addresses.
+    /// Address translation.
     pub iommu: IommuParameters,
     /// The last-level cache of the device's socket.
     pub cache: CacheParameters,
     /// Main memory.
     pub memory: MemoryParameters,
-    /// Sockets.
+    /// The sockets of the host.
     pub numa: NumaParameters,
-    /// Latency that no part explains, of DMA reads.
+    /// Latency of DMA reads that no modelled part explains.
     #[serde(default)]
     pub tails: Option<TailParameters>,
 }
 
-/// What the link's ends add to its lanes.
+/// Properties of the endpoints of the link.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WireParameters {
-    /// Share of the device's bytes that are link layer packets and skip symbols.
+    /// Share of the bytes from the device that are link layer packets and skip symbols.
     pub up_dllp_share: f64,
-    /// Share of the host's.
+    /// Share of the bytes from the host.
     pub down_dllp_share: f64,
-    /// From the last bit sent to the last bit handed on, one way.
+    /// Time from the last bit sent to the last bit delivered, one way.
     pub latency_ns: f64,
-    /// From a packet's arrival to the Ack that leaves for it.
+    /// Time from the arrival of a packet to the departure of its Ack.
     pub acknowledge_ns: f64,
-    /// How long a sender waits for an Ack before it sends again.
+    /// Time that a sender waits for an Ack before it retransmits.
     pub replay_timer_ns: f64,
-    /// Bytes that may wait for an Ack.
+    /// Bytes that may be unacknowledged.
     pub replay_buffer_bytes: u32,
-    /// Probability that a bit arrives wrong.
+    /// Probability of a bit error.
     pub bit_error_rate: f64,
 }
 
-/// Credits of the three classes; 0 stands for "without limit".
+/// Credits of the three classes; 0 means infinite.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreditParameters {
     /// Writes that the host's queue holds.
     pub posted_headers: u32,
-    /// Their data, in units of 16 bytes.
+    /// Data of these packets, in units of 16 bytes.
     pub posted_data: u32,
     /// Read requests that the host's queue holds.
     pub non_posted_headers: u32,
@@ -118,110 +119,110 @@ pub struct CreditParameters {
     pub non_posted_data: u32,
     /// Completions that the device holds.
     pub completion_headers: u32,
-    /// Their data, in units of 16 bytes.
+    /// Data of these packets, in units of 16 bytes.
     pub completion_data: u32,
-    /// From room in the queue to its credits at the sender.
+    /// Time from free space in the queue until the sender has its credits.
     pub update_ns: f64,
 }
 
-/// A device that tests: DMA engines for transfers, commands for small ones.
+/// The device under test: DMA engines for transfers, commands for small ones.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceParameters {
     /// Read requests that may be outstanding.
     pub tags: u32,
-    /// The timer's step.
+    /// Resolution of the timer.
     pub timer_step_ns: f64,
-    /// Between the beginnings of two reads.
+    /// Shortest time between the starts of two reads.
     pub read_interval_ns: f64,
-    /// Between the beginnings of two writes.
+    /// Shortest time between the starts of two writes.
     pub write_interval_ns: f64,
-    /// What a transfer of either direction takes of the bus that both share, without its bytes.
+    /// Time that a transfer in either direction occupies the shared bus, without its bytes.
     pub bus_transfer_ns: f64,
-    /// Rate of that bus.
+    /// Rate of that bus, in 10^9 bits a second.
     pub bus_gbps: f64,
-    /// Between two packets of a write.
+    /// Time between two packets of a write.
     pub packet_gap_ns: f64,
-    /// Between the last packet of a write and the first of the next.
+    /// Time between the last packet of a write and the first of the next.
     pub write_gap_ns: f64,
-    /// From the last completion until a read's tag is free.
+    /// Time from the last completion until the tag of a read is free.
     pub tag_ns: f64,
-    /// From there until the program knows.
+    /// Time from there until the program detects the completion.
     pub dma_done_ns: f64,
-    /// What moving a byte from the link's buffer to the program takes, in latency.
+    /// Latency of moving a byte from the link's buffer to the program.
     pub receive_byte_ns: f64,
-    /// What a read of more than one line takes on top, in latency.
+    /// Additional latency of a read of more than one line.
     pub split_ns: f64,
-    /// From a DMA write's last packet to the read that follows it, without its bytes.
+    /// Time from the last packet of a DMA write to the read that follows it, without its bytes.
     pub write_done_ns: f64,
-    /// What a byte of a DMA write adds to that.
+    /// Time that each byte of a DMA write adds to that.
     pub write_byte_ns: f64,
-    /// A DMA write is done in bursts of this many bytes.
+    /// Bytes of a burst of a DMA write.
     pub write_burst_bytes: u32,
-    /// What each after the first takes, in latency.
+    /// Additional latency of each burst after the first.
     pub write_burst_ns: f64,
-    /// Latencies of transfers up to this size are taken by command, as published; longer ones by DMA.
+    /// Largest transfer of a latency test that is made by command, as published; larger ones use DMA.
     pub command_bytes_max: u32,
-    /// From a command's last completion until the program knows.
+    /// Time from the last completion of a command until the program detects it.
     pub command_done_ns: f64,
-    /// From a command's write to the read that follows it.
+    /// Time from the write of a command to the read that follows it.
     pub command_write_ns: f64,
 }
 
-/// The host's end of the link.
+/// The endpoint of the link in the host.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RootComplexParameters {
-    /// From a read's arrival to a line that a device wrote and the cache holds.
+    /// Time from the arrival of a read until a line in the cache that a device wrote is available.
     pub read_ns: f64,
-    /// What a line of a read takes of the way to cache and memory, behind which page table walks wait.
+    /// Time that a line of a read occupies the port to cache and memory, behind which page table walks wait.
     pub port_line_ns: f64,
-    /// Between the data of the lines of a read.
+    /// Time between the data of successive lines of a read.
     pub line_interval_ns: f64,
-    /// From a write's arrival until a read behind it may go on.
+    /// Time from the arrival of a write until a read behind it may continue.
     pub write_order_ns: f64,
-    /// What a read waits more when an earlier one of the same line, which no device wrote, is not answered yet.
+    /// Additional wait of a read while an earlier read of the same line, which no device wrote, is incomplete.
     pub conflict_ns: f64,
-    /// Latencies are spread evenly over this.
+    /// Width of the uniform distribution that is added to latencies.
     pub jitter_ns: f64,
-    /// Lines of requests at least this long share a completion, up to MPS, while they wait for the link; lines of
-    /// shorter ones go one by one, a read completion boundary each.
+    /// Smallest request whose lines share completions of up to MPS while they wait for the link. Each line of a shorter
+    /// request has its own completion, up to a read completion boundary.
     pub combine_from_bytes: u32,
 }
 
-/// Translation of addresses.
+/// Address translation.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IommuParameters {
-    /// Translations that the IOTLB holds.
+    /// Number of translations in the IOTLB.
     pub entries: u32,
-    /// Ways of a set; 0: any entry holds any page.
+    /// Ways of a set; 0 means fully associative.
     pub ways: u32,
-    /// Which translation goes when another comes.
+    /// Replacement policy of the IOTLB.
     pub replacement: Replacement,
-    /// Reads looked at at a time.
+    /// Number of reads under consideration at once.
     pub read_queue: u32,
-    /// Writes looked at at a time.
+    /// Number of writes under consideration at once.
     pub write_queue: u32,
-    /// Page table walks at a time.
+    /// Number of concurrent page table walks.
     pub walkers: u32,
-    /// How long a walk takes.
+    /// Duration of a walk.
     pub walk_ns: f64,
-    /// How long a read keeps its walker after the walk.
+    /// Time for which a read keeps its walker after the walk.
     pub read_hold_ns: f64,
-    /// And for each of its lines.
+    /// Additional time for each of its lines.
     pub line_replay_ns: f64,
-    /// Whether requests leave in the order in which they came.
+    /// Whether requests leave in the order of arrival.
     pub in_order: bool,
 }
 
-/// Which translation goes.
+/// A replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Replacement {
-    /// Any.
+    /// A random entry.
     Random,
-    /// The one that was used longest ago.
+    /// The least recently used entry.
     Lru,
 }
 
@@ -229,17 +230,17 @@ pub enum Replacement {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheParameters {
-    /// All of it.
+    /// Size, in units of 2^20 bytes.
     pub mib: f64,
-    /// Of a set.
+    /// Ways of a set.
     pub ways: u32,
-    /// Those into which a device's writes allocate.
+    /// Ways in which the writes of a device allocate.
     pub ddio_ways: u32,
-    /// What a line that the CPU wrote costs more than one that a device wrote.
+    /// Additional time of a line that the CPU wrote, compared with one that a device wrote.
     pub snoop_ns: f64,
-    /// What a write of part of a line that is not in the cache costs more: the rest is fetched.
+    /// Additional time of a partial write of a line that is not in the cache: the rest is fetched.
     pub fetch_ns: f64,
-    /// What a write costs more that pushes another line out.
+    /// Additional time of a write that evicts another line.
     pub dirty_eviction_ns: f64,
 }
 
@@ -247,71 +248,71 @@ pub struct CacheParameters {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryParameters {
-    /// What a line costs more than one from the cache.
+    /// Additional latency of a line from memory, compared with one from the cache.
     pub latency_ns: f64,
-    /// Between two lines at full rate, for one device.
+    /// Time between two lines at full rate, for one device.
     pub line_ns: f64,
-    /// Between two refreshes (tREFI).
+    /// Time between two refreshes (tREFI).
     pub refresh_interval_ns: f64,
-    /// How long one takes (tRFC).
+    /// Duration of a refresh (tRFC).
     pub refresh_ns: f64,
 }
 
-/// Sockets.
+/// The sockets of the host.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NumaParameters {
-    /// How many.
+    /// Number of sockets.
     pub sockets: u32,
-    /// What memory of another socket costs more.
+    /// Additional latency of memory of another socket.
     pub hop_ns: f64,
-    /// `root_complex.conflict_ns` of lines there.
+    /// `root_complex.conflict_ns` for lines of that memory.
     pub conflict_ns: f64,
 }
 
-/// Latency that no part explains, by its quantiles.
+/// Latency that no modelled part explains, by its quantiles.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TailParameters {
-    /// Share of requests from 0 to 1, and what they wait at most, in nanoseconds.
+    /// Pairs of a share of requests, from 0 to 1, and the longest wait of these, in nanoseconds.
     pub quantiles: Vec<[f64; 2]>,
 }
 
 impl CreditParameters {
-    /// Of writes.
+    /// Returns the credits of writes.
     pub fn posted(&self) -> Credits {
         Credits { header: self.posted_headers, data: self.posted_data }
     }
 
-    /// Of read requests.
+    /// Returns the credits of read requests.
     pub fn non_posted(&self) -> Credits {
         Credits { header: self.non_posted_headers, data: self.non_posted_data }
     }
 
-    /// Of completions.
+    /// Returns the credits of completions.
     pub fn completion(&self) -> Credits {
         Credits { header: self.completion_headers, data: self.completion_data }
     }
 }
 
-/// Systems that can be run by name, in order.
+/// Returns the names of the systems that can be run, in order.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|(name, _)| *name).filter(|name| !PARTIAL.contains(name))
 }
 
-/// Text of the file that came with the program under this name.
+/// Returns the text of the built-in file of this name.
 pub fn built_in(name: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// An error in a file's `key`, such as `iommu.walk_ns`; the line is named where the file itself has the key.
-fn senseless(file: &str, text: &str, key: &str, what: String) -> ParameterError {
+/// Returns the error of a file's `key`, such as `iommu.walk_ns`, with the line if the file itself has the key.
+fn invalid(file: &str, text: &str, key: &str, what: String) -> ParameterError {
     let line = line_of(text, key).map(|line| format!("line {line}, "));
-    let place = line.unwrap_or_default() + key;
-    ConfigError::Invalid { file: file.to_owned(), location: place, what }.into()
+    let location = line.unwrap_or_default() + key;
+    ConfigError::Invalid { file: file.to_owned(), location, what }.into()
 }
 
-/// What to write for a value of the wrong kind: a key's name ends with the unit of its number.
+/// Returns the remedy for a value of the wrong kind, from the unit at the end of the key.
 fn remedy(key: &str) -> &'static str {
     match key.rsplit(['_', '.']).next() {
         Some("ns") => "; write a number of nanoseconds, without a unit",
@@ -323,7 +324,7 @@ fn remedy(key: &str) -> &'static str {
     }
 }
 
-/// The line in which a file sets `section.key`, or begins what is called `key`.
+/// Returns the line in which a file sets `section.key`, or in which the section `key` begins.
 fn line_of(text: &str, key: &str) -> Option<usize> {
     let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
     let mut current = "";
@@ -341,21 +342,21 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
     None
 }
 
-/// The table of a file, its base's values filled in.
+/// Returns the table of a file, merged with its bases.
 ///
 /// # Errors
-/// When it, or a base, is not TOML, or a base is not known.
+/// The file or a base is not TOML, or a base is unknown.
 pub fn table(file: &str, text: &str) -> Result<Table, ParameterError> {
     let mut merged: Table = config::parse(file, text)?;
     for _ in 0..BASES_MAX {
         let Some(Value::String(base)) = merged.remove("base") else { return Ok(merged) };
         let Some(base_text) = built_in(&base) else { return Err(unknown(&base)) };
-        let mut below: Table = config::parse(&base, base_text)?;
-        overlay(&mut below, merged);
-        merged = below;
+        let mut lower: Table = config::parse(&base, base_text)?;
+        overlay(&mut lower, merged);
+        merged = lower;
     }
-    let what = format!("more than {BASES_MAX} files stand on one another; shorten the chain of bases");
-    Err(senseless(file, text, "base", what))
+    let what = format!("the chain of bases is longer than {BASES_MAX} files; shorten it");
+    Err(invalid(file, text, "base", what))
 }
 
 fn unknown(name: &str) -> ParameterError {
@@ -363,62 +364,63 @@ fn unknown(name: &str) -> ParameterError {
     ParameterError::Unknown { name: name.to_owned(), known: known.join(", ") }
 }
 
-/// Puts `above` over `below`, key by key, so that a file names only what differs from its base.
-fn overlay(below: &mut Table, above: Table) {
-    for (key, value) in above {
-        match (below.get_mut(&key), value) {
+/// Overlays `lower` with `upper` key by key, so that a file names only what differs from its base.
+fn overlay(lower: &mut Table, upper: Table) {
+    for (key, value) in upper {
+        match (lower.get_mut(&key), value) {
             (Some(Value::Table(old)), Value::Table(new)) => overlay(old, new),
             (_, value) => {
-                below.insert(key, value);
+                lower.insert(key, value);
             }
         }
     }
 }
 
 impl Parameters {
-    /// Of a system that came with the program.
+    /// Returns the parameters of a built-in system.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// There is no system of this name.
     pub fn named(name: &str) -> Result<Self, ParameterError> {
         let text = built_in(name).filter(|_| !PARTIAL.contains(&name)).ok_or_else(|| unknown(name))?;
         Self::parse(name, text)
     }
 
-    /// Of a parameter file's text; `file` is its name in errors.
+    /// Returns the parameters in the text of a parameter file; `file` is its name in errors.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// The parameters are invalid; the error has one line.
     pub fn parse(file: &str, text: &str) -> Result<Self, ParameterError> {
         Self::from_table(file, text, table(file, text)?)
     }
 
-    /// Of a table with all values in it; `text` is the file's own part of it, for the lines in errors.
+    /// Returns the parameters in a merged table; `text` is the file's own part of it, which gives the line numbers in
+    /// errors.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// The parameters are invalid; the error has one line.
     pub fn from_table(file: &str, text: &str, table: Table) -> Result<Self, ParameterError> {
         let parameters: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
             let key = error.path().to_string();
             let what = error.inner().message().replace('\n', "; ").replace('`', "'");
-            senseless(file, text, &key, what + remedy(&key))
+            invalid(file, text, &key, what + remedy(&key))
         })?;
-        let error = |(key, what): (&str, String)| senseless(file, text, key, what);
+        let error = |(key, what): (&str, String)| invalid(file, text, key, what);
         parameters.check_ranges().map_err(error)?;
         parameters.check_together().map_err(error)?;
         Ok(parameters)
     }
 
     fn check_ranges(&self) -> Result<(), (&'static str, String)> {
-        for (key, value, least, most) in self.counts().into_iter().chain(self.shares()).chain(self.times()) {
-            if !(least..=most).contains(&value) {
-                return Err((key, format!("{value} is out of range; choose {least} to {most}")));
+        for (key, value, min, max) in self.counts().into_iter().chain(self.shares()).chain(self.times()) {
+            if !(min..=max).contains(&value) {
+                return Err((key, format!("{value} is out of range; choose {min} to {max}")));
             }
         }
         Ok(())
     }
 
-    /// Counts and sizes with the range of each.
+    /// Returns counts and sizes with the range of each.
     fn counts(&self) -> Vec<(&'static str, f64, f64, f64)> {
         let (device, iommu, cache) = (&self.device, &self.iommu, &self.cache);
         vec![
@@ -448,7 +450,7 @@ impl Parameters {
         ]
     }
 
-    /// Times: none negative, none so long that its unit must be wrong.
+    /// Returns times with the range of each, which excludes negative ones and those that indicate a wrong unit.
     fn times(&self) -> Vec<(&'static str, f64, f64, f64)> {
         let (wire, device, root) = (&self.wire, &self.device, &self.root_complex);
         let times = [
@@ -499,17 +501,17 @@ impl Parameters {
         if ways > 0 && !entries.is_multiple_of(ways) {
             return Err(("iommu.ways", format!("{ways} do not divide iommu.entries = {entries}; change one")));
         }
-        let least = least_data_credits(self.link.mps_bytes);
+        let min = data_credits_min(self.link.mps_bytes);
         for (key, credits) in
             [("credits.posted_data", self.credits.posted()), ("credits.completion_data", self.credits.completion())]
         {
-            if credits.data != 0 && credits.data < least {
-                return Err((key, format!("{} is less than one packet; choose {least} or more", credits.data)));
+            if credits.data != 0 && credits.data < min {
+                return Err((key, format!("{} is less than one packet; choose {min} or more", credits.data)));
             }
         }
         match &self.tails {
             Some(tails) if !is_distribution(&tails.quantiles) => {
-                let what = "no distribution; give pairs of share and nanoseconds that grow, from share 0 to share 1";
+                let what = "not a distribution; give ascending pairs of share and nanoseconds, from share 0 to share 1";
                 Err(("tails.quantiles", what.to_owned()))
             }
             _ => Ok(()),
@@ -517,15 +519,16 @@ impl Parameters {
     }
 }
 
-/// Data credits that the largest packet needs, one more for a payload that begins inside a double word.
-fn least_data_credits(mps: TransferLimit) -> u32 {
+/// Returns the data credits that the largest packet needs, with one more for a payload that begins inside a double
+/// word.
+fn data_credits_min(mps: TransferLimit) -> u32 {
     mps.bytes() / DATA_CREDIT_BYTES + 1
 }
 
 fn is_distribution(quantiles: &[[f64; 2]]) -> bool {
     let grows = quantiles.windows(2).all(|pair| pair[0][0] < pair[1][0] && pair[0][1] <= pair[1][1]);
-    let ends = (quantiles.first().map(|first| first[0]), quantiles.last().map(|last| last[0]));
-    grows && ends == (Some(0.0), Some(1.0)) && quantiles.iter().all(|pair| (0.0..=NS_MAX).contains(&pair[1]))
+    let shares = (quantiles.first().map(|first| first[0]), quantiles.last().map(|last| last[0]));
+    grows && shares == (Some(0.0), Some(1.0)) && quantiles.iter().all(|pair| (0.0..=NS_MAX).contains(&pair[1]))
 }
 
 #[cfg(test)]
@@ -533,7 +536,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_that_comes_with_the_program_is_a_system() {
+    fn every_built_in_file_is_a_system() {
         for name in names() {
             let parameters = Parameters::named(name).unwrap();
             assert!(!parameters.description.is_empty() && parameters.base.is_none(), "{name}");
@@ -550,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_file_line_key_and_remedy() {
+    fn an_error_names_file_line_key_and_remedy() {
         for (text, words) in [
             ("[iommu]\nwalk_us = 1", &["mine.toml", "line 3", "iommu.walk_us", "walk_ns", "end in _ns"][..]),
             ("[iommu]\nwalk_ns = \"1 us\"", &["line 3", "iommu.walk_ns", "1 us", "a number of nanoseconds"]),
@@ -575,6 +578,6 @@ mod tests {
         assert!(error.contains("p4") && error.contains("hsw"), "{error}");
         let error = Parameters::parse("mine.toml", "description = \"bare\"").unwrap_err().to_string();
         assert!(error.contains("missing field 'link'"), "{error}");
-        assert!(Parameters::named("nfp-6000").is_err(), "a device alone is no system");
+        assert!(Parameters::named("nfp-6000").is_err(), "a device alone is not a system");
     }
 }

@@ -1,5 +1,5 @@
-//! Ways from one host's processor into another's memory, for links that are timed rather than simulated packet by
-//! packet: what a posted write and a read of n bytes take, and how many can follow one another.
+//! Paths from the processor of one host into the memory of another, for links that are modelled by times and not packet
+//! by packet: the duration of posted writes and of reads, and their rate.
 
 use sim::{Random, Span};
 use thiserror::Error;
@@ -9,7 +9,8 @@ use super::parameters::WireParameters;
 use super::wire::{Wire, packet_gbps};
 use crate::link::{AddressWidth, Generation, Lanes, Link, LinkError, ReadBoundary, TransferLimit};
 
-/// Share of link layer packets and skips, both ways: corrected arithmetic of the published model at Gen3, MPS 256.
+/// Share of link layer packets and skip symbols in both directions: corrected arithmetic of the published model at
+/// Gen3, MPS 256.
 const DLLP_SHARE: f64 = 0.0129;
 
 /// A path between two hosts.
@@ -18,55 +19,55 @@ pub struct Path {
     link: Link,
     wire: Wire,
     write_one_way: Span,
-    read_there_and_back: Span,
+    read_round_trip: Span,
 }
 
-/// A path of no such name.
+/// Why there is no such path.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PathError {
-    /// Not one of [`Path::NAMES`].
+    /// The name is not one of [`Path::NAMES`].
     #[error("path '{0}' is not known; choose gen3x16, gen4x16, gen5x16, gen6x16 or ntb")]
     Unknown(String),
-    /// A link that does not exist.
+    /// The link does not exist.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
 
-/// A path as its table has it.
-struct Row {
+/// Parameters of a path.
+struct PathModel {
     name: &'static str,
     generation: u8,
     lanes: u8,
     mps_bytes: u32,
-    /// From the store to where a load of the other host finds it, without the packet's own time.
+    /// Time from a store until a load on the other host returns it, without the time of the packet.
     write_ns: f64,
-    /// From the load to its data, without the packets' own time.
+    /// Time from a load to its data, without the time of the packets.
     read_ns: f64,
 }
 
-/// Modelled: a posted write crosses root complex, link, switch and root complex. The first is half of what the
-/// published round trips leave after memory, 2 x 60 ns of link and 150 ns of device; the switch takes 110 ns (data
-/// sheets of Gen3 to Gen5 switches: 105 to 115 ns); forward error correction adds some 10 ns a hop in generation 6.
-/// `ntb`: published, a posted write through a non-transparent bridge takes about 500 ns one way (HCIS 2019); a read
-/// crosses twice and takes memory on top.
-const ROWS: [Row; 5] = [
-    Row { name: "gen3x16", generation: 3, lanes: 16, mps_bytes: 256, write_ns: 440.0, read_ns: 960.0 },
-    Row { name: "gen4x16", generation: 4, lanes: 16, mps_bytes: 256, write_ns: 430.0, read_ns: 940.0 },
-    Row { name: "gen5x16", generation: 5, lanes: 16, mps_bytes: 512, write_ns: 430.0, read_ns: 940.0 },
-    Row { name: "gen6x16", generation: 6, lanes: 16, mps_bytes: 512, write_ns: 450.0, read_ns: 980.0 },
-    Row { name: "ntb", generation: 3, lanes: 8, mps_bytes: 256, write_ns: 500.0, read_ns: 1080.0 },
+/// Modelled: a posted write crosses root complex, link, switch and root complex. A root complex takes half of the
+/// published round trips after subtraction of memory, 2 x 60 ns of link and 150 ns of device. The switch takes 110 ns
+/// (data sheets of Gen3 to Gen5 switches: 105 to 115 ns), and in generation 6 forward error correction adds some 10 ns
+/// for each hop. `ntb` is published: a posted write through a non-transparent bridge takes about 500 ns one way (HCIS
+/// 2019); a read crosses the bridge twice and adds the time of memory.
+const MODELS: [PathModel; 5] = [
+    PathModel { name: "gen3x16", generation: 3, lanes: 16, mps_bytes: 256, write_ns: 440.0, read_ns: 960.0 },
+    PathModel { name: "gen4x16", generation: 4, lanes: 16, mps_bytes: 256, write_ns: 430.0, read_ns: 940.0 },
+    PathModel { name: "gen5x16", generation: 5, lanes: 16, mps_bytes: 512, write_ns: 430.0, read_ns: 940.0 },
+    PathModel { name: "gen6x16", generation: 6, lanes: 16, mps_bytes: 512, write_ns: 450.0, read_ns: 980.0 },
+    PathModel { name: "ntb", generation: 3, lanes: 8, mps_bytes: 256, write_ns: 500.0, read_ns: 1080.0 },
 ];
 
 impl Path {
-    /// All there are.
+    /// Names of all paths.
     pub const NAMES: [&'static str; 5] = ["gen3x16", "gen4x16", "gen5x16", "gen6x16", "ntb"];
 
-    /// The path of this name.
+    /// Returns the path of this name.
     ///
     /// # Errors
-    /// When there is none.
+    /// There is none.
     pub fn named(name: &str) -> Result<Self, PathError> {
-        let row = ROWS.iter().find(|row| row.name == name).ok_or_else(|| PathError::Unknown(name.to_owned()))?;
+        let row = MODELS.iter().find(|row| row.name == name).ok_or_else(|| PathError::Unknown(name.to_owned()))?;
         let link = Link {
             generation: Generation::new(row.generation)?,
             lanes: Lanes::new(row.lanes)?,
@@ -86,21 +87,21 @@ impl Path {
             bit_error_rate: 0.0,
         };
         let wire = Wire::new(&link, &parameters, DLLP_SHARE, Random::new(0, name));
-        let (write_one_way, read_there_and_back) = (Span::from_ns(row.write_ns), Span::from_ns(row.read_ns));
-        Ok(Self { link, wire, write_one_way, read_there_and_back })
+        let (write_one_way, read_round_trip) = (Span::from_ns(row.write_ns), Span::from_ns(row.read_ns));
+        Ok(Self { link, wire, write_one_way, read_round_trip })
     }
 
-    /// Its narrowest link.
+    /// Returns the narrowest link of the path.
     pub fn link(&self) -> &Link {
         &self.link
     }
 
-    /// What the link carries at most, in 10^9 bits of packets a second.
+    /// Returns the highest rate of packets on the link, in 10^9 bits a second.
     pub fn packet_gbps(&self) -> f64 {
         packet_gbps(&self.link, DLLP_SHARE)
     }
 
-    /// How long the link is busy with a posted write of this many bytes: the next one begins after that.
+    /// Returns how long a posted write of this many bytes occupies the link.
     pub fn write_busy(&self, bytes: u32) -> Span {
         let mps = self.link.mps_bytes.bytes();
         let packet = |bytes| self.wire.duration(self.wire.bytes_of(&packets::write(&self.link, 0, bytes)));
@@ -108,12 +109,12 @@ impl Path {
         if bytes.is_multiple_of(mps) { whole } else { whole + packet(bytes % mps) }
     }
 
-    /// From a posted write of this many bytes to where the other host sees the last of them.
+    /// Returns the time from a posted write of this many bytes until the other host sees the last of them.
     pub fn write(&self, bytes: u32) -> Span {
         self.write_one_way + self.write_busy(bytes)
     }
 
-    /// From a read of this many bytes to the last of them.
+    /// Returns the time from a read of this many bytes until the last of them arrives.
     pub fn read(&self, bytes: u32) -> Span {
         let mrrs = self.link.mrrs_bytes.bytes();
         let request = self.wire.duration(self.wire.bytes_of(&packets::read(&self.link, 0, mrrs, 0)));
@@ -121,13 +122,10 @@ impl Path {
         let packet =
             |bytes| self.wire.duration(self.wire.bytes_of(&packets::completion(&self.link, 0, bytes, bytes, 0)));
         let rest = if bytes.is_multiple_of(mps) { Span::ZERO } else { packet(bytes % mps) };
-        self.read_there_and_back
-            + request * u64::from(bytes.div_ceil(mrrs))
-            + packet(mps) * u64::from(bytes / mps)
-            + rest
+        self.read_round_trip + request * u64::from(bytes.div_ceil(mrrs)) + packet(mps) * u64::from(bytes / mps) + rest
     }
 
-    /// Payload of posted writes of this size that the path sustains, in 10^9 bits a second.
+    /// Returns the payload rate that the path sustains with posted writes of this size, in 10^9 bits a second.
     pub fn write_gbps(&self, bytes: u32) -> f64 {
         f64::from(bytes) * 8.0 / self.write_busy(bytes).ns()
     }
@@ -138,8 +136,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_a_path_and_no_other() {
-        assert_eq!(Path::NAMES, ROWS.map(|row| row.name));
+    fn every_name_is_a_path_and_other_names_are_refused() {
+        assert_eq!(Path::NAMES, MODELS.map(|row| row.name));
         for name in Path::NAMES {
             assert!(Path::named(name).unwrap().packet_gbps() > 60.0, "{name}");
         }

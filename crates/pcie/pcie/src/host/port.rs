@@ -1,49 +1,49 @@
-//! The root complex's way to cache and memory: lines go through it one by one, in the order in which requests leave
-//! translation, and a page table walk, which reads memory too, waits behind those that came before it.
+//! The root complex's port to cache and memory. Lines pass it one by one, in the order in which requests leave
+//! translation. A page table walk, which also reads memory, waits behind the requests that arrived before it.
 
 use sim::{Span, Time};
 
-/// Requests that are remembered: more than can leave translation after a walk for a younger one has begun.
-const REMEMBERED: usize = 64;
+/// Number of recent requests kept: more than can leave translation after the start of a walk for a younger one.
+const RECENT_REQUESTS: usize = 64;
 
-/// The way in.
+/// The port.
 #[derive(Clone, Debug)]
 pub struct Port {
     line: Span,
-    /// The last few requests, the oldest at `next`.
-    recent: [Passed; REMEMBERED],
+    /// The last few requests; the oldest is at `next`.
+    recent: [Admission; RECENT_REQUESTS],
     next: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Passed {
-    came: Time,
-    through: Time,
+struct Admission {
+    arrived: Time,
+    done: Time,
 }
 
 impl Port {
-    /// An idle port, through which a line takes this long.
+    /// Returns an idle port that a line occupies for this long.
     pub fn new(line: Span) -> Self {
-        Self { line, recent: [Passed::default(); REMEMBERED], next: 0 }
+        Self { line, recent: [Admission::default(); RECENT_REQUESTS], next: 0 }
     }
 
-    /// The request that came as the last but `age`.
-    fn before(&self, age: usize) -> Passed {
-        self.recent[(self.next + REMEMBERED - 1 - age) % REMEMBERED]
+    /// Returns the request that arrived `age` requests before the last.
+    fn before(&self, age: usize) -> Admission {
+        self.recent[(self.next + RECENT_REQUESTS - 1 - age) % RECENT_REQUESTS]
     }
 
-    /// Takes `lines` that come at `came`, not before those that were taken before; answers when the first goes through.
-    pub fn take(&mut self, came: Time, lines: u32) -> Time {
-        let begun = came.max(self.before(0).through);
-        self.recent[self.next] = Passed { came, through: begun + self.line * u64::from(lines) };
-        self.next = (self.next + 1) % REMEMBERED;
+    /// Admits `lines` that arrive at `arrived`, after all admitted before, and returns when the first passes.
+    pub fn admit(&mut self, arrived: Time, lines: u32) -> Time {
+        let begun = arrived.max(self.before(0).done);
+        self.recent[self.next] = Admission { arrived, done: begun + self.line * u64::from(lines) };
+        self.next = (self.next + 1) % RECENT_REQUESTS;
         begun
     }
 
-    /// How long one more waits that comes at `at`, behind all that had come by then.
+    /// Returns how long a walk that arrives at `at` waits for all requests that arrived by then.
     pub fn wait(&self, at: Time) -> Span {
-        let last = (0..REMEMBERED).map(|age| self.before(age)).find(|passed| passed.came <= at);
-        last.map_or(Span::ZERO, |passed| passed.through.max(at).since(at))
+        let last = (0..RECENT_REQUESTS).map(|age| self.before(age)).find(|admission| admission.arrived <= at);
+        last.map_or(Span::ZERO, |admission| admission.done.max(at).since(at))
     }
 }
 
@@ -56,31 +56,31 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_one_after_the_other() {
+    fn lines_pass_one_after_the_other() {
         let mut port = Port::new(Span::from_ns(4.0));
-        assert_eq!(port.take(at(100), 3), at(100));
-        assert_eq!(port.take(at(101), 1), at(112));
-        assert_eq!(port.take(at(200), 1), at(200));
+        assert_eq!(port.admit(at(100), 3), at(100));
+        assert_eq!(port.admit(at(101), 1), at(112));
+        assert_eq!(port.admit(at(200), 1), at(200));
     }
 
     #[test]
-    fn a_walk_waits_behind_what_came_before_it_and_nothing_else() {
+    fn a_walk_waits_only_for_requests_that_arrived_before_it() {
         let mut port = Port::new(Span::from_ns(4.0));
         assert_eq!(port.wait(at(50)), Span::ZERO);
-        port.take(at(100), 8);
-        port.take(at(500), 2);
+        port.admit(at(100), 8);
+        port.admit(at(500), 2);
         assert_eq!(port.wait(at(99)), Span::ZERO);
         assert_eq!(port.wait(at(100)), Span::from_ns(32.0));
         assert_eq!(port.wait(at(130)), Span::from_ns(2.0));
-        assert_eq!(port.wait(at(499)), Span::ZERO, "what comes later is not waited for");
+        assert_eq!(port.wait(at(499)), Span::ZERO, "a later request causes no wait");
         assert_eq!(port.wait(at(505)), Span::from_ns(3.0));
     }
 
     #[test]
-    fn the_memory_of_what_passed_is_a_ring() {
+    fn recent_requests_are_kept_in_a_ring() {
         let mut port = Port::new(Span::from_ns(1.0));
         for request in 0..1000 {
-            assert_eq!(port.take(at(request * 10), 5), at(request * 10));
+            assert_eq!(port.admit(at(request * 10), 5), at(request * 10));
         }
         assert_eq!(port.wait(at(9992)), Span::from_ns(3.0));
     }

@@ -1,8 +1,8 @@
-//! What happens to a request once it is in the host: translation, order, cache, memory.
+//! The root complex: translation, ordering, cache and memory for a request that has arrived at the host.
 
 use sim::{Random, Span, Time};
 
-use super::cache::{Cache, Found};
+use super::cache::{Cache, LineState};
 use super::iommu::{Iommu, Lookup};
 use super::memory::Memory;
 use super::parameters::{CacheParameters, RootComplexParameters};
@@ -10,17 +10,17 @@ use super::port::Port;
 use super::tails::Tail;
 use crate::test::LINE_BYTES;
 
-/// Recent reads that are remembered to see two of one line at a time.
+/// Number of recent reads kept, to detect concurrent reads of one line.
 const RECENT_READS: usize = 1024;
 
-/// The host behind the link.
+/// The root complex with the memory system of the host.
 #[derive(Clone, Debug)]
 pub struct RootComplex {
-    /// Absent where addresses are not translated.
+    /// The IOMMU; absent if addresses are not translated.
     pub iommu: Option<Iommu>,
-    /// Of the device's socket.
+    /// Last-level cache of the device's socket.
     pub cache: Cache,
-    /// Where the window is.
+    /// Memory that contains the window.
     pub memory: Memory,
     port: Port,
     read: Span,
@@ -33,32 +33,32 @@ pub struct RootComplex {
     dirty_eviction: Span,
     tail: Option<Tail>,
     random: Random,
-    /// When the last posted write is done: reads wait for it.
+    /// Completion of the last posted write, for which reads wait.
     posted_done: Time,
-    /// Which line was read last of those that fall here, and when its data is there.
+    /// For each index, the last line read that maps to it, and the time at which its data is available.
     recent: Vec<(u32, Time)>,
 }
 
-/// A request's place in memory.
+/// The bytes of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// First byte in the window.
+    /// Address of the first byte in the window.
     pub address: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u32,
 }
 
-/// When the lines of a read are there.
+/// The times at which the lines of a read are available.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadPlan {
-    /// When the request left the queue of requests: its credits are free.
+    /// Time at which the request leaves the request queue and frees its credits.
     pub dequeued: Time,
     begun: Time,
     line_interval: Span,
-    /// Added to lines that memory brings, and to those that a core may have.
+    /// Time added to lines that come from memory, and to lines of which a core may have a newer copy.
     miss: Span,
     snoop: Span,
-    /// Bit k: line k is such a line.
+    /// Bit masks of these lines: bit k stands for line k.
     misses: u64,
     snoops: u64,
 }
@@ -76,7 +76,7 @@ impl Extent {
         self.last_line() - self.first_line() + 1
     }
 
-    /// Whether `line` is written from its first to its last byte.
+    /// Returns whether the request covers all of `line`.
     fn covers(self, line: u32) -> bool {
         let begin = u64::from(line) * LINE_BYTES;
         self.address <= begin && begin + LINE_BYTES <= self.address + u64::from(self.bytes)
@@ -84,7 +84,7 @@ impl Extent {
 }
 
 impl ReadPlan {
-    /// When the data of the request's line `index` can leave.
+    /// Returns the time at which the data of line `index` of the request can leave.
     pub fn ready(&self, index: u32) -> Time {
         let bit = 1_u64 << index;
         let extra = if self.misses & bit != 0 {
@@ -99,7 +99,7 @@ impl ReadPlan {
 }
 
 impl RootComplex {
-    /// An idle host.
+    /// Returns an idle root complex.
     pub fn new(
         parameters: &RootComplexParameters,
         cache_parameters: &CacheParameters,
@@ -137,7 +137,7 @@ impl RootComplex {
         })
     }
 
-    /// Takes a write that arrived; answers when it left the queue of writes, so that its credits are free.
+    /// Processes a write that arrived, and returns the time at which it leaves the write queue and frees its credits.
     pub fn write(&mut self, arrived: Time, extent: Extent) -> Time {
         let dequeued = self.translated(arrived, extent, false);
         let mut extra = Span::ZERO;
@@ -152,7 +152,7 @@ impl RootComplex {
         dequeued
     }
 
-    /// Takes a read that arrived: it does not pass posted writes.
+    /// Processes a read that arrived. It does not pass posted writes.
     pub fn read(&mut self, arrived: Time, extent: Extent, has_tail: bool) -> ReadPlan {
         let dequeued = self.translated(arrived, extent, true);
         let jitter = Span::from_ps(if self.jitter_ps == 0 { 0 } else { self.random.below(self.jitter_ps) });
@@ -160,14 +160,14 @@ impl RootComplex {
             Some(tail) if has_tail => tail.draw(&mut self.random),
             _ => Span::ZERO,
         };
-        let passes = self.port.take(dequeued, extent.lines());
+        let passes = self.port.admit(dequeued, extent.lines());
         let mut begun = passes.max(self.posted_done) + self.read + jitter + tail;
         let (mut misses, mut snoops) = (0_u64, 0_u64);
         for (index, line) in (extent.first_line()..=extent.last_line()).enumerate() {
             match self.cache.read(line) {
-                Found::Device => {}
-                Found::Host => snoops |= 1 << index,
-                Found::Nothing => misses |= 1 << index,
+                LineState::Device => {}
+                LineState::Host => snoops |= 1 << index,
+                LineState::Absent => misses |= 1 << index,
             }
         }
         if misses | snoops != 0 && self.conflict > Span::ZERO {
@@ -177,7 +177,7 @@ impl RootComplex {
         ReadPlan { dequeued, begun, line_interval: self.line_interval, miss, snoop: self.snoop, misses, snoops }
     }
 
-    /// A read of a line that an earlier one still waits for is tried again later.
+    /// Returns the wait of a read of a line for which an earlier read still waits: it is retried later.
     fn conflict_wait(&mut self, line: u32, at: Time, ready: Time) -> Span {
         let recent = &mut self.recent[line as usize % RECENT_READS];
         let is_busy = recent.0 == line && recent.1 > at;

@@ -1,8 +1,8 @@
-//! A test's run: the device issues, the link carries, the host answers.
+//! Runs a test: the device issues requests, the link carries them, the host completes them.
 //!
-//! Every resource between the device and the host's queue serves in order, so a request's way up is worked out when it
-//! is issued. The answers come out of order; they are the events. A freed tag issues the next request, never before the
-//! event that freed it, so that time only goes forward.
+//! Every resource between the device and the host's queue serves in order, so the path of a request to the host is
+//! computed when it is issued. Completions arrive out of order and are the events. A tag that becomes free issues the
+//! next request, but never before the event that freed it, so that time never goes backwards.
 
 use std::collections::VecDeque;
 
@@ -20,27 +20,27 @@ use super::wire::Wire;
 use super::{Interface, Summary};
 use crate::test::{Cache as CacheState, Iommu as Translation, Kind, LINE_BYTES, Numa, Order, Test};
 
-/// Bits of an address in a page of 4 KB and of 2 MB.
+/// Bits of the offset in a page of 4 KB and of 2 MB.
 const PAGE_SHIFT_4K: u32 = 12;
 const PAGE_SHIFT_2M: u32 = 21;
-/// The device rests this long between two latencies, and then up to as long again, so that neither its timer nor the
-/// host's refresh beats with it.
+/// Idle time of the device between two latencies, with a random addition of up to the same length, so that the samples
+/// do not beat with the timer or with the host's refresh.
 const REST_NS: f64 = 1000.0;
 
-/// A read request that is not answered yet.
+/// A read request that is not complete.
 #[derive(Clone, Copy, Debug, Default)]
 struct Read {
     plan: ReadPlan,
-    /// First byte of all, of the next completion, and of none.
+    /// Address of the first byte, of the first byte of the next completion, and of the end.
     begin: u64,
     next: u64,
     end: u64,
     is_combined: bool,
 }
 
-/// What happens: the data of the next completion of this tag's read is there.
+/// Event: the data of the next completion for the read with this tag is available.
 #[derive(Clone, Copy, Debug)]
-struct Ready {
+struct CompletionReady {
     tag: u16,
 }
 
@@ -56,37 +56,37 @@ pub struct Run<'a> {
     completion: CreditPool,
     update: Span,
     host: RootComplex,
-    queue: EventQueue<Ready>,
+    queue: EventQueue<CompletionReady>,
     reads: Vec<Read>,
-    /// Which tag is free from when.
+    /// Free tags with the times from which they are free.
     tags: VecDeque<(Time, u16)>,
-    addresses: Addresses,
+    addresses: AddressGenerator,
     random: Random,
     last_arrived: Time,
-    engine: Engine,
+    engine: EngineState,
 }
 
-/// When the device's engines are free.
+/// The times from which the device's engines are free.
 #[derive(Clone, Debug, Default)]
-struct Engine {
+struct EngineState {
     read: Time,
     write: Time,
     bus: Time,
     issued: Time,
 }
 
-/// Where transfers go.
+/// Generates the addresses of transfers.
 #[derive(Clone, Debug)]
-struct Addresses {
+struct AddressGenerator {
     random: Random,
     units: u64,
     next: u64,
     order: Order,
 }
 
-impl Addresses {
-    /// The next transfer's place. Random means what the published firmware does: a unit drawn for each transfer, the
-    /// same one twice in a row included.
+impl AddressGenerator {
+    /// Returns the address of the next transfer. As in the published firmware, a random order draws a unit for each
+    /// transfer, possibly the same one twice in a row.
     fn draw(&mut self, test: &Test) -> u64 {
         let unit = match self.order {
             Order::Random => self.random.below(self.units),
@@ -118,8 +118,9 @@ fn host(parameters: &Parameters, test: &Test) -> RootComplex {
     RootComplex::new(&parameters.root_complex, &parameters.cache, parts, (tail, conflict_ns), random("root complex"))
 }
 
-/// The device's socket's cache as the test wants it. What the CPU of another socket wrote is in that socket's cache,
-/// and the published figures show no difference between that and its memory.
+/// Returns the cache of the device's socket in the state that the test requires. Lines that the CPU of another socket
+/// wrote are in the cache of that socket; the published figures show no difference between that cache and the memory
+/// there.
 fn warmed_cache(parameters: &Parameters, test: &Test) -> Cache {
     let bytes = (parameters.cache.mib * f64::from(1 << 20)) as u64;
     let mut cache = Cache::new(bytes, parameters.cache.ways, parameters.cache.ddio_ways);
@@ -133,11 +134,12 @@ fn warmed_cache(parameters: &Parameters, test: &Test) -> Cache {
 }
 
 impl<'a> Run<'a> {
-    /// A run that has not begun.
+    /// Prepares a run.
     pub fn new(parameters: &'a Parameters, test: &'a Test, interface: Interface) -> Self {
         let (link, wire, credits) = (&parameters.link, &parameters.wire, &parameters.credits);
         let random = |component| Random::new(test.seed, component);
-        let addresses = Addresses { random: random("addresses"), units: test.units(), next: 0, order: test.order };
+        let addresses =
+            AddressGenerator { random: random("addresses"), units: test.units(), next: 0, order: test.order };
         Self {
             parameters,
             test,
@@ -155,11 +157,11 @@ impl<'a> Run<'a> {
             addresses,
             random: random("device"),
             last_arrived: Time::ZERO,
-            engine: Engine::default(),
+            engine: EngineState::default(),
         }
     }
 
-    /// Runs it to the end.
+    /// Runs to the end.
     pub fn run(mut self, sink: &mut dyn FnMut(f64)) -> Summary {
         let elapsed = if self.test.test.is_latency() { self.latencies(sink) } else { self.bandwidth() };
         let (misses, lookups) = self.host.iommu.as_ref().map_or((0, 0), |iommu| (iommu.misses, iommu.lookups));
@@ -190,7 +192,7 @@ impl<'a> Run<'a> {
         begun.since(Time::ZERO)
     }
 
-    /// When the program knows that the transfer that begins at `begun` is done.
+    /// Returns the time at which the program detects the completion of the transfer that begins at `begun`.
     fn latency(&mut self, begun: Time, address: u64) -> Time {
         let mut read_at = begun;
         if self.test.test == Kind::LatWrrd {
@@ -211,7 +213,7 @@ impl<'a> Run<'a> {
         self.last_arrived + self.read_done()
     }
 
-    /// From a write's last packet to the read that follows.
+    /// Returns the time from the last packet of a write to the read that follows.
     fn write_done(&self) -> Span {
         let device = &self.parameters.device;
         match self.interface {
@@ -225,7 +227,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// From a read's last completion to the program.
+    /// Returns the time from the last completion of a read until the program detects it.
     fn read_done(&self) -> Span {
         let device = &self.parameters.device;
         let bytes_ns = device.receive_byte_ns * f64::from(self.test.size_bytes);
@@ -257,7 +259,7 @@ impl<'a> Run<'a> {
         self.last_arrived.max(last_written).since(Time::ZERO)
     }
 
-    /// Takes the engines for one transfer: its own direction's from `own`, and the bus.
+    /// Reserves the engines for one transfer: that of its own direction, free from `own`, and the bus.
     fn issue(&mut self, own: Time) -> Time {
         let device = &self.parameters.device;
         let bus_ns = device.bus_transfer_ns + f64::from(self.test.size_bytes) * 8.0 / device.bus_gbps;
@@ -293,22 +295,22 @@ impl<'a> Run<'a> {
 
     // --- packets ---------------------------------------------------------------------------------------------------
 
-    /// When a tag is free: the event that frees it has happened by then.
+    /// Returns the time from which the next tag is free, if the event that frees it has happened.
     fn tag_free(&self) -> Option<Time> {
         self.tags.front().map(|(free, _)| *free)
     }
 
-    /// Lets time pass until a tag is free.
+    /// Processes events until a tag is free.
     fn wait_for_tag(&mut self) -> Time {
         loop {
             if let Some(free) = self.tag_free() {
                 return free;
             }
-            assert!(self.step(), "all tags are taken and no read is under way");
+            assert!(self.step(), "all tags are in use and no read is in flight");
         }
     }
 
-    /// Sends the packets of a write; answers when the last one left.
+    /// Sends the packets of a write and returns the time at which the last one left.
     fn send_write(&mut self, at: Time, address: u64) -> Time {
         let link = &self.parameters.link;
         let gap = Span::from_ns(self.parameters.device.packet_gap_ns);
@@ -320,66 +322,68 @@ impl<'a> Run<'a> {
             let extent =
                 Extent { address: address + u64::from(done_bytes), bytes: mps.min(self.test.size_bytes - done_bytes) };
             let packet = packets::write(link, extent.address, extent.bytes);
-            let spent = self.posted.spend(ready, packet.credits());
-            let passage = self.up.send(spent, &packet);
-            let dequeued = self.host.write(passage.arrived, extent);
-            self.posted.give_back(dequeued + self.update, packet.credits());
-            left = passage.left;
+            let spent = self.posted.consume(ready, packet.credits());
+            let transmission = self.up.send(spent, &packet);
+            let dequeued = self.host.write(transmission.arrived, extent);
+            self.posted.schedule_return(dequeued + self.update, packet.credits());
+            left = transmission.left;
             ready = left + gap;
             done_bytes += extent.bytes;
         }
         left
     }
 
-    /// Sends the request for what MRRS allows of `begin..end`, with the next tag; answers where the next begins.
+    /// Sends the request for as much of `begin..end` as MRRS permits, with the next tag, and returns where the next
+    /// request begins.
     fn send_read(&mut self, at: Time, begin: u64, end: u64) -> u64 {
-        let Some((_, tag)) = self.tags.pop_front() else { unreachable!("a tag was waited for") };
+        let Some((_, tag)) = self.tags.pop_front() else { unreachable!("the caller waited for a tag") };
         let link = &self.parameters.link;
         let end = end.min(begin + u64::from(link.mrrs_bytes.bytes()));
         let extent = Extent { address: begin, bytes: (end - begin) as u32 };
         let packet = packets::read(link, begin, extent.bytes, tag);
-        let spent = self.non_posted.spend(at, packet.credits());
-        let passage = self.up.send(spent, &packet);
-        let plan = self.host.read(passage.arrived, extent, self.interface == Interface::Dma);
-        self.non_posted.give_back(plan.dequeued + self.update, packet.credits());
+        let spent = self.non_posted.consume(at, packet.credits());
+        let transmission = self.up.send(spent, &packet);
+        let plan = self.host.read(transmission.arrived, extent, self.interface == Interface::Dma);
+        self.non_posted.schedule_return(plan.dequeued + self.update, packet.credits());
         let is_combined = extent.bytes >= self.parameters.root_complex.combine_from_bytes;
         let read = Read { plan, begin, next: begin, end, is_combined };
         self.reads[usize::from(tag)] = read;
-        self.queue.schedule(read.ready(self.rcb_end(&read)), Ready { tag });
+        self.queue.schedule(read.ready(self.rcb_end(&read)), CompletionReady { tag });
         end
     }
 
-    /// Where the smallest completion ends that may be sent next.
+    /// Returns the end of the smallest completion that may be sent next.
     fn rcb_end(&self, read: &Read) -> u64 {
         let rcb = u64::from(self.parameters.link.rcb_bytes.bytes());
         ((read.next / rcb + 1) * rcb).min(read.end)
     }
 
-    /// The next event; whether there was one.
+    /// Processes the next event; returns whether there was one.
     fn step(&mut self) -> bool {
-        let Some((at, &Ready { tag })) = self.queue.peek() else { return false };
+        let Some((at, &CompletionReady { tag })) = self.queue.peek() else { return false };
         let mut read = self.reads[usize::from(tag)];
         let end = self.completion_end(&read, at.max(self.down.free_at()));
         let link = &self.parameters.link;
         let (bytes, remaining) = ((end - read.next) as u32, (read.end - read.next) as u32);
         let packet = packets::completion(link, read.next, bytes, remaining, tag);
-        let spent = self.completion.spend(at, packet.credits());
-        let passage = self.down.send(spent, &packet);
-        self.completion.give_back(passage.arrived + self.update, packet.credits());
+        let spent = self.completion.consume(at, packet.credits());
+        let transmission = self.down.send(spent, &packet);
+        self.completion.schedule_return(transmission.arrived + self.update, packet.credits());
         read.next = end;
         if read.next == read.end {
             self.queue.next_event();
-            self.last_arrived = passage.arrived;
-            let free = passage.arrived + Span::from_ns(self.parameters.device.tag_ns);
+            self.last_arrived = transmission.arrived;
+            let free = transmission.arrived + Span::from_ns(self.parameters.device.tag_ns);
             self.tags.push_back((free, tag));
         } else {
-            self.queue.replace_next(read.ready(self.rcb_end(&read)).max(at), Ready { tag });
+            self.queue.replace_next(read.ready(self.rcb_end(&read)).max(at), CompletionReady { tag });
         }
         self.reads[usize::from(tag)] = read;
         true
     }
 
-    /// Where the completion ends that leaves at `leaves`: behind lines that are there by then, if they may share one.
+    /// Returns the end of the completion that leaves at `leaves`. It includes further lines that are available by then,
+    /// if lines may share a completion.
     fn completion_end(&self, read: &Read, leaves: Time) -> u64 {
         let mut end = self.rcb_end(read);
         let mps = u64::from(self.parameters.link.mps_bytes.bytes());
@@ -395,7 +399,7 @@ impl<'a> Run<'a> {
 }
 
 impl Read {
-    /// When all data before `end` is there.
+    /// Returns the time at which all data before `end` is available.
     fn ready(&self, end: u64) -> Time {
         self.plan.ready(((end - 1) / LINE_BYTES - self.begin / LINE_BYTES) as u32)
     }

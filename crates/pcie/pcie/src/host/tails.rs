@@ -1,4 +1,4 @@
-//! Latency beyond what the parts explain, as measured: power states, interrupts of the chipset, whatever it was.
+//! Measured latency that the modelled parts do not explain, for example from power states or interrupts of the chipset.
 
 use sim::{Random, Span};
 
@@ -11,12 +11,12 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// The distribution; between two quantiles it is even.
+    /// Returns the distribution, which is uniform between two quantiles.
     pub fn new(parameters: &TailParameters) -> Self {
         Self { quantiles: parameters.quantiles.iter().map(|quantile| (quantile[0], quantile[1])).collect() }
     }
 
-    /// What one request waits.
+    /// Draws the wait of one request.
     pub fn draw(&self, random: &mut Random) -> Span {
         let share = random.unit();
         let above = self.quantiles.partition_point(|&(quantile, _)| quantile <= share);

@@ -1,5 +1,5 @@
-//! One direction of a link: packets take their time on it one after the other, and one that arrives damaged is sent
-//! again, with all behind it, after a Nak or when the replay timer runs out.
+//! One direction of a link. Packets follow one another, and a packet that arrives corrupted is retransmitted, with all
+//! packets behind it, after a Nak or when the replay timer expires.
 
 use std::collections::VecDeque;
 
@@ -9,50 +9,50 @@ use super::parameters::WireParameters;
 use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES, Link};
 use crate::tlp::{DLLP_BYTES, FRAMING_BYTES, Repr};
 
-/// Sequence numbers have twelve bits.
+/// Number of sequence numbers, which have twelve bits.
 const SEQUENCES: u16 = 1 << 12;
-/// Fractions of a picosecond are kept in this many bits while bytes are added up.
+/// Bits of the fraction of a picosecond, which avoid rounding errors when bytes are added up.
 const FRACTION_BITS: u32 = 16;
-/// Tries of one packet: with a bit error rate that a link may have, more are as good as impossible.
+/// Largest number of transmissions of a packet; with a permitted bit error rate, more are practically impossible.
 const TRIES_MAX: u32 = 64;
 
-/// One direction.
+/// One direction of a link.
 #[derive(Clone, Debug)]
 pub struct Wire {
-    /// Picoseconds a byte takes, times 2^[`FRACTION_BITS`].
+    /// Picoseconds a byte, times 2^[`FRACTION_BITS`].
     byte_ps_scaled: u64,
     is_flit_mode: bool,
     latency: Span,
     acknowledge: Span,
     replay_timer: Span,
     replay_buffer_bytes: u32,
-    /// Probability that a bit arrives wrong.
+    /// Probability of a bit error.
     bit_error_rate: f64,
     random: Random,
     free_at: Time,
     sequence: u16,
-    /// When the acknowledgement of which bytes comes, earliest first.
+    /// Times of arrival of acknowledgements with the bytes that they acknowledge, earliest first.
     unacknowledged: VecDeque<(Time, u32)>,
     unacknowledged_bytes: u32,
-    /// Packets that went over it.
+    /// Number of packets carried.
     pub packets: u64,
-    /// Packets that had to be sent again.
+    /// Number of retransmissions.
     pub replays: u64,
 }
 
-/// A packet's way over a wire.
+/// The transmission of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passage {
-    /// Its last bit left; the wire is free.
+pub struct Transmission {
+    /// Time at which its last bit left and the wire became free.
     pub left: Time,
-    /// Its last bit arrived, undamaged.
+    /// Time at which its last bit arrived without corruption.
     pub arrived: Time,
-    /// Its sequence number.
+    /// Sequence number of the packet.
     pub sequence: u16,
 }
 
-/// Bytes of packets that a direction of `link` carries at most, in 10^9 bits a second, `dllp_share` of it being link
-/// layer packets.
+/// Returns the highest rate of packets in one direction of `link`, in 10^9 bits a second, if link layer packets take
+/// the share `dllp_share`.
 pub fn packet_gbps(link: &Link, dllp_share: f64) -> f64 {
     let packets_share = if link.generation.is_flit_mode() {
         f64::from(FLIT_TLP_BYTES) / f64::from(FLIT_BYTES)
@@ -63,7 +63,7 @@ pub fn packet_gbps(link: &Link, dllp_share: f64) -> f64 {
 }
 
 impl Wire {
-    /// An idle direction of `link`, `dllp_share` of which goes to link layer packets.
+    /// Returns an idle direction of `link`, of which link layer packets take the share `dllp_share`.
     pub fn new(link: &Link, wire: &WireParameters, dllp_share: f64, random: Random) -> Self {
         let byte_ps = 8000.0 / packet_gbps(link, dllp_share);
         Self {
@@ -84,33 +84,33 @@ impl Wire {
         }
     }
 
-    /// When it has carried all it was given.
+    /// Returns the time at which all packets so far have left.
     pub fn free_at(&self) -> Time {
         self.free_at
     }
 
-    /// Bytes that a packet takes: in flits there is no framing of its own.
+    /// Returns the bytes of a packet on the wire; in flit mode a packet has no framing of its own.
     pub fn bytes_of(&self, packet: &Repr) -> u32 {
         if self.is_flit_mode { packet.wire_bytes() - FRAMING_BYTES } else { packet.wire_bytes() }
     }
 
-    /// How long this many bytes take.
+    /// Returns the transmission time of this many bytes.
     pub fn duration(&self, bytes: u32) -> Span {
         Span::from_ps((u64::from(bytes) * self.byte_ps_scaled) >> FRACTION_BITS)
     }
 
-    /// Sends a packet that is ready at `ready`, after all before it.
-    pub fn send(&mut self, ready: Time, packet: &Repr) -> Passage {
+    /// Sends a packet that is ready at `ready`, after all packets before it.
+    pub fn send(&mut self, ready: Time, packet: &Repr) -> Transmission {
         let bytes = self.bytes_of(packet);
         let begin = self.room(ready.max(self.free_at), bytes);
         let duration = self.duration(bytes);
         let mut left = begin + duration;
         for _ in 1..TRIES_MAX {
-            if !self.is_damaged(bytes) {
+            if !self.is_corrupted(bytes) {
                 break;
             }
             self.replays += 1;
-            left = self.told_of_damage(left) + duration;
+            left = self.loss_detected_at(left) + duration;
         }
         self.free_at = left;
         let sequence = self.sequence;
@@ -119,10 +119,11 @@ impl Wire {
         let arrived = left + self.latency;
         self.unacknowledged.push_back((arrived + self.acknowledge + self.latency, bytes));
         self.unacknowledged_bytes += bytes;
-        Passage { left, arrived, sequence }
+        Transmission { left, arrived, sequence }
     }
 
-    /// The replay buffer keeps what is not acknowledged: when it has room for `bytes`, at `at` at the earliest.
+    /// Returns the time, not before `at`, at which the replay buffer, which keeps unacknowledged packets, has space for
+    /// `bytes`.
     fn room(&mut self, at: Time, bytes: u32) -> Time {
         let mut now = at;
         while let Some(&(acknowledged, old_bytes)) = self.unacknowledged.front() {
@@ -138,21 +139,22 @@ impl Wire {
         now
     }
 
-    fn is_damaged(&mut self, bytes: u32) -> bool {
-        self.bit_error_rate > 0.0 && self.draw_damage(bytes)
+    fn is_corrupted(&mut self, bytes: u32) -> bool {
+        self.bit_error_rate > 0.0 && self.draw_corruption(bytes)
     }
 
-    /// Out of the way of wires without errors: the power would be worked out for each of their packets.
+    /// Draws whether a packet is corrupted. A cold function, so that wires without errors do not compute the power for
+    /// each packet.
     #[cold]
-    fn draw_damage(&mut self, bytes: u32) -> bool {
+    fn draw_corruption(&mut self, bytes: u32) -> bool {
         let intact = (1.0 - self.bit_error_rate).powi((bytes * 8) as i32);
         self.random.chance(1.0 - intact)
     }
 
-    /// When the sender knows that what left at `left` arrived damaged: a Nak says so, or, when that is damaged too, the
-    /// replay timer.
-    fn told_of_damage(&mut self, left: Time) -> Time {
-        if self.is_damaged(DLLP_BYTES) {
+    /// Returns the time at which the sender learns that the packet that left at `left` arrived corrupted: from a Nak
+    /// or, if that is also corrupted, from the replay timer.
+    fn loss_detected_at(&mut self, left: Time) -> Time {
+        if self.is_corrupted(DLLP_BYTES) {
             left + self.replay_timer
         } else {
             left + self.latency + self.acknowledge + self.latency
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_take_their_bytes_one_after_the_other() {
+    fn packets_are_sent_one_after_the_other() {
         let mut wire = wire(|_| ());
         let first = wire.send(Time::ZERO, &write(256));
         let second = wire.send(Time::ZERO, &write(256));
@@ -203,28 +205,29 @@ mod tests {
     }
 
     #[test]
-    fn an_undamaged_wire_carries_its_rate() {
+    fn a_wire_without_errors_reaches_its_rate() {
         let rate = gbps_of_writes(&mut wire(|_| ()), 10_000);
         assert!((rate - 63.015_38 * 0.99).abs() < 0.01, "{rate}");
     }
 
     #[test]
-    fn throughput_is_replay_buffer_by_round_trip_when_the_buffer_is_small() {
+    fn a_small_replay_buffer_limits_throughput_to_its_size_per_round_trip() {
         let mut wire = wire(|parameters| parameters.replay_buffer_bytes = 560);
         let rate = gbps_of_writes(&mut wire, 10_000);
-        // Two packets of 280 bytes each trip: a packet's own time, there 100 ns, 50 ns until the Ack, back 100 ns.
+        // Two packets of 280 bytes a round trip: the time of a packet, 100 ns to the receiver, 50 ns until the Ack, and
+        // 100 ns back.
         let round_trip_ns = wire.duration(280).ns() + 250.0;
         assert!((rate - 560.0 * 8.0 / round_trip_ns).abs() < 0.1, "{rate}");
     }
 
     #[test]
-    fn damage_is_repaired_and_costs_a_round_trip() {
+    fn a_corrupted_packet_is_retransmitted_after_a_round_trip() {
         let mut wire = wire(|parameters| parameters.bit_error_rate = 1e-5);
         let rate = gbps_of_writes(&mut wire, 20_000);
-        let damaged_share = 1.0 - (1.0_f64 - 1e-5).powi(280 * 8);
-        assert!((wire.replays as f64 / 20_000.0 - damaged_share).abs() < 0.003, "{} replays", wire.replays);
+        let corrupted_share = 1.0 - (1.0_f64 - 1e-5).powi(280 * 8);
+        assert!((wire.replays as f64 / 20_000.0 - corrupted_share).abs() < 0.003, "{} replays", wire.replays);
         let packet_ns = wire.duration(280).ns();
-        let expected = 280.0 * 8.0 / (packet_ns + damaged_share * (packet_ns + 250.0));
+        let expected = 280.0 * 8.0 / (packet_ns + corrupted_share * (packet_ns + 250.0));
         assert!((rate - expected).abs() < 1.0, "{rate}, not {expected}");
     }
 

@@ -235,7 +235,7 @@ fn a_completion_has_the_layout_of_the_specification() {
 }
 
 #[test]
-fn what_the_specification_forbids_is_neither_parsed_nor_emitted() {
+fn forbidden_values_are_neither_parsed_nor_emitted() {
     let good = MemoryRequest {
         op: MemoryOp::Read,
         address: 0x1000,

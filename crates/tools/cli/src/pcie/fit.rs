@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use pcie::fit::{Effort, Fit, Residual, SYSTEMS};
+use pcie::fit::{Fit, Residual, SYSTEMS, SampleCounts};
 use serde::Serialize;
 use stats::{Align, Table};
 
@@ -65,7 +65,7 @@ struct Figure {
 /// Searches, unless told not to, and prints parameters and figures.
 pub fn main(options: &Options) -> Result<()> {
     let names = if options.system.is_empty() { SYSTEMS.map(str::to_owned).to_vec() } else { options.system.clone() };
-    let mut fit = Fit::new(&names, Effort::SEARCH).map_err(WrongUse::of)?;
+    let mut fit = Fit::new(&names, SampleCounts::SEARCH).map_err(WrongUse::of)?;
     if let Some(data) = &options.data {
         fit.read_published(data).map_err(WrongUse::of)?;
     }
@@ -74,8 +74,8 @@ pub fn main(options: &Options) -> Result<()> {
             eprintln!("pass {pass}: {} {} = {:.3}", free.file, free.key, free.value);
         })?;
     }
-    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
-    let answer = answer(&fit, fit.residuals(effort)?);
+    let samples = if options.quick { SampleCounts::QUICK } else { SampleCounts::FULL };
+    let answer = answer(&fit, fit.residuals(samples)?);
     if options.json {
         output::print_json(&answer)?;
     } else {
@@ -100,7 +100,7 @@ fn write(fit: &Fit, folder: &std::path::Path) -> Result<()> {
 }
 
 fn answer(fit: &Fit, residuals: Vec<(String, Vec<Residual>)>) -> Answer {
-    let parameter = |free: &pcie::fit::Free| {
+    let parameter = |free: &pcie::fit::FreeParameter| {
         let (file, key, before, value) = (free.file.clone(), free.key, free.before, free.value);
         Parameter { file, key, before, value }
     };

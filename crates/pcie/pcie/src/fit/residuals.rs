@@ -1,34 +1,34 @@
-//! How far a simulated system is from what was published of the real one.
+//! Residuals: deviations of a simulated system from the figures published for the real one.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::facts::{Fact, Statistic, Tolerance};
+use super::targets::{CalibrationTarget, Statistic, Tolerance};
 use crate::host::{HostError, Interface, System};
 use crate::test::{Cache, Iommu, Kind, Numa, Test};
 
-/// Samples of a run.
+/// Number of samples of each kind of test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
-    /// Latencies.
+pub struct SampleCounts {
+    /// Latencies of a latency test.
     pub latencies: u64,
-    /// Latencies where the cache has to fill first.
+    /// Latencies of a test that first has to fill the cache.
     pub latencies_filling: u64,
-    /// Transfers of bandwidth tests.
+    /// Transfers of a bandwidth test.
     pub transfers: u64,
 }
 
-impl Effort {
-    /// While parameters are searched for.
+impl SampleCounts {
+    /// For the search for parameters.
     pub const SEARCH: Self = Self { latencies: 3_000, latencies_filling: 24_000, transfers: 20_000 };
-    /// For a quick look.
+    /// For quick checks.
     pub const QUICK: Self = Self { latencies: 8_000, latencies_filling: 120_000, transfers: 30_000 };
     /// For figures that are quoted.
     pub const FULL: Self = Self { latencies: 200_000, latencies_filling: 2_000_000, transfers: 400_000 };
 
-    /// Of one test.
+    /// Returns the number of samples of one test.
     fn of(self, test: &Test) -> u64 {
         let is_filling = test.test == Kind::LatWrrd && test.window_bytes > 1 << 16;
         match (test.test.is_latency(), is_filling) {
@@ -39,25 +39,25 @@ impl Effort {
     }
 }
 
-/// A figure, published and simulated.
+/// A published figure and the simulated one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Residual {
-    /// The test in words.
+    /// Description of the test.
     pub label: String,
-    /// Which figure of it.
+    /// Name of the figure.
     pub statistic: &'static str,
-    /// Of the real system.
+    /// Published value of the real system.
     pub published: f64,
-    /// Of the simulated one.
+    /// Value of the simulated system.
     pub simulated: f64,
-    /// How far apart they may be.
+    /// Largest permitted deviation.
     pub tolerance: f64,
-    /// Whether they must be that near.
+    /// Whether the tolerance must be met.
     pub is_required: bool,
 }
 
 impl fmt::Display for Residual {
-    /// One line of a table.
+    /// Formats one line of a table.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (label, statistic, difference) = (&self.label, self.statistic, self.difference());
         let (published, simulated, tolerance) = (self.published, self.simulated, self.tolerance);
@@ -69,18 +69,18 @@ impl fmt::Display for Residual {
 }
 
 impl Residual {
-    /// Simulated less published.
+    /// Returns the simulated minus the published value.
     pub fn difference(&self) -> f64 {
         self.simulated - self.published
     }
 
-    /// Whether it is near enough.
+    /// Returns whether the deviation is within the tolerance.
     pub fn is_met(&self) -> bool {
         self.difference().abs() <= self.tolerance
     }
 }
 
-/// What a test brought, as far as facts ask for it.
+/// The figures of a test for which there are targets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     median_ns: f64,
@@ -89,8 +89,8 @@ pub(super) struct Figures {
     gbps: f64,
 }
 
-/// What tests brought on a system whose parameters stand still.
-pub(super) type Known = HashMap<(Test, Interface), Figures>;
+/// Figures of tests that have run on a system with unchanged parameters.
+pub(super) type FigureCache = HashMap<(Test, Interface), Figures>;
 
 impl Figures {
     fn new(mut latencies_ns: Vec<f64>, gbps: f64) -> Self {
@@ -113,9 +113,9 @@ impl Figures {
     }
 }
 
-/// Runs a test; the first half of latencies only fills caches.
-fn figures(system: &System, test: &Test, interface: Interface, effort: Effort) -> Result<Figures, HostError> {
-    let test = Test { samples: effort.of(test), ..test.clone() };
+/// Runs a test. The first half of the latencies is discarded, because it fills the caches.
+fn figures(system: &System, test: &Test, interface: Interface, samples: SampleCounts) -> Result<Figures, HostError> {
+    let test = Test { samples: samples.of(test), ..test.clone() };
     let mut latencies_ns = Vec::new();
     let mut taken = 0;
     let summary = system.run_by(&test, interface, &mut |latency_ns| {
@@ -127,44 +127,51 @@ fn figures(system: &System, test: &Test, interface: Interface, effort: Effort) -
     Ok(Figures::new(latencies_ns, summary.gbps()))
 }
 
-/// Every fact against `system`; facts of one test share its run, and runs share this machine's cores.
+/// Returns the residuals of `system` for all targets. Targets of one test share a run, and runs are distributed over
+/// the cores of this machine.
 ///
 /// # Errors
-/// When a test cannot be run on it.
-pub fn residuals(system: &System, facts: &[Fact], effort: Effort) -> Result<Vec<Residual>, HostError> {
-    residuals_beyond(&mut Known::new(), system, facts, effort)
+/// A test cannot run on the system.
+pub fn residuals(
+    system: &System,
+    targets: &[CalibrationTarget],
+    samples: SampleCounts,
+) -> Result<Vec<Residual>, HostError> {
+    cached_residuals(&mut FigureCache::new(), system, targets, samples)
 }
 
-/// The same, where some tests may have been run before, by the same effort; those that were not are known afterwards.
-pub(super) fn residuals_beyond(
-    known: &mut Known,
+/// Returns the same, with figures of earlier runs with the same number of samples taken from `known`, and adds new ones
+/// to it.
+pub(super) fn cached_residuals(
+    known: &mut FigureCache,
     system: &System,
-    facts: &[Fact],
-    effort: Effort,
+    targets: &[CalibrationTarget],
+    samples: SampleCounts,
 ) -> Result<Vec<Residual>, HostError> {
     let mut seen = HashSet::new();
-    let tests = facts.iter().map(|fact| (fact.test.clone(), fact.interface));
+    let tests = targets.iter().map(|target| (target.test.clone(), target.interface));
     let missing: Vec<_> = tests.filter(|test| !known.contains_key(test) && seen.insert(test.clone())).collect();
-    let found = run_all(system, &missing, effort)?;
+    let found = run_all(system, &missing, samples)?;
     known.extend(missing.into_iter().zip(found));
     let mut all = Vec::new();
-    for fact in facts {
-        let figures = known.get(&(fact.test.clone(), fact.interface)).expect("every fact's test was run");
+    for target in targets {
+        let figures = known.get(&(target.test.clone(), target.interface)).expect("the test of every target has run");
         all.push(Residual {
-            label: fact.label(),
-            statistic: fact.statistic.name(),
-            published: fact.value,
-            simulated: figures.value(fact.statistic),
-            tolerance: fact.tolerance.of(fact.value),
-            is_required: fact.is_required,
+            label: target.label(),
+            statistic: target.statistic.name(),
+            published: target.value,
+            simulated: figures.value(target.statistic),
+            tolerance: target.tolerance.of(target.value),
+            is_required: target.is_required,
         });
     }
-    all.extend(derived(facts, &all));
+    all.extend(derived(targets, &all));
     Ok(all)
 }
 
-/// Runs all tests, each core taking the next that nobody has; a run is the same whoever does it.
-fn run_all(system: &System, tests: &[(Test, Interface)], effort: Effort) -> Result<Vec<Figures>, HostError> {
+/// Runs all tests on all cores. Each worker takes the next test that has not started; a result does not depend on the
+/// worker.
+fn run_all(system: &System, tests: &[(Test, Interface)], samples: SampleCounts) -> Result<Vec<Figures>, HostError> {
     let next = AtomicUsize::new(0);
     let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tests.len().max(1));
     let work = || {
@@ -173,21 +180,22 @@ fn run_all(system: &System, tests: &[(Test, Interface)], effort: Effort) -> Resu
             let index = next.fetch_add(1, Ordering::Relaxed);
             tests.get(index).map(|test| (index, test))
         } {
-            done.push((index, figures(system, test, *interface, effort)));
+            done.push((index, figures(system, test, *interface, samples)));
         }
         done
     };
     let mut done: Vec<(usize, Result<Figures, HostError>)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("a run does not panic")).collect()
+        threads.into_iter().flat_map(|thread| thread.join().expect("a simulation does not panic")).collect()
     });
     done.sort_by_key(|(index, _)| *index);
     done.into_iter().map(|(_, figures)| figures).collect()
 }
 
-/// Figures that several facts make together, worked out alike from published and simulated ones.
-fn derived(facts: &[Fact], residuals: &[Residual]) -> Vec<Residual> {
-    let pairs: Vec<(&Fact, &Residual)> = facts.iter().zip(residuals).collect();
+/// Returns residuals of figures that several targets determine together, computed in the same way from published and
+/// simulated ones.
+fn derived(targets: &[CalibrationTarget], residuals: &[Residual]) -> Vec<Residual> {
+    let pairs: Vec<(&CalibrationTarget, &Residual)> = targets.iter().zip(residuals).collect();
     let mut all = Vec::new();
     let mut add = |label: &str, statistic, published: f64, simulated, tolerance: Tolerance| {
         let (label, tolerance) = (label.to_owned(), tolerance.of(published));
@@ -204,26 +212,31 @@ fn derived(facts: &[Fact], residuals: &[Residual]) -> Vec<Residual> {
     all
 }
 
-/// A function of the published figures, and the same of the simulated ones.
-fn both<T>(pairs: &[(&Fact, &Residual)], function: impl Fn(&[(&Fact, f64)]) -> Option<T>) -> Option<(T, T)> {
-    let published: Vec<(&Fact, f64)> = pairs.iter().map(|(fact, residual)| (*fact, residual.published)).collect();
-    let simulated: Vec<(&Fact, f64)> = pairs.iter().map(|(fact, residual)| (*fact, residual.simulated)).collect();
+/// Applies a function to the published figures and to the simulated ones.
+fn both<T>(
+    pairs: &[(&CalibrationTarget, &Residual)],
+    function: impl Fn(&[(&CalibrationTarget, f64)]) -> Option<T>,
+) -> Option<(T, T)> {
+    let published: Vec<(&CalibrationTarget, f64)> =
+        pairs.iter().map(|(target, residual)| (*target, residual.published)).collect();
+    let simulated: Vec<(&CalibrationTarget, f64)> =
+        pairs.iter().map(|(target, residual)| (*target, residual.simulated)).collect();
     Some((function(&published)?, function(&simulated)?))
 }
 
-/// Capacity for lines that a device wrote, in MiB, and what a miss costs, in nanoseconds: the least squares of
-/// average = L0 + (1 - min(1, capacity / window)) * cost over 8 B lat-wrrd by window. Capacity is tried in steps of
-/// 0.01 MiB.
-fn ddio(figures: &[(&Fact, f64)]) -> Option<(f64, f64)> {
+/// Returns the DDIO capacity for lines that a device wrote, in MiB, and the cost of a miss, in nanoseconds: the least
+/// squares fit of average = L0 + (1 - min(1, capacity / window)) * cost to 8 B lat-wrrd by window. The capacity is
+/// searched in steps of 0.01 MiB.
+fn ddio(figures: &[(&CalibrationTarget, f64)]) -> Option<(f64, f64)> {
     let points: Vec<(f64, f64)> = figures
         .iter()
-        .filter(|(fact, _)| {
-            let test = &fact.test;
-            fact.statistic == Statistic::AverageNs
+        .filter(|(target, _)| {
+            let test = &target.test;
+            target.statistic == Statistic::AverageNs
                 && (test.test, test.size_bytes, test.cache) == (Kind::LatWrrd, 8, Cache::Cold)
                 && test.iommu == Iommu::Off
         })
-        .map(|(fact, average_ns)| (fact.test.window_bytes as f64 / f64::from(1 << 20), *average_ns))
+        .map(|(target, average_ns)| (target.test.window_bytes as f64 / f64::from(1 << 20), *average_ns))
         .collect();
     if points.len() < 3 {
         return None;
@@ -237,7 +250,7 @@ fn ddio(figures: &[(&Fact, f64)]) -> Option<(f64, f64)> {
     fits.min_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, capacity_mib, cost_ns)| (capacity_mib, cost_ns))
 }
 
-/// Slope of the line nearest to the points, and the squares of what it misses them by.
+/// Returns the slope of the least squares line, and its sum of squared residuals.
 fn least_squares(points: &[(f64, f64)]) -> (f64, f64) {
     let count = points.len() as f64;
     let (mean_x, mean_y) = (
@@ -251,14 +264,14 @@ fn least_squares(points: &[(f64, f64)]) -> (f64, f64) {
     (slope, error)
 }
 
-/// What remote memory costs of the bandwidth of 64 B reads, in percent of local memory's.
-fn remote_loss(figures: &[(&Fact, f64)]) -> Option<f64> {
+/// Returns the loss of bandwidth of 64 B reads from remote memory, in percent of that from local memory.
+fn remote_loss(figures: &[(&CalibrationTarget, f64)]) -> Option<f64> {
     let find = |numa| {
         let is_it = |test: &Test| {
             (test.test, test.size_bytes, test.window_bytes) == (Kind::BwRd, 64, 8192)
                 && (test.numa, test.iommu, test.cache) == (numa, Iommu::Off, Cache::HostWarm)
         };
-        figures.iter().find(|(fact, _)| is_it(&fact.test)).map(|(_, gbps)| *gbps)
+        figures.iter().find(|(target, _)| is_it(&target.test)).map(|(_, gbps)| *gbps)
     };
     let (local, remote) = (find(Numa::Local)?, find(Numa::Remote)?);
     Some((1.0 - remote / local) * 100.0)
@@ -267,26 +280,26 @@ fn remote_loss(figures: &[(&Fact, f64)]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fit::facts;
+    use crate::fit::targets;
 
     #[test]
-    fn ddio_of_published_figures_is_what_the_reference_found() {
+    fn ddio_capacity_of_the_published_figures_matches_the_reference() {
         for (system, capacity_mib, cost_ns) in [("ib", 1.40, 76.0), ("hsw", 1.35, 84.0)] {
-            let facts = facts::built_in(system).unwrap();
-            let figures: Vec<(&Fact, f64)> = facts.iter().map(|fact| (fact, fact.value)).collect();
+            let targets = targets::built_in(system).unwrap();
+            let figures: Vec<(&CalibrationTarget, f64)> = targets.iter().map(|target| (target, target.value)).collect();
             let (found_mib, found_ns) = ddio(&figures).unwrap();
             assert!((found_mib / capacity_mib - 1.0).abs() < 0.03, "{system}: {found_mib} MiB");
             assert!((found_ns - cost_ns).abs() < 3.0, "{system}: {found_ns} ns");
         }
     }
 
-    /// Every figure that is required, on both calibrated systems. Few samples: deterministic all the same.
+    /// Checks every required figure on both calibrated systems. The samples are few, but the runs are deterministic.
     #[test]
     fn calibrated_systems_meet_their_targets() {
         let mut missed = Vec::new();
         for name in ["hsw", "ib"] {
             let system = System::named(name).unwrap();
-            let all = residuals(&system, &facts::built_in(name).unwrap(), Effort::QUICK).unwrap();
+            let all = residuals(&system, &targets::built_in(name).unwrap(), SampleCounts::QUICK).unwrap();
             for residual in &all {
                 let verdict = match (residual.is_met(), residual.is_required) {
                     (true, _) => "ok",

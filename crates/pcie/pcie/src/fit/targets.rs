@@ -1,4 +1,4 @@
-//! Figures that others published, condensed: what a simulation is fitted to and judged by.
+//! Calibration targets: published figures to which a simulation is fitted and by which it is judged.
 
 use std::path::Path;
 
@@ -7,36 +7,36 @@ use thiserror::Error;
 use crate::host::Interface;
 use crate::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
-/// What is committed of the published figures.
+/// The published figures, as committed.
 const BUILT_IN: [(&str, &str); 2] =
     [("hsw", include_str!("../../data/hsw.csv")), ("ib", include_str!("../../data/ib.csv"))];
-/// Systems that have facts: all others are predictions.
+/// Systems with calibration targets; all others are predictions.
 pub const SYSTEMS: [&str; 2] = [BUILT_IN[0].0, BUILT_IN[1].0];
-/// Columns of a line.
+/// Number of columns of a line.
 const COLUMNS: usize = 15;
-/// Of the random numbers: any would do.
+/// Seed of the random numbers; its value is arbitrary.
 const SEED: u64 = 1;
 
-/// A published figure.
+/// A published figure with the tolerance for the simulated one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fact {
-    /// What was run; samples are set by who runs it again.
+pub struct CalibrationTarget {
+    /// The test; the caller that repeats it sets the number of samples.
     pub test: Test,
-    /// How.
+    /// The interface that made the transfers.
     pub interface: Interface,
-    /// Which figure of the outcome.
+    /// The figure of the outcome.
     pub statistic: Statistic,
-    /// What was published.
+    /// The published value.
     pub value: f64,
-    /// How far a simulation may be from it.
+    /// Largest permitted deviation of the simulation.
     pub tolerance: Tolerance,
-    /// Whether it must be that near; others are watched.
+    /// Whether the tolerance must be met; other targets are only reported.
     pub is_required: bool,
-    /// Where it was published: folder and file.
+    /// Folder and file of the publication.
     source: (String, String),
 }
 
-/// Which figure of an outcome.
+/// A figure of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Statistic {
     /// Half of the latencies are at most this.
@@ -49,47 +49,47 @@ pub enum Statistic {
     Gbps,
 }
 
-/// How far off is near enough.
+/// A permitted deviation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tolerance {
     /// In nanoseconds.
     Ns(f64),
-    /// In percent of what was published.
+    /// In percent of the published value.
     Percent(f64),
 }
 
-/// Facts that cannot be had.
+/// Targets that are not available.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum FactError {
-    /// Not one of those that are fitted.
-    #[error("system '{0}' has no calibration facts; choose hsw or ib: all others are predictions")]
+pub enum TargetError {
+    /// The system is not calibrated.
+    #[error("system '{0}' has no calibration targets; choose hsw or ib: all others are predictions")]
     System(String),
-    /// A line that says nothing.
+    /// A line is invalid.
     #[error("{file}, line {line}: {what}")]
     Line {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// The defect.
         what: String,
     },
-    /// A published file that is not there.
-    #[error("{path}: {what}; --data wants the folder that holds {folder}")]
+    /// A published file cannot be read.
+    #[error("{path}: {what}; give --data the folder that contains {folder}")]
     File {
-        /// Where it was looked for.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// Error of the system.
         what: String,
-        /// The folder as published.
+        /// Name of the published folder.
         folder: String,
     },
-    /// A published file without the figure.
-    #[error("{path}: no {what}; take the files as published")]
+    /// A published file does not contain the figure.
+    #[error("{path}: no {what}; use the files as published")]
     Missing {
-        /// Of the file.
+        /// Path of the file.
         path: String,
-        /// Row or column.
+        /// The missing row or column.
         what: String,
     },
 }
@@ -105,7 +105,7 @@ impl Statistic {
         }
     }
 
-    /// As in tables.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::MedianNs => "median ns",
@@ -115,7 +115,7 @@ impl Statistic {
         }
     }
 
-    /// The published files' column; p99 is in none.
+    /// Returns the column in the published files, which have none for p99.
     fn column(self) -> Option<&'static str> {
         match self {
             Self::MedianNs => Some("Med(ns)"),
@@ -137,7 +137,7 @@ impl Tolerance {
         }
     }
 
-    /// In the unit of the figure `value`.
+    /// Returns the tolerance in the unit of the figure `value`.
     pub fn of(self, value: f64) -> f64 {
         match self {
             Self::Ns(ns) => ns,
@@ -146,22 +146,22 @@ impl Tolerance {
     }
 }
 
-/// The facts of `system`, as committed.
+/// Returns the committed targets of `system`.
 ///
 /// # Errors
-/// When it has none.
-pub fn built_in(system: &str) -> Result<Vec<Fact>, FactError> {
+/// The system has none.
+pub fn built_in(system: &str) -> Result<Vec<CalibrationTarget>, TargetError> {
     let (name, text) =
-        BUILT_IN.iter().find(|(name, _)| *name == system).ok_or_else(|| FactError::System(system.to_owned()))?;
+        BUILT_IN.iter().find(|(name, _)| *name == system).ok_or_else(|| TargetError::System(system.to_owned()))?;
     parse(name, text)
 }
 
-fn parse(file: &str, text: &str) -> Result<Vec<Fact>, FactError> {
+fn parse(file: &str, text: &str) -> Result<Vec<CalibrationTarget>, TargetError> {
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.starts_with('#') && !line.starts_with("system,"));
     lines
         .map(|(line, row)| {
             let cells: Vec<&str> = row.split(',').collect();
-            fact(&cells).map_err(|what| FactError::Line { file: file.to_owned(), line, what })
+            target(&cells).map_err(|what| TargetError::Line { file: file.to_owned(), line, what })
         })
         .collect()
 }
@@ -170,12 +170,12 @@ fn number<T: std::str::FromStr>(cell: &str) -> Result<T, String> {
     cell.parse().map_err(|_| format!("'{cell}' is not a number"))
 }
 
-/// A word as the command line and the JSON form have it.
+/// Parses a word of the command line or of the JSON form.
 fn word<T: serde::de::DeserializeOwned>(cell: &str) -> Result<T, String> {
     toml::Value::String(cell.to_owned()).try_into().map_err(|_| format!("'{cell}' is not known"))
 }
 
-fn fact(cells: &[&str]) -> Result<Fact, String> {
+fn target(cells: &[&str]) -> Result<CalibrationTarget, String> {
     let cells: &[&str; COLUMNS] =
         cells.try_into().map_err(|_| format!("{} columns instead of {COLUMNS}", cells.len()))?;
     let [
@@ -191,7 +191,7 @@ fn fact(cells: &[&str]) -> Result<Fact, String> {
         statistic,
         value,
         tolerance,
-        standing,
+        requirement,
         folder,
         file,
     ] = *cells;
@@ -208,48 +208,51 @@ fn fact(cells: &[&str]) -> Result<Fact, String> {
         samples: 1,
         seed: SEED,
     };
-    Ok(Fact {
+    Ok(CalibrationTarget {
         test,
         interface: if interface == "command" { Interface::Command } else { Interface::Dma },
-        statistic: Statistic::parse(statistic).ok_or_else(|| format!("'{statistic}' is no statistic"))?,
+        statistic: Statistic::parse(statistic).ok_or_else(|| format!("'{statistic}' is not a statistic"))?,
         value: number(value)?,
-        tolerance: Tolerance::parse(tolerance).ok_or_else(|| format!("'{tolerance}' is no tolerance"))?,
-        is_required: standing == "required",
+        tolerance: Tolerance::parse(tolerance).ok_or_else(|| format!("'{tolerance}' is not a tolerance"))?,
+        is_required: requirement == "required",
         source: (folder.to_owned(), file.to_owned()),
     })
 }
 
-impl Fact {
-    /// The figure in the published files under `data`, for facts that have a column there; p99 stays as committed.
+impl CalibrationTarget {
+    /// Returns this target with the value in the published files under `data`, if they have a column for it; p99 keeps
+    /// the committed value.
     ///
     /// # Errors
-    /// When the file or the figure is not there.
-    pub fn from_published(&self, data: &Path) -> Result<Self, FactError> {
+    /// The file or the figure is missing.
+    pub fn from_published(&self, data: &Path) -> Result<Self, TargetError> {
         let Some(column) = self.statistic.column() else { return Ok(self.clone()) };
         let (folder, file) = &self.source;
         let path = data.join(folder).join(file);
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(&path).map_err(|error| FactError::File {
+        let text = std::fs::read_to_string(&path).map_err(|error| TargetError::File {
             path: shown.clone(),
             what: error.to_string(),
             folder: folder.clone(),
         })?;
-        let missing = |what: &str| FactError::Missing { path: shown.clone(), what: what.to_owned() };
+        let missing = |what: &str| TargetError::Missing { path: shown.clone(), what: what.to_owned() };
         let mut lines = text.lines();
         let head: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
-        let place = |name: &str| head.iter().position(|cell| *cell == name).ok_or_else(|| missing(name));
-        let places = [place("Test")?, place("Cache")?, place("WinSZ")?, place("SZ")?];
-        let value_place = place(column)?;
-        let row = lines.map(|line| line.split(',').collect::<Vec<_>>()).find(|cells| self.is_row(cells, places));
-        let cell = row.as_ref().and_then(|cells| cells.get(value_place)).ok_or_else(|| missing("row of this test"))?;
+        let column_index = |name: &str| head.iter().position(|cell| *cell == name).ok_or_else(|| missing(name));
+        let columns = [column_index("Test")?, column_index("Cache")?, column_index("WinSZ")?, column_index("SZ")?];
+        let value_column = column_index(column)?;
+        let row = lines.map(|line| line.split(',').collect::<Vec<_>>()).find(|cells| self.is_row(cells, columns));
+        let cell = row.as_ref().and_then(|cells| cells.get(value_column)).ok_or_else(|| missing("row of this test"))?;
         let value = cell.parse().map_err(|_| missing(column))?;
         Ok(Self { value, ..self.clone() })
     }
 
-    /// Whether a published row, with test, cache, window and size at these places, is of this test.
+    /// Returns whether a published row is of this test; the indices are those of the columns of test, cache, window and
+    /// size.
     fn is_row(&self, cells: &[&str], [test, cache, window, size]: [usize; 4]) -> bool {
-        let cell = |place: usize| cells.get(place).copied().unwrap_or_default();
-        let is_number = |place, expected: u64| cell(place).parse::<f64>().is_ok_and(|number| number == expected as f64);
+        let cell = |column: usize| cells.get(column).copied().unwrap_or_default();
+        let is_number =
+            |column, expected: u64| cell(column).parse::<f64>().is_ok_and(|number| number == expected as f64);
         cell(test) == self.published_test()
             && cell(cache) == self.published_cache()
             && is_number(window, self.test.window_bytes)
@@ -276,7 +279,7 @@ impl Fact {
         }
     }
 
-    /// The test in words.
+    /// Returns a description of the test.
     pub fn label(&self) -> String {
         let test = &self.test;
         let interface = if self.interface == Interface::Command { " by command" } else { "" };
@@ -296,17 +299,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn committed_facts_can_be_read() {
+    fn committed_targets_can_be_read() {
         for (system, _) in BUILT_IN {
-            let facts = built_in(system).unwrap();
-            assert!(facts.len() > 100 && facts.iter().filter(|fact| fact.is_required).count() > 50, "{system}");
-            assert!(facts.iter().all(|fact| fact.value > 0.0 && fact.test.check().is_ok()));
+            let targets = built_in(system).unwrap();
+            assert!(targets.len() > 100 && targets.iter().filter(|target| target.is_required).count() > 50, "{system}");
+            assert!(targets.iter().all(|target| target.value > 0.0 && target.test.check().is_ok()));
         }
-        assert_eq!(built_in("bdw"), Err(FactError::System("bdw".to_owned())));
+        assert_eq!(built_in("bdw"), Err(TargetError::System("bdw".to_owned())));
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn an_invalid_line_is_named() {
         let error = parse("x.csv", "# head\nib,lat-rd,dma").unwrap_err().to_string();
         assert_eq!(error, "x.csv, line 2: 3 columns instead of 15");
     }
@@ -314,13 +317,13 @@ mod tests {
     #[test]
     fn published_files_give_the_same_figures() {
         let folder = tempfile::tempdir().unwrap();
-        let fact = &built_in("ib").unwrap()[0];
-        let place = folder.path().join(&fact.source.0);
+        let target = &built_in("ib").unwrap()[0];
+        let place = folder.path().join(&target.source.0);
         std::fs::create_dir(&place).unwrap();
         let text = "Test,PAT,Cache,HO,DO,WinSZ,SZ,Med(ns)\nLAT_DMA_RD,Seq,HWarm,0,0,8192,64,561.5\n";
-        std::fs::write(place.join(&fact.source.1), text).unwrap();
-        assert_eq!(fact.from_published(folder.path()).unwrap().value, 561.5);
-        let error = fact.from_published(Path::new("nowhere")).unwrap_err().to_string();
+        std::fs::write(place.join(&target.source.1), text).unwrap();
+        assert_eq!(target.from_published(folder.path()).unwrap().value, 561.5);
+        let error = target.from_published(Path::new("nowhere")).unwrap_err().to_string();
         assert!(error.starts_with("nowhere") && error.contains("--data"), "{error}");
     }
 }
