@@ -1,6 +1,6 @@
 /* Shared by the probe programs of `crosslane bench`: clock, histogram, addresses, and the ways an ordinary program
- * waits on a socket (blocking, spinning on a non-blocking descriptor, epoll_wait with level trigger). Nothing here
- * knows about Crosslane. */
+ * waits on a socket (blocking, spinning on a non-blocking descriptor, level-triggered epoll_wait). Nothing here depends
+ * on Crosslane. */
 #ifndef PROBE_COMMON_H
 #define PROBE_COMMON_H
 #ifndef _GNU_SOURCE
@@ -30,7 +30,7 @@
 
 #define UNUSED __attribute__((unused))
 
-/* Room for many clients that connect at once: with less, kernel TCP drops handshakes and tries again after a second. */
+/* Backlog for many clients that connect at once: with less, kernel TCP drops handshakes and retries after a second. */
 #define LISTEN_BACKLOG 4096
 
 /* ---- errors: one line, exit 1 ---- */
@@ -85,7 +85,7 @@ static UNUSED void *alloc_touched(size_t bytes)
     return memory;
 }
 
-/* ---- clock: the cheapest counter there is, scaled against CLOCK_MONOTONIC over the whole run ---- */
+/* ---- clock: the cheapest counter, scaled against CLOCK_MONOTONIC over the whole run ---- */
 
 static inline UNUSED uint64_t clock_ns(void)
 {
@@ -125,7 +125,7 @@ static UNUSED double scale_ns_per_tick(const struct scale *start)
     return (double)(now_ns - start->ns) / (double)(now_ticks - start->ticks);
 }
 
-/* Ticks in `milliseconds`, from a 2 ms calibration: only good enough to end a run by. */
+/* Returns the ticks in `milliseconds`, from a 2 ms calibration, which is precise enough only to end a run. */
 static UNUSED uint64_t ticks_in_ms(long milliseconds)
 {
     struct scale start = scale_start();
@@ -224,7 +224,7 @@ static UNUSED int open_socket(const struct address *address, bool nodelay)
     return fd;
 }
 
-/* Listens and tells the driver where: "ready ADDRESS" is the first line a server prints. */
+/* Listens, and prints the address for the driver: "ready ADDRESS" is the first line of a server. */
 static UNUSED int listen_at(const char *text)
 {
     struct address address = parse_address(text);
@@ -269,7 +269,7 @@ static UNUSED int connect_to(const char *text, bool nodelay)
     return fd;
 }
 
-/* ---- a connection and the way it waits ---- */
+/* ---- a connection and its wait mode ---- */
 
 static UNUSED void set_nonblocking(int fd)
 {
@@ -362,7 +362,7 @@ static inline UNUSED void conn_send_all(struct conn *conn, const char *data, siz
     }
 }
 
-/* One recv() of at most `bytes`, waiting as the connection does; 0 is end of stream. */
+/* Receives at most `bytes` with one recv(), in the wait mode of the connection; 0 is end of stream. */
 static inline UNUSED size_t conn_recv(struct conn *conn, char *data, size_t bytes)
 {
     for (;;) {

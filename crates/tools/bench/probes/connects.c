@@ -1,5 +1,5 @@
-/* Connections: socket, connect, two bytes there and two back, close. Either one client makes one after the other, or
- * many client processes do so at once. The last connection asks the server to quit, which it does once all are closed.
+/* Connections: socket, connect, two bytes in each direction, close. Either one client makes one after the other, or
+ * many client processes do so at once. The last connection asks the server to quit, which it does when all are closed.
  *   connects serve ADDRESS blocking|epoll
  *   connects call  ADDRESS MILLISECONDS
  *   connects call  ADDRESS CLIENTS CONNECTIONS */
@@ -29,7 +29,7 @@ static void serve_blocking(int listener)
     }
 }
 
-/* Clients at once need more descriptors than the usual soft limit allows. */
+/* Many simultaneous clients need more descriptors than the usual soft limit permits. */
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -41,7 +41,7 @@ static void raise_descriptor_limit(void)
         die("setrlimit(RLIMIT_NOFILE)");
 }
 
-/* Takes all connections that wait; returns their number. */
+/* Accepts all pending connections and returns their number. */
 static long accept_waiting(int listener, int epoll)
 {
     for (long count = 0;;) {
@@ -52,16 +52,16 @@ static long accept_waiting(int listener, int epoll)
         } else if (errno == EAGAIN) {
             return count;
         } else if (errno == EMFILE || errno == ENFILE) {
-            die("accept: raise the limit of descriptors (ulimit -Hn), or take fewer clients");
+            die("accept: raise the limit of descriptors (ulimit -Hn), or use fewer clients");
         } else if (errno != EINTR && errno != ECONNABORTED) {
             die("accept");
         }
     }
 }
 
-enum outcome { ANSWERED, TOLD_TO_QUIT, NOT_READY, CLOSED };
+enum outcome { ECHOED, QUIT_REQUESTED, NOT_READY, CLOSED };
 
-static enum outcome answer(int fd)
+static enum outcome echo(int fd)
 {
     char message[MESSAGE_BYTES];
     ssize_t got = recv(fd, message, MESSAGE_BYTES, 0);
@@ -77,7 +77,7 @@ static enum outcome answer(int fd)
         die_plain("received %zd of the %d bytes of a message", got, MESSAGE_BYTES);
     if (send(fd, message, MESSAGE_BYTES, MSG_NOSIGNAL) != MESSAGE_BYTES)
         die("send");
-    return message[0] == QUIT ? TOLD_TO_QUIT : ANSWERED;
+    return message[0] == QUIT ? QUIT_REQUESTED : ECHOED;
 }
 
 static void serve_epoll(int listener)
@@ -96,8 +96,8 @@ static void serve_epoll(int listener)
                 open += accept_waiting(listener, epoll);
                 continue;
             }
-            enum outcome outcome = answer(events[index].data.fd);
-            quits |= outcome == TOLD_TO_QUIT;
+            enum outcome outcome = echo(events[index].data.fd);
+            quits |= outcome == QUIT_REQUESTED;
             open -= outcome == CLOSED;
         }
     }
@@ -145,7 +145,7 @@ struct span {
     uint64_t begin, end;
 };
 
-/* A client: says that it is there, waits for the gate to open, and notes when each connection began and ended. */
+/* A client: reports that it is ready, waits for the gate to open, and records start and end of each connection. */
 static void client(const char *address, const int gate[2], const int ready[2], struct span *spans, long connections)
 {
     char byte = 0;
@@ -163,7 +163,7 @@ static void client(const char *address, const int gate[2], const int ready[2], s
     }
 }
 
-/* Starts the clients, and returns once each of them waits for the gate. */
+/* Starts the clients, and returns when each of them waits for the gate. */
 static void start_clients(const char *address, const int gate[2], struct span *spans, long clients, long connections)
 {
     int ready[2];
@@ -172,7 +172,7 @@ static void start_clients(const char *address, const int gate[2], struct span *s
     for (long index = 0; index < clients; index++) {
         pid_t pid = fork();
         if (pid < 0)
-            die("client %ld of %ld: raise the limit of processes (ulimit -u), or take fewer", index + 1, clients);
+            die("client %ld of %ld: raise the limit of processes (ulimit -u), or use fewer", index + 1, clients);
         if (pid == 0) {
             client(address, gate, ready, spans + index * connections, connections);
             exit(0);

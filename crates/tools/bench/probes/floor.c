@@ -1,7 +1,7 @@
-/* What the machine itself takes, with nothing above it: no socket, no lane.
+/* Floors: the times of the machine itself, without a socket or a lane.
  *   floor line    CORE_A CORE_B MILLISECONDS    one cache line bounced between two cores
  *   floor copy    CORE_A CORE_B MILLISECONDS    a two-copy pipeline through shared memory, by chunk size
- *   floor mapping CORE   MILLISECONDS           memcpy into memory of the kind that windows are, by piece
+ *   floor mapping CORE   MILLISECONDS           memcpy into shared memory like that of windows, by size of a piece
  *   floor syscall CORE   MILLISECONDS           the cheapest system call */
 #include "common.h"
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #define BATCH 64
 
 static struct {
-    _Alignas(128) atomic_uint_fast64_t line; /* odd: the second core's turn */
+    _Alignas(128) atomic_uint_fast64_t line; /* sequence number; odd: the second core continues */
     _Alignas(128) atomic_uint_fast64_t written;
     _Alignas(128) atomic_uint_fast64_t read;
     _Alignas(128) atomic_bool stop;
@@ -37,21 +37,21 @@ static void *bounce_back(void *unused)
 {
     (void)unused;
     pin(other_core);
-    for (uint64_t turn = 1;; turn += 2) {
+    for (uint64_t sequence = 1;; sequence += 2) {
         uint64_t seen;
-        while ((seen = atomic_load_explicit(&shared.line, memory_order_acquire)) != turn)
+        while ((seen = atomic_load_explicit(&shared.line, memory_order_acquire)) != sequence)
             if (seen == UINT64_MAX)
                 return NULL;
-        atomic_store_explicit(&shared.line, turn + 1, memory_order_release);
+        atomic_store_explicit(&shared.line, sequence + 1, memory_order_release);
     }
 }
 
-static inline void bounce(uint64_t *turn)
+static inline void bounce(uint64_t *sequence)
 {
-    atomic_store_explicit(&shared.line, *turn + 1, memory_order_release);
-    while (atomic_load_explicit(&shared.line, memory_order_acquire) != *turn + 2)
+    atomic_store_explicit(&shared.line, *sequence + 1, memory_order_release);
+    while (atomic_load_explicit(&shared.line, memory_order_acquire) != *sequence + 2)
         ;
-    *turn += 2;
+    *sequence += 2;
 }
 
 static void line_floor(long milliseconds)
@@ -60,22 +60,22 @@ static void line_floor(long milliseconds)
     pthread_t thread;
     if (pthread_create(&thread, NULL, bounce_back, NULL) != 0)
         die_plain("cannot start a thread");
-    uint64_t turn = 0, half = ticks_in_ms(milliseconds) / 2;
+    uint64_t sequence = 0, half = ticks_in_ms(milliseconds) / 2;
     for (int warm = 0; warm < 1000; warm++)
-        bounce(&turn);
+        bounce(&sequence);
     struct scale scale = scale_start();
-    /* Each bounce timed as the probes time a round trip: what ratios are taken against. */
+    /* Each bounce is timed as the probes time a round trip; ratios use these times. */
     for (uint64_t after = ticks(), until = after + half; after < until;) {
         uint64_t before = ticks();
-        bounce(&turn);
+        bounce(&sequence);
         after = ticks();
         hist_add(&each, after - before);
     }
-    /* The same without a clock between bounces, to show what the clock adds. */
+    /* The same without a clock between bounces, to show the cost of the clock. */
     for (uint64_t after = ticks(), until = after + half; after < until;) {
         uint64_t before = ticks();
         for (int index = 0; index < BATCH; index++)
-            bounce(&turn);
+            bounce(&sequence);
         after = ticks();
         hist_add(&batches, after - before);
     }
@@ -154,7 +154,7 @@ static void copy_floor(long milliseconds)
     }
 }
 
-/* Pieces one after the other through a mapping of the size of a bulk partition's ring, by one core. */
+/* One core copies pieces one after the other into a mapping of the size of a bulk partition's ring. */
 static void mapping_floor(long milliseconds)
 {
     static const size_t pieces_kb[] = {1, 4, 16, 64, 256, 1024};

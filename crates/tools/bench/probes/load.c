@@ -1,25 +1,25 @@
-/* Load beside a measurement: streams that go one way as fast as they are taken, and one more that nobody reads.
+/* Background load: streams in one direction that send as fast as the server reads, and one more that nobody reads.
  *   load serve ADDRESS STREAMS
  *   load call  ADDRESS STREAMS MILLISECONDS
- * The client says "loading" once all are connected; the server says how many bytes the streams brought. */
+ * The client prints "loading" when all are connected; the server prints the number of bytes of the streams. */
 #include "common.h"
 
 #define STREAMS_MAX 64
 #define PIECE_BYTES (64 * 1024)
 #define READ_BYTES (128 * 1024)
-/* The first byte of a connection says what becomes of it. */
-#define READ_ME 'r'
-#define LEAVE_ME 'u'
+/* The first byte of a connection: whether the server reads the rest. */
+#define STREAM_READ 'r'
+#define STREAM_UNREAD 'u'
 
-/* Accepts all connections; those to be read are watched. */
+/* Accepts all connections, and registers those to read with epoll. */
 static void accept_all(int listener, int epoll, long streams)
 {
     for (long index = 0; index <= streams; index++) {
         int fd = accept_one(listener, false);
         char what = 0;
         if (recv(fd, &what, 1, 0) != 1)
-            die("a connection said nothing");
-        if (what == READ_ME) {
+            die("a connection did not send its first byte");
+        if (what == STREAM_READ) {
             set_nonblocking(fd);
             watch(epoll, fd, EPOLLIN);
         }
@@ -59,7 +59,7 @@ static void call(const char *address, long streams, long milliseconds)
     char *piece = alloc_touched(PIECE_BYTES);
     int fds[STREAMS_MAX + 1], epoll = new_epoll();
     for (long index = 0; index <= streams; index++) {
-        char what = index < streams ? READ_ME : LEAVE_ME;
+        char what = index < streams ? STREAM_READ : STREAM_UNREAD;
         fds[index] = connect_to(address, false);
         if (send(fds[index], &what, 1, MSG_NOSIGNAL) != 1)
             die("send");

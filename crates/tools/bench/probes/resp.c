@@ -1,15 +1,15 @@
-/* A Redis client: each connection has one request outstanding, and every request is timed on its own. One connection
- * uses blocking send() and recv(); more are driven by one epoll loop.
+/* A Redis client: each connection has one request outstanding, and each request is timed separately. One connection
+ * uses blocking send() and recv(); several are driven by one epoll loop.
  *   resp ADDRESS get|set VALUE_BYTES CONNECTIONS MILLISECONDS */
 #include "common.h"
 
-/* redis-benchmark's own key, so that its GET finds the value this program has set. */
+/* The key of redis-benchmark, so that its GET finds the value that this program has set. */
 #define KEY "key:__rand_int__"
 
 struct exchange {
     char *request;
     size_t request_bytes;
-    size_t reply_bytes; /* known beforehand: "+OK\r\n", or a bulk string of the value */
+    size_t reply_bytes; /* known in advance: "+OK\r\n", or a bulk string of the value */
     char *reply_expected;
 };
 
@@ -84,8 +84,8 @@ static void start_request(struct client *client, const struct exchange *exchange
     conn_send_all(&client->conn, exchange->request, exchange->request_bytes);
 }
 
-/* Takes what has arrived; true when the reply is complete. */
-static bool take_reply(struct client *client, const struct exchange *exchange)
+/* Receives the bytes that have arrived; returns true when the reply is complete. */
+static bool receive_reply(struct client *client, const struct exchange *exchange)
 {
     ssize_t got = recv(client->conn.fd, client->reply + client->have, exchange->reply_bytes - client->have, 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
@@ -121,7 +121,7 @@ static uint64_t run_many(struct client *clients, size_t count, const struct exch
             die("epoll_wait");
         for (int index = 0; index < ready; index++) {
             struct client *client = events[index].data.ptr;
-            if (!take_reply(client, exchange))
+            if (!receive_reply(client, exchange))
                 continue;
             now = ticks();
             if (warm) {

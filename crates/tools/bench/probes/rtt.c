@@ -1,4 +1,4 @@
-/* Ping-pong: the client sends `size` bytes and waits for them to come back; every round trip is timed on its own.
+/* Ping-pong: the client sends `size` bytes and waits for their echo; each round trip is timed separately.
  *   rtt serve ADDRESS WAITING SIZE
  *   rtt call  ADDRESS WAITING SIZE MILLISECONDS */
 #include "common.h"
@@ -41,7 +41,7 @@ static void call(const char *address, enum waiting waiting, size_t size, long mi
         round_trip(&conn, message, size);
         after = ticks();
         if (message[0] != (char)mark || message[size - 1] != (char)mark)
-            die_plain("round trip %llu came back with other bytes than were sent", (unsigned long long)done);
+            die_plain("round trip %llu returned other bytes than were sent", (unsigned long long)done);
         hist_add(&hist, after - before);
         done++;
     }

@@ -1,6 +1,6 @@
-/* One way: the client writes `size` bytes at a time as fast as it can, the server counts. With "messages" the server
- * takes one recv() for each message, with "bulk" it reads whatever is there into 128 KiB. At the end the server says
- * how much came, and the client checks.
+/* One direction: the client writes `size` bytes at a time as fast as it can, and the server counts. With "messages" the
+ * server calls recv() once for each message; with "bulk" it reads up to 128 KiB at a time. At the end the server sends
+ * the number of bytes received, and the client checks it.
  *   stream serve ADDRESS WAITING messages|bulk SIZE MILLISECONDS
  *   stream call  ADDRESS WAITING messages|bulk SIZE MILLISECONDS */
 #include "common.h"
@@ -13,25 +13,25 @@ struct mark {
 
 struct count {
     uint64_t bytes;
-    struct mark start, warm; /* the accepted connection, and the first look at the clock after warming up */
+    struct mark start, warm; /* at accept, and at the first reading of the clock after the warm-up */
 };
 
-/* Reads to the end of the stream. What came in the first fifth of the run warms up and is not counted. */
+/* Reads to the end of the stream. The first fifth of the run is the warm-up, whose bytes are not counted. */
 static struct count drain(struct conn *conn, bool messages, size_t size, uint64_t warm_ticks)
 {
     size_t room = messages ? size : BULK_READ_BYTES;
     char *buffer = alloc_touched(room);
     struct count count = {.start = {0, ticks()}};
     uint64_t first_ticks = 0;
-    unsigned since_look = 0;
+    unsigned since_clock = 0;
     for (;;) {
         size_t got = messages ? (conn_recv_all(conn, buffer, size) ? size : 0) : conn_recv(conn, buffer, room);
         if (got == 0)
             return count;
         count.bytes += got;
-        if (count.warm.ticks || (++since_look < 16 && got < 4096))
+        if (count.warm.ticks || (++since_clock < 16 && got < 4096))
             continue;
-        since_look = 0;
+        since_clock = 0;
         struct mark mark = {count.bytes, ticks()};
         if (!first_ticks)
             first_ticks = mark.ticks;
@@ -50,10 +50,10 @@ static void serve(const char *address, enum waiting waiting, bool messages, size
     uint64_t end = ticks();
     double ns_per_tick = scale_ns_per_tick(&scale);
     conn_send_all(&conn, (const char *)&count.bytes, sizeof count.bytes);
-    /* On a machine so busy that nothing came after warming up, all that came counts. */
+    /* If a busy machine received no byte after the warm-up, all bytes count. */
     struct mark from = count.warm.ticks && count.bytes > count.warm.bytes ? count.warm : count.start;
     if (count.bytes == from.bytes)
-        die_plain("the connection brought no bytes");
+        die_plain("no bytes arrived on the connection");
     double seconds = (double)(end - from.ticks) * ns_per_tick / 1e9;
     printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - from.bytes), seconds);
 }
@@ -63,17 +63,17 @@ static void call(const char *address, enum waiting waiting, bool messages, size_
     char *message = alloc_touched(size);
     struct conn conn = conn_of(connect_to(address, messages), waiting);
     uint64_t until = ticks() + ticks_in_ms(milliseconds), sent = 0, received = 0;
-    /* Looking at the clock after every small write would slow the sender down. */
-    unsigned writes_a_look = size >= 4096 ? 1 : 16;
+    /* Reading the clock after every small write would slow the sender down. */
+    unsigned writes_per_clock = size >= 4096 ? 1 : 16;
     do {
-        for (unsigned write = 0; write < writes_a_look; write++)
+        for (unsigned write = 0; write < writes_per_clock; write++)
             conn_send_all(&conn, message, size);
-        sent += (uint64_t)size * writes_a_look;
+        sent += (uint64_t)size * writes_per_clock;
     } while (ticks() < until);
     if (shutdown(conn.fd, SHUT_WR) != 0)
         die("shutdown");
     if (!conn_recv_all(&conn, (char *)&received, sizeof received))
-        die_plain("the server closed the connection before it said what it received");
+        die_plain("the server closed the connection before it sent its number of bytes");
     if (received != sent)
         die_plain("sent %llu bytes, %llu arrived", (unsigned long long)sent, (unsigned long long)received);
     close(conn.fd);

@@ -1,4 +1,4 @@
-//! `crosslane demo`: a real Redis and its real clients, over kernel TCP and over lanes, side by side.
+//! `crosslane demo`: an unmodified Redis server and its clients, over kernel TCP and over lanes.
 
 mod report;
 
@@ -10,15 +10,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::floors::{self, Beside};
+use crate::floors::{self, FloorSample};
 use crate::launch::{Launcher, NODE_A, Node, READY_TIMEOUT, Transport};
-use crate::process::Guard;
+use crate::process::ChildGuard;
 use crate::progress::Progress;
 use machine::Machine;
 use report::Report;
 use stats::Latencies;
 
-/// What the user may choose.
+/// The command-line options.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Options {
     /// Print one JSON document instead of the table
@@ -27,7 +27,7 @@ pub struct Options {
     /// One round and shorter samples
     #[arg(long)]
     pub quick: bool,
-    /// How many alternating rounds (default: 3, with --quick 1)
+    /// Number of alternating rounds (default: 3, with --quick 1)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
 }
@@ -46,7 +46,7 @@ pub fn main(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The programs nobody changed.
+/// Paths of the unmodified programs.
 struct Redis {
     server: PathBuf,
     benchmark: PathBuf,
@@ -82,7 +82,7 @@ impl Operation {
     }
 }
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Scenario {
     clients: u32,
@@ -116,12 +116,12 @@ struct Plan {
 const TRANSPORTS: [Transport; 2] = [Transport::KernelTcp, Transport::Crosslane];
 const FLOOR_MS: u64 = 5;
 
-/// One transport in one scenario in one round.
+/// A sample of one transport in one scenario in one round.
 struct Sample {
     latencies: Latencies,
     operations_per_s: f64,
     benchmark_operations_per_s: f64,
-    beside: Beside,
+    floors: FloorSample,
 }
 
 /// All rounds of one transport in one scenario.
@@ -143,8 +143,8 @@ fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
     let mut syscalls_ns = Vec::new();
     for round in 1..=plan.rounds {
         syscalls_ns.push(floors::syscall_ns_p50(launcher, FLOOR_MS)?);
-        // Both servers live for the round, and an idle one costs next to nothing: so each sample has its neighbour
-        // right beside it.
+        // Both servers run for the whole round, because an idle one costs almost nothing. So samples of both transports
+        // are adjacent in time.
         let servers = TRANSPORTS.map(|transport| Server::start(launcher, redis, transport));
         let [kernel, lanes] = servers;
         let (kernel, lanes) = (kernel?, lanes?);
@@ -161,9 +161,9 @@ fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
     Ok(Report::of(machine, plan, &cells, &syscalls_ns))
 }
 
-/// A Redis of our own, gone when dropped.
+/// A Redis server that this process started and that is killed on drop.
 struct Server {
-    _process: Guard,
+    _process: ChildGuard,
     port: u16,
 }
 
@@ -184,7 +184,7 @@ impl Server {
             "no",
         ]);
         command.args(["--daemonize", "no", "--dir"]).arg(launcher.scratch());
-        let mut process = Guard::spawn(command, launcher.server_core())?;
+        let mut process = ChildGuard::spawn(command, launcher.server_core())?;
         process.line(READY_TIMEOUT, |line| line.contains("Ready to accept connections"))?;
         Ok(Self { _process: process, port })
     }
@@ -194,7 +194,7 @@ impl Server {
     }
 }
 
-/// A port that nobody uses on node a right now.
+/// Returns a port of node a that is free at this moment.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((NODE_A, 0)).with_context(|| format!("cannot listen on {NODE_A}"))?;
     Ok(listener.local_addr().context("asking for the port")?.port())
@@ -202,19 +202,20 @@ fn free_port() -> Result<u16> {
 
 fn take_sample(launcher: &Launcher, redis: &Redis, plan: &Plan, cell: &Cell, server: &Server) -> Result<Sample> {
     let Scenario { clients, value_bytes, operation } = cell.scenario;
-    let beside = Beside { cache_line: floors::cache_line(launcher, FLOOR_MS)?, copy_pipeline: None };
+    let floors = FloorSample { cache_line: floors::cache_line(launcher, FLOOR_MS)?, copy_pipeline: None };
     let timeout = Duration::from_millis(plan.sample_ms * 2) + Duration::from_secs(15);
     let (address, milliseconds) = (server.address(), plan.sample_ms.to_string());
     let args = [&address, operation.word(), &value_bytes.to_string(), &clients.to_string(), &milliseconds];
     let found = launcher.resp(cell.transport, &args, timeout)?;
     let operations_per_s = found.per_second("operations")?;
-    // As many requests as our own client managed in a sample: redis-benchmark counts requests, not time.
+    // As many requests as the probe made in its sample, because redis-benchmark takes a number of requests and not a
+    // time.
     let requests = (operations_per_s * plan.sample_ms as f64 / 1e3).clamp(500.0, 1e6) as u64;
     let benchmark_operations_per_s = benchmark(launcher, redis, cell, server, requests, timeout)?;
-    Ok(Sample { latencies: found.latencies()?, operations_per_s, benchmark_operations_per_s, beside })
+    Ok(Sample { latencies: found.latencies()?, operations_per_s, benchmark_operations_per_s, floors })
 }
 
-/// The requests a second that redis-benchmark reports, without pipelining.
+/// Returns the requests a second that redis-benchmark reports, without pipelining.
 fn benchmark(
     launcher: &Launcher,
     redis: &Redis,
@@ -243,21 +244,21 @@ fn benchmark(
         "-n",
         &requests.to_string(),
     ]);
-    let lines = Guard::spawn(command, launcher.client_core())?.finish(timeout)?;
+    let lines = ChildGuard::spawn(command, launcher.client_core())?.finish(timeout)?;
     match requests_per_second(&lines, cell.scenario.operation) {
         Some(rate) if rate > 0.0 => Ok(rate),
         _ => bail!("redis-benchmark printed no rate: '{}'", lines.join(" ")),
     }
 }
 
-/// From `"GET","18148.82",...`.
+/// Parses a line such as `"GET","18148.82",...`.
 fn requests_per_second(lines: &[String], operation: Operation) -> Option<f64> {
     let wanted = format!("\"{}\",", operation.word().to_uppercase());
     let line = lines.iter().find_map(|line| line.strip_prefix(&wanted))?;
     line.split(',').next()?.trim_matches('"').parse().ok()
 }
 
-/// How the reader would type this program's name.
+/// Returns the name by which the reader can start this program.
 fn own_name() -> String {
     let Ok(program) = std::env::current_exe() else { return "crosslane".to_owned() };
     let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_read_from_redis_benchmarks_csv() {
+    fn the_rate_is_read_from_the_csv_of_redis_benchmark() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"18148.82\",\"0.051\"";
         assert_eq!(requests_per_second(&lines(csv), Operation::Get), Some(18148.82));
@@ -300,10 +301,10 @@ mod tests {
     }
 
     #[test]
-    fn a_real_redis_answers_over_both_columns() {
-        // `env PROGRAM ...` starts a program as `crosslane run` would: both columns are kernel TCP here.
+    fn a_real_redis_is_measured_over_both_transports() {
+        // `env PROGRAM ...` starts a program as `crosslane run` does, so both columns are kernel TCP here.
         let redis = Redis::find().unwrap();
-        let launcher = Launcher::with_stand_in("env").unwrap();
+        let launcher = Launcher::with_wrapper("env").unwrap();
         let scenarios = vec![
             Scenario { clients: 1, value_bytes: 8, operation: Operation::Get },
             Scenario { clients: 5, value_bytes: 4096, operation: Operation::Set },
@@ -325,9 +326,9 @@ mod tests {
     }
 
     #[test]
-    fn a_crosslane_that_cannot_start_stops_the_demo_and_is_named() {
+    fn an_error_names_a_crosslane_that_cannot_start() {
         let redis = Redis::find().unwrap();
-        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
+        let launcher = Launcher::with_wrapper("/nonexistent/crosslane").unwrap();
         let error =
             run(&launcher, &redis, &Plan { scenarios: Scenario::all(), rounds: 1, sample_ms: 20 }).err().unwrap();
         assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane "), "{error:#}");

@@ -1,5 +1,5 @@
-//! What the machine itself takes: no transport can be faster, and virtual cores move, so it is taken again beside
-//! each sample.
+//! Floors: the times of the machine itself, below which no transport can be. They are measured again next to each
+//! sample, because virtual cores move.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -7,31 +7,31 @@ use stats::median;
 
 use crate::launch::Launcher;
 
-/// One cache line bounced between the two cores: a round trip.
+/// Round trip of one cache line that two cores bounce.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLine {
-    /// Each bounce timed on its own, as the probes time a round trip: ratios are against this.
+    /// Each bounce timed separately, as the probes time a round trip; ratios use this value.
     pub rtt_ns_p50: f64,
     pub rtt_ns_p99: f64,
-    /// Without reading a clock between bounces.
+    /// Without a reading of the clock between bounces.
     pub rtt_ns_untimed: f64,
 }
 
-/// The best of several chunk sizes of a two-copy pipeline through shared memory.
+/// The best of several chunk sizes of a pipeline through shared memory with two copies.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyPipeline {
     pub bytes_per_s: f64,
     pub chunk_bytes: f64,
 }
 
-/// The floors of one sample. `None` on a machine with one core.
+/// The floors next to one sample; `None` on a machine with one core.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Beside {
+pub struct FloorSample {
     pub cache_line: Option<CacheLine>,
     pub copy_pipeline: Option<CopyPipeline>,
 }
 
-/// How long each floor is measured.
+/// Duration of the measurement of each floor.
 #[derive(Clone, Copy, Debug)]
 pub struct FloorTimes {
     pub line_ms: u64,
@@ -57,20 +57,21 @@ pub fn copy_pipeline(launcher: &Launcher, milliseconds: u64) -> Result<Option<Co
     Ok(Some(CopyPipeline { bytes_per_s: best.1 * 1e9, chunk_bytes: best.0 }))
 }
 
-/// What one core copies into memory of the kind that windows are, in bytes a second, by bytes of a piece.
+/// Returns the rate at which one core copies into memory of the kind that windows are, in bytes a second, for each size
+/// of a piece.
 pub fn mapping(launcher: &Launcher, milliseconds: u64) -> Result<Vec<(u64, f64)>> {
     let core = launcher.client_core().unwrap_or(0).to_string();
     let found = launcher.floor(&["mapping", &core, &milliseconds.to_string()])?;
     Ok(found.pairs("chunk").map(|(bytes, rate)| (bytes as u64, rate * 1e9)).collect())
 }
 
-/// The p50 of the cheapest system call.
+/// Returns the median time of the cheapest system call.
 pub fn syscall_ns_p50(launcher: &Launcher, milliseconds: u64) -> Result<f64> {
     let core = launcher.client_core().unwrap_or(0).to_string();
     Ok(launcher.floor(&["syscall", &core, &milliseconds.to_string()])?.latencies()?.quantile_ns(0.5))
 }
 
-/// The floors of a whole run: medians of all that were taken.
+/// The floors of a whole run: medians of all samples.
 #[derive(Clone, Debug, Serialize)]
 pub struct FloorSummary {
     pub kind: &'static str,
@@ -86,9 +87,9 @@ pub struct FloorSummary {
 }
 
 impl FloorSummary {
-    pub fn of(beside: &[Beside], syscalls_ns: &[f64]) -> Self {
-        let lines: Vec<CacheLine> = beside.iter().filter_map(|floors| floors.cache_line).collect();
-        let copies: Vec<CopyPipeline> = beside.iter().filter_map(|floors| floors.copy_pipeline).collect();
+    pub fn of(samples: &[FloorSample], syscalls_ns: &[f64]) -> Self {
+        let lines: Vec<CacheLine> = samples.iter().filter_map(|floors| floors.cache_line).collect();
+        let copies: Vec<CopyPipeline> = samples.iter().filter_map(|floors| floors.copy_pipeline).collect();
         let p50s = || lines.iter().map(|line| line.rtt_ns_p50);
         Self {
             kind: "measured",
@@ -104,7 +105,7 @@ impl FloorSummary {
         }
     }
 
-    /// The floors as one line under a table.
+    /// Returns the floors as one line under a table.
     pub fn sentence(&self) -> String {
         let write = |value: Option<f64>, unit: &str| {
             value.map_or("unknown (one core)".to_owned(), |value| format!("{value:.0} {unit}"))
@@ -130,11 +131,11 @@ mod tests {
 
     #[test]
     fn summary_takes_medians_and_the_range() {
-        let beside = |ns: f64| Beside {
+        let sample = |ns: f64| FloorSample {
             cache_line: Some(CacheLine { rtt_ns_p50: ns, rtt_ns_p99: 2.0 * ns, rtt_ns_untimed: ns - 10.0 }),
             copy_pipeline: None,
         };
-        let summary = FloorSummary::of(&[beside(100.0), beside(390.0), beside(90.0)], &[120.0]);
+        let summary = FloorSummary::of(&[sample(100.0), sample(390.0), sample(90.0)], &[120.0]);
         assert_eq!(summary.cache_line_rtt_ns_p50, Some(100.0));
         assert_eq!(summary.cache_line_rtt_ns_p50_highest, Some(390.0));
         assert_eq!(summary.copy_pipeline_gb_per_s, None);
@@ -146,6 +147,6 @@ mod tests {
 
     #[test]
     fn one_core_has_no_cache_line_floor_and_says_so() {
-        assert!(FloorSummary::of(&[Beside::default()], &[120.0]).sentence().contains("unknown (one core)"));
+        assert!(FloorSummary::of(&[FloorSample::default()], &[120.0]).sentence().contains("unknown (one core)"));
     }
 }

@@ -1,4 +1,4 @@
-//! Starts a pair of probes over one of the transports compared, each process on its own core.
+//! Starts a pair of probes over one of the transports, each process on its own core.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -11,16 +11,16 @@ use anyhow::{Context, Result, bail};
 use machine::CorePair;
 use serde::Serialize;
 
-use crate::probe::{Findings, Probe, Probes};
-use crate::process::{Guard, Scratch};
+use crate::probe::{Probe, ProbeOutput, Probes};
+use crate::process::{ChildGuard, Scratch};
 
-/// The address of node a: the same over kernel TCP and over lanes.
+/// Address of node a, which is the same over kernel TCP and over lanes.
 pub const NODE_A: &str = "127.77.0.1";
 pub const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server may go on once its client has ended.
+/// Longest time that a server may run after its client has ended.
 const SERVER_END_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is compared.
+/// The transports that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -28,7 +28,7 @@ pub enum Transport {
     KernelTcpSpinning,
     AfUnix,
     Crosslane,
-    /// Crosslane by the build of the library that another is compared with.
+    /// Crosslane with the build of the library that serves as the baseline.
     Baseline,
 }
 
@@ -44,124 +44,125 @@ impl Transport {
     }
 }
 
-/// What a pair of probes found.
-pub struct Pair {
-    pub server: Findings,
-    pub client: Findings,
+/// The output of a pair of probes.
+pub struct PairOutput {
+    pub server: ProbeOutput,
+    pub client: ProbeOutput,
 }
 
-/// One end of a connection, by the name of its node.
+/// The node of one endpoint of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
-    /// No node of its own: the program's addresses stay as they are.
+    /// No node: the program's addresses stay as they are.
     Unnamed,
     A,
     B,
 }
 
-/// Where the two ends of a connection run, and how each is started.
+/// The endpoints of a connection, and how each is started.
 #[derive(Clone, Debug, Default)]
-pub struct Ends {
-    /// Words before the server's own.
+pub struct Endpoints {
+    /// Command line before that of the server.
     pub server: Vec<OsString>,
-    /// Words before the client's own.
+    /// Command line before that of the client.
     pub client: Vec<OsString>,
-    /// Where the server listens.
+    /// Address on which the server listens.
     pub address: String,
-    /// Set for both.
+    /// Environment variables of both.
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// How pairs of probes have ended.
+/// Counts of pairs of probes by how they ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
-    /// Pairs that were started.
+pub struct PairCounts {
+    /// Pairs started.
     pub pairs: u32,
-    /// Clients that failed, died, or did not end in time.
+    /// Clients that failed, were killed, or did not end in time.
     pub clients_failed: u32,
-    /// Servers that were never ready, or failed though their clients did not.
+    /// Servers that were never ready, or failed although their clients did not.
     pub servers_failed: u32,
-    /// Servers that went on when their clients had ended, and were ended.
+    /// Servers that still ran after their clients had ended, and were killed.
     pub servers_left_waiting: u32,
 }
 
-impl Tally {
-    /// For a person.
+impl PairCounts {
+    /// Returns the counts as a sentence.
     pub fn sentence(&self) -> String {
         format!(
-            "Of {} pairs of programs, {} clients and {} servers failed; {} servers waited on after their clients' end.",
+            "Of {} pairs of programs, {} clients and {} servers failed; {} servers still ran after the end of their \
+             clients.",
             self.pairs, self.clients_failed, self.servers_failed, self.servers_left_waiting
         )
     }
 }
 
-/// What counts how pairs end.
+/// A shared counter of pairs.
 #[derive(Clone, Debug, Default)]
-struct Counter(Rc<Cell<Tally>>);
+struct Counter(Rc<Cell<PairCounts>>);
 
 impl Counter {
-    fn count(&self, count: impl FnOnce(&mut Tally)) {
-        let mut tally = self.0.get();
-        count(&mut tally);
-        self.0.set(tally);
+    fn count(&self, count: impl FnOnce(&mut PairCounts)) {
+        let mut counts = self.0.get();
+        count(&mut counts);
+        self.0.set(counts);
     }
 }
 
-/// Two probes that talk.
-pub struct Running {
-    server: Guard,
-    client: Guard,
+/// A pair of running probes.
+pub struct RunningPair {
+    server: ChildGuard,
+    client: ChildGuard,
     counter: Counter,
 }
 
-impl Running {
-    /// Waits for a line of the client that begins so.
+impl RunningPair {
+    /// Waits for a line of the client that begins with `begin`.
     pub fn client_line(&mut self, begin: &str, timeout: Duration) -> Result<String> {
         let line = self.client.line(timeout, |line| line.starts_with(begin));
-        line.inspect_err(|_| self.counter.count(|tally| tally.clients_failed += 1))
+        line.inspect_err(|_| self.counter.count(|counts| counts.clients_failed += 1))
     }
 
-    /// Waits until both have ended. A server whose client has ended, however it did, does not wait on.
-    pub fn finish(self, timeout: Duration) -> Result<Pair> {
+    /// Waits until both have ended. A server that still runs some time after its client has ended is killed.
+    pub fn finish(self, timeout: Duration) -> Result<PairOutput> {
         self.finish_within(timeout, SERVER_END_LIMIT)
     }
 
-    fn finish_within(self, client_limit: Duration, server_limit: Duration) -> Result<Pair> {
+    fn finish_within(self, client_limit: Duration, server_limit: Duration) -> Result<PairOutput> {
         let Self { mut server, client, counter } = self;
         let client = client.finish(client_limit);
         let served = server.complete(server_limit);
         let is_left_waiting = served.is_err() && !server.has_ended();
-        counter.count(|tally| {
-            tally.clients_failed += u32::from(client.is_err());
-            tally.servers_left_waiting += u32::from(is_left_waiting);
-            tally.servers_failed += u32::from(client.is_ok() && served.is_err() && !is_left_waiting);
+        counter.count(|counts| {
+            counts.clients_failed += u32::from(client.is_err());
+            counts.servers_left_waiting += u32::from(is_left_waiting);
+            counts.servers_failed += u32::from(client.is_ok() && served.is_err() && !is_left_waiting);
         });
         match (client, served) {
             (Ok(client), Ok(served)) => {
-                Ok(Pair { server: Findings::parse(&served)?, client: Findings::parse(&client)? })
+                Ok(PairOutput { server: ProbeOutput::parse(&served)?, client: ProbeOutput::parse(&client)? })
             }
-            (Ok(_), Err(error)) if is_left_waiting => bail!("its client had ended, and {error:#}"),
+            (Ok(_), Err(error)) if is_left_waiting => bail!("the client had ended, and {error:#}"),
             (Ok(_), Err(error)) => Err(error),
-            (Err(error), _) if is_left_waiting => bail!("{error:#}; the server waited on{}", server.said()),
-            (Err(error), _) if server.said().is_empty() => bail!("{error:#}; the server said nothing"),
-            (Err(error), _) => bail!("{error:#}; the server{}", server.said()),
+            (Err(error), _) if is_left_waiting => bail!("{error:#}; the server still ran{}", server.stderr_summary()),
+            (Err(error), _) if server.stderr_summary().is_empty() => bail!("{error:#}; the server printed no error"),
+            (Err(error), _) => bail!("{error:#}; the server{}", server.stderr_summary()),
         }
     }
 }
 
-/// The words before a program's own that start it over a transport: none but for lanes.
+/// Returns the command line that precedes a program to start it over a transport; empty except for lanes.
 type Prefix = Box<dyn Fn(Transport, Node) -> Vec<OsString>>;
 
-/// Which builds of the library are loaded.
+/// The builds of the library to load.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Libraries {
-    /// Over [`Transport::Crosslane`]: without one, the one that `crosslane run` finds.
+    /// For [`Transport::Crosslane`]; by default the one that `crosslane run` finds.
     pub library: Option<PathBuf>,
-    /// Over [`Transport::Baseline`].
+    /// For [`Transport::Baseline`].
     pub baseline: Option<PathBuf>,
 }
 
-/// Knows how each transport's processes are started.
+/// Starts the processes of each transport.
 pub struct Launcher {
     prefix: Prefix,
     probes: Probes,
@@ -172,12 +173,12 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Crosslane is this very program: `CURRENT_EXE run --require-lane -- PROGRAM ...`.
+    /// Returns a launcher that uses this program for Crosslane: `CURRENT_EXE run --require-lane -- PROGRAM ...`.
     pub fn new() -> Result<Self> {
         Self::with_libraries(Libraries::default())
     }
 
-    /// The same with libraries of the caller's choice.
+    /// Returns the same with the given libraries.
     pub fn with_libraries(libraries: Libraries) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         Self::with_prefix(Box::new(move |transport, node| {
@@ -200,9 +201,9 @@ impl Launcher {
         }))
     }
 
-    /// Something else in Crosslane's place.
+    /// Returns a launcher that uses another program in place of Crosslane.
     #[cfg(test)]
-    pub fn with_stand_in(word: &str) -> Result<Self> {
+    pub fn with_wrapper(word: &str) -> Result<Self> {
         let word = OsString::from(word);
         Self::with_prefix(Box::new(move |transport, _| match transport {
             Transport::Crosslane | Transport::Baseline => vec![word.clone()],
@@ -218,8 +219,8 @@ impl Launcher {
         Ok(Self { prefix, probes, scratch, sockets_made, counter, cores: CorePair::of_this_machine()? })
     }
 
-    /// How the pairs have ended that were started until now.
-    pub fn tally(&self) -> Tally {
+    /// Returns the counts of the pairs so far.
+    pub fn pair_counts(&self) -> PairCounts {
         self.counter.0.get()
     }
 
@@ -235,7 +236,7 @@ impl Launcher {
         self.cores.map(|cores| cores.client)
     }
 
-    /// `program` as it is started over `transport`.
+    /// Returns the command that starts `program` over `transport`.
     pub fn command(&self, transport: Transport, node: Node, program: &Path) -> Command {
         after(&(self.prefix)(transport, node), program)
     }
@@ -254,49 +255,49 @@ impl Launcher {
         server: &[&str],
         client: &[&str],
         timeout: Duration,
-    ) -> Result<Pair> {
-        self.start(&self.ends(transport), probe, server, client)?.finish(timeout)
+    ) -> Result<PairOutput> {
+        self.start(&self.endpoints(transport), probe, server, client)?.finish(timeout)
     }
 
-    /// Both ends over a transport of this machine.
-    pub fn ends(&self, transport: Transport) -> Ends {
+    /// Returns the endpoints over a transport of this machine.
+    pub fn endpoints(&self, transport: Transport) -> Endpoints {
         let words = (self.prefix)(transport, Node::Unnamed);
         let address = self.fresh_address(transport);
-        Ends { server: words.clone(), client: words, address, environment: Vec::new() }
+        Endpoints { server: words.clone(), client: words, address, environment: Vec::new() }
     }
 
-    /// Starts `probe serve ADDRESS SERVER_ARGS`, and once that listens `probe call ADDRESS CLIENT_ARGS`.
-    pub fn start(&self, ends: &Ends, probe: Probe, server: &[&str], client: &[&str]) -> Result<Running> {
+    /// Starts `probe serve ADDRESS SERVER_ARGS`, and once that listens, `probe call ADDRESS CLIENT_ARGS`.
+    pub fn start(&self, endpoints: &Endpoints, probe: Probe, server: &[&str], client: &[&str]) -> Result<RunningPair> {
         let program = self.probes.path(probe);
         let command = |words: &[OsString], args: &[&str]| {
             let mut command = after(words, &program);
-            command.args(args).envs(ends.environment.iter().map(|(name, value)| (name, value)));
+            command.args(args).envs(endpoints.environment.iter().map(|(name, value)| (name, value)));
             command
         };
-        let serve = command(&ends.server, &[&["serve", &ends.address], server].concat());
-        self.counter.count(|tally| tally.pairs += 1);
-        let is_ready = |mut server: Guard| {
+        let serve = command(&endpoints.server, &[&["serve", &endpoints.address], server].concat());
+        self.counter.count(|counts| counts.pairs += 1);
+        let is_ready = |mut server: ChildGuard| {
             let ready = server.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
             Ok((server, ready))
         };
-        let server = Guard::spawn(serve, self.server_core()).and_then(is_ready);
-        let (server, ready) = server.inspect_err(|_| self.counter.count(|tally| tally.servers_failed += 1))?;
-        let call = command(&ends.client, &[&["call", ready.trim_start_matches("ready ")], client].concat());
-        let client = Guard::spawn(call, self.client_core());
-        let client = client.inspect_err(|_| self.counter.count(|tally| tally.clients_failed += 1))?;
-        Ok(Running { server, client, counter: self.counter.clone() })
+        let server = ChildGuard::spawn(serve, self.server_core()).and_then(is_ready);
+        let (server, ready) = server.inspect_err(|_| self.counter.count(|counts| counts.servers_failed += 1))?;
+        let call = command(&endpoints.client, &[&["call", ready.trim_start_matches("ready ")], client].concat());
+        let client = ChildGuard::spawn(call, self.client_core());
+        let client = client.inspect_err(|_| self.counter.count(|counts| counts.clients_failed += 1))?;
+        Ok(RunningPair { server, client, counter: self.counter.clone() })
     }
 
-    /// Runs the Redis client against a server that is there already.
-    pub fn resp(&self, transport: Transport, args: &[&str], timeout: Duration) -> Result<Findings> {
+    /// Runs the Redis client against a running server.
+    pub fn resp(&self, transport: Transport, args: &[&str], timeout: Duration) -> Result<ProbeOutput> {
         let command = self.probe(transport, Node::B, Probe::Resp, args);
-        Findings::parse(&Guard::spawn(command, self.client_core())?.finish(timeout)?)
+        ProbeOutput::parse(&ChildGuard::spawn(command, self.client_core())?.finish(timeout)?)
     }
 
-    /// Runs the floor probe, which pins itself.
-    pub fn floor(&self, args: &[&str]) -> Result<Findings> {
+    /// Runs the floor probe, which pins its threads itself.
+    pub fn floor(&self, args: &[&str]) -> Result<ProbeOutput> {
         let command = self.probe(Transport::KernelTcp, Node::Unnamed, Probe::Floor, args);
-        Findings::parse(&Guard::spawn(command, None)?.finish(READY_TIMEOUT)?)
+        ProbeOutput::parse(&ChildGuard::spawn(command, None)?.finish(READY_TIMEOUT)?)
     }
 
     fn fresh_address(&self, transport: Transport) -> String {
@@ -308,7 +309,7 @@ impl Launcher {
     }
 }
 
-/// A program behind the words that start it.
+/// Returns a program's command after the command line that starts it.
 fn after(words: &[OsString], program: &Path) -> Command {
     let Some((first, rest)) = words.split_first() else { return Command::new(program) };
     let mut command = Command::new(first);
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_crosslane_is_started_through_crosslane() {
+    fn only_the_crosslane_transport_uses_crosslane_run() {
         let launcher = Launcher::new().unwrap();
         let own = std::env::current_exe().unwrap();
         let line =
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn each_build_of_the_library_is_loaded_over_its_own_transport() {
+    fn each_transport_loads_its_build_of_the_library() {
         let (library, baseline) = (Some("/new.so".into()), Some("/old.so".into()));
         let launcher = Launcher::with_libraries(Libraries { library, baseline }).unwrap();
         let line = |transport| {
@@ -346,39 +347,39 @@ mod tests {
     }
 
     #[test]
-    fn a_crosslane_that_cannot_start_is_an_error_naming_its_command() {
-        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
+    fn an_error_names_the_command_that_cannot_start() {
+        let launcher = Launcher::with_wrapper("/nonexistent/crosslane").unwrap();
         let args = ["blocking", "8"];
         let error = launcher.pair(Transport::Crosslane, Probe::RoundTrip, &args, &args, READY_TIMEOUT).err().unwrap();
         assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane "), "{error:#}");
     }
 
-    /// A client that is a shell's script in place of the probe.
+    /// Runs a pair whose client is a shell script in place of the probe.
     fn pair_with_client(launcher: &Launcher, script: &str) -> anyhow::Error {
-        let ends = launcher.ends(Transport::KernelTcp);
-        let ends = Ends { client: ["/bin/sh", "-c", script].map(OsString::from).into(), ..ends };
-        let pair = launcher.start(&ends, Probe::RoundTrip, &["blocking", "8"], &[]).unwrap();
+        let endpoints = launcher.endpoints(Transport::KernelTcp);
+        let endpoints = Endpoints { client: ["/bin/sh", "-c", script].map(OsString::from).into(), ..endpoints };
+        let pair = launcher.start(&endpoints, Probe::RoundTrip, &["blocking", "8"], &[]).unwrap();
         pair.finish_within(READY_TIMEOUT, Duration::from_millis(20)).err().unwrap()
     }
 
     #[test]
-    fn a_server_does_not_wait_on_for_a_client_that_has_ended_and_both_are_counted() {
+    fn a_server_that_outlives_its_client_is_killed_and_both_are_counted() {
         let launcher = Launcher::new().unwrap();
         for (script, how) in [("exit 3", "exit status: 3"), ("kill -9 $$", "signal: 9"), ("exit 0", "had ended")] {
             let error = format!("{:#}", pair_with_client(&launcher, script));
             assert!(error.contains(how) && error.contains("rtt"), "{error}");
-            assert!(error.contains("waited on") || error.contains("did not end"), "{error}");
+            assert!(error.contains("still ran") || error.contains("did not end"), "{error}");
         }
-        let tally = Tally { pairs: 3, clients_failed: 2, servers_failed: 0, servers_left_waiting: 3 };
-        assert_eq!(launcher.tally(), tally);
-        assert!(tally.sentence().contains("2 clients"), "{}", tally.sentence());
+        let counts = PairCounts { pairs: 3, clients_failed: 2, servers_failed: 0, servers_left_waiting: 3 };
+        assert_eq!(launcher.pair_counts(), counts);
+        assert!(counts.sentence().contains("2 clients"), "{}", counts.sentence());
     }
 
     #[test]
     fn a_server_that_was_never_ready_is_counted() {
-        let launcher = Launcher::with_stand_in("false").unwrap();
+        let launcher = Launcher::with_wrapper("false").unwrap();
         let args = ["blocking", "8"];
         assert!(launcher.pair(Transport::Crosslane, Probe::RoundTrip, &args, &args, READY_TIMEOUT).is_err());
-        assert_eq!(launcher.tally(), Tally { pairs: 1, servers_failed: 1, ..Tally::default() });
+        assert_eq!(launcher.pair_counts(), PairCounts { pairs: 1, servers_failed: 1, ..PairCounts::default() });
     }
 }

@@ -1,5 +1,4 @@
-//! The C programs that do the measuring: compiled once with the machine's own compiler, kept by content, and read
-//! back line by line.
+//! The C programs that measure: compiled once with the machine's compiler, cached by content, and their output parsed.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
@@ -25,7 +24,7 @@ pub enum Probe {
 }
 
 const COMMON: &str = include_str!("../probes/common.h");
-/// Ordinary optimisation, for the machine's baseline: what a distribution would ship.
+/// Ordinary optimisation for the baseline of the architecture, as in a distribution.
 const FLAGS: [&str; 3] = ["-O2", "-pthread", "-std=gnu11"];
 const REMEDY: &str = "install a C compiler (apt-get install gcc libc6-dev) or name one in CC";
 
@@ -61,7 +60,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Compiles what the cache does not hold. Without a usable cache, into `scratch`.
+    /// Compiles the probes that the cache does not contain. Without a usable cache, they are placed in `scratch`.
     pub fn build(scratch: &Path) -> Result<Self> {
         let compiler = std::env::var_os("CC").filter(|name| !name.is_empty()).unwrap_or_else(|| OsString::from("cc"));
         let cache = cache_directory().and_then(|cache| private_directory(&cache.join(content_key(&compiler))));
@@ -84,7 +83,8 @@ impl Probes {
 }
 
 fn content_key(compiler: &OsString) -> String {
-    // Not a defence: only the owner can write to the cache. It tells one version of the probes from the next.
+    // The hash distinguishes versions of the probes. It is not a protection, which the permissions of the cache
+    // provide.
     let mut hasher = DefaultHasher::new();
     (COMMON, FLAGS, compiler).hash(&mut hasher);
     Probe::ALL.map(Probe::source).hash(&mut hasher);
@@ -97,7 +97,7 @@ fn cache_directory() -> Option<PathBuf> {
     Some(base.join("crosslane/probes"))
 }
 
-/// The directory, made if need be, if nobody else can put programs into it.
+/// Creates the directory if needed, and returns it if no other user can write to it.
 fn private_directory(path: &Path) -> Option<PathBuf> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).ok()?;
     let metadata = fs::symlink_metadata(path).ok()?;
@@ -124,48 +124,48 @@ fn compile(probe: Probe, probes: &Probes, compiler: &OsString) -> Result<()> {
         Err(error) => bail!("cannot start the C compiler `{}`: {error}; {REMEDY}", compiler.to_string_lossy()),
     };
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let first = said
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let first = stderr
             .lines()
             .find(|line| line.contains("error"))
-            .or_else(|| said.lines().next())
-            .unwrap_or("it said nothing");
+            .or_else(|| stderr.lines().next())
+            .unwrap_or("it printed no message");
         bail!("`{}` could not compile the probe '{}': {first}; {REMEDY}", compiler.to_string_lossy(), probe.name());
     }
-    // Renamed into place whole, so that a second run beside this one never starts half a program.
-    fs::rename(&program, probes.path(probe)).with_context(|| format!("keeping the probe '{}'", probe.name()))
+    // A rename is atomic, so that a concurrent run never starts an incomplete program.
+    fs::rename(&program, probes.path(probe)).with_context(|| format!("caching the probe '{}'", probe.name()))
 }
 
-/// What a probe printed: `NAME VALUE` lines, and `hist NS COUNT` lines.
+/// The output of a probe: lines `NAME VALUE` and `hist NS COUNT`.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub struct ProbeOutput {
     values: Vec<(String, f64)>,
     pairs: Vec<(String, f64, f64)>,
 }
 
-impl Findings {
+impl ProbeOutput {
     pub fn parse(lines: &[String]) -> Result<Self> {
-        let mut findings = Self::default();
+        let mut output = Self::default();
         for line in lines {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             let number = |word: &str| word.parse::<f64>().ok().filter(|value| value.is_finite());
             match words.as_slice() {
                 [name, first] if number(first).is_some() => {
-                    findings.values.push(((*name).to_owned(), number(first).unwrap_or_default()))
+                    output.values.push(((*name).to_owned(), number(first).unwrap_or_default()))
                 }
                 [name, first, second] => match (number(first), number(second)) {
-                    (Some(first), Some(second)) => findings.pairs.push(((*name).to_owned(), first, second)),
-                    _ => bail!("a probe printed '{line}', which is no finding"),
+                    (Some(first), Some(second)) => output.pairs.push(((*name).to_owned(), first, second)),
+                    _ => bail!("a probe printed '{line}', which is not a result"),
                 },
-                _ => bail!("a probe printed '{line}', which is no finding"),
+                _ => bail!("a probe printed '{line}', which is not a result"),
             }
         }
-        Ok(findings)
+        Ok(output)
     }
 
     pub fn value(&self, name: &str) -> Result<f64> {
         let found = self.values.iter().find(|(known, _)| known == name);
-        found.map(|(_, value)| *value).with_context(|| format!("a probe did not say its '{name}'"))
+        found.map(|(_, value)| *value).with_context(|| format!("a probe did not print its '{name}'"))
     }
 
     pub fn pairs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (f64, f64)> + 'a {
@@ -182,7 +182,7 @@ impl Findings {
         Ok(latencies)
     }
 
-    /// `name` a second.
+    /// Returns the value `name` divided by the seconds.
     pub fn per_second(&self, name: &str) -> Result<f64> {
         let seconds = self.value("seconds")?;
         ensure!(seconds > 0.0, "a probe measured for no time");
@@ -194,20 +194,20 @@ impl Findings {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Findings> {
-        Findings::parse(&text.lines().map(str::to_owned).collect::<Vec<_>>())
+    fn parse(text: &str) -> Result<ProbeOutput> {
+        ProbeOutput::parse(&text.lines().map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
-    fn findings_are_read_back() {
-        let findings = parse("hist 80.00 3\nhist 160.50 1\nmax_ns 161.00\nbytes 500\nseconds 0.25").unwrap();
-        let quantiles = findings.latencies().unwrap().quantiles();
+    fn output_is_parsed() {
+        let output = parse("hist 80.00 3\nhist 160.50 1\nmax_ns 161.00\nbytes 500\nseconds 0.25").unwrap();
+        let quantiles = output.latencies().unwrap().quantiles();
         assert_eq!((quantiles.samples, quantiles.max_ns), (4, 161.0));
-        assert_eq!(findings.per_second("bytes").unwrap(), 2000.0);
+        assert_eq!(output.per_second("bytes").unwrap(), 2000.0);
     }
 
     #[test]
-    fn nonsense_is_an_error_that_shows_it() {
+    fn an_invalid_line_is_shown_in_the_error() {
         for line in ["hist 1 x", "usage: rtt", "max_ns nan", "a b c d"] {
             assert!(parse(line).unwrap_err().to_string().contains(line), "{line}");
         }
@@ -233,11 +233,7 @@ mod tests {
             assert_eq!(output.status.code(), Some(2), "{probe:?}");
             assert!(String::from_utf8_lossy(&output.stderr).starts_with("usage: "), "{probe:?}");
         }
-        assert_eq!(
-            fs::read_dir(directory.path()).unwrap().count(),
-            Probe::ALL.len(),
-            "nothing but the programs is left"
-        );
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), Probe::ALL.len(), "only the programs remain");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Child processes that cannot outlive us: each is a process group, killed when its guard drops and when we are told
-//! to stop.
+//! Child processes that cannot outlive this one. Each is a process group, which is killed when its guard is dropped and
+//! when this process receives a signal to stop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -21,51 +21,54 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 const STDERR_BYTES_MAX: usize = 16 * 1024;
-/// The cause comes first; a backtrace after it helps nobody here.
-const SAID_LINES_MAX: usize = 3;
+/// Lines of stderr that an error shows: the cause is in the first ones, before a backtrace.
+const STDERR_LINES_MAX: usize = 3;
+/// Interval of polls for the exit of a child.
 const EXIT_POLL: Duration = Duration::from_micros(500);
-const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How long a command may take that undoes something.
-const FAREWELL_LIMIT: Duration = Duration::from_secs(30);
-/// The exit status of a program ended by signal N, as shells count: 128 + N.
+/// Longest wait for the end of a child's stderr after its exit.
+const STDERR_DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit of a cleanup command.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
+/// Base of the exit status of a program that signal N killed, as in shells: 128 + N.
 const SIGNALLED: i32 = 128;
 
-/// Process groups not yet reaped. Reaping happens under the lock, so a number in the set is never someone else's.
+/// Process groups that are not reaped. Children are reaped under the lock, so that a number in the set is never that of
+/// another process.
 static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 static SCRATCH: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-static FAREWELLS: Mutex<BTreeMap<u64, Words>> = Mutex::new(BTreeMap::new());
+static CLEANUPS: Mutex<BTreeMap<u64, CommandSpec>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, Ctrl-C, SIGTERM and SIGHUP kill every child and remove every scratch directory before they end this
-/// process.
+/// Installs a handler: SIGINT, SIGTERM and SIGHUP kill every child and remove every scratch directory before they end
+/// this process.
 pub fn stop_children_on_signal() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let ignored = ignored_signals(&fs::read_to_string("/proc/self/status").unwrap_or_default());
         let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
         match Signals::new(wanted) {
-            Ok(mut signals) => drop(thread::spawn(move || signals.forever().next().map(end_by))),
+            Ok(mut signals) => drop(thread::spawn(move || signals.forever().next().map(exit_on))),
             Err(error) => eprintln!("crosslane: children may survive Ctrl-C: {error}"),
         }
     });
 }
 
-/// What whoever started us wants ignored stays ignored: `nohup` means it.
+/// Returns the mask of ignored signals. These stay ignored, which `nohup` relies on.
 fn ignored_signals(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn end_by(signal: i32) {
-    // The locks are kept to the end: no child may start any more.
+fn exit_on(signal: i32) {
+    // The locks are held until exit, so that no further child can start.
     let running = lock(&RUNNING);
     running.iter().for_each(|group| kill_group(*group));
     let scratch = lock(&SCRATCH);
-    let farewells = std::mem::take(&mut *lock(&FAREWELLS));
-    farewells.into_values().for_each(|command| drop(command.run()));
+    let cleanups = std::mem::take(&mut *lock(&CLEANUPS));
+    cleanups.into_values().for_each(|command| drop(command.run()));
     for directory in scratch.iter() {
         let _ = fs::remove_dir_all(directory);
     }
@@ -78,7 +81,7 @@ fn kill_group(group: u32) {
     }
 }
 
-/// A directory removed with everything in it when it is dropped or we are told to stop.
+/// A directory that is removed with its contents on drop and on a signal.
 pub struct Scratch(tempfile::TempDir);
 
 impl Scratch {
@@ -101,36 +104,36 @@ impl Drop for Scratch {
     }
 }
 
-/// A command and what it finds in its environment besides ours.
+/// A command and its additional environment variables.
 #[derive(Clone, Debug)]
-pub struct Words {
+pub struct CommandSpec {
     /// Program and arguments.
-    pub words: Vec<OsString>,
-    /// Set for it.
+    pub arguments: Vec<OsString>,
+    /// Variables to set for it.
     pub environment: Vec<(OsString, OsString)>,
 }
 
-impl Words {
-    /// The command.
+impl CommandSpec {
+    /// Returns the command.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.words[0]);
-        command.args(&self.words[1..]).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let mut command = Command::new(&self.arguments[0]);
+        command.args(&self.arguments[1..]).envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 
-    /// Runs it to its end, in which the locks of this module are not used.
+    /// Runs the command to its end. It takes no lock of this module, because the signal handler holds them.
     fn run(&self) -> Result<()> {
         let mut command = self.command();
         let written = command_line(&command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        let deadline = Instant::now() + FAREWELL_LIMIT;
+        let deadline = Instant::now() + CLEANUP_LIMIT;
         loop {
             match child.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => bail!("`{written}` failed ({status})"),
                 None if Instant::now() >= deadline => {
                     let _ = child.kill();
-                    bail!("`{written}` did not end within {} s", FAREWELL_LIMIT.as_secs());
+                    bail!("`{written}` did not end within {} s", CLEANUP_LIMIT.as_secs());
                 }
                 None => thread::sleep(EXIT_POLL),
             }
@@ -138,40 +141,40 @@ impl Words {
     }
 }
 
-/// A command that undoes something: it runs when this is dropped, or when we are told to stop.
-pub struct Farewell(u64);
+/// A command that undoes an earlier one: it runs on drop and on a signal.
+pub struct CleanupCommand(u64);
 
-impl Farewell {
-    /// Of this command.
-    pub fn new(command: Words) -> Self {
-        let mut farewells = lock(&FAREWELLS);
-        let number = farewells.keys().last().map_or(0, |last| last + 1);
-        farewells.insert(number, command);
+impl CleanupCommand {
+    /// Registers a command.
+    pub fn new(command: CommandSpec) -> Self {
+        let mut cleanups = lock(&CLEANUPS);
+        let number = cleanups.keys().last().map_or(0, |last| last + 1);
+        cleanups.insert(number, command);
         Self(number)
     }
 }
 
-impl Drop for Farewell {
+impl Drop for CleanupCommand {
     fn drop(&mut self) {
-        let command = lock(&FAREWELLS).remove(&self.0);
+        let command = lock(&CLEANUPS).remove(&self.0);
         if let Some(Err(error)) = command.map(|command| command.run()) {
             eprintln!("crosslane: {error:#}");
         }
     }
 }
 
-/// A running child: its lines, its complaints, and its end.
-pub struct Guard {
+/// A running child with its output. It is killed on drop.
+pub struct ChildGuard {
     child: Child,
     command: String,
     lines: Receiver<String>,
-    complaints: Arc<Mutex<Vec<u8>>>,
-    complaints_reader: Option<JoinHandle<()>>,
+    stderr_bytes: Arc<Mutex<Vec<u8>>>,
+    stderr_reader: Option<JoinHandle<()>>,
     reaped: bool,
 }
 
-impl Guard {
-    /// Starts `command`, on `core` alone if one is given.
+impl ChildGuard {
+    /// Starts `command`, pinned to `core` if one is given.
     pub fn spawn(mut command: Command, core: Option<usize>) -> Result<Self> {
         let written = command_line(&command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -183,17 +186,17 @@ impl Guard {
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    // Nobody listens any more: keep reading, or the child would block on a full pipe.
+                    // If the receiver is dropped, keep reading, because the child would block on a full pipe.
                     let _ = sender.send(line);
                 }
             });
         }
-        let complaints = Arc::default();
-        let complaints_reader = child.stderr.take().map(|stderr| collect(stderr, Arc::clone(&complaints)));
-        Ok(Self { child, command: written, lines, complaints, complaints_reader, reaped: false })
+        let stderr_bytes = Arc::default();
+        let stderr_reader = child.stderr.take().map(|stderr| collect(stderr, Arc::clone(&stderr_bytes)));
+        Ok(Self { child, command: written, lines, stderr_bytes, stderr_reader, reaped: false })
     }
 
-    /// The next line that `wanted` accepts; the lines before it are passed over.
+    /// Returns the next line that `wanted` accepts and skips the lines before it.
     pub fn line(&mut self, timeout: Duration, mut wanted: impl FnMut(&str) -> bool) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -216,7 +219,7 @@ impl Guard {
         self.complete(timeout)
     }
 
-    /// As [`Guard::finish`], for whoever then asks what was [`Guard::said`].
+    /// Does the same as [`ChildGuard::finish`] and keeps the guard, whose stderr can then be read.
     pub fn complete(&mut self, timeout: Duration) -> Result<Vec<String>> {
         let deadline = Instant::now() + timeout;
         let mut lines = Vec::new();
@@ -236,38 +239,38 @@ impl Guard {
         Ok(lines)
     }
 
-    /// What became of the child, in one line that names its command and ends in what it said.
+    /// Returns an error of one line: the command, `what`, and the child's stderr.
     fn failure(&self, what: &str) -> anyhow::Error {
-        anyhow!("`{}` {what}{}", self.command, self.said())
+        anyhow!("`{}` {what}{}", self.command, self.stderr_summary())
     }
 
-    /// Whether it has been waited for to its end.
+    /// Returns whether the child has ended and was reaped.
     pub fn has_ended(&self) -> bool {
         self.reaped
     }
 
-    /// What the child wrote to stderr, as far as it is kept.
-    pub fn all_said(&self) -> String {
-        // Its last words may still be in the pipe; a grandchild that holds the pipe open must not hold us.
-        let deadline = Instant::now() + LAST_WORDS;
+    /// Returns what the child wrote to stderr, up to a limit.
+    pub fn stderr_text(&self) -> String {
+        // The last bytes may still be in the pipe, but a grandchild that holds the pipe open must not block this.
+        let deadline = Instant::now() + STDERR_DRAIN_LIMIT;
         while self.reaped
-            && !self.complaints_reader.as_ref().is_none_or(JoinHandle::is_finished)
+            && !self.stderr_reader.as_ref().is_none_or(JoinHandle::is_finished)
             && Instant::now() < deadline
         {
             thread::sleep(EXIT_POLL);
         }
-        String::from_utf8_lossy(&lock(&self.complaints)).into_owned()
+        String::from_utf8_lossy(&lock(&self.stderr_bytes)).into_owned()
     }
 
-    /// What the child wrote to stderr, on one line and with a colon before it; empty if it was silent.
-    pub fn said(&self) -> String {
-        let text = self.all_said();
+    /// Returns the child's stderr in one line with a colon before it; empty if it wrote nothing.
+    pub fn stderr_summary(&self) -> String {
+        let text = self.stderr_text();
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         if lines.is_empty() {
             return String::new();
         }
-        let more = if lines.len() > SAID_LINES_MAX { "; ..." } else { "" };
-        format!(": {}{more}", lines[..lines.len().min(SAID_LINES_MAX)].join("; "))
+        let more = if lines.len() > STDERR_LINES_MAX { "; ..." } else { "" };
+        format!(": {}{more}", lines[..lines.len().min(STDERR_LINES_MAX)].join("; "))
     }
 
     fn wait(&mut self, deadline: Instant) -> Result<ExitStatus> {
@@ -287,7 +290,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         if self.reaped {
             return;
@@ -313,8 +316,8 @@ fn collect(mut from: impl Read + Send + 'static, into: Arc<Mutex<Vec<u8>>>) -> J
     })
 }
 
-/// Runs `start` with this thread off the cores of a measurement: what it starts inherits that. With fewer than two
-/// other cores, `start` runs on any.
+/// Runs `start` with this thread excluded from the cores of a measurement; the children that it starts inherit that. If
+/// fewer than two other cores remain, `start` runs on any.
 pub fn off_cores<T>(pair: Option<CorePair>, start: impl FnOnce() -> T) -> Result<T> {
     let before = sched_getaffinity(None).context("reading the CPU affinity")?;
     let mut others = before;
@@ -330,7 +333,7 @@ pub fn off_cores<T>(pair: Option<CorePair>, start: impl FnOnce() -> T) -> Result
     Ok(started)
 }
 
-/// Runs `start` with this thread on `core`: what it starts inherits that.
+/// Runs `start` with this thread pinned to `core`; the children that it starts inherit that.
 fn on_core<T>(core: Option<usize>, start: impl FnOnce() -> T) -> Result<T> {
     let Some(core) = core else { return Ok(start()) };
     let before = sched_getaffinity(None).context("reading the CPU affinity")?;
@@ -342,7 +345,7 @@ fn on_core<T>(core: Option<usize>, start: impl FnOnce() -> T) -> Result<T> {
     Ok(started)
 }
 
-/// A command as one could type it.
+/// Returns a command as it could be typed in a shell.
 pub fn command_line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(quoted).collect::<Vec<_>>().join(" ")
@@ -364,10 +367,10 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    fn shell(script: &str) -> Guard {
+    fn shell(script: &str) -> ChildGuard {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
-        Guard::spawn(command, None).unwrap()
+        ChildGuard::spawn(command, None).unwrap()
     }
 
     fn is_alive(pid: &str) -> bool {
@@ -376,14 +379,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_returned_up_to_the_end() {
+    fn the_remaining_lines_are_returned() {
         let mut guard = shell("echo noise; echo ready 7; echo a; echo b");
         assert_eq!(guard.line(SOON, |line| line.starts_with("ready")).unwrap(), "ready 7");
         assert_eq!(guard.finish(SOON).unwrap(), ["a", "b"]);
     }
 
     #[test]
-    fn a_failure_names_the_command_and_what_it_said() {
+    fn a_failure_names_the_command_and_its_stderr() {
         let error = shell("echo 'no lane' >&2; exit 3").finish(SOON).unwrap_err().to_string();
         assert!(
             error.contains("/bin/sh -c") && error.contains("exit status: 3") && error.ends_with(": no lane"),
@@ -392,14 +395,14 @@ mod tests {
     }
 
     #[test]
-    fn a_talkative_failure_is_cut_short() {
+    fn a_long_stderr_is_truncated_in_an_error() {
         let error =
             shell("for line in 1 2 3 4 5; do echo line $line >&2; done; exit 1").finish(SOON).unwrap_err().to_string();
         assert!(error.ends_with(": line 1; line 2; line 3; ..."), "{error}");
     }
 
     #[test]
-    fn a_child_that_ends_early_is_an_error_not_a_wait() {
+    fn a_child_that_ends_early_is_an_error_without_a_timeout() {
         let error = shell("exit 0").line(SOON, |_| true).unwrap_err().to_string();
         assert!(error.contains("ended before it was ready"), "{error}");
     }
@@ -424,8 +427,8 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "started by a_signal_takes_the_children_along"]
-    fn holds_a_child_until_told_to_stop() {
+    #[ignore = "started by a_signal_kills_the_children"]
+    fn holds_a_child_until_a_signal() {
         stop_children_on_signal();
         let scratch = Scratch::new().unwrap();
         let mut guard = shell("echo $$; exec sleep 600");
@@ -434,10 +437,10 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_takes_the_children_along() {
+    fn a_signal_kills_the_children() {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "process::tests::holds_a_child_until_told_to_stop", "--ignored", "--nocapture"]);
-        let mut holder = Guard::spawn(command, None).unwrap();
+        command.args(["--exact", "process::tests::holds_a_child_until_a_signal", "--ignored", "--nocapture"]);
+        let mut holder = ChildGuard::spawn(command, None).unwrap();
         let line = holder.line(SOON, |line| line.starts_with("holding ")).unwrap();
         let words: Vec<&str> = line.split(' ').collect();
         assert!(is_alive(words[1]) && Path::new(words[2]).is_dir());
@@ -455,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named() {
-        let error = Guard::spawn(Command::new("/nonexistent/probe"), None).err().unwrap();
+        let error = ChildGuard::spawn(Command::new("/nonexistent/probe"), None).err().unwrap();
         assert!(format!("{error:#}").contains("cannot start `/nonexistent/probe`"), "{error:#}");
     }
 
@@ -466,18 +469,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_child_sees_one_core_and_we_keep_ours() {
+    fn a_pinned_child_has_one_core_and_the_parent_keeps_its_affinity() {
         let before = sched_getaffinity(None).unwrap();
         let core = (0..CpuSet::MAX_CPU).find(|core| before.is_set(*core)).unwrap();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "grep Cpus_allowed_list /proc/self/status"]);
-        let lines = Guard::spawn(command, Some(core)).unwrap().finish(SOON).unwrap();
+        let lines = ChildGuard::spawn(command, Some(core)).unwrap().finish(SOON).unwrap();
         assert_eq!(lines, [format!("Cpus_allowed_list:\t{core}")]);
         assert!(sched_getaffinity(None).unwrap() == before);
     }
 
     #[test]
-    fn commands_are_written_as_one_would_type_them() {
+    fn commands_are_quoted_as_in_a_shell() {
         let mut command = Command::new("redis-server");
         command.args(["--save", "", "it's"]);
         assert_eq!(command_line(&command), r"redis-server --save '' 'it'\''s'");

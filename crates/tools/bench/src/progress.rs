@@ -1,5 +1,5 @@
-//! Says on stderr how far a run is: a bar on a terminal; elsewhere a line at each new stage, and now and then within
-//! one.
+//! Shows the progress of a run on stderr: a bar on a terminal; otherwise a line at each new stage, and occasionally
+//! within a stage.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run of so many steps.
+    /// Shows the progress of a run of `steps` steps.
     pub fn new(steps: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(steps);
@@ -26,7 +26,7 @@ impl Progress {
         Self { bar, lines: Lines::new(steps), began: Instant::now() }
     }
 
-    /// One step, `detail` of `stage`, is beginning.
+    /// Records that the step `detail` of `stage` begins.
     pub fn step(&mut self, stage: &str, detail: &str) {
         match &self.bar {
             Some(bar) => {
@@ -41,12 +41,12 @@ impl Progress {
         }
     }
 
-    /// Something the reader must see at once.
+    /// Prints a warning.
     pub fn warn(&self, text: &str) {
         self.say(&format!("crosslane: {text}"));
     }
 
-    /// A line beside the progress, as it is.
+    /// Prints a line above the bar.
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
@@ -63,31 +63,31 @@ impl Drop for Progress {
     }
 }
 
-/// How long a log says nothing, at least, between two lines of one stage.
+/// Shortest time between two lines of one stage in a log.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// What a log is told of the steps: a run of half an hour is to be seen to go on, and a short one to say little.
+/// The lines of a log: enough to show that a run of half an hour continues, and few for a short run.
 struct Lines {
     steps: u64,
     begun: u64,
     stage: String,
-    said: Duration,
+    last_line: Duration,
 }
 
 impl Lines {
     fn new(steps: u64) -> Self {
-        Self { steps, begun: 0, stage: String::new(), said: Duration::ZERO }
+        Self { steps, begun: 0, stage: String::new(), last_line: Duration::ZERO }
     }
 
-    /// The line at the beginning of a step, so long after the run began; `None` where the last one was just now.
+    /// Returns the line for the start of a step at time `now`; `None` if the last line was shortly before.
     fn step(&mut self, now: Duration, stage: &str, detail: &str) -> Option<String> {
         self.begun += 1;
         let is_new = self.stage != stage;
-        if !is_new && now.saturating_sub(self.said) < QUIET {
+        if !is_new && now.saturating_sub(self.last_line) < QUIET {
             return None;
         }
         stage.clone_into(&mut self.stage);
-        self.said = now;
+        self.last_line = now;
         Some(format!("{stage}: {detail} ({} of {})", self.begun, self.steps))
     }
 }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_gets_a_line_at_each_stage_and_now_and_then_within_one() {
+    fn a_log_has_a_line_at_each_stage_and_occasionally_within_one() {
         let mut lines = Lines::new(9);
         let mut at = |seconds, stage, detail| lines.step(Duration::from_secs(seconds), stage, detail);
         assert_eq!(at(0, "router", "tables").as_deref(), Some("router: tables (1 of 9)"));

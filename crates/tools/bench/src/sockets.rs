@@ -1,9 +1,10 @@
-//! `crosslane bench sockets`: an ordinary C program over kernel TCP, AF_UNIX and Crosslane, with the floors beside
+//! `crosslane bench sockets`: an ordinary C program over kernel TCP, AF_UNIX and Crosslane, with the floors next to
 //! each sample; or over two builds of the library.
 
 mod comparison;
 mod plots;
 mod report;
+mod text;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::floors::{self, Beside, FloorTimes};
+use crate::floors::{self, FloorSample, FloorTimes};
 use crate::launch::{Launcher, Libraries, Transport};
 use crate::probe::Probe;
 use crate::progress::Progress;
@@ -21,52 +22,52 @@ use report::Report;
 use stats::Latencies;
 use stats::Ratio;
 
-/// What the user may choose.
+/// The command-line options.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Options {
     /// Print one JSON document instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Fewer rounds and shorter samples: under a minute, and rougher
+    /// Fewer rounds and shorter samples: under a minute, but less precise
     #[arg(long)]
     pub quick: bool,
     /// Write the plots as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
-    /// How many alternating rounds (default: 5, or 2 with --quick; with --baseline 15, or 6 with --quick)
+    /// Number of alternating rounds (default: 5, or 2 with --quick; with --baseline 15, or 6 with --quick)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
-    /// Run these experiments alone
+    /// Run only these experiments
     #[arg(long, value_name = "EXPERIMENT,...", value_delimiter = ',')]
     pub only: Vec<Experiment>,
-    /// How many client processes connects-at-once has (default: 1000)
+    /// Number of client processes of connects-at-once (default: 1000)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub clients: Option<u32>,
-    /// How many connections each of these makes, one after the other (default: 10)
+    /// Number of connections that each of these makes, one after the other (default: 10)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub connections: Option<u32>,
-    /// The library to load [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
+    /// The library to load [default: libcrosslane.so next to this command or under /usr/lib/crosslane]
     #[arg(long, value_name = "PATH")]
     pub library: Option<PathBuf>,
-    /// Compare --library with this build of it, and with nothing else
+    /// Compare --library only with this build of it
     #[arg(long, value_name = "PATH", requires = "library", conflicts_with = "plot")]
     pub baseline: Option<PathBuf>,
 }
 
-/// Connections of all clients of a sample together: below the ephemeral port range (28 k), as kernel TCP keeps each
+/// Largest number of connections in a sample: below the ephemeral port range (28 k), because kernel TCP keeps each
 /// closed connection in TIME_WAIT.
 const CONNECTIONS_MAX: u32 = 25_000;
 
 impl Options {
-    /// Whether the options make sense together.
+    /// Checks that the options are consistent.
     ///
     /// # Errors
-    /// A line that names the options, their values and what to give instead.
+    /// Names the options, their values and the alternative in one line.
     pub fn check(&self) -> Result<()> {
         let given = [("--clients", self.clients), ("--connections", self.connections)];
         let unused = given.iter().find(|(_, value)| value.is_some() && !self.chooses(Experiment::ConnectsAtOnce));
         if let Some((option, Some(value))) = unused {
-            bail!("{option} {value} is for nothing of --only; add connects-at-once to it");
+            bail!("{option} {value} has no effect with this --only; add connects-at-once to it");
         }
         let clients = Clients::of(self);
         let Clients { processes, connections_each } = clients;
@@ -91,9 +92,9 @@ impl Options {
 /// Client processes that connect at once.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Clients {
-    /// How many.
+    /// Number of processes.
     processes: u32,
-    /// Connections of each, one after the other.
+    /// Connections that each makes, one after the other.
     connections_each: u32,
 }
 
@@ -107,10 +108,10 @@ impl Clients {
     }
 }
 
-/// Runs the benchmark and prints the report. A transport that failed is named in the report and makes this an error.
+/// Runs the benchmark and prints the report. If a transport failed, the report names it, and this returns an error.
 pub fn main(options: &Options) -> Result<()> {
     if let Some(directory) = &options.plot {
-        // Before minutes of measuring, not after.
+        // Create it before the measurement, so that an error costs no minutes.
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot make the plot directory {}", directory.display()))?;
     }
@@ -139,7 +140,7 @@ fn run(options: &Options, launcher: &Launcher, plan: &Plan) -> Result<()> {
     }
 }
 
-/// What is measured about a transport.
+/// An experiment with a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Experiment {
@@ -172,7 +173,7 @@ impl Experiment {
         }
     }
 
-    /// What it is measured at.
+    /// Returns the sizes at which it is measured.
     fn sizes(self) -> &'static [u64] {
         match self {
             Self::RoundTripBlocking | Self::RoundTripEpoll => &ROUND_TRIP_SIZES,
@@ -182,7 +183,7 @@ impl Experiment {
         }
     }
 
-    /// The transports it makes sense for: a connection is not set up any faster by spinning.
+    /// Returns the transports that it compares: spinning does not speed up the establishment of connections.
     fn transports(self) -> &'static [Transport] {
         use Transport::{AfUnix, Crosslane, KernelTcp, KernelTcpSpinning};
         match self {
@@ -191,8 +192,8 @@ impl Experiment {
         }
     }
 
-    /// How the probe waits: its own word for it.
-    fn waiting(self, transport: Transport) -> &'static str {
+    /// Returns how the probe waits, as its argument.
+    fn wait_mode(self, transport: Transport) -> &'static str {
         match (self, transport) {
             (Self::RoundTripEpoll, Transport::KernelTcpSpinning) => "epoll-spin",
             (Self::RoundTripEpoll | Self::ConnectsEpoll | Self::ConnectsAtOnce, _) => "epoll",
@@ -202,7 +203,7 @@ impl Experiment {
     }
 }
 
-/// One row of the plan: an experiment at a size.
+/// One row of the plan: an experiment at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
     experiment: Experiment,
@@ -213,18 +214,18 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const ROUND_TRIP_SIZES: [u64; 11] = [1, 8, 48, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB];
 const MESSAGE_SIZES: [u64; 3] = [8, 64, KIB];
-/// Bytes that a connection carries each way.
+/// Bytes that a connection carries in each direction.
 const CONNECTS_SIZES: [u64; 1] = [2];
 const BULK_SIZES: [u64; 10] = [1, 64, 128, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB];
 
-/// What is measured, how long and how often.
+/// What to measure, how long and how often.
 struct Plan {
     points: Vec<Point>,
     rounds: u32,
     sample_ms: u64,
     floors: FloorTimes,
     clients: Clients,
-    /// Two builds of the library with each other, rather than transports.
+    /// Whether two builds of the library are compared rather than transports.
     compares_builds: bool,
 }
 
@@ -249,7 +250,7 @@ impl Plan {
         Self { points: points.collect(), rounds, sample_ms, floors, clients, compares_builds }
     }
 
-    /// What is compared in an experiment.
+    /// Returns the transports that an experiment compares.
     fn transports(&self, experiment: Experiment) -> &'static [Transport] {
         if self.compares_builds { &[Transport::Baseline, Transport::Crosslane] } else { experiment.transports() }
     }
@@ -260,15 +261,15 @@ impl Plan {
     }
 }
 
-/// One transport at one point in one round.
+/// A sample of one transport at one point in one round.
 struct Sample {
     latencies: Option<Latencies>,
     /// Messages, bytes or connections a second.
     rate_per_s: Option<f64>,
-    beside: Beside,
+    floors: FloorSample,
 }
 
-/// All rounds of one transport at one point. Round N of one cell was taken beside round N of its neighbours.
+/// All rounds of one transport at one point. Samples of the same round of different cells are adjacent in time.
 struct Cell {
     point: Point,
     transport: Transport,
@@ -302,7 +303,8 @@ impl Measured {
         self.cells.iter().find(|cell| cell.point == point && cell.transport == transport)
     }
 
-    /// A transport that failed once in an experiment is not tried again there: each attempt may cost a timeout.
+    /// Returns whether a transport has failed in an experiment. It is not tried again there, because each attempt may
+    /// cost a timeout.
     fn has_failed(&self, experiment: Experiment, transport: Transport) -> bool {
         self.failures.iter().any(|failure| failure.experiment == experiment && failure.transport == transport)
     }
@@ -323,7 +325,7 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measur
     }
     for round in 1..=plan.rounds {
         measured.syscalls_ns.push(floors::syscall_ns_p50(launcher, plan.floors.line_ms)?);
-        // Every other round goes backwards: whatever comes first is not always the same.
+        // Every second round is in reverse order, so that the first cell is not always the same.
         let mut order: Vec<usize> = (0..measured.cells.len()).collect();
         if round % 2 == 0 {
             order.reverse();
@@ -337,8 +339,8 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measur
             {
                 continue;
             }
-            let beside = floors_beside(launcher, plan, point)?;
-            match take_sample(launcher, plan, point, transport, beside) {
+            let floors = floor_sample(launcher, plan, point)?;
+            match take_sample(launcher, plan, point, transport, floors) {
                 Ok(sample) => measured.cells[index].rounds.push(sample),
                 Err(error) => {
                     let failure = Failure {
@@ -356,32 +358,38 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measur
     Ok(measured)
 }
 
-fn floors_beside(launcher: &Launcher, plan: &Plan, point: Point) -> Result<Beside> {
+fn floor_sample(launcher: &Launcher, plan: &Plan, point: Point) -> Result<FloorSample> {
     let copies = point.experiment == Experiment::Bulk;
-    Ok(Beside {
+    Ok(FloorSample {
         cache_line: floors::cache_line(launcher, plan.floors.line_ms)?,
         copy_pipeline: if copies { floors::copy_pipeline(launcher, plan.floors.copy_ms)? } else { None },
     })
 }
 
-/// Longer than a connection takes that waits for those of others.
+/// Longest time of a connection that waits for those of other clients.
 const CONNECTION_LIMIT: Duration = Duration::from_millis(10);
 
-fn take_sample(launcher: &Launcher, plan: &Plan, point: Point, transport: Transport, beside: Beside) -> Result<Sample> {
+fn take_sample(
+    launcher: &Launcher,
+    plan: &Plan,
+    point: Point,
+    transport: Transport,
+    floors: FloorSample,
+) -> Result<Sample> {
     let (size, milliseconds) = (point.size_bytes.to_string(), plan.sample_ms.to_string());
-    let waiting = point.experiment.waiting(transport);
+    let wait_mode = point.experiment.wait_mode(transport);
     let timeout = Duration::from_millis(plan.sample_ms * 2) + Duration::from_secs(15);
     let connects = |client: &[&str], timeout| -> Result<_> {
-        let found = launcher.pair(transport, Probe::Connects, &[waiting], client, timeout)?.client;
+        let found = launcher.pair(transport, Probe::Connects, &[wait_mode], client, timeout)?.client;
         Ok((Some(found.latencies()?), Some(found.per_second("operations")?)))
     };
     let stream = |what: &str| {
-        let args = [waiting, what, &size, &milliseconds];
+        let args = [wait_mode, what, &size, &milliseconds];
         launcher.pair(transport, Probe::Stream, &args, &args, timeout)?.server.per_second("bytes")
     };
     let (latencies, rate_per_s) = match point.experiment {
         Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => {
-            let client = [waiting, &size, &milliseconds];
+            let client = [wait_mode, &size, &milliseconds];
             let pair = launcher.pair(transport, Probe::RoundTrip, &client[..2], &client, timeout)?;
             (Some(pair.client.latencies()?), None)
         }
@@ -394,14 +402,14 @@ fn take_sample(launcher: &Launcher, plan: &Plan, point: Point, transport: Transp
             connects(&[&client[0], &client[1]], timeout + CONNECTION_LIMIT * clients.connections())?
         }
     };
-    Ok(Sample { latencies, rate_per_s, beside })
+    Ok(Sample { latencies, rate_per_s, floors })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A plan of one point of each experiment: all of the path from probe to report, in a second.
+    /// A plan with one point of each experiment, which covers the path from probe to report in a second.
     fn small_plan() -> Plan {
         let point = |experiment, size_bytes| Point { experiment, size_bytes };
         Plan {
@@ -423,7 +431,7 @@ mod tests {
     }
 
     fn small_run(crosslane: &str) -> (Measured, Report) {
-        let launcher = Launcher::with_stand_in(crosslane).unwrap();
+        let launcher = Launcher::with_wrapper(crosslane).unwrap();
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &small_plan(), &machine).unwrap();
         let report = Report::of(&Options::default(), &small_plan(), machine, &measured).unwrap();
@@ -432,7 +440,7 @@ mod tests {
 
     #[test]
     fn every_transport_has_figures_in_every_experiment() {
-        // `env PROGRAM ...` starts a program as `crosslane run` would, so this column is kernel TCP once more.
+        // `env PROGRAM ...` starts a program as `crosslane run` does, so this column is kernel TCP too.
         let (measured, report) = small_run("env");
         assert!(report.failures.is_empty(), "{:?}", report.failures);
         for cell in &measured.cells {
@@ -466,7 +474,7 @@ mod tests {
     #[test]
     fn a_transport_that_fails_is_named_with_its_command_and_not_tried_again() {
         let (measured, report) = small_run("/nonexistent/crosslane");
-        assert_eq!(report.failures.len(), 7, "once in each experiment, not once a round");
+        assert_eq!(report.failures.len(), 7, "once in each experiment, not in each round");
         assert!(report.failures.iter().all(|failure| failure.transport == Transport::Crosslane));
         assert!(report.failures[0].error.contains("`/nonexistent/crosslane "), "{}", report.failures[0].error);
         assert!(report.text().contains("failed"));
@@ -480,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plan_covers_the_sizes_that_were_asked_for() {
+    fn the_plan_covers_all_sizes() {
         let plan = Plan::of(&Options { rounds: Some(3), ..Options::default() });
         assert_eq!(plan.rounds, 3);
         let sizes = |experiment| {
@@ -496,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_experiments_that_were_asked_for_are_in_the_plan_and_the_report() {
+    fn the_plan_and_the_report_have_only_the_selected_experiments() {
         let options = Options { only: vec![Experiment::ConnectsAtOnce, Experiment::Connects], ..Options::default() };
         let plan = Plan::of(&options);
         let experiments: Vec<Experiment> = plan.points.iter().map(|point| point.experiment).collect();
@@ -508,8 +516,8 @@ mod tests {
     }
 
     #[test]
-    fn two_builds_are_compared_with_each_other_alone_in_every_experiment() {
-        let launcher = Launcher::with_stand_in("env").unwrap();
+    fn only_the_two_builds_are_compared_in_every_experiment() {
+        let launcher = Launcher::with_wrapper("env").unwrap();
         let plan = Plan { compares_builds: true, rounds: 6, sample_ms: 2, ..small_plan() };
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &plan, &machine).unwrap();
@@ -531,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_takes_longer_has_a_ratio_above_one_whatever_was_measured() {
+    fn a_slower_library_has_a_ratio_above_one_for_latencies_and_rates() {
         // Three rounds; the machine is ten times slower in the last.
         let cell = |experiment, transport, time_ns: f64| {
             let sample = |slowness: f64| {
@@ -540,7 +548,7 @@ mod tests {
                 let is_rate = experiment == Experiment::Bulk;
                 let (latencies, rate_per_s) =
                     if is_rate { (None, Some(1e9 / (time_ns * slowness))) } else { (Some(latencies), None) };
-                Sample { latencies, rate_per_s, beside: Beside::default() }
+                Sample { latencies, rate_per_s, floors: FloorSample::default() }
             };
             let point = Point { experiment, size_bytes: 8 };
             Cell { point, transport, rounds: [1.0, 1.0, 10.0].map(sample).into() }
@@ -559,7 +567,7 @@ mod tests {
 
     #[test]
     fn a_build_that_fails_is_named_in_the_comparison() {
-        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
+        let launcher = Launcher::with_wrapper("/nonexistent/crosslane").unwrap();
         let plan = Plan { compares_builds: true, rounds: 1, ..small_plan() };
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &plan, &machine).unwrap();
@@ -578,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_clients_are_for_clients_at_once() {
+    fn client_options_are_refused_without_connects_at_once() {
         let options = Options { only: vec![Experiment::Bulk], clients: Some(3), ..Options::default() };
         let error = options.check().unwrap_err().to_string();
         assert!(error.contains("--clients 3") && error.contains("add connects-at-once"), "{error}");

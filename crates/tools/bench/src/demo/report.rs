@@ -1,20 +1,20 @@
-//! The demo's one table, and what the reader is looking at.
+//! The report of the demo: one table with an explanation.
 
 use machine::Machine;
 use serde::Serialize;
 use stats::{Quantiles, Table, median, median_ratio};
 
 use super::{Cell, Operation, Plan, own_name};
-use crate::floors::{Beside, FloorSummary};
+use crate::floors::{FloorSample, FloorSummary};
 use crate::launch::Transport;
 
 pub const SCHEMA: &str = "crosslane.demo/1";
 
-/// Everything the demo found.
+/// The results of the demo.
 #[derive(Serialize)]
 pub struct Report {
     pub schema: &'static str,
-    /// What every number here is.
+    /// Provenance of every number.
     pub kind: &'static str,
     pub machine: Machine,
     pub rounds: u32,
@@ -23,7 +23,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// One transport in one scenario: medians over the rounds; ratios round by round.
+/// One transport in one scenario: medians over the rounds; ratios are formed round by round.
 #[derive(Serialize)]
 pub struct Row {
     pub kind: &'static str,
@@ -34,12 +34,12 @@ pub struct Row {
     pub latency: Quantiles,
     pub operations_per_s: f64,
     pub redis_benchmark_operations_per_s: f64,
-    pub times_kernel_tcp: Times,
+    pub times_kernel_tcp: Improvement,
 }
 
-/// How many times better than kernel TCP: latencies lower, rates higher.
+/// Improvement over kernel TCP as a factor: lower latencies, higher rates.
 #[derive(Serialize)]
-pub struct Times {
+pub struct Improvement {
     pub p50: Option<f64>,
     pub p99: Option<f64>,
     pub p999: Option<f64>,
@@ -47,7 +47,7 @@ pub struct Times {
     pub redis_benchmark_operations: Option<f64>,
 }
 
-/// The rounds of one cell, figure by figure.
+/// The rounds of one cell, by figure.
 struct Rounds {
     p50_ns: Vec<f64>,
     p99_ns: Vec<f64>,
@@ -69,7 +69,7 @@ impl Rounds {
     }
 }
 
-fn middle(values: &[f64]) -> f64 {
+fn median_or_nan(values: &[f64]) -> f64 {
     median(values.iter().copied()).unwrap_or(f64::NAN)
 }
 
@@ -83,9 +83,9 @@ fn row(cell: &Cell, kernel: &Cell) -> Row {
         value_bytes: cell.scenario.value_bytes,
         operation: cell.scenario.operation,
         transport: cell.transport,
-        operations_per_s: middle(&this.operations),
-        redis_benchmark_operations_per_s: middle(&this.benchmark),
-        times_kernel_tcp: Times {
+        operations_per_s: median_or_nan(&this.operations),
+        redis_benchmark_operations_per_s: median_or_nan(&this.benchmark),
+        times_kernel_tcp: Improvement {
             p50: median_ratio(&kernel.p50_ns, &this.p50_ns),
             p99: median_ratio(&kernel.p99_ns, &this.p99_ns),
             p999: median_ratio(&kernel.p999_ns, &this.p999_ns),
@@ -93,9 +93,9 @@ fn row(cell: &Cell, kernel: &Cell) -> Row {
             redis_benchmark_operations: median_ratio(&this.benchmark, &kernel.benchmark),
         },
         latency: Quantiles {
-            p50_ns: middle(&this.p50_ns),
-            p99_ns: middle(&this.p99_ns),
-            p999_ns: middle(&this.p999_ns),
+            p50_ns: median_or_nan(&this.p50_ns),
+            p99_ns: median_or_nan(&this.p99_ns),
+            p999_ns: median_or_nan(&this.p999_ns),
             max_ns,
             samples,
         },
@@ -104,8 +104,8 @@ fn row(cell: &Cell, kernel: &Cell) -> Row {
 
 impl Report {
     pub(super) fn of(machine: Machine, plan: &Plan, cells: &[Cell], syscalls_ns: &[f64]) -> Self {
-        let beside: Vec<Beside> =
-            cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
+        let samples: Vec<FloorSample> =
+            cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.floors)).collect();
         let kernel = |of: &Cell| {
             cells.iter().find(|cell| cell.scenario == of.scenario && cell.transport == Transport::KernelTcp)
         };
@@ -115,7 +115,7 @@ impl Report {
             machine,
             rounds: plan.rounds,
             sample_ms: plan.sample_ms,
-            floors: FloorSummary::of(&beside, syscalls_ns),
+            floors: FloorSummary::of(&samples, syscalls_ns),
             rows: cells.iter().filter_map(|cell| Some(row(cell, kernel(cell)?))).collect(),
         }
     }
@@ -128,7 +128,7 @@ impl Report {
             format!("medians of {} alternating rounds", self.rounds)
         };
         format!(
-            "You are looking at one unmodified redis-server (node a) and its unmodified clients (node b), over kernel\n\
+            "This is one unmodified redis-server (node a) and its unmodified clients (node b), over kernel\n\
              TCP and over Crosslane's lanes in shared memory: the latency of each request in µs (no pipelining), and\n\
              operations a second of that client (ops/s) and of redis-benchmark (bench). All measured; {rounds}.\n\n\
              {}\n{}\n{}\n\n\

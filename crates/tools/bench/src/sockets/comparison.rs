@@ -1,4 +1,4 @@
-//! Two builds of the library compared with each other, as text.
+//! The comparison of two builds of the library as text.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::report::Report;
 use super::{Experiment, Point};
 use crate::launch::{Libraries, Transport};
 
-/// The method, and a table of all experiments.
+/// Returns the method and a table of all experiments.
 pub fn text(report: &Report) -> String {
     let Libraries { library, baseline } = &report.libraries;
     let shown = |path: &Option<_>| path.as_deref().map_or_else(String::new, |path: &Path| path.display().to_string());
@@ -18,7 +18,7 @@ pub fn text(report: &Report) -> String {
         "Each figure is measured: the same C programs over two builds of the library, {} alternating rounds, medians\n\
          over the rounds. The ratio is the library's time for an operation over the baseline's, of the p50 of round\n\
          trips and of rates: above 1 the library is slower. It is the median of the ratios of the rounds, with its\n\
-         95% interval by ranks (the sign test's, which assumes no distribution; none of fewer than {} rounds).\n\
+         95% interval by ranks (from the sign test, which assumes no distribution; not for fewer than {} rounds).\n\
          Library: {}\nBaseline: {}\n{}\n\n{}",
         report.rounds,
         Ratio::ROUNDS_MIN,
@@ -63,7 +63,7 @@ fn figure(report: &Report, point: Point, transport: Transport) -> String {
     report.cell(point, transport, value, write)
 }
 
-/// The interval, where there are rounds enough for one.
+/// Returns the interval, if there are enough rounds for one.
 fn interval(ratio: Option<Ratio>) -> String {
     match ratio {
         Some(Ratio { interval: [low, high], rounds: Ratio::ROUNDS_MIN.., .. }) => format!("{low:.3} to {high:.3}"),

@@ -1,4 +1,4 @@
-//! The plots of `bench sockets`: which series go into which figure.
+//! The plots of `bench sockets`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use crate::launch::Transport;
 
 const TRANSPORTS: [Transport; 4] =
     [Transport::KernelTcp, Transport::KernelTcpSpinning, Transport::AfUnix, Transport::Crosslane];
-/// The message whose distribution is drawn: the smallest that programs care about.
+/// Size of the message whose distribution is drawn: the smallest that is common.
 const CDF_SIZE_BYTES: u64 = 8;
 
-/// Writes the plots of what was measured and returns their paths.
+/// Writes the plots of the measurements and returns their paths.
 pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<Vec<PathBuf>> {
     let mut figures = vec![
         ("round-trip-blocking.svg", round_trips(report, Experiment::RoundTripBlocking, "blocking send and recv")),
@@ -36,7 +36,7 @@ fn style(transport: Transport) -> Style {
     }
 }
 
-/// One value of each row of an experiment, by size.
+/// Returns one value of each row of an experiment, by size.
 fn by_size(
     report: &Report,
     experiment: Experiment,
@@ -105,9 +105,9 @@ fn distribution(measured: &Measured) -> Result<Figure> {
     })
 }
 
-/// A floor as a level line over the sizes of `beside`.
-fn floor(title: &str, beside: &[(f64, f64)]) -> Option<Series> {
-    let level = median(beside.iter().map(|(_, value)| *value))?;
-    let points = beside.iter().map(|(size, _)| (*size, level)).collect();
+/// Returns a floor as a horizontal line over the sizes of `values`.
+fn floor(title: &str, values: &[(f64, f64)]) -> Option<Series> {
+    let level = median(values.iter().map(|(_, value)| *value))?;
+    let points = values.iter().map(|(size, _)| (*size, level)).collect();
     Some(Series { title: format!("floor: {title}"), style: Style::floor(), points })
 }

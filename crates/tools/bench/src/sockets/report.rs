@@ -1,31 +1,31 @@
-//! The report of `bench sockets`: rows with their ratios, as JSON and as text.
+//! The report of `bench sockets`: rows with their ratios, as JSON.
 
 use anyhow::Result;
 use clap::ValueEnum;
 use machine::Machine;
 use serde::Serialize;
-use stats::{Latencies, Quantiles, Ratio, Table, median, median_ratio, ratios};
+use stats::{Latencies, Quantiles, Ratio, median, median_ratio, ratios};
 use units::NONE;
 
-use super::{Cell, Clients, Experiment, Failure, Measured, Options, Plan, Point, comparison};
-use crate::floors::{Beside, FloorSummary};
+use super::{Cell, Clients, Experiment, Failure, Measured, Options, Plan, Point};
+use crate::floors::{FloorSample, FloorSummary};
 use crate::launch::{Libraries, Transport};
 
 pub const SCHEMA: &str = "crosslane.bench.sockets/1";
 
-/// Everything a run found.
+/// The results of a run.
 #[derive(Serialize)]
 pub struct Report {
     pub schema: &'static str,
-    /// What every number here is.
+    /// Provenance of every number.
     pub kind: &'static str,
     pub command: String,
-    /// What was loaded: with a baseline, two builds were compared with each other.
+    /// The libraries loaded; with a baseline, two builds were compared.
     pub libraries: Libraries,
     pub machine: Machine,
     pub rounds: u32,
     pub sample_ms: u64,
-    /// Of connections at once.
+    /// Clients of the experiment with simultaneous connections.
     pub clients: Clients,
     pub floors: FloorSummary,
     pub rows: Vec<Row>,
@@ -45,20 +45,21 @@ pub struct Row {
     pub rate_per_s: Option<f64>,
     pub rate_unit: Option<&'static str>,
     pub rate_per_s_by_round: Vec<f64>,
-    /// The cache line's round trip beside these samples.
+    /// Median of the cache line round trips next to these samples.
     pub cache_line_rtt_ns_p50: Option<f64>,
-    /// p50 over that floor, round by round.
+    /// Ratio of the p50 to that floor, round by round.
     pub p50_over_cache_line: Option<f64>,
     pub copy_pipeline_bytes_per_s: Option<f64>,
-    /// The rate as a share of that floor, round by round.
+    /// Ratio of the rate to that floor, round by round.
     pub rate_over_copy_pipeline: Option<f64>,
-    /// How many times lower the p50 is than over blocking kernel TCP, round by round.
+    /// Ratio of the p50 of blocking kernel TCP to this p50, round by round.
     pub p50_times_below_kernel_tcp: Option<f64>,
-    /// How many times higher the rate is than over blocking kernel TCP, round by round.
+    /// Ratio of this rate to that of blocking kernel TCP, round by round.
     pub rate_times_kernel_tcp: Option<f64>,
-    /// The rate as a share of that over AF_UNIX, round by round.
+    /// Ratio of this rate to that over AF_UNIX, round by round.
     pub rate_over_af_unix: Option<f64>,
-    /// The time of an operation over the baseline's: of the p50s, else of one over the rates. Above 1 is slower.
+    /// Ratio of the time of an operation to that with the baseline: of the p50s, otherwise of the inverse rates. Above
+    /// 1 is slower.
     pub time_over_baseline: Option<Ratio>,
 }
 
@@ -72,14 +73,14 @@ impl Cell {
     }
 
     fn cache_lines(&self) -> Vec<f64> {
-        self.rounds.iter().filter_map(|sample| Some(sample.beside.cache_line?.rtt_ns_p50)).collect()
+        self.rounds.iter().filter_map(|sample| Some(sample.floors.cache_line?.rtt_ns_p50)).collect()
     }
 
     fn copy_pipelines(&self) -> Vec<f64> {
-        self.rounds.iter().filter_map(|sample| Some(sample.beside.copy_pipeline?.bytes_per_s)).collect()
+        self.rounds.iter().filter_map(|sample| Some(sample.floors.copy_pipeline?.bytes_per_s)).collect()
     }
 
-    /// All rounds as one distribution.
+    /// Returns all rounds as one distribution.
     pub(super) fn merged(&self) -> Result<Option<Latencies>> {
         let mut all: Option<Latencies> = None;
         for latencies in self.rounds.iter().filter_map(|sample| sample.latencies.as_ref()) {
@@ -91,7 +92,7 @@ impl Cell {
         Ok(all)
     }
 
-    /// Medians of each round's quantiles; the maximum and the count are of all rounds.
+    /// Returns the medians of the rounds' quantiles; the maximum and the count are those of all rounds.
     fn quantiles(&self) -> Option<Quantiles> {
         let rounds: Vec<Quantiles> =
             self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantiles())).collect();
@@ -147,8 +148,8 @@ fn ratio(over: &[f64], under: &[f64]) -> Option<Ratio> {
 
 impl Report {
     pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: &Measured) -> Result<Self> {
-        let beside: Vec<Beside> =
-            measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
+        let samples: Vec<FloorSample> =
+            measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.floors)).collect();
         Ok(Self {
             schema: SCHEMA,
             kind: "measured",
@@ -158,7 +159,7 @@ impl Report {
             rounds: plan.rounds,
             sample_ms: plan.sample_ms,
             clients: plan.clients,
-            floors: FloorSummary::of(&beside, &measured.syscalls_ns),
+            floors: FloorSummary::of(&samples, &measured.syscalls_ns),
             rows: measured.cells.iter().map(|cell| cell.row(measured)).collect(),
             failures: measured.failures.clone(),
         })
@@ -171,7 +172,7 @@ impl Report {
         self.rows.iter().find(wanted)
     }
 
-    /// The sizes of an experiment, in the order they were measured.
+    /// Returns the sizes of an experiment in the order of measurement.
     pub(super) fn sizes(&self, experiment: Experiment) -> Vec<u64> {
         let mut sizes: Vec<u64> =
             self.rows.iter().filter(|row| row.experiment == experiment).map(|row| row.size_bytes).collect();
@@ -179,41 +180,7 @@ impl Report {
         sizes
     }
 
-    /// The report for a person.
-    pub fn text(&self) -> String {
-        let mut text = if self.libraries.baseline.is_some() { comparison::text(self) } else { self.transports_text() };
-        text += &format!("\n{}\n", self.floors.sentence());
-        for failure in &self.failures {
-            text += &format!("failed: {}: {}\n", failure.title(), failure.error);
-        }
-        text
-    }
-
-    fn transports_text(&self) -> String {
-        let mut text = format!(
-            "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over\n\
-             the rounds (max: of all). \"x floor\" is against one cache line bounced between the same two cores\n\
-             beside each sample. --json has every quantile of every transport.\n{}\n",
-            self.rounds,
-            self.machine.sentence()
-        );
-        for experiment in Experiment::value_variants() {
-            let table = match experiment {
-                Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => self.round_trips(*experiment),
-                Experiment::MessageRate => self.rates(*experiment, units::rate),
-                Experiment::Bulk => self.rates(*experiment, units::gigabytes),
-                Experiment::Connects | Experiment::ConnectsEpoll | Experiment::ConnectsAtOnce => {
-                    self.connects(*experiment)
-                }
-            };
-            if !self.sizes(*experiment).is_empty() {
-                text += &format!("\n{}\n\n{}", self.heading(*experiment), table.render());
-            }
-        }
-        text
-    }
-
-    /// What an experiment does, and the unit of its figures.
+    /// Returns the operation of an experiment and the unit of its figures.
     pub(super) fn heading(&self, experiment: Experiment) -> String {
         format!("{}: {}", capital(experiment.title()), self.explained(experiment))
     }
@@ -234,101 +201,7 @@ impl Report {
         }
     }
 
-    fn round_trips(&self, experiment: Experiment) -> Table {
-        let header = [
-            "size",
-            "p50",
-            "p99",
-            "p99.9",
-            "max",
-            "p50",
-            "p99",
-            "p50",
-            "p99",
-            "p50",
-            "p99",
-            "p99.9",
-            "max",
-            "x floor",
-            "TCP / this",
-        ];
-        let groups = [("", 1), ("kernel TCP", 4), ("TCP spinning", 2), ("AF_UNIX", 2), ("Crosslane", 6)];
-        let mut table = Table::numeric(header).groups(groups);
-        for size_bytes in self.sizes(experiment) {
-            let point = Point { experiment, size_bytes };
-            let row = |transport| self.row(point, transport);
-            let cells = |transport: Transport, whole: bool| {
-                let latency = row(transport).and_then(|row| row.latency.as_ref());
-                let field = |of: fn(&Quantiles) -> f64| self.cell(point, transport, latency.map(of), units::micros);
-                let mut cells = vec![field(|latency| latency.p50_ns), field(|latency| latency.p99_ns)];
-                if whole {
-                    cells.extend([field(|latency| latency.p999_ns), field(|latency| latency.max_ns)]);
-                }
-                cells
-            };
-            let crosslane = row(Transport::Crosslane);
-            let mut line = vec![units::size(size_bytes)];
-            line.extend(cells(Transport::KernelTcp, true));
-            line.extend(cells(Transport::KernelTcpSpinning, false));
-            line.extend(cells(Transport::AfUnix, false));
-            line.extend(cells(Transport::Crosslane, true));
-            line.push(units::times(crosslane.and_then(|row| row.p50_over_cache_line)));
-            line.push(units::times(crosslane.and_then(|row| row.p50_times_below_kernel_tcp)));
-            table.row(line);
-        }
-        table
-    }
-
-    fn rates(&self, experiment: Experiment, write: fn(Option<f64>) -> String) -> Table {
-        let floor = experiment == Experiment::Bulk;
-        let mut header = vec!["size", "kernel TCP", "TCP spinning", "AF_UNIX", "Crosslane", "this / TCP"];
-        if floor {
-            header.extend(["copy floor", "of floor"]);
-        }
-        let mut table = Table::numeric(header);
-        for size_bytes in self.sizes(experiment) {
-            let point = Point { experiment, size_bytes };
-            let mut line = vec![units::size(size_bytes)];
-            for transport in experiment.transports() {
-                let rate = self.row(point, *transport).and_then(|row| row.rate_per_s);
-                line.push(self.cell(point, *transport, rate, write));
-            }
-            let crosslane = self.row(point, Transport::Crosslane);
-            line.push(units::times(crosslane.and_then(|row| row.rate_times_kernel_tcp)));
-            if floor {
-                let beside = |transport| self.row(point, transport).and_then(|row| row.copy_pipeline_bytes_per_s);
-                line.push(units::gigabytes(beside(Transport::Crosslane).or_else(|| beside(Transport::KernelTcp))));
-                line.push(units::percent(crosslane.and_then(|row| row.rate_over_copy_pipeline)));
-            }
-            table.row(line);
-        }
-        table
-    }
-
-    fn connects(&self, experiment: Experiment) -> Table {
-        let header = ["", "rate", "p50 µs", "p99", "p99.9", "max", "this / TCP", "this / AF_UNIX"];
-        let mut table = Table::numeric(header);
-        for size_bytes in self.sizes(experiment) {
-            for transport in experiment.transports() {
-                let point = Point { experiment, size_bytes };
-                let row = self.row(point, *transport);
-                let latency = row.and_then(|row| row.latency.as_ref());
-                table.row(vec![
-                    transport.title().to_owned(),
-                    self.cell(point, *transport, row.and_then(|row| row.rate_per_s), units::rate),
-                    units::micros(latency.map(|latency| latency.p50_ns)),
-                    units::micros(latency.map(|latency| latency.p99_ns)),
-                    units::micros(latency.map(|latency| latency.p999_ns)),
-                    units::micros(latency.map(|latency| latency.max_ns)),
-                    units::times(row.and_then(|row| row.rate_times_kernel_tcp)),
-                    units::times(row.and_then(|row| row.rate_over_af_unix)),
-                ]);
-            }
-        }
-        table
-    }
-
-    /// A number, or what stands for its absence: a failure must not look like something that was not asked for.
+    /// Returns a number, or the reason for its absence: a failure must differ from an experiment that was not selected.
     pub(super) fn cell(
         &self,
         point: Point,
@@ -350,7 +223,7 @@ fn capital(title: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// The command that would make this report again.
+/// Returns the command that produces this report.
 fn command(options: &Options) -> String {
     let mut command = "crosslane bench sockets".to_owned();
     if options.json {

@@ -7,7 +7,7 @@ use plot::{Axis, Color, Figure, Series, Style};
 use stats::median;
 
 use super::report::{Report, Row};
-use super::{Experiment, Way};
+use super::{DataPath, Experiment};
 
 /// Writes all plots and returns their paths.
 pub fn write(directory: &Path, report: &Report) -> Result<Vec<PathBuf>> {
@@ -22,23 +22,23 @@ pub fn write(directory: &Path, report: &Report) -> Result<Vec<PathBuf>> {
     plot::write_svgs(directory, &figures)
 }
 
-fn style(way: Way) -> Style {
-    match way {
-        Way::KernelTcp => Style::line(Color::Vermilion),
-        Way::AfUnix => Style::line(Color::Blue),
-        Way::DirectLane => Style::line(Color::Orange),
-        Way::WindowDirect => Style::line(Color::Green),
-        Way::WindowProxy => Style::line(Color::Green).wide(),
+fn style(path: DataPath) -> Style {
+    match path {
+        DataPath::KernelTcp => Style::line(Color::Vermilion),
+        DataPath::AfUnix => Style::line(Color::Blue),
+        DataPath::DirectLane => Style::line(Color::Orange),
+        DataPath::WindowDirect => Style::line(Color::Green),
+        DataPath::WindowProxy => Style::line(Color::Green).wide(),
     }
 }
 
 fn lines(report: &Report, experiment: Experiment, value: impl Fn(&Row) -> Option<f64>) -> Vec<Series> {
-    let series = |way: &Way| {
-        let point = |size_bytes: &u64| Some((*size_bytes as f64, value(report.row(experiment, *size_bytes, *way)?)?));
+    let series = |path: &DataPath| {
+        let point = |size_bytes: &u64| Some((*size_bytes as f64, value(report.row(experiment, *size_bytes, *path)?)?));
         let points: Vec<(f64, f64)> = report.sizes(experiment).iter().filter_map(point).collect();
-        (!points.is_empty()).then(|| Series { title: way.title().to_owned(), style: style(*way), points })
+        (!points.is_empty()).then(|| Series { title: path.title().to_owned(), style: style(*path), points })
     };
-    experiment.ways().iter().filter_map(series).collect()
+    experiment.paths().iter().filter_map(series).collect()
 }
 
 fn round_trips(report: &Report, title: &str, value: impl Fn(&Row) -> Option<f64>) -> Figure {
@@ -52,14 +52,15 @@ fn timed(report: &Report) -> Figure {
     let experiment = Experiment::TimedRoundTrip;
     let mut series = lines(report, experiment, |row| Some(row.latency.as_ref()?.p50_ns / 1e3));
     series.extend(level("modelled: the wire alone", Some(2.0 * super::ONE_WAY_NS / 1e3), &report.sizes(experiment)));
-    figure("Round trip over gen3x16, 500 ns one way: p50", "message size", "round trip (µs)", series)
+    figure("Round trip over gen3x16, 500 ns one path: p50", "message size", "round trip (µs)", series)
 }
 
 fn bulk(report: &Report) -> Figure {
     let experiment = Experiment::Bulk;
     let mut series = lines(report, experiment, |row| Some(row.bytes_per_s? / 1e9));
-    let mapping =
-        |size: &u64| Some((*size as f64, report.row(experiment, *size, Way::KernelTcp)?.mapping_bytes_per_s? / 1e9));
+    let mapping = |size: &u64| {
+        Some((*size as f64, report.row(experiment, *size, DataPath::KernelTcp)?.mapping_bytes_per_s? / 1e9))
+    };
     let points = report.sizes(experiment).iter().filter_map(mapping).collect();
     series.push(Series { title: "memcpy into a mapping".to_owned(), style: Style::floor(), points });
     figure("Bulk between nodes by write size", "write size", "rate (GB/s)", series)

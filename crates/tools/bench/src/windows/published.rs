@@ -1,47 +1,47 @@
-//! What NTSocks (CoNEXT 2022) published, and what follows from it.
+//! Figures that NTSocks (CoNEXT 2022) published, and figures derived from them.
 
 use serde::Serialize;
 
-/// Round trip of 8 bytes of the prototype, over a bridge of PCIe 3.0 with 16 lanes.
+/// Round trip of 8 bytes of the prototype, over a PCIe 3.0 bridge with 16 lanes.
 pub const RTT_8_NS: f64 = 1060.0;
-/// The same of 4 KiB.
+/// Round trip of 4 KiB of the prototype.
 pub const RTT_4K_NS: f64 = 7050.0;
-/// How many times lower its ping-pong was than over the Linux TCP of its machines.
+/// Ratio of the ping-pong over the Linux TCP of its machines to that of the prototype.
 pub const TIMES_BELOW_TCP: f64 = 20.4;
-/// How many times lower than over RDMA sockets.
+/// Ratio of the ping-pong over RDMA sockets to that of the prototype.
 pub const TIMES_BELOW_RDMA: f64 = 2.3;
-/// A round trip of RDMA without software.
+/// Round trip of RDMA without software.
 pub const RDMA_RTT_NS: f64 = 1600.0;
 
-/// The round trip that the published ratio leaves for RDMA sockets: the wire's and their software's.
+/// Round trip of RDMA sockets that follows from the published ratio: wire and software.
 pub const RDMA_SOCKETS_NS: f64 = TIMES_BELOW_RDMA * RTT_8_NS;
 
-/// What the table rests on, in words.
+/// An assumption of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Assumption {
     /// `published`, `modelled` or `measured`.
     pub kind: &'static str,
-    /// What.
+    /// The assumption.
     pub what: String,
 }
 
-/// All of them.
+/// Returns all assumptions.
 pub fn assumptions() -> Vec<Assumption> {
     let say = |kind, what: String| Assumption { kind, what };
     vec![
         say(
             "modelled",
-            "the wire: PCIe 3.0 x16, 500 ns one way, so 1.0 us a round trip; stores are held back for so long".into(),
+            "the wire: PCIe 3.0 x16, 500 ns one way, so 1.0 us a round trip; stores are delayed by this".into(),
         ),
         say(
             "modelled",
-            "its rate: packets of at most 256 B and 24 B more, one after the other, whoever writes; a lane stores 8 B \
-             in one of them, and its credit goes back in another"
+            "its rate: packets of at most 256 B plus 24 B, one after the other, from any writer; a lane stores 8 B in \
+             one of them, and its credit returns in another"
                 .into(),
         ),
         say(
             "measured",
-            "on top of it: all software, on this machine, whose processors are not those of the paper".into(),
+            "in addition: all software, on this machine, whose processors differ from those of the paper".into(),
         ),
         say(
             "published",
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_software_of_rdma_sockets_is_what_the_published_ratio_leaves() {
+    fn the_software_of_rdma_sockets_follows_from_the_published_ratio() {
         assert!((RDMA_SOCKETS_NS - 2438.0).abs() < 1.0 && RDMA_SOCKETS_NS > RDMA_RTT_NS);
         assert!(assumptions().iter().all(|one| ["published", "modelled", "measured"].contains(&one.kind)));
     }

@@ -1,4 +1,4 @@
-//! Racks that the benchmark brings up for itself, and takes down whatever happens.
+//! Racks that the benchmark brings up, and takes down on every exit.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,26 +8,26 @@ use anyhow::{Context, Result, anyhow};
 use rack::{Backend, Class, LinkTiming, Partitions, Proxy, Rack, Timing, Trust};
 use serde::Deserialize;
 
-use crate::launch::{Ends, Launcher, NODE_A};
-use crate::process::{self, Farewell, Guard, Words};
+use crate::launch::{Endpoints, Launcher, NODE_A};
+use crate::process::{self, ChildGuard, CleanupCommand, CommandSpec};
 
-/// How long `crosslane up` may take.
+/// Time limit of `crosslane up`.
 const UP_LIMIT: Duration = Duration::from_secs(60);
-/// How long a monitor may take to answer.
+/// Time limit of a monitor's response.
 const STATUS_LIMIT: Duration = Duration::from_secs(10);
-/// What `up` says of a rack whose programs do not get what its file asks for.
+/// Text that `up` prints if the programs of a rack do not get what its file requests.
 const NO_EFFECT: &str = "has no effect";
 
-/// What a rack is for.
+/// A kind of rack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Windows as fast as the memory, written by proxies.
+pub enum RackKind {
+    /// Windows with the speed of memory, written by proxies.
     Proxy,
-    /// The same, written by the programs themselves.
+    /// Windows with the speed of memory, written by the programs themselves.
     Direct,
-    /// Windows behind a modelled link, written by proxies.
+    /// Windows over a modelled link, written by proxies.
     TimedProxy,
-    /// The same, written by the programs themselves.
+    /// Windows over a modelled link, written by the programs themselves.
     TimedDirect,
     /// One partition, without slices.
     Unsliced,
@@ -35,7 +35,7 @@ pub enum Kind {
     Sliced,
 }
 
-impl Kind {
+impl RackKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Proxy => "proxy",
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// The rack: an example with what makes this kind.
+    /// Returns the rack: an example with the settings of this kind.
     pub fn rack(self) -> Rack {
         let is_timed = matches!(self, Self::TimedProxy | Self::TimedDirect);
         let is_direct = matches!(self, Self::Direct | Self::TimedDirect);
@@ -67,38 +67,38 @@ impl Kind {
     }
 }
 
-/// A rack that is up. It goes down when this is dropped, or when we are told to stop.
-pub struct UpRack {
+/// A rack that is up. It is taken down on drop and on a signal.
+pub struct RunningRack {
     program: PathBuf,
     file: PathBuf,
     environment: Vec<(OsString, OsString)>,
-    /// Why its programs do not get what its file asks for, if they do not.
+    /// Why its programs do not get what its file requests, if they do not.
     pub missing: Option<String>,
-    _down: Farewell,
+    _down: CleanupCommand,
 }
 
-impl UpRack {
-    /// Brings one up, in the launcher's own directory.
-    pub fn up(launcher: &Launcher, kind: Kind) -> Result<Self> {
+impl RunningRack {
+    /// Brings up a rack in the launcher's own directory.
+    pub fn up(launcher: &Launcher, kind: RackKind) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         let file = launcher.scratch().join(format!("{}.toml", kind.name()));
         std::fs::write(&file, kind.rack().to_string()).with_context(|| format!("writing {}", file.display()))?;
         let environment = vec![(OsString::from("CROSSLANE_RACK"), launcher.scratch().join("racks").into_os_string())];
-        let words = |verb: &str| Words {
-            words: vec![program.clone().into(), verb.into(), "--rack".into(), file.clone().into()],
+        let words = |verb: &str| CommandSpec {
+            arguments: vec![program.clone().into(), verb.into(), "--rack".into(), file.clone().into()],
             environment: environment.clone(),
         };
-        let down = Farewell::new(words("down"));
-        // Monitors and proxies run off the cores of the programs, where there are enough.
-        let mut up = process::off_cores(launcher.cores, || Guard::spawn(words("up").command(), None))??;
+        let down = CleanupCommand::new(words("down"));
+        // Monitors and proxies do not run on the cores of the programs, if there are enough cores.
+        let mut up = process::off_cores(launcher.cores, || ChildGuard::spawn(words("up").command(), None))??;
         up.complete(UP_LIMIT)?;
-        let said = up.said();
-        let missing = said.contains(NO_EFFECT).then(|| said.trim_start_matches(": crosslane: ").to_owned());
+        let stderr = up.stderr_summary();
+        let missing = stderr.contains(NO_EFFECT).then(|| stderr.trim_start_matches(": crosslane: ").to_owned());
         Ok(Self { program, file, environment, missing, _down: down })
     }
 
-    /// A server in node a and a client in node b.
-    pub fn ends(&self) -> Ends {
+    /// Returns the endpoints: a server in node a and a client in node b.
+    pub fn endpoints(&self) -> Endpoints {
         let words = |node: &str| {
             let run = ["run", "--require-lane", "--node", node, "--rack"].map(OsString::from);
             let mut words = vec![self.program.clone().into_os_string()];
@@ -107,39 +107,39 @@ impl UpRack {
             words
         };
         let (server, client) = (words("a"), words("b"));
-        Ends { server, client, address: format!("{NODE_A}:0"), environment: self.environment.clone() }
+        Endpoints { server, client, address: format!("{NODE_A}:0"), environment: self.environment.clone() }
     }
 
-    /// What each node's proxy says that it has done.
-    pub fn counts(&self) -> Result<Vec<Counts>> {
+    /// Returns the counters of each node's proxy.
+    pub fn counts(&self) -> Result<Vec<ProxyCounters>> {
         let words = ["stat", "--json", "--rack"].map(OsString::from);
         let mut command = vec![self.program.clone().into_os_string()];
         command.extend(words);
         command.push(self.file.clone().into_os_string());
-        let stat = Words { words: command, environment: self.environment.clone() };
-        let lines = Guard::spawn(stat.command(), None)?.finish(STATUS_LIMIT)?;
+        let stat = CommandSpec { arguments: command, environment: self.environment.clone() };
+        let lines = ChildGuard::spawn(stat.command(), None)?.finish(STATUS_LIMIT)?;
         let stat: Stat = serde_json::from_str(&lines.join("\n")).context("reading `crosslane stat --json`")?;
         if stat.proxies.is_empty() {
-            Err(anyhow!("no monitor of {} answers", self.file.display()))
+            Err(anyhow!("no monitor of {} responds", self.file.display()))
         } else {
             Ok(stat.proxies)
         }
     }
 }
 
-/// What of `crosslane stat --json` is of interest here.
+/// The part of `crosslane stat --json` that is used here.
 #[derive(Deserialize)]
 struct Stat {
     #[serde(default)]
-    proxies: Vec<Counts>,
+    proxies: Vec<ProxyCounters>,
 }
 
-/// What a proxy has done.
+/// Counters of a proxy.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Counts {
-    /// Its node.
+pub struct ProxyCounters {
+    /// Name of the node.
     pub node: String,
-    /// Bytes that it sent.
+    /// Bytes sent.
     pub bytes_sent: u64,
     /// Copies of each byte sent that the node makes.
     pub copies_per_byte_sent: Option<f64>,
@@ -147,12 +147,12 @@ pub struct Counts {
     pub copies_per_byte_received: Option<f64>,
     /// Frames sent.
     pub frames_sent: u64,
-    /// How many of them the peer was shown at once.
+    /// Average number of frames made visible to the peer at once.
     #[serde(default)]
     pub frames_per_publish: Option<f64>,
-    /// Times that the peer was rung.
+    /// Number of doorbells of the peer that were rung.
     pub rings_peer: u64,
-    /// Times without credit.
+    /// Number of times without credit.
     pub stalls: u64,
 }
 
@@ -161,8 +161,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_a_rack_that_a_file_can_say() {
-        for kind in [Kind::Proxy, Kind::Direct, Kind::TimedProxy, Kind::TimedDirect, Kind::Unsliced, Kind::Sliced] {
+    fn each_kind_of_rack_survives_its_file_form() {
+        for kind in [
+            RackKind::Proxy,
+            RackKind::Direct,
+            RackKind::TimedProxy,
+            RackKind::TimedDirect,
+            RackKind::Unsliced,
+            RackKind::Sliced,
+        ] {
             let text = kind.rack().to_string();
             let read = rack::RackFile::parse(std::path::Path::new("r.toml"), text.as_bytes()).unwrap();
             assert_eq!(read.rack, kind.rack(), "{text}");
