@@ -1,14 +1,14 @@
-//! Checks of parsed values, and what they report.
+//! Checks of parsed values, and their errors.
 
-/// Bytes of a name, at most: names are parts of Unix socket paths, which are short.
+/// Longest name in bytes: names are parts of paths of Unix sockets, which are short.
 const NAME_BYTES_MAX: usize = 24;
 
 /// A key whose value was refused.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InvalidKey {
-    /// Path of the key, as in `nodes[1].name`.
+    /// Path of the key, such as `nodes[1].name`.
     pub key: String,
-    /// What is wrong and what would be right.
+    /// The defect and the remedy.
     pub what: String,
 }
 
@@ -25,7 +25,7 @@ pub type CheckResult = Result<(), InvalidKey>;
 /// Checks that the value of `key` can be part of a path and of a line of output; `example` is a valid name.
 ///
 /// # Errors
-/// When it has other characters, or too many.
+/// The name has other characters, or too many.
 pub fn check_name(key: &str, name: &str, example: &str) -> CheckResult {
     let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_good = name.bytes().all(is_allowed) && name.starts_with(|first: char| first.is_ascii_alphanumeric());

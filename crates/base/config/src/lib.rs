@@ -1,11 +1,11 @@
-//! Configuration files in TOML. Every error is one line that names the file, the line, the key and the value, and says
-//! what would be right.
+//! Configuration files in TOML. Every error is one line that names the file, the line, the key, the value and the
+//! remedy.
 //!
 //! * [`read`] and [`parse`] deserialize a whole file; [`nanoseconds`], [`bytes`] and [`meters`] are for serde's
 //!   `deserialize_with` and accept a number or a text with a unit.
 //! * [`read_bytes`], [`utf8`], [`check_version`] and [`parse_described`] are the steps of reading a file that describes
 //!   a deployment: its size is bounded and its version is checked before its keys.
-//! * [`InvalidKey`] is what a check of the parsed values reports; [`message_at`] finds the line of its key.
+//! * [`InvalidKey`] is the error of a check of parsed values; [`message_at`] finds the line of its key.
 
 mod invalid_key;
 mod quantity;
@@ -19,7 +19,7 @@ use toml::de::{DeTable, DeValue};
 pub use invalid_key::{CheckResult, InvalidKey, check_name};
 pub use quantity::{bytes, bytes_or_word, meters, nanoseconds};
 
-/// Bytes of a file that describes a deployment, at most.
+/// Largest file that describes a deployment, in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a configuration file was refused.
@@ -28,7 +28,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("{file}: {reason}; check the path")]
     Unreadable {
-        /// Its path.
+        /// Path of the file.
         file: String,
         /// The operating system's error.
         reason: String,
@@ -36,11 +36,11 @@ pub enum ConfigError {
     /// The file is not TOML, or a key is missing, unknown or has an invalid value.
     #[error("{file}, {location}: {what}")]
     Invalid {
-        /// Its path.
+        /// Path of the file.
         file: String,
         /// The line and the key, as far as they are known.
         location: String,
-        /// What is wrong and what would be right.
+        /// The defect and the remedy.
         what: String,
     },
 }
@@ -129,13 +129,13 @@ pub fn message_at(file: &str, text: &str, key: &str, what: &str) -> String {
     }
 }
 
-/// Checks that a text says `version = VERSION`. Files of another release may have keys that this one does not know, so
+/// Checks that a text has `version = VERSION`. Files of another release may have keys that this one does not know, so
 /// the version is checked before the rest. `example` is the command that prints a file of this release.
 ///
 /// # Errors
 /// One line with file, line, key and value.
 pub fn check_version(file: &str, text: &str, version: u32, example: &str) -> Result<(), String> {
-    // A text that is not TOML is refused later, with a better message.
+    // The parser refuses a text that is not TOML, with a better message.
     let Ok(table) = DeTable::parse(text) else { return Ok(()) };
     let example = format!("a file of this release begins as '{example}' prints it");
     let Some(found) = table.get_ref().get("version") else {
@@ -152,7 +152,7 @@ pub fn check_version(file: &str, text: &str, version: u32, example: &str) -> Res
     Err(message_at(file, text, "version", &what))
 }
 
-/// Returns the line, from 1, that sets `key`, or of the nearest table or value that encloses it.
+/// Returns the line, from 1, that sets `key`, or that of the nearest enclosing table or value.
 pub fn line_of(text: &str, key: &str) -> Option<usize> {
     let document = DeTable::parse(text).ok()?;
     let mut segments = key.split(['.', '[']).map(|segment| segment.trim_end_matches(']'));

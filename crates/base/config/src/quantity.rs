@@ -52,7 +52,7 @@ pub fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error
     whole(deserializer.deserialize_any(Quantity(&BYTES))?)
 }
 
-/// Deserializes a whole number of bytes, or `word`, which yields `None` and stands for a size that is known elsewhere.
+/// Deserializes a whole number of bytes, or `word`, which yields `None` and represents a size that is known elsewhere.
 ///
 /// # Errors
 /// For any other value.

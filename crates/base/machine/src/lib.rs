@@ -11,7 +11,7 @@ pub use cores::{CorePair, in_cpu_list};
 /// The commit that the program was built from, with `-dirty` if files had changed since. `unknown` outside a
 /// repository.
 pub const COMMIT: &str = env!("CROSSLANE_COMMIT");
-/// The version of the program, with the commit where it is known.
+/// The version of the program, with the commit if it is known.
 pub const VERSION: &str = env!("CROSSLANE_VERSION");
 
 /// The machine and the build, as a report states them.
@@ -19,13 +19,13 @@ pub const VERSION: &str = env!("CROSSLANE_VERSION");
 pub struct Machine {
     /// Model name of the processor.
     pub cpu: String,
-    /// CorePair this process may use.
+    /// Number of cores that this process may use.
     pub cores: usize,
     /// Whether it runs under a hypervisor.
     pub virtual_machine: bool,
     /// Release of Linux.
     pub kernel: String,
-    /// Memory, where it is known.
+    /// Memory in units of 2^30 bytes, if it is known.
     pub memory_gib: Option<f64>,
     /// The cores that the measuring processes are pinned to, if any.
     pub cores_used: Option<CorePair>,
@@ -35,6 +35,7 @@ pub struct Machine {
     pub commit: &'static str,
 }
 
+/// Largest load average of an idle machine.
 const LOAD_QUIET_MAX: f64 = 0.5;
 
 impl Machine {
@@ -74,7 +75,8 @@ impl Machine {
     pub fn busy_warning(&self) -> Option<String> {
         let load = self.load_1m_before.filter(|load| *load > LOAD_QUIET_MAX)?;
         Some(format!(
-            "the load average was {load:.2} before the run: others share these cores, and the figures move with them"
+            "the load average was {load:.2} before the run: other processes use these cores, and the figures vary with \
+             them"
         ))
     }
 }
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_is_warned_about() {
+    fn a_busy_machine_causes_a_warning() {
         let machine = Machine { load_1m_before: Some(3.0), ..Machine::describe(None) };
         assert!(machine.busy_warning().unwrap().contains("3.00"));
         assert_eq!(Machine { load_1m_before: Some(0.1), ..machine }.busy_warning(), None);

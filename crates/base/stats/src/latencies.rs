@@ -3,8 +3,10 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Steps of a tenth of a nanosecond: a cache line takes some 60 ns, which whole nanoseconds would round by 1%.
+/// Steps of the histogram, a tenth of a nanosecond: a cache line takes some 60 ns, which whole nanoseconds would round
+/// by 1%.
 const STEPS_PER_NS: f64 = 10.0;
+/// Largest latency of the histogram: 1000 s.
 const LATENCY_NS_MAX: f64 = 1e12;
 
 /// A histogram of latencies.
@@ -38,8 +40,8 @@ impl Default for Latencies {
 impl Latencies {
     /// Returns an empty histogram.
     pub fn new() -> Self {
-        let most = (LATENCY_NS_MAX * STEPS_PER_NS) as u64;
-        Self { counts: Histogram::new_with_bounds(1, most, 3).expect("the bounds are constants"), max_ns: 0.0 }
+        let max = (LATENCY_NS_MAX * STEPS_PER_NS) as u64;
+        Self { counts: Histogram::new_with_bounds(1, max, 3).expect("the bounds are constants"), max_ns: 0.0 }
     }
 
     /// Adds `count` operations that took `ns` each.
@@ -49,7 +51,7 @@ impl Latencies {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Sets the maximum, where it is known more exactly than its bucket.
+    /// Sets the maximum, if it is known more exactly than by its bucket.
     pub fn set_max(&mut self, ns: f64) {
         self.max_ns = ns;
     }
@@ -67,7 +69,7 @@ impl Latencies {
 
     /// Returns the latency that the share `quantile` (0 to 1) of operations did not exceed, in nanoseconds.
     pub fn quantile_ns(&self, quantile: f64) -> f64 {
-        // A bucket reports its upper edge, which may lie above the exact maximum.
+        // A bucket reports its upper edge, which may be above the exact maximum.
         (self.counts.value_at_quantile(quantile) as f64 / STEPS_PER_NS).min(self.max_ns)
     }
 
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_find_the_tail() {
+    fn quantiles_show_the_tail() {
         let mut latencies = Latencies::new();
         latencies.add(83.4, 9_890);
         latencies.add(1_000.0, 100);
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_latencies_are_kept_inside_the_range() {
+    fn latencies_out_of_range_are_clamped() {
         let mut latencies = Latencies::new();
         latencies.add(-1.0, 1);
         latencies.add(f64::INFINITY, 1);

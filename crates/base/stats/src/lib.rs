@@ -1,4 +1,4 @@
-//! Statistics of measurements, and how they are printed.
+//! Statistics of measurements, and tables to print them.
 
 mod latencies;
 mod median;

@@ -1,5 +1,5 @@
-//! Medians over rounds, and ratios taken within each round, so that a machine that drifts between rounds moves both
-//! sides.
+//! Medians over rounds, and ratios formed within each round, so that a drift of the machine between rounds affects both
+//! sides alike.
 
 use serde::Serialize;
 
@@ -25,7 +25,7 @@ pub fn median_ratio(over: &[f64], under: &[f64]) -> Option<f64> {
     median(ratios(over, under))
 }
 
-/// A ratio is known when its interval reaches at most this share of it to either side.
+/// A ratio is known precisely if its interval extends at most this share of it to either side.
 const RATIO_PRECISION: f64 = 0.05;
 
 /// A ratio of two figures of the same round, over all rounds.
@@ -33,15 +33,15 @@ const RATIO_PRECISION: f64 = 0.05;
 pub struct Ratio {
     /// The median; 0 without rounds.
     pub median: f64,
-    /// The 95% confidence interval of the median, by ranks. A ratio whose interval holds 1 is not distinguishable from
-    /// 1.
+    /// The 95% confidence interval of the median, by ranks. A ratio whose interval contains 1 is not distinguishable
+    /// from 1.
     pub interval: [f64; 2],
-    /// Number of rounds that have a ratio.
+    /// Number of rounds with a ratio.
     pub rounds: usize,
 }
 
 impl Ratio {
-    /// With fewer rounds there is no 95% interval; the least and the greatest ratio stand for it.
+    /// Fewest rounds for a 95% interval; with fewer, the interval is the smallest and the largest ratio.
     pub const ROUNDS_MIN: usize = 6;
 
     /// Returns the summary of the ratios of all rounds.
@@ -58,10 +58,10 @@ impl Ratio {
 }
 
 /// Returns the 95% confidence interval of the median by ranks (the sign test), which assumes nothing about the
-/// distribution that the independent values are drawn from. For fewer than [`Ratio::ROUNDS_MIN`] values, returns the
-/// least and the greatest. `None` without values.
+/// distribution of the independent values. For fewer than [`Ratio::ROUNDS_MIN`] values, returns the smallest and the
+/// largest. `None` without values.
 fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
-    const MISSED_ON_A_SIDE: f64 = 0.025;
+    const TAIL_PROBABILITY: f64 = 0.025;
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
@@ -70,7 +70,7 @@ fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
     while below < last / 2 {
         fewer_heads += heads_chance;
         heads_chance *= (count - below) as f64 / (below + 1) as f64;
-        if fewer_heads + heads_chance > MISSED_ON_A_SIDE {
+        if fewer_heads + heads_chance > TAIL_PROBABILITY {
             break;
         }
         below += 1;
@@ -83,25 +83,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_takes_the_middle_whatever_the_order() {
+    fn the_median_does_not_depend_on_the_order() {
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median([]), None);
     }
 
     #[test]
-    fn one_wild_round_does_not_move_the_median() {
+    fn one_outlier_does_not_move_the_median() {
         assert_eq!(median([10.0, 11.0, 9.0, 10.5, 4000.0]), Some(10.5));
     }
 
     #[test]
-    fn ratio_is_taken_within_each_round() {
-        // Both sides slow down tenfold in the second round: the ratio does not notice.
+    fn a_ratio_is_formed_within_each_round() {
+        // Both sides slow down tenfold in the second round, which does not change the ratio.
         assert_eq!(median_ratio(&[10.0, 100.0, 10.0], &[5.0, 50.0, 5.0]), Some(2.0));
     }
 
     #[test]
-    fn ratio_needs_a_round_on_both_sides() {
+    fn a_ratio_needs_a_round_on_both_sides() {
         assert_eq!(median_ratio(&[10.0], &[]), None);
         assert_eq!(median_ratio(&[10.0, 20.0], &[5.0]), Some(2.0));
         assert_eq!(median_ratio(&[10.0], &[0.0]), None);
@@ -124,6 +124,6 @@ mod tests {
     fn a_ratio_is_known_once_its_interval_is_narrow() {
         let of = |spread: f64| Ratio::of(&[2.0 - spread, 2.0, 2.0, 2.0, 2.0, 2.0 + spread]).is_known();
         assert_eq!([0.0, 0.09, 0.11].map(of), [true, true, false]);
-        assert!(!Ratio::of(&[2.0; 5]).is_known() && !Ratio::of(&[]).is_known(), "too few to say");
+        assert!(!Ratio::of(&[2.0; 5]).is_known() && !Ratio::of(&[]).is_known(), "too few rounds");
     }
 }

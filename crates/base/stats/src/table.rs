@@ -33,7 +33,7 @@ impl Table {
         Self { columns, groups: Vec::new(), is_ruled: false, rows: Vec::new() }
     }
 
-    /// Returns a table whose first column holds words and whose others hold numbers, with a rule under the header.
+    /// Returns a table with words in the first column and numbers in the others, and a rule under the header.
     pub fn numeric<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
         let aligns = std::iter::once(Align::Left).chain(std::iter::repeat(Align::Right));
         let columns = header.into_iter().map(Into::into).zip(aligns).collect();

@@ -1,4 +1,4 @@
-//! How quantities are written for people.
+//! Formats quantities with units for people.
 
 /// Formats a size exactly, in the largest unit that divides it: `8 KiB`, `1500 B`.
 pub fn size(bytes: u64) -> String {
@@ -17,7 +17,7 @@ pub fn bytes(count: u64) -> String {
     }
     let mut value = count as f64 / 1024.0;
     let mut unit = 0;
-    // What would round up to 1024.0 is 1.0 of the next unit.
+    // A value that would round up to 1024.0 is shown as 1.0 of the next unit.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -25,7 +25,7 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Formats a duration in its two largest units at most: `0s`, `59s`, `2m05s`, `3h07m`, `12d04h`.
+/// Formats a duration in at most two units: `0s`, `59s`, `2m05s`, `3h07m`, `12d04h`.
 pub fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -35,7 +35,7 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
-/// Stands in a table where there is no number.
+/// The text of a table cell without a number.
 pub const NONE: &str = "-";
 
 /// Formats a number with three significant digits and at most three decimals.
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_carry_three_digits() {
+    fn numbers_have_three_significant_digits() {
         assert_eq!(micros(Some(83.4)), "0.083");
         assert_eq!(micros(Some(1_234.0)), "1.23");
         assert_eq!(micros(Some(57_149.0)), "57.1");

@@ -3,15 +3,14 @@
 //! The workspace accesses such memory only through these items:
 //!
 //! * [`Region`]: a bounds-checked span of such memory. Words are accessed by atomic operations, bytes by opaque copies.
-//!   No reference to the memory is ever handed out, so the compiler may not assume anything about its contents.
+//!   A region never returns a reference to the memory, so the compiler assumes nothing about its contents.
 //! * [`Mapping`]: a `mmap`ed file that stays mapped as long as a region of it lives.
 //! * `LineControl`: writes back and invalidates cache lines, where two machines share memory without coherence.
 //! * [`Registers`]: the registers of a device. Each access is one access of 32 bits.
 //! * [`ticks`]: the processor's time-stamp counter.
 //! * [`sync`]: the atomics, which a model checker can replace (`--cfg loom`).
 //!
-//! A value that is read must be copied once, then checked, then used. A region makes the copy; the reader must check
-//! it.
+//! A value must be copied once, then checked, then used. A region makes the copy; the reader must check it.
 
 #![allow(unsafe_code)] // This crate exists to contain it.
 

@@ -1,4 +1,4 @@
-//! Write-back and invalidation of cache lines of memory that other machines access too.
+//! Write-back and invalidation of cache lines of memory that other machines also access.
 //!
 //! Where two hosts share memory without coherence, a store stays in the writer's cache until its line is written back,
 //! and a load hits the reader's cache until its line is invalidated.
@@ -24,7 +24,7 @@ impl LineControl {
         Self { write_back: if has_clwb { LineInstruction::Clwb } else { invalidate }, invalidate }
     }
 
-    /// The instructions for write-back and invalidation.
+    /// Returns the instructions for write-back and invalidation.
     pub fn instructions(&self) -> (LineInstruction, LineInstruction) {
         (self.write_back, self.invalidate)
     }

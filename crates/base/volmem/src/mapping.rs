@@ -23,7 +23,7 @@ unsafe impl Send for Mapping {}
 // or opaque copies.
 unsafe impl Sync for Mapping {}
 
-/// Makes libc calls without changing `errno`: inside a preloaded library it belongs to the program, whose call may
+/// Makes libc calls without changing `errno`, which inside a preloaded library belongs to the program, whose call may
 /// succeed without the mapping.
 fn keeping_errno<R>(calls: impl FnOnce() -> R) -> R {
     // SAFETY: the function has no preconditions and returns the address of this thread's variable.
@@ -55,7 +55,7 @@ impl Mapping {
         Self::protected(file, offset_bytes, len_bytes, READ_WRITE)
     }
 
-    /// Maps like [`Mapping::new`] a file that is mostly never accessed: none of its memory is locked or allocated in
+    /// Maps like [`Mapping::new`] a file of which most is never accessed: none of its memory is locked or allocated in
     /// advance, even in a process that has called `mlockall(MCL_FUTURE)`.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Mapping {
     }
 
     /// Returns the memory of the whole pages among `len_bytes` from `begin` on to the operating system. The range must
-    /// lie in the mapping.
+    /// be inside the mapping.
     #[cfg(not(loom))] // Modelled memory is not a mapping.
     pub(crate) fn discard(&self, begin: NonNull<u8>, len_bytes: usize) {
         const PAGE_BYTES: usize = Alignment::MIN_BYTES as usize;
@@ -113,18 +113,18 @@ impl Mapping {
         let end = (begin.addr().get() + len_bytes) / PAGE_BYTES * PAGE_BYTES;
         if first < end {
             let pages = begin.as_ptr().with_addr(first);
-            // SAFETY: the caller guarantees that the range lies in the mapping. Only its contents change, which other
-            // parties may write at any time anyway.
+            // SAFETY: the caller guarantees that the range is inside the mapping. Only its contents change, which other
+            // parties may write at any time.
             keeping_errno(|| unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) });
         }
     }
 
-    /// First byte of the mapping.
+    /// Returns the first byte of the mapping.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -154,26 +154,26 @@ struct Around {
 }
 
 impl Alignment {
-    /// The smallest page of any machine, the least that the kernel maps.
+    /// Size of the smallest page of any machine, the smallest unit that the kernel maps.
     pub const MIN_BYTES: u64 = 4096;
 
-    /// `None` if `bytes` is not a power of two or less than a page.
+    /// Returns an alignment; `None` if `bytes` is not a power of two or is less than a page.
     pub fn new(bytes: u64) -> Option<Self> {
         let is_valid = bytes.is_power_of_two() && bytes >= Self::MIN_BYTES;
         is_valid.then_some(Self { log2: bytes.trailing_zeros() as u8 })
     }
 
-    /// An alignment of 2 to the power of `log2` bytes, with the conditions of [`Alignment::new`].
+    /// Returns an alignment of 2 to the power of `log2` bytes, with the conditions of [`Alignment::new`].
     pub fn from_log2(log2: u8) -> Option<Self> {
         1_u64.checked_shl(log2.into()).and_then(Self::new)
     }
 
-    /// The exponent of the power of two.
+    /// Returns the exponent of the power of two.
     pub fn log2(self) -> u8 {
         self.log2
     }
 
-    /// The alignment in bytes.
+    /// Returns the alignment in bytes.
     pub fn bytes(self) -> u64 {
         1 << self.log2
     }
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(beyond.kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// A region of a sealed memfd with `pages` pages, all of them written, and its file.
+    /// Returns a region of a sealed memfd with `pages` pages, all of them written, and its file.
     fn written(pages: usize) -> (Region, File) {
         // SAFETY: the name is a C string.
         let descriptor = unsafe { libc::memfd_create(c"volmem-test".as_ptr(), libc::MFD_ALLOW_SEALING) };
@@ -284,12 +284,12 @@ mod tests {
         (region, file)
     }
 
-    /// Bytes of memory that are allocated to a file.
+    /// Returns the bytes of memory that are allocated to a file.
     fn allocated_bytes(file: &File) -> usize {
         file.metadata().unwrap().blocks() as usize * 512
     }
 
-    /// Offsets of the first zero byte, and behind the last one.
+    /// Returns the offset of the first zero byte, and the offset after the last one.
     fn zeros(region: &Region) -> Option<(usize, usize)> {
         let mut bytes = vec![0; region.len_bytes()];
         region.read(0, &mut bytes);

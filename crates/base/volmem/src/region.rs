@@ -25,19 +25,19 @@ pub struct Region {
 }
 
 // SAFETY: every access through a region is atomic, or an opaque copy of bytes, which have no validity requirements. So
-// threads may share it.
+// a region may move to another thread.
 unsafe impl Send for Region {}
 // SAFETY: every access through `&Region` is atomic, or an opaque copy of bytes, which have no validity requirements.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Makes zeroed memory of this process, aligned to the cache line, for tests and for lanes between threads.
+    /// Allocates zeroed memory of this process, aligned to the cache line, for tests and for lanes between threads.
     pub fn heap(len_bytes: usize) -> Self {
         let block = Arc::new(HeapBlock::new(len_bytes));
         Self { base: block.base, len_bytes, _owner: Owner::Heap(block) }
     }
 
-    /// The whole of a mapping.
+    /// Returns the region of a whole mapping.
     pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
         Self { base: mapping.base(), len_bytes: mapping.len_bytes(), _owner: Owner::Mapping(mapping) }
     }
@@ -51,13 +51,13 @@ impl Region {
         Self { base, len_bytes, _owner: self._owner.clone() }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Address of a span, for system calls that access it in place.
+    /// Returns the address of a span, for system calls that access it in place.
     ///
     /// # Panics
     /// If the span is not inside this region.
@@ -77,7 +77,7 @@ impl Region {
     }
 
     /// Hints that this core writes the span soon: its lines are fetched for ownership all at once, also from the caches
-    /// of other cores, while stores would wait for one after the other. Contents do not change.
+    /// of other cores, whereas stores would wait for one after the other. Contents do not change.
     #[inline]
     pub fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
         let first = self.checked(offset, len_bytes);
@@ -252,11 +252,11 @@ fn no_words(offset: usize, count: usize, region_bytes: usize) -> ! {
 
 /// Copies bytes from memory that another party may write to private memory.
 ///
-/// `memcpy` is called as a foreign function: whatever the peer writes meanwhile, the result is some bytes, and callers
-/// assume nothing more about them.
+/// `memcpy` is called as a foreign function, so the compiler assumes nothing about the source: if the peer writes
+/// meanwhile, the result is unspecified bytes, and callers assume nothing about them.
 ///
 /// # Safety
-/// As `memcpy(3)`.
+/// Both sides are valid for `len_bytes` and do not overlap, as `memcpy(3)` requires.
 #[inline]
 #[cfg(not(miri))]
 unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
@@ -268,7 +268,7 @@ unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
 /// Copies bytes from private memory to memory that another party may write, like [`copy_out`].
 ///
 /// # Safety
-/// As `memcpy(3)`.
+/// Both sides are valid for `len_bytes` and do not overlap, as `memcpy(3)` requires.
 #[inline]
 #[cfg(not(miri))]
 unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
@@ -277,9 +277,8 @@ unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
     unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
 }
 
-/// Copies like the function above under Miri, which sees both parties in one process, where a plain copy would be a
-/// data race. The shared side is read byte by byte, atomically. The private side is accessed plainly, because it may be
-/// read-only.
+/// Does the same under Miri, which runs both parties in one process, where a plain copy would be a data race. The
+/// shared side is read byte by byte, atomically. The private side is accessed plainly, because it may be read-only.
 #[cfg(miri)]
 unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
     use std::sync::atomic::AtomicU8;
@@ -426,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn compare_exchange_reports_what_it_found() {
+    fn compare_exchange_returns_the_value_found() {
         let region = Region::heap(64);
         assert_eq!(region.compare_exchange_u64(0, 0, 5), Ok(0));
         assert_eq!(region.compare_exchange_u64(0, 0, 6), Err(5));

@@ -9,7 +9,7 @@ const REGISTER_BYTES: usize = size_of::<u32>();
 pub struct Registers(Mapping);
 
 impl Registers {
-    /// The registers in `mapping`.
+    /// Returns the registers in `mapping`.
     pub fn new(mapping: Mapping) -> Self {
         Self(mapping)
     }

@@ -6,8 +6,8 @@ pub const TICKS_PER_MILLISECOND: u64 = if cfg!(target_arch = "aarch64") { 50_000
 /// About a microsecond in ticks, with the same accuracy as [`TICKS_PER_MILLISECOND`].
 pub const TICKS_PER_MICROSECOND: u64 = TICKS_PER_MILLISECOND / 1000;
 
-/// Reads a counter that grows at a constant rate, in a few nanoseconds. Not ordered with memory accesses. Always 0
-/// under Miri, which has no counter.
+/// Reads a counter with a constant rate, in a few nanoseconds. The reading is not ordered with memory accesses. Always
+/// 0 under Miri, which has no counter.
 #[inline]
 pub fn ticks() -> u64 {
     #[cfg(miri)]
