@@ -1,11 +1,11 @@
-// Much data, many connections, back-pressure.
+// Bulk data, many connections, back-pressure.
 #include "check.h"
 
 #include <time.h>
 
 #define BIG_BYTES ((uint64_t)64 << 20)
 
-static void both_ways(struct end *me, uint64_t out_seed, uint64_t in_seed)
+static void both_ways(struct endpoint *me, uint64_t out_seed, uint64_t in_seed)
 {
     pid_t writer = fork_child();
     if (writer == 0) {
@@ -58,7 +58,7 @@ static void random_send(int fd, uint64_t seed)
     free(buffer);
 }
 
-// A random mixture of recv, peek-then-recv, readv and MSG_WAITALL.
+// Receives by a random mixture of recv, peek-then-recv, readv and MSG_WAITALL.
 static ssize_t random_take(int fd, char *buffer, size_t size, size_t left, uint64_t *state)
 {
     struct iovec pieces[2] = {{buffer, size / 3}, {buffer + size / 3, size - size / 3}};
@@ -159,11 +159,11 @@ CLIENT(one_unread_connection_stalls_only_itself)
         expect(me->fd, "pong");
     }
     pattern_send(pattern_new(83), me->fd, 10 << 20, 50000);
-    fill_until_full(unread); // the kernel may have found a little more room
+    fill_until_full(unread); // the kernel may have made a little more room
     meet(me);
 }
 
-SERVER(writer_under_pressure_goes_on_after_drain)
+SERVER(writer_under_pressure_continues_after_drain)
 {
     struct pattern *pattern = pattern_new(84);
     for (uint64_t position = 0; position < 30000000; position += 3000000) {
@@ -173,7 +173,7 @@ SERVER(writer_under_pressure_goes_on_after_drain)
         pattern_check(pattern, position, bytes, sizeof bytes);
     }
 }
-CLIENT(writer_under_pressure_goes_on_after_drain)
+CLIENT(writer_under_pressure_continues_after_drain)
 {
     struct pattern *pattern = pattern_new(84);
     static char block[30000];
@@ -198,9 +198,9 @@ CLIENT(writer_under_pressure_goes_on_after_drain)
         meet(me);
 }
 
-TEST(queue_holds_a_useful_amount)
+TEST(a_connection_buffers_32_kib)
 {
-    // Programs that write before anybody reads rely on some tens of kilobytes.
+    // Programs that write before their peer reads rely on some tens of kilobytes.
     struct pair pair = connected_pair();
     static char block[32768];
     CHECK_EQ(send(pair.client, block, sizeof block, MSG_DONTWAIT), sizeof block);
@@ -219,7 +219,7 @@ TEST(small_buffers_hold_little)
     set_size(listener, SO_RCVBUF, 4096);
     int client = dial(&at);
     set_size(client, SO_SNDBUF, 4096);
-    // Before it is accepted, a lane does not know what the other end will hold.
+    // Until the connection is accepted, a lane does not know the receive buffer size of the peer.
     int server = accept_from(listener);
     size_t early = fill_until_full(client);
     CHECK(early >= 1000 && early < 65536);
@@ -229,11 +229,11 @@ TEST(small_buffers_hold_little)
     while (held > 0)
         held -= drain_until_empty(server);
     await(client, POLLOUT);
-    // The other direction has buffers of its own.
+    // The other direction has its own buffers.
     CHECK(fill_until_full(server) > 100000);
 }
 
-TEST(a_larger_receive_buffer_is_room)
+TEST(a_larger_receive_buffer_holds_more)
 {
     struct address at;
     int listener = listen_anywhere(&at);
@@ -299,7 +299,7 @@ static uint64_t processor_ns(void)
 
 TEST(a_sleeping_reader_uses_no_processor)
 {
-    // Not a figure: a reader that spins for all of its wait uses all of it.
+    // This bound is loose: a reader that spins for its whole wait uses all of that time.
     struct pair pair = connected_pair();
     struct timeval limit = {.tv_sec = 1};
     char byte;

@@ -1,4 +1,4 @@
-// Ends of streams: shutdown, close, reset, SIGPIPE.
+// End of stream: shutdown, close, reset, SIGPIPE.
 #include "check.h"
 
 #include <sys/time.h>
@@ -24,9 +24,9 @@ CLIENT(eof_repeats)
     me->fd = -1;
 }
 
-TEST(server_that_closes_at_once_is_eof)
+TEST(a_server_that_closes_at_once_gives_eof)
 {
-    // Many clients at a time, so that some are late with whatever they do after the kernel has connected them.
+    // Many clients at once, so that some of them act late after the kernel has connected them.
     enum { CLIENTS = 8, ROUNDS = 100 };
     struct address at;
     int listener = listen_anywhere(&at);
@@ -37,7 +37,7 @@ TEST(server_that_closes_at_once_is_eof)
         for (int round = 0; round < ROUNDS; round++) {
             int fd = dial(&at);
             expect_eof(fd);
-            send(fd, "x", 1, MSG_NOSIGNAL); // may pass, as into a buffer
+            send(fd, "x", 1, MSG_NOSIGNAL); // may succeed, as into a TCP buffer
             await(fd, POLLERR);
             CHECK_ERR(send(fd, "x", 1, MSG_NOSIGNAL), EPIPE);
             OK(close(fd));
@@ -62,7 +62,7 @@ CLIENT(eof_comes_after_all_data)
 
 SERVER(half_close_with_data_in_flight)
 {
-    meet(me); // everything is already sent and the sending half is shut
+    meet(me); // all bytes are sent, and writing is shut down
     pattern_recv(pattern_new(22), me->fd, 100000, 3000);
     expect_eof(me->fd);
     pattern_send(pattern_new(23), me->fd, 200000, 9000);
@@ -196,7 +196,7 @@ CLIENT(close_with_unread_data_resets)
     meet(me);
     await_revents(me->fd, POLLIN, POLLIN | POLLERR | POLLHUP);
     CHECK_ERR(recv(me->fd, &byte, 1, 0), ECONNRESET);
-    CHECK_EQ(recv(me->fd, &byte, 1, 0), 0); // an error is told once
+    CHECK_EQ(recv(me->fd, &byte, 1, 0), 0); // an error is reported once
     CHECK_ERR(send(me->fd, "x", 1, MSG_NOSIGNAL), EPIPE);
 }
 
@@ -406,7 +406,7 @@ CLIENT(blocked_writer_wakes_when_the_reader_closes)
     CHECK(errno == ECONNRESET || errno == EPIPE);
 }
 
-// Of a long one only what TCP puts out before the reset comes back.
+// TCP accepts only what it sends before the reset arrives.
 static void send_much_to_a_closed_peer(int exchanges, int flags)
 {
     enum { BYTES = 10 << 20 };
@@ -423,14 +423,14 @@ static void send_much_to_a_closed_peer(int exchanges, int flags)
     free(bytes);
 }
 
-TEST(a_long_send_to_a_closed_peer_is_taken_in_part) { send_much_to_a_closed_peer(0, 0); }
-TEST(a_long_send_to_a_closed_peer_is_taken_in_part_later) { send_much_to_a_closed_peer(100, 0); }
-TEST(a_long_send_that_does_not_wait_is_taken_in_part) { send_much_to_a_closed_peer(0, MSG_DONTWAIT); }
-TEST(a_long_send_that_does_not_wait_is_taken_in_part_later) { send_much_to_a_closed_peer(100, MSG_DONTWAIT); }
+TEST(a_long_send_to_a_closed_peer_is_partial) { send_much_to_a_closed_peer(0, 0); }
+TEST(a_long_send_to_a_closed_peer_is_partial_when_old) { send_much_to_a_closed_peer(100, 0); }
+TEST(a_long_nonblocking_send_to_a_closed_peer_is_partial) { send_much_to_a_closed_peer(0, MSG_DONTWAIT); }
+TEST(a_long_nonblocking_send_to_a_closed_peer_is_partial_when_old) { send_much_to_a_closed_peer(100, MSG_DONTWAIT); }
 
 TEST(unread_answer_survives_own_write_to_closed_peer)
 {
-    // The peer answered, read everything and closed; our late write must not lose the answer.
+    // The peer answered, read everything and closed; a later write here must not lose the answer.
     struct pair pair = connected_pair();
     say(pair.server, "answer");
     OK(close(pair.server));
@@ -448,7 +448,7 @@ TEST(close_range_closes_connections)
     OK(close_range(400, 450, 0));
     CHECK_ERR(fcntl(high, F_GETFD), EBADF);
     expect_eof(pair.server);
-    int next = OK(fcntl(2, F_DUPFD, 400)); // the number serves a file again
+    int next = OK(fcntl(2, F_DUPFD, 400)); // the number is a file again
     CHECK_EQ(next, high);
     CHECK_ERR(send(next, "x", 1, 0), ENOTSOCK);
 }
@@ -473,17 +473,17 @@ TEST(a_number_is_reused_for_another_connection)
 TEST(a_number_is_reused_for_a_pipe)
 {
     struct pair pair = connected_pair();
-    int hose[2];
+    int pipe_ends[2];
     say(pair.client, "left behind");
     OK(close(pair.server));
     OK(close(pair.client));
-    OK(pipe(hose));
-    CHECK(hose[0] == pair.client || hose[0] == pair.server);
-    CHECK_EQ(write(hose[1], "pipe", 4), 4);
+    OK(pipe(pipe_ends));
+    CHECK(pipe_ends[0] == pair.client || pipe_ends[0] == pair.server);
+    CHECK_EQ(write(pipe_ends[1], "pipe", 4), 4);
     char buffer[8];
-    CHECK_EQ(read(hose[0], buffer, 8), 4);
+    CHECK_EQ(read(pipe_ends[0], buffer, 8), 4);
     CHECK(memcmp(buffer, "pipe", 4) == 0);
-    CHECK_ERR(recv(hose[0], buffer, 8, 0), ENOTSOCK);
+    CHECK_ERR(recv(pipe_ends[0], buffer, 8, 0), ENOTSOCK);
 }
 
 // ---- both directions shut down ------------------------------------------------------------------
@@ -496,7 +496,7 @@ static int error_of(int fd)
     return error;
 }
 
-// By one call and by two; what came before can be read, and who sleeps is woken.
+// By one call and by two calls. Bytes that arrived before can be read, and a blocked wait is woken.
 TEST(bytes_to_an_endpoint_shut_both_ways_reset_it)
 {
     for (int run = 0; run < 4; run++) {
@@ -531,8 +531,8 @@ TEST(bytes_to_an_endpoint_shut_both_ways_reset_it)
     }
 }
 
-// Nobody writes without end to somebody who reads no more.
-TEST(a_sender_to_an_endpoint_shut_both_ways_ends)
+// A program cannot write without end to a peer that has stopped reading.
+TEST(a_send_loop_to_an_endpoint_shut_both_ways_ends)
 {
     struct pair pair = connected_pair();
     static char bytes[100000];
@@ -546,8 +546,8 @@ TEST(a_sender_to_an_endpoint_shut_both_ways_ends)
     CHECK(errno == EPIPE || errno == ECONNRESET);
 }
 
-// Whatever the two ends were about to say to each other when one of them left.
-TEST(a_reset_is_reported_once_behind_bytes_that_are_unread)
+// Holds for each state of the exchange in which one endpoint leaves.
+TEST(a_reset_is_reported_once_and_leaves_unread_bytes)
 {
     for (int questions = 0; questions < 5; questions++) {
         struct pair pair = connected_pair();

@@ -1,4 +1,4 @@
-// connect(): blocking, non-blocking, refused; names of both ends.
+// connect(): blocking, non-blocking, refused; addresses of both endpoints.
 #include "check.h"
 
 SERVER(ping_pong_many)
@@ -146,7 +146,7 @@ TEST(two_clients_have_different_ports)
     check_same_address(&second, &two);
 }
 
-TEST(getsockname_truncates_but_tells_the_size)
+TEST(getsockname_truncates_and_reports_the_size)
 {
     struct pair pair = connected_pair();
     char bytes[4];
@@ -198,7 +198,7 @@ TEST(connect_nonblocking_is_refused)
     int rc = connect(fd, ADDRESS(&at), at.size);
     CHECK_EQ(rc, -1);
     if (errno == ECONNREFUSED)
-        return; // allowed: the answer was already there
+        return; // allowed: the refusal had already arrived
     CHECK_EQ(errno, EINPROGRESS);
     await(fd, POLLOUT);
     int revents = poll_once(fd, POLLOUT, 0);
@@ -270,7 +270,7 @@ TEST(epoll_registered_before_connect_sees_it)
     say(server, "x");
     struct epoll_event event;
     do
-        event = epoll_one(epoll); // a HUP of the unconnected time may come first
+        event = epoll_one(epoll); // a HUP from before the connect may come first
     while (!(event.events & EPOLLIN));
     CHECK_EQ(event.data.u64, 77);
     expect(fd, "x");
@@ -308,9 +308,9 @@ TEST(socket_connects_to_itself)
     expect(fd, "mirror");
 }
 
-TEST(connect_times_out_in_nowhere_only_when_asked)
+TEST(connect_times_out_only_with_so_sndtimeo)
 {
-    // A full backlog is the only silent address that every machine has.
+    // A full backlog is the only address that does not answer on every machine.
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0);
     struct address at = name_of(listener);
@@ -320,10 +320,10 @@ TEST(connect_times_out_in_nowhere_only_when_asked)
         OK(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit));
         if (connect(fd, ADDRESS(&at), at.size) == 0)
             continue;
-        CHECK_EQ(errno, EINPROGRESS); // what Linux says when SO_SNDTIMEO ends a connect
+        CHECK_EQ(errno, EINPROGRESS); // the error of Linux when SO_SNDTIMEO ends a connect
         return;
     }
-    FAIL("a backlog of 0 took 64 connections");
+    FAIL("a backlog of 0 accepted 64 connections");
 }
 
 TEST(thousand_connects_in_turn)
@@ -376,7 +376,7 @@ CLIENT(two_hundred_connections)
 
 static void check_fast_open(int fd, ssize_t sent, int listener)
 {
-    if (sent < 0) { // without a cookie of that server nothing goes with the SYN
+    if (sent < 0) { // without a cookie of that server the SYN carries no data
         CHECK_EQ(errno, EINPROGRESS);
         await(fd, POLLOUT);
         say(fd, "early");
@@ -401,14 +401,14 @@ TEST(fast_open_connects_and_sends)
         errno = 0;
         ssize_t sent = sendto(one, "early", 5, MSG_FASTOPEN, ADDRESS(&at), at.size);
         if (sent < 0 && errno == EOPNOTSUPP)
-            skip("this machine's clients do not use it");
+            skip("net.ipv4.tcp_fastopen does not enable clients");
         check_fast_open(one, sent, listener);
         sent = sendmsg(two, &message, MSG_FASTOPEN);
         check_fast_open(two, sent, listener);
     }
 }
 
-TEST(fast_open_is_refused_where_nobody_listens)
+TEST(fast_open_without_a_listener_is_refused)
 {
     struct address at;
     OK(close(listen_anywhere(&at)));
@@ -428,7 +428,7 @@ static void *recv_until_reset(void *argument)
     return NULL;
 }
 
-// The peer is reset, whoever sleeps is woken, and the socket is as good as new, in the epoll instance too.
+// The peer is reset, a blocked wait is woken, and the socket can be used like a new one, also in its epoll instance.
 static void dissolve_after(int exchanges)
 {
     struct address at;
@@ -462,5 +462,5 @@ static void dissolve_after(int exchanges)
     expect_eof(client);
 }
 
-TEST(connect_to_nothing_leaves_a_socket_that_connects_again) { dissolve_after(0); }
-TEST(connect_to_nothing_leaves_a_socket_that_connects_again_later) { dissolve_after(100); }
+TEST(connect_to_af_unspec_leaves_a_reusable_socket) { dissolve_after(0); }
+TEST(connect_to_af_unspec_leaves_a_reusable_socket_when_old) { dissolve_after(100); }

@@ -1,4 +1,4 @@
-// Control messages that come with the bytes of a connection: TCP_INQ and time stamps.
+// Control messages received with the bytes of a connection: TCP_INQ and time stamps.
 #include "check.h"
 
 #include <linux/net_tstamp.h>
@@ -32,7 +32,7 @@ static const struct cmsghdr *control_of(struct received *got, int level, int typ
     return NULL;
 }
 
-static void turn(int fd, int level, int name, int value)
+static void set_option(int fd, int level, int name, int value)
 {
     OK(setsockopt(fd, level, name, &value, sizeof value));
     int got = -1;
@@ -59,7 +59,7 @@ static struct pair pair_of_age(int is_old)
     return pair;
 }
 
-TEST(inq_tells_how_much_is_unread)
+TEST(inq_reports_the_unread_bytes)
 {
     for (int is_old = 0; is_old < 2; is_old++) {
         struct pair pair = pair_of_age(is_old);
@@ -68,7 +68,7 @@ TEST(inq_tells_how_much_is_unread)
         await(pair.server, POLLIN);
         struct received *got = receive(pair.server, 1, 100, 0);
         CHECK_EQ(got->message.msg_controllen, 0);
-        turn(pair.server, IPPROTO_TCP, TCP_INQ, 1);
+        set_option(pair.server, IPPROTO_TCP, TCP_INQ, 1);
         expect_unread(pair.server, 3, 0, 7);
         expect_unread(pair.server, 3, MSG_PEEK, 7);
         got = receive(pair.server, 1, 4, 0);
@@ -76,27 +76,27 @@ TEST(inq_tells_how_much_is_unread)
         CHECK_EQ(got->message.msg_flags, MSG_CTRUNC);
         OK(shutdown(pair.client, SHUT_WR));
         await(pair.server, POLLRDHUP);
-        expect_unread(pair.server, 2, 0, 5); // the end of the stream counts as one
+        expect_unread(pair.server, 2, 0, 5); // the end of the stream counts as one byte
         expect_unread(pair.server, 60, 0, 1);
         expect_unread(pair.server, 60, 0, 1);
-        turn(pair.server, IPPROTO_TCP, TCP_INQ, 0);
+        set_option(pair.server, IPPROTO_TCP, TCP_INQ, 0);
         got = receive(pair.server, 60, 100, 0);
         CHECK_EQ(got->message.msg_controllen, 0);
     }
 }
 
-TEST(inq_is_inherited_by_who_is_accepted)
+TEST(inq_is_inherited_by_accepted_connections)
 {
     struct address bound;
     int listener = listen_anywhere(&bound);
-    turn(listener, IPPROTO_TCP, TCP_INQ, 1);
+    set_option(listener, IPPROTO_TCP, TCP_INQ, 1);
     int client = dial(&bound), server = accept_from(listener);
     say(client, "abcd");
     await(server, POLLIN);
     expect_unread(server, 1, 0, 3);
 }
 
-// Seconds since the time that a message says; units of its second word in a second.
+// Returns the seconds since the time stamp of a message, whose second word counts `units` a second.
 static double age_of(const struct cmsghdr *header, double units)
 {
     const int64_t *words = (const int64_t *)CMSG_DATA(header);
@@ -105,16 +105,16 @@ static double age_of(const struct cmsghdr *header, double units)
     return (double)(now.tv_sec - words[0]) + (double)now.tv_nsec / 1e9 - (double)words[1] / units;
 }
 
-static void expect_stamp(struct pair *pair, int name, size_t size, double units)
+static void expect_time_stamp(struct pair *pair, int name, size_t size, double units)
 {
-    pause_ms(SILENCE_MS); // the kernel begins to stamp a little later
+    pause_ms(SILENCE_MS); // the kernel enables time stamps with a delay
     say(pair->client, "x");
     await(pair->server, POLLIN);
     struct received *got = receive(pair->server, 1, sizeof got->control, 0);
     const struct cmsghdr *header = control_of(got, SOL_SOCKET, name);
     CHECK(header && header->cmsg_len == CMSG_LEN(size));
     double age = age_of(header, units);
-    CHECK(age >= 0 && age < PATIENCE_MS / 1000.0);
+    CHECK(age >= 0 && age < WAIT_MS_MAX / 1000.0);
     CHECK_EQ(got->message.msg_controllen, CMSG_SPACE(size));
 }
 
@@ -122,21 +122,21 @@ TEST(time_stamps_come_with_the_bytes)
 {
     for (int is_old = 0; is_old < 2; is_old++) {
         struct pair pair = pair_of_age(is_old);
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMP, 1);
-        expect_stamp(&pair, SCM_TIMESTAMP, 16, 1e6);
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMPNS, 1);
-        expect_stamp(&pair, SCM_TIMESTAMPNS, 16, 1e9);
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMP_OF_64_BITS, 1);
-        expect_stamp(&pair, SO_TIMESTAMP_OF_64_BITS, 16, 1e6);
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMP_OF_64_BITS, 0);
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_RX_SOFTWARE);
-        expect_stamp(&pair, SCM_TIMESTAMPING, 48, 1e9);
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMPING, 0);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMP, 1);
+        expect_time_stamp(&pair, SCM_TIMESTAMP, 16, 1e6);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMPNS, 1);
+        expect_time_stamp(&pair, SCM_TIMESTAMPNS, 16, 1e9);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMP_OF_64_BITS, 1);
+        expect_time_stamp(&pair, SO_TIMESTAMP_OF_64_BITS, 16, 1e6);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMP_OF_64_BITS, 0);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_RX_SOFTWARE);
+        expect_time_stamp(&pair, SCM_TIMESTAMPING, 48, 1e9);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMPING, 0);
         say(pair.client, "x");
         struct received *got = receive(pair.server, 1, sizeof got->control, 0);
         CHECK_EQ(got->message.msg_controllen, 0);
         OK(shutdown(pair.client, SHUT_WR));
-        turn(pair.server, SOL_SOCKET, SO_TIMESTAMP, 1);
+        set_option(pair.server, SOL_SOCKET, SO_TIMESTAMP, 1);
         got = receive(pair.server, 1, sizeof got->control, 0);
         CHECK_EQ(got->size, 0);
         CHECK_EQ(got->message.msg_controllen, 0);

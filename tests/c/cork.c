@@ -1,5 +1,5 @@
-// TCP_CORK and MSG_MORE: what a program has not finished saying is held back until it is, a segment is
-// full, the stream ends, or 200 ms are over.
+// TCP_CORK and MSG_MORE: bytes are held back until the program completes the message, a segment is full,
+// the stream ends, or 200 ms have passed.
 #include "check.h"
 
 #include <linux/sockios.h>
@@ -7,9 +7,9 @@
 #include <sys/sendfile.h>
 #include <time.h>
 
-// A look that comes later than this may see what was held back.
+// A poll later than this may find the bytes that were held back.
 #define SOON_MS 150
-// What is not held back is there by then, though it may wait for an acknowledgement (40 ms).
+// Bytes that are not held back arrive within this time, which includes the wait for an acknowledgement (40 ms).
 #define AT_ONCE_MS 120
 #define TRIES 20
 
@@ -25,7 +25,7 @@ static int asked(int fd, unsigned long request)
     return value;
 }
 
-// Nothing is to be seen of what was sent since then, unless this machine is too busy to say.
+// Fails if bytes sent since then are visible, unless the machine was too busy for the check to tell.
 static void expect_held(int fd, int64_t since_ms)
 {
     char byte;
@@ -40,7 +40,7 @@ static void expect_held(int fd, int64_t since_ms)
     CHECK_EQ(error, EAGAIN);
 }
 
-// One receive brings all of it.
+// Fails unless one receive returns the whole text.
 static void expect_together(int fd, const char *text)
 {
     char bytes[64];
@@ -49,7 +49,7 @@ static void expect_together(int fd, const char *text)
     CHECK(memcmp(bytes, text, strlen(text)) == 0);
 }
 
-// A connection that has just begun, and one that was busy.
+// Returns a connection that has carried this many questions and answers.
 static struct pair pair_of_age(int questions)
 {
     struct pair pair = connected_pair();
@@ -63,7 +63,7 @@ static struct pair pair_of_age(int questions)
         for (struct pair pair = pair_of_age(age_ * 4); pair.listener != -1;                        \
              close_pair(&pair), pair.listener = -1)
 
-TEST(cork_holds_until_it_is_pulled)
+TEST(cork_holds_bytes_until_it_is_removed)
 {
     FOR_EACH_AGE(pair)
     {
@@ -84,7 +84,7 @@ TEST(cork_holds_until_it_is_pulled)
     }
 }
 
-TEST(more_holds_until_the_rest_comes)
+TEST(msg_more_holds_bytes_until_the_rest_is_sent)
 {
     FOR_EACH_AGE(pair)
     {
@@ -99,7 +99,7 @@ TEST(more_holds_until_the_rest_comes)
     }
 }
 
-TEST(what_is_held_comes_after_200_ms_whoever_waits)
+TEST(held_bytes_arrive_after_200_ms_for_each_kind_of_wait)
 {
     for (int how = 0; how < 5; how++) {
         FOR_EACH_AGE(pair)
@@ -115,7 +115,7 @@ TEST(what_is_held_comes_after_200_ms_whoever_waits)
             if (how == 0)
                 CHECK_EQ(recv(pair.server, &byte, 1, MSG_PEEK), 1);
             if (how == 1)
-                CHECK_EQ(poll_once(pair.server, POLLIN, PATIENCE_MS), POLLIN);
+                CHECK_EQ(poll_once(pair.server, POLLIN, WAIT_MS_MAX), POLLIN);
             if (how == 2)
                 CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
             if (how == 3)
@@ -129,8 +129,8 @@ TEST(what_is_held_comes_after_200_ms_whoever_waits)
     }
 }
 
-// A set that another one holds, or that is polled itself, is never late either.
-TEST(what_is_held_comes_to_nested_sets)
+// Holds for an epoll instance that is registered with another one, and for one that is polled.
+TEST(held_bytes_are_reported_to_nested_epolls)
 {
     FOR_EACH_AGE(pair)
     {
@@ -138,14 +138,14 @@ TEST(what_is_held_comes_to_nested_sets)
         set_cork(pair.client, 1);
         say(pair.client, "late");
         CHECK_EQ(epoll_one(outer).events, EPOLLIN);
-        CHECK_EQ(poll_once(inner, POLLIN, PATIENCE_MS), POLLIN);
+        CHECK_EQ(poll_once(inner, POLLIN, WAIT_MS_MAX), POLLIN);
         expect(pair.server, "late");
         OK(close(inner));
         OK(close(outer));
     }
 }
 
-TEST(what_is_held_comes_with_the_end)
+TEST(held_bytes_arrive_with_the_end)
 {
     for (int closes = 0; closes < 2; closes++) {
         FOR_EACH_AGE(pair)
@@ -163,7 +163,7 @@ TEST(what_is_held_comes_with_the_end)
     }
 }
 
-TEST(what_is_held_outlives_its_killed_sender)
+TEST(held_bytes_survive_a_killed_sender)
 {
     FOR_EACH_AGE(pair)
     {
@@ -182,7 +182,7 @@ TEST(what_is_held_outlives_its_killed_sender)
     }
 }
 
-TEST(a_cork_belongs_to_all_who_hold_the_connection)
+TEST(a_cork_is_shared_by_all_holders_of_the_connection)
 {
     FOR_EACH_AGE(pair)
     {
@@ -215,7 +215,7 @@ TEST(a_full_segment_is_not_held)
     }
 }
 
-TEST(nodelay_pushes_what_is_held_and_leaves_the_cork)
+TEST(nodelay_flushes_held_bytes_and_keeps_the_cork)
 {
     FOR_EACH_AGE(pair)
     {
@@ -234,7 +234,7 @@ TEST(nodelay_pushes_what_is_held_and_leaves_the_cork)
     }
 }
 
-// Whoever sleeps already gets nothing before it is all there.
+// A receiver that is already blocked returns only when all bytes have arrived.
 static void *receive_once(void *argument)
 {
     char bytes[64];
@@ -256,13 +256,13 @@ static ssize_t received_by_sleeper(struct pair *pair)
     return (ssize_t)got;
 }
 
-TEST(a_sleeper_gets_what_was_held_together)
+TEST(a_blocked_receiver_gets_held_bytes_together)
 {
     FOR_EACH_AGE(pair)
     {
         int tries = 0;
         while (received_by_sleeper(&pair) != 8) {
-            // Someone who came to run only after 200 ms, perhaps: but not each time.
+            // A thread may have been scheduled only after 200 ms, but not each time.
             CHECK(++tries < TRIES);
             recv_exact(pair.server, (char[4]){0}, 4);
         }
@@ -287,8 +287,8 @@ TEST(a_file_is_held_behind_its_header)
     }
 }
 
-// Any number is a yes; and it holds for a socket that was not connected yet.
-TEST(cork_is_kept_from_before_the_connection)
+// Any non-zero value corks, and the option may be set before connect.
+TEST(a_cork_set_before_connect_is_kept)
 {
     struct address at;
     int listener = listen_anywhere(&at), fd = OK(socket(AF_INET, SOCK_STREAM, 0));
@@ -306,7 +306,7 @@ TEST(cork_is_kept_from_before_the_connection)
     CHECK_ERR(setsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, 1), EINVAL);
 }
 
-// More than any ring holds of what is held back by single bytes.
+// More single bytes than any ring has slots for.
 TEST(single_bytes_are_held_in_order)
 {
     FOR_EACH_AGE(pair)

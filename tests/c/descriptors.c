@@ -78,13 +78,13 @@ TEST(dup2_onto_a_connection_closes_it)
 TEST(dup2_of_a_file_onto_a_connection_closes_it)
 {
     struct pair pair = connected_pair();
-    int hose[2];
-    OK(pipe(hose));
-    OK(dup2(hose[1], pair.client));
+    int pipe_ends[2];
+    OK(pipe(pipe_ends));
+    OK(dup2(pipe_ends[1], pair.client));
     expect_eof(pair.server);
     CHECK_EQ(write(pair.client, "to the pipe", 11), 11);
     char buffer[16];
-    CHECK_EQ(read(hose[0], buffer, 16), 11);
+    CHECK_EQ(read(pipe_ends[0], buffer, 16), 11);
 }
 
 TEST(dup2_onto_itself_changes_nothing)
@@ -180,7 +180,7 @@ static void limit_descriptors(rlim_t count)
     OK(setrlimit(RLIMIT_NOFILE, &limit));
 }
 
-// Leaves the program so many free numbers, whatever it has open and wherever.
+// Sets the descriptor limit such that `count` numbers are free, wherever the open ones are.
 static void leave_descriptors(int count)
 {
     int fds[64];
@@ -243,7 +243,7 @@ TEST(listen_at_the_limit_needs_no_descriptor)
 
 TEST(a_program_at_the_limit_still_serves)
 {
-    // Open until the limit, close everything, and again: nothing may be left behind.
+    // Opens up to the limit and closes everything, repeatedly: no descriptor may leak.
     struct address at;
     int listener = listen_anywhere(&at);
     leave_descriptors(40);
@@ -265,7 +265,7 @@ TEST(a_program_at_the_limit_still_serves)
     }
 }
 
-// ---- around libc's names ------------------------------------------------------------------------
+// ---- system calls by number ---------------------------------------------------------------------
 
 TEST(syscall_by_number_closes) // as libuv does
 {
@@ -320,7 +320,7 @@ TEST(syscall_by_number_waits)
     limit = (struct timespec){.tv_nsec = 1000000};
     CHECK_EQ(syscall(SYS_pselect6, pair.server + 1, &set, NULL, NULL, &limit, NULL), 0);
     say(pair.client, "x");
-    limit = (struct timespec){.tv_sec = PATIENCE_MS / 1000};
+    limit = (struct timespec){.tv_sec = WAIT_MS_MAX / 1000};
     CHECK_EQ(syscall(SYS_ppoll, &entry, 1, &limit, NULL, 8), 1);
     CHECK_EQ(entry.revents, POLLIN);
     FD_SET(pair.server, &set);
@@ -345,7 +345,7 @@ TEST(syscall_by_number_splices)
 
 // ---- errno --------------------------------------------------------------------------------------
 
-// Descriptors of its own that the library gives up for the program's do not make a failure of a success.
+// A call that succeeds keeps errno, also when the library had to close hidden descriptors to make room.
 TEST(duplicates_up_to_the_limit_leave_errno_alone)
 {
     struct pair pairs[20];
@@ -378,7 +378,7 @@ static rlim_t address_space_used(void)
     return pages * 4096;
 }
 
-// A library that would have more memory for a connection does without, and says nothing of it.
+// A library that cannot allocate more memory for a connection continues without it and keeps errno.
 TEST(calls_without_memory_to_spare_leave_errno_alone)
 {
     struct pair pair = connected_pair();

@@ -1,13 +1,13 @@
-// Clients whose threads send and receive at the same time, against echo servers of every kind: no byte is lost, made up
-// or left lying, whatever goes over to lanes meanwhile.
+// Clients whose threads send and receive at the same time, against echo servers of every kind: no byte is lost,
+// invented or left undelivered while connections switch to lanes.
 #include "check.h"
 
 #include <sys/epoll.h>
 
 enum { CLIENTS = 4, CONNECTIONS = 200, BYTES_SHORT = 3000, BYTES_LONG = 200000, PIECE_MAX = 30000, FDS_MAX = 256 };
 
-// A thread pauses now and then, for very different times.
-static void stumble(uint64_t *state)
+// Pauses a thread at random, for very different times.
+static void pause_at_random(uint64_t *state)
 {
     uint64_t choice = random_next(state) % 8;
     if (choice == 0)
@@ -38,7 +38,7 @@ static void *send_stream(void *argument)
         pattern_fill(stream->pattern, sent, bytes, piece);
         send_all(stream->fd, bytes, piece);
         sent += piece;
-        stumble(&stream->state);
+        pause_at_random(&stream->state);
     }
     OK(shutdown(stream->fd, SHUT_WR));
     return NULL;
@@ -55,7 +55,7 @@ static void receive_stream(const struct stream *stream, uint64_t state)
         CHECK(received + piece <= stream->total);
         pattern_check(stream->pattern, received, bytes, piece);
         received += piece;
-        stumble(&state);
+        pause_at_random(&state);
     }
     CHECK_EQ(received, stream->total);
 }
@@ -114,7 +114,7 @@ static void *echo_in_thread(void *argument)
         if (piece == 0)
             break;
         send_all(fd, bytes, piece);
-        stumble(&state);
+        pause_at_random(&state);
     }
     OK(close(fd));
     return NULL;
@@ -162,7 +162,7 @@ struct echo {
     char bytes[2 * PIECE_MAX];
 };
 
-static void give_back(struct echo *echo)
+static void send_echo(struct echo *echo)
 {
     size_t sent = 0;
     while (sent < echo->size) {
@@ -177,11 +177,11 @@ static void give_back(struct echo *echo)
     echo->size -= sent;
 }
 
-// Reads until there is nothing more, or what it has read cannot be sent: a report of room comes then.
+// Reads until no bytes are left or until the bytes read cannot be sent; then an event reports room.
 static void echo_what_comes(struct echo *echo, uint64_t *state)
 {
     for (;;) {
-        give_back(echo);
+        send_echo(echo);
         size_t room = sizeof echo->bytes - echo->size;
         if (room == 0 || echo->has_ended)
             return;

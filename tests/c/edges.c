@@ -1,4 +1,4 @@
-// Rare arguments and rare moments: what the manual pages mention last.
+// Rare arguments and rare interleavings: the corner cases of the manual pages.
 #include "check.h"
 
 #include <limits.h>
@@ -35,7 +35,7 @@ TEST(pieces_at_null_are_efault)
     ping_pong(pair.client, pair.server);
 }
 
-TEST(pieces_longer_than_a_count_can_say_are_einval)
+TEST(pieces_longer_than_ssize_max_are_einval)
 {
     struct pair pair = connected_pair();
     static char byte;
@@ -67,7 +67,7 @@ TEST(recvmmsg_at_the_end_fills_every_message)
     CHECK_EQ(messages[2].msg_len, 0);
 }
 
-TEST(recvmmsg_looks_at_its_time_after_each_message)
+TEST(recvmmsg_checks_its_timeout_after_each_message)
 {
     struct pair pair = connected_pair();
     char bytes[2];
@@ -116,7 +116,7 @@ CLIENT(peek_with_waitall_waits_for_all)
     OK(shutdown(me->fd, SHUT_WR));
 }
 
-TEST(peek_with_waitall_keeps_to_its_time)
+TEST(peek_with_waitall_keeps_its_timeout)
 {
     struct pair pair = connected_pair();
     char bytes[6];
@@ -127,7 +127,7 @@ TEST(peek_with_waitall_keeps_to_its_time)
     expect(pair.server, "part");
 }
 
-SERVER(low_water_holds_a_blocked_recv)
+SERVER(low_water_mark_keeps_recv_blocked)
 {
     char bytes[16];
     int level = 6;
@@ -135,20 +135,20 @@ SERVER(low_water_holds_a_blocked_recv)
     meet(me);
     CHECK_EQ(recv(me->fd, bytes, 6, 0), 6);
     meet(me);
-    CHECK_EQ(recv(me->fd, bytes, 2, 0), 2); // no more than the room
+    CHECK_EQ(recv(me->fd, bytes, 2, 0), 2); // the level is at most the size of the buffer
     CHECK_EQ(recv(me->fd, bytes, sizeof bytes, MSG_DONTWAIT), 1);
 }
-CLIENT(low_water_holds_a_blocked_recv)
+CLIENT(low_water_mark_keeps_recv_blocked)
 {
     meet(me);
     say(me->fd, "abc");
     pause_ms(20);
     say(me->fd, "def");
-    say(me->fd, "xyz"); // before the other asks: the kernel wakes nobody for less than the level
+    say(me->fd, "xyz"); // before the peer waits: the kernel wakes no waiter for less than the level
     meet(me);
 }
 
-TEST(nothing_sent_to_a_closed_peer_is_no_send)
+TEST(an_empty_send_to_a_closed_peer_does_nothing)
 {
     struct pair pair = connected_pair();
     OK(close(pair.server));
@@ -160,7 +160,7 @@ TEST(nothing_sent_to_a_closed_peer_is_no_send)
     CHECK_ERR(send(pair.client, "x", 1, MSG_NOSIGNAL), EPIPE);
 }
 
-// ---- moments ------------------------------------------------------------------------------------
+// ---- interleavings ------------------------------------------------------------------------------
 
 static void *shut_writing_later(void *argument)
 {
@@ -180,9 +180,9 @@ TEST(shutdown_of_writing_by_another_thread_wakes_a_blocked_send)
     join_thread(thread);
 }
 
-// Times that this process has gone to sleep while it waited for `want`. A wait that sleeps until it is woken does so
-// a few times, one that looks again every millisecond some hundred times.
-static long sleeps_while_expecting(int fd, const char *want)
+// Returns how often this process blocked while it waited for `want`: a few times if the wait sleeps until it is
+// woken, some hundred times if it polls every millisecond.
+static long blocks_while_expecting(int fd, const char *want)
 {
     struct rusage before, after;
     OK(getrusage(RUSAGE_SELF, &before));
@@ -204,7 +204,7 @@ static void receive_in_handler(int signal)
     signals_seen++;
 }
 
-TEST(handler_that_sleeps_in_recv_leaves_the_interrupted_recv_asleep)
+TEST(interrupted_recv_stays_blocked_after_a_recv_in_the_handler)
 {
     struct pair pair = connected_pair();
     nested_pair = connected_pair();
@@ -228,27 +228,27 @@ TEST(handler_that_sleeps_in_recv_leaves_the_interrupted_recv_asleep)
     OK(close(nested_pair.client));
     expect(pair.server, "answer");
     CHECK_EQ(signals_seen, 1);
-    CHECK(sleeps_while_expecting(pair.server, "later") < SLEEPS_MAX);
+    CHECK(blocks_while_expecting(pair.server, "later") < SLEEPS_MAX);
     wait_child(pid);
 }
 
-SERVER(a_child_that_is_gone_leaves_waits_asleep)
+SERVER(waits_block_after_a_child_has_exited)
 {
     pid_t pid = fork_child();
     if (pid == 0)
         _exit(0);
     wait_child(pid);
     meet(me);
-    CHECK(sleeps_while_expecting(me->fd, "later") < SLEEPS_MAX);
+    CHECK(blocks_while_expecting(me->fd, "later") < SLEEPS_MAX);
 }
-CLIENT(a_child_that_is_gone_leaves_waits_asleep)
+CLIENT(waits_block_after_a_child_has_exited)
 {
     meet(me);
     pause_ms(LONG_MS);
     say(me->fd, "later");
 }
 
-TEST(sendfile_takes_no_pipe)
+TEST(sendfile_rejects_a_pipe)
 {
     struct pair pair = connected_pair();
     int ends[2];
@@ -277,7 +277,7 @@ static struct msghdr pass_descriptors(int carrier[2], const int *fds, int count,
     return got;
 }
 
-TEST(descriptors_beyond_the_room_are_cut_off)
+TEST(descriptors_beyond_the_control_buffer_are_cut_off)
 {
     struct pair pair = connected_pair();
     int carrier[2], ends[2];
@@ -303,7 +303,7 @@ TEST(descriptors_beyond_the_room_are_cut_off)
 
 static struct pair busy_pair;
 
-static void look_in_handler(int signal)
+static void poll_in_handler(int signal)
 {
     (void)signal;
     int saved = errno, error, unread;
@@ -323,11 +323,11 @@ static void every_100_us(bool on)
     OK(setitimer(ITIMER_REAL, &timer, NULL));
 }
 
-TEST(handlers_that_look_at_a_busy_connection_end)
+TEST(handlers_that_poll_a_busy_connection_return)
 {
     static char block[4096];
     busy_pair = connected_pair();
-    on_signal(SIGALRM, look_in_handler, SA_RESTART);
+    on_signal(SIGALRM, poll_in_handler, SA_RESTART);
     every_100_us(true);
     while (signals_seen < 2000) {
         CHECK_EQ(send(busy_pair.client, block, sizeof block, 0), (int)sizeof block);
@@ -349,7 +349,7 @@ static void end_in_handler(int signal)
     errno = saved;
 }
 
-TEST(handlers_that_end_a_busy_connection_end)
+TEST(handlers_that_close_a_busy_connection_return)
 {
     static char block[65536];
     on_signal(SIGALRM, end_in_handler, SA_RESTART);
@@ -362,7 +362,7 @@ TEST(handlers_that_end_a_busy_connection_end)
         while (signals_seen == 0 && send(busy_pair.client, block, sizeof block, MSG_NOSIGNAL | MSG_DONTWAIT) != 0 &&
                recv(busy_pair.server, block, sizeof block, MSG_DONTWAIT) != 0)
             ;
-        while (recv(busy_pair.server, block, sizeof block, 0) > 0) // the end comes behind what was sent
+        while (recv(busy_pair.server, block, sizeof block, 0) > 0) // the end follows the bytes that were sent
             ;
         if (!closes_instead)
             OK(close(busy_pair.client));
@@ -425,7 +425,7 @@ TEST(preadv2_and_pwritev2_without_a_position_are_readv_and_writev)
     CHECK_ERR(pwritev2(pair.server, &piece, 1, 0, 0), ESPIPE);
 }
 
-TEST(nothing_is_at_the_mark_of_urgent_data)
+TEST(sockatmark_is_0_without_urgent_data)
 {
     struct pair pair = connected_pair();
     CHECK_EQ(sockatmark(pair.server), 0);
@@ -434,7 +434,7 @@ TEST(nothing_is_at_the_mark_of_urgent_data)
     CHECK_EQ(sockatmark(pair.server), 0);
 }
 
-TEST(text_printed_before_dup2_goes_to_what_stdout_is_then)
+TEST(text_printed_before_dup2_goes_to_the_old_stdout)
 {
     struct pair pair = connected_pair();
     pid_t pid = fork_child();

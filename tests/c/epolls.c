@@ -26,18 +26,18 @@ TEST(epoll_level_repeats_until_read)
     epoll_none(epoll);
 }
 
-TEST(epoll_edge_tells_once)
+TEST(epoll_edge_is_reported_once)
 {
     struct pair pair = connected_pair();
     int epoll = epoll_with(pair.server, EPOLLIN | EPOLLET);
     say(pair.client, "ab");
     CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
     epoll_none(epoll);
-    expect(pair.server, "a"); // part of it: still no new edge
+    expect(pair.server, "a"); // a partial read causes no new edge
     epoll_none(epoll);
 }
 
-TEST(epoll_edge_tells_each_arrival)
+TEST(epoll_edge_is_reported_for_each_arrival)
 {
     struct pair pair = connected_pair();
     int epoll = epoll_with(pair.server, EPOLLIN | EPOLLET);
@@ -49,7 +49,7 @@ TEST(epoll_edge_tells_each_arrival)
     expect(pair.server, "moremoremoremoremore");
 }
 
-TEST(epoll_edge_tells_what_was_there_at_add)
+TEST(epoll_edge_reports_events_pending_at_add)
 {
     struct pair pair = connected_pair();
     say(pair.client, "early");
@@ -78,7 +78,7 @@ TEST(epoll_edge_out_after_full_and_drained)
     epoll_none(epoll);
     fill_until_full(pair.client);
     while (epoll_wait(epoll, &(struct epoll_event){0}, 1, SILENCE_MS) > 0)
-        fill_until_full(pair.client); // an edge of before the last byte fitted
+        fill_until_full(pair.client); // an edge from before the last byte fitted
     drain_until_empty(pair.server);
     CHECK_EQ(epoll_one(epoll).events, EPOLLOUT);
 }
@@ -120,7 +120,7 @@ CLIENT(epoll_edge_event_loop)
     }
 }
 
-TEST(epoll_oneshot_tells_once_until_rearmed)
+TEST(epoll_oneshot_reports_once_until_rearmed)
 {
     struct pair pair = connected_pair();
     int epoll = epoll_with(pair.server, EPOLLIN | EPOLLONESHOT);
@@ -230,7 +230,7 @@ TEST(epoll_hup_when_both_are_shut)
     epoll_none(epoll);
     OK(shutdown(pair.client, SHUT_WR));
     CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLRDHUP | EPOLLHUP);
-    modify(epoll, pair.server, 0); // HUP needs no asking
+    modify(epoll, pair.server, 0); // HUP is always reported
     CHECK_EQ(epoll_one(epoll).events, EPOLLHUP);
 }
 
@@ -339,7 +339,7 @@ TEST(epoll_forgets_a_closed_descriptor)
     epoll_none(epoll);
 }
 
-TEST(epoll_takes_a_reused_number)
+TEST(epoll_accepts_a_reused_number)
 {
     struct pair pair = connected_pair();
     struct address at = name_of(pair.listener);
@@ -356,7 +356,7 @@ TEST(epoll_takes_a_reused_number)
     epoll_none(epoll);
 }
 
-TEST(epoll_follows_the_stream_when_a_dup_lives)
+TEST(epoll_keeps_reporting_while_a_dup_is_open)
 {
     struct pair pair = connected_pair();
     int epoll = OK(epoll_create1(0));
@@ -371,7 +371,7 @@ TEST(epoll_follows_the_stream_when_a_dup_lives)
     epoll_none(epoll);
 }
 
-TEST(epoll_keeps_what_a_closed_number_registered)
+TEST(epoll_keeps_the_registration_of_a_closed_number)
 {
     struct pair pair = connected_pair();
     int epoll = OK(epoll_create1(0)), number = OK(dup(pair.server));
@@ -383,7 +383,7 @@ TEST(epoll_keeps_what_a_closed_number_registered)
     say(pair.client, "x");
     CHECK_EQ(epoll_one(epoll).data.u64, 1);
     expect(pair.server, "x");
-    // The number comes back to the same connection, and finds what it left.
+    // The number refers to the same connection again, and its registration is still there.
     CHECK_EQ(dup2(pair.server, number), number);
     CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_ADD, number, &event), EEXIST);
     OK(epoll_ctl(epoll, EPOLL_CTL_MOD, number, &event));
@@ -396,7 +396,7 @@ TEST(epoll_keeps_what_a_closed_number_registered)
     pair.server = number;
 }
 
-TEST(epoll_keeps_a_closed_number_beside_all_its_dups)
+TEST(epoll_reports_a_closed_number_and_all_its_dups)
 {
     struct pair pair = connected_pair();
     int epoll = OK(epoll_create1(0)), copy = OK(dup(pair.server)), last = OK(dup(pair.server));
@@ -411,7 +411,7 @@ TEST(epoll_keeps_a_closed_number_beside_all_its_dups)
     unsigned seen = 0;
     for (int looks = 0; seen != 7; looks++) {
         struct epoll_event events[4];
-        int count = OK(epoll_wait(epoll, events, 4, PATIENCE_MS));
+        int count = OK(epoll_wait(epoll, events, 4, WAIT_MS_MAX));
         CHECK(count > 0 && looks < 1000);
         for (int i = 0; i < count; i++)
             seen |= events[i].data.u64;
@@ -434,7 +434,7 @@ TEST(epoll_keeps_a_listener_when_a_dup_lives)
     epoll_none(epoll);
 }
 
-TEST(epoll_takes_a_dup_beside_its_original)
+TEST(epoll_accepts_a_dup_in_addition_to_its_original)
 {
     struct pair pair = connected_pair();
     int epoll = OK(epoll_create1(0)), copy = OK(dup(pair.server));
@@ -443,7 +443,7 @@ TEST(epoll_takes_a_dup_beside_its_original)
     say(pair.client, "x");
     await(copy, POLLIN);
     struct epoll_event events[4];
-    CHECK_EQ(epoll_wait(epoll, events, 4, PATIENCE_MS), 2);
+    CHECK_EQ(epoll_wait(epoll, events, 4, WAIT_MS_MAX), 2);
     CHECK_EQ(events[0].data.u64 + events[1].data.u64, 3);
 }
 
@@ -473,15 +473,15 @@ TEST(a_dup_of_an_epoll_is_the_same_epoll)
 TEST(epoll_mixes_connections_with_other_descriptors)
 {
     struct pair pair = connected_pair();
-    int hose[2], epoll = OK(epoll_create1(0));
+    int pipe_ends[2], epoll = OK(epoll_create1(0));
     sigset_t usr1;
     sigemptyset(&usr1);
     sigaddset(&usr1, SIGUSR1);
     OK(sigprocmask(SIG_BLOCK, &usr1, NULL));
-    OK(pipe(hose));
+    OK(pipe(pipe_ends));
     int event = OK(eventfd(0, 0)), timer = OK(timerfd_create(CLOCK_MONOTONIC, 0));
     int signals = OK(signalfd(-1, &usr1, 0));
-    int fds[] = {pair.server, hose[0], event, timer, signals};
+    int fds[] = {pair.server, pipe_ends[0], event, timer, signals};
     for (int i = 0; i < 5; i++)
         epoll_add(epoll, fds[i], EPOLLIN | EPOLLET, i);
     epoll_none(epoll);
@@ -489,7 +489,7 @@ TEST(epoll_mixes_connections_with_other_descriptors)
     uint64_t one = 1;
     say(pair.client, "x");
     CHECK_EQ(epoll_one(epoll).data.u64, 0);
-    CHECK_EQ(write(hose[1], "x", 1), 1);
+    CHECK_EQ(write(pipe_ends[1], "x", 1), 1);
     CHECK_EQ(epoll_one(epoll).data.u64, 1);
     CHECK_EQ(write(event, &one, 8), 8);
     CHECK_EQ(epoll_one(epoll).data.u64, 2);
@@ -499,7 +499,7 @@ TEST(epoll_mixes_connections_with_other_descriptors)
     CHECK_EQ(epoll_one(epoll).data.u64, 4);
 }
 
-static void *poke_eventfd_later(void *argument)
+static void *write_eventfd_later(void *argument)
 {
     uint64_t one = 1;
     pause_ms(SILENCE_MS);
@@ -513,7 +513,7 @@ TEST(eventfd_wakes_an_epoll_that_sleeps_on_connections)
     int event = OK(eventfd(0, 0));
     int epoll = epoll_with(pair.server, EPOLLIN);
     epoll_add(epoll, event, EPOLLIN, 12345);
-    pthread_t thread = start_thread(poke_eventfd_later, &event);
+    pthread_t thread = start_thread(write_eventfd_later, &event);
     CHECK_EQ(epoll_one(epoll).data.u64, 12345);
     join_thread(thread);
 }
@@ -521,15 +521,15 @@ TEST(eventfd_wakes_an_epoll_that_sleeps_on_connections)
 TEST(a_busy_connection_does_not_starve_a_pipe)
 {
     struct pair pair = connected_pair();
-    int hose[2];
-    OK(pipe(hose));
+    int pipe_ends[2];
+    OK(pipe(pipe_ends));
     int epoll = epoll_with(pair.server, EPOLLIN); // level, never read: always ready
-    epoll_add(epoll, hose[0], EPOLLIN, 555);
+    epoll_add(epoll, pipe_ends[0], EPOLLIN, 555);
     say(pair.client, "always ready");
-    CHECK_EQ(write(hose[1], "x", 1), 1);
+    CHECK_EQ(write(pipe_ends[1], "x", 1), 1);
     struct epoll_event event;
     for (int i = 0; i < 100; i++) {
-        CHECK_EQ(epoll_wait(epoll, &event, 1, PATIENCE_MS), 1);
+        CHECK_EQ(epoll_wait(epoll, &event, 1, WAIT_MS_MAX), 1);
         if (event.data.u64 == 555)
             return;
     }
@@ -539,15 +539,15 @@ TEST(a_busy_connection_does_not_starve_a_pipe)
 TEST(a_busy_pipe_does_not_starve_a_connection)
 {
     struct pair pair = connected_pair();
-    int hose[2];
-    OK(pipe(hose));
-    int epoll = epoll_with(hose[0], EPOLLIN);
+    int pipe_ends[2];
+    OK(pipe(pipe_ends));
+    int epoll = epoll_with(pipe_ends[0], EPOLLIN);
     epoll_add(epoll, pair.server, EPOLLIN, 555);
-    CHECK_EQ(write(hose[1], "x", 1), 1);
+    CHECK_EQ(write(pipe_ends[1], "x", 1), 1);
     say(pair.client, "x");
     struct epoll_event event;
     for (int i = 0; i < 100; i++) {
-        CHECK_EQ(epoll_wait(epoll, &event, 1, PATIENCE_MS), 1);
+        CHECK_EQ(epoll_wait(epoll, &event, 1, WAIT_MS_MAX), 1);
         if (event.data.u64 == 555)
             return;
     }
@@ -567,7 +567,7 @@ TEST(small_maxevents_is_fair)
     }
     for (int round = 0; round < 2 * COUNT; round++) {
         struct epoll_event events[2];
-        int count = OK(epoll_wait(epoll, events, 2, PATIENCE_MS));
+        int count = OK(epoll_wait(epoll, events, 2, WAIT_MS_MAX));
         CHECK(count >= 1 && count <= 2);
         for (int i = 0; i < count; i++)
             seen |= 1 << events[i].data.u64;
@@ -587,7 +587,7 @@ TEST(epoll_reports_all_that_are_ready)
         epoll_add(epoll, server, EPOLLIN | EPOLLET, 1);
     }
     struct epoll_event events[2 * COUNT];
-    CHECK_EQ(epoll_wait(epoll, events, 2 * COUNT, PATIENCE_MS), COUNT);
+    CHECK_EQ(epoll_wait(epoll, events, 2 * COUNT, WAIT_MS_MAX), COUNT);
     epoll_none(epoll);
 }
 
@@ -655,7 +655,7 @@ TEST(connection_added_while_epoll_sleeps)
     join_thread(thread);
 }
 
-struct crew {
+struct worker_group {
     int epoll;
     int served;
     pthread_mutex_t lock;
@@ -663,50 +663,50 @@ struct crew {
 
 static void *serve_oneshot(void *argument)
 {
-    struct crew *crew = argument;
+    struct worker_group *worker_group = argument;
     struct epoll_event event;
-    while (epoll_wait(crew->epoll, &event, 1, PATIENCE_MS) == 1) {
+    while (epoll_wait(worker_group->epoll, &event, 1, WAIT_MS_MAX) == 1) {
         char message[4];
         if (event.data.u64 == 0)
             return NULL;
         recv_exact((int)event.data.u64, message, 4);
-        pthread_mutex_lock(&crew->lock);
-        crew->served++;
-        pthread_mutex_unlock(&crew->lock);
+        pthread_mutex_lock(&worker_group->lock);
+        worker_group->served++;
+        pthread_mutex_unlock(&worker_group->lock);
         say((int)event.data.u64, "done");
-        modify(crew->epoll, (int)event.data.u64, EPOLLIN | EPOLLONESHOT);
+        modify(worker_group->epoll, (int)event.data.u64, EPOLLIN | EPOLLONESHOT);
     }
-    FAIL("a worker waited in vain");
+    FAIL("a worker was not woken");
 }
 
 TEST(several_threads_wait_on_one_epoll)
 {
-    struct crew crew = {.epoll = OK(epoll_create1(0)), .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct worker_group worker_group = {.epoll = OK(epoll_create1(0)), .lock = PTHREAD_MUTEX_INITIALIZER};
     struct address at;
     int listener = listen_anywhere(&at), clients[6], stop[2];
     pthread_t threads[4];
     for (int i = 0; i < 6; i++) {
         clients[i] = dial(&at);
         int server = accept_from(listener);
-        epoll_add(crew.epoll, server, EPOLLIN | EPOLLONESHOT, server);
+        epoll_add(worker_group.epoll, server, EPOLLIN | EPOLLONESHOT, server);
     }
     for (int i = 0; i < 4; i++)
-        threads[i] = start_thread(serve_oneshot, &crew);
+        threads[i] = start_thread(serve_oneshot, &worker_group);
     for (int round = 0; round < 50; round++) {
         for (int i = 0; i < 6; i++)
             say(clients[i], "work");
         for (int i = 0; i < 6; i++)
             expect(clients[i], "done");
     }
-    CHECK_EQ(crew.served, 300);
+    CHECK_EQ(worker_group.served, 300);
     OK(pipe(stop));
-    epoll_add(crew.epoll, stop[0], EPOLLIN, 0);
+    epoll_add(worker_group.epoll, stop[0], EPOLLIN, 0);
     CHECK_EQ(write(stop[1], "x", 1), 1);
     for (int i = 0; i < 4; i++)
         join_thread(threads[i]);
 }
 
-TEST(a_child_goes_on_with_a_set_when_its_parent_has_closed_the_connection)
+TEST(a_child_keeps_its_epoll_when_the_parent_closes_the_connection)
 {
     struct pair pair = connected_pair();
     int epoll = epoll_with(pair.server, EPOLLIN);
@@ -726,7 +726,7 @@ TEST(a_child_goes_on_with_a_set_when_its_parent_has_closed_the_connection)
     OK(close(pair.server));
     for (int i = 0; i < 200; i++) {
         if (i % 50 == 0)
-            pause_ms(SILENCE_MS); // in which the child falls asleep
+            pause_ms(SILENCE_MS); // the child blocks meanwhile
         say(pair.client, "question");
         expect(pair.client, "answer");
     }
@@ -735,9 +735,9 @@ TEST(a_child_goes_on_with_a_set_when_its_parent_has_closed_the_connection)
 
 // ---- room that comes back -----------------------------------------------------------------------
 
-// A sender sleeps in epoll_wait with room to spare, fills the connection, and sleeps until its peer has received
+// A sender waits in epoll_wait with room to spare, fills the connection, and waits until its peer has received
 // everything; twice.
-static void sleep_until_drained(struct end *me, uint32_t edge)
+static void sleep_until_drained(struct endpoint *me, uint32_t edge)
 {
     struct epoll_event event;
     say(me->fd, "head");
@@ -754,7 +754,7 @@ static void sleep_until_drained(struct end *me, uint32_t edge)
             fill_until_full(me->fd);
         meet(me);
         do {
-            CHECK_EQ(epoll_wait(epoll, &event, 1, PATIENCE_MS), 1);
+            CHECK_EQ(epoll_wait(epoll, &event, 1, WAIT_MS_MAX), 1);
             if ((event.events & EPOLLOUT) == 0)
                 pause_ms(1);
         } while ((event.events & EPOLLOUT) == 0);
@@ -763,29 +763,29 @@ static void sleep_until_drained(struct end *me, uint32_t edge)
     }
 }
 
-#define ROOM_COMES_BACK(name, before, once_full)                                                   \
-    static void drain_##name(struct end *me)                                                       \
+#define ROOM_IS_REPORTED(name, before, once_full)                                                   \
+    static void drain_##name(struct endpoint *me)                                                       \
     {                                                                                              \
         before;                                                                                    \
         for (int round = 0; round < 2; round++) {                                                  \
             meet(me);                                                                              \
             once_full;                                                                             \
-            pause_ms(SILENCE_MS); /* in which the sender falls asleep */                           \
+            pause_ms(SILENCE_MS); /* the sender blocks meanwhile */                                \
             drain_until_empty(me->fd);                                                             \
             meet(me);                                                                              \
         }                                                                                          \
     }                                                                                              \
-    SERVER(room_comes_back_to_edges_##name) { sleep_until_drained(me, EPOLLET); }                  \
-    CLIENT(room_comes_back_to_edges_##name) { drain_##name(me); }                                  \
-    SERVER(room_comes_back_to_levels_##name) { sleep_until_drained(me, 0); }                       \
-    CLIENT(room_comes_back_to_levels_##name) { drain_##name(me); }
+    SERVER(room_is_reported_to_edges_##name) { sleep_until_drained(me, EPOLLET); }                  \
+    CLIENT(room_is_reported_to_edges_##name) { drain_##name(me); }                                  \
+    SERVER(room_is_reported_to_levels_##name) { sleep_until_drained(me, 0); }                       \
+    CLIENT(room_is_reported_to_levels_##name) { drain_##name(me); }
 
-ROOM_COMES_BACK(from_a_reader, (void)me, (void)me)
-ROOM_COMES_BACK(from_one_that_has_shut_down, OK(shutdown(me->fd, SHUT_WR)), (void)me)
-ROOM_COMES_BACK(from_one_that_shuts_down_late, (void)me, OK(shutdown(me->fd, SHUT_WR)))
-ROOM_COMES_BACK(from_one_that_awaits_urgent_bytes, (void)me, await(me->fd, POLLIN | POLLPRI))
+ROOM_IS_REPORTED(from_a_reader, (void)me, (void)me)
+ROOM_IS_REPORTED(from_one_that_has_shut_down, OK(shutdown(me->fd, SHUT_WR)), (void)me)
+ROOM_IS_REPORTED(from_one_that_shuts_down_late, (void)me, OK(shutdown(me->fd, SHUT_WR)))
+ROOM_IS_REPORTED(from_one_that_awaits_urgent_bytes, (void)me, await(me->fd, POLLIN | POLLPRI))
 
-// Without a time-out, at the end of which it would look once more.
+// Waits without a time-out, because a wait polls once more when its time-out ends.
 static void *wait_for_one(void *argument)
 {
     struct epoll_event event;
@@ -794,12 +794,12 @@ static void *wait_for_one(void *argument)
     return NULL;
 }
 
-// One thread sleeps on a set while another one adds to it, or asks more of, a connection whose first bytes are there.
-static void asks_beside_a_sleeper(uint32_t events, bool is_added_before)
+// A thread is blocked in epoll_wait while another one adds or modifies a connection that has unread bytes.
+static void change_while_blocked(uint32_t events, bool is_added_before)
 {
     struct pair busy = connected_pair();
     struct address at = name_of(busy.listener);
-    for (int i = 0; i < 10; i++) // Connections of a client that has a busy one have lanes sooner.
+    for (int i = 0; i < 10; i++) // A client with a busy connection upgrades its other connections to lanes sooner.
         ping_pong(busy.client, busy.server);
     int epoll = epoll_with(busy.listener, EPOLLIN);
     int client = dial(&at), server = accept_from(busy.listener);
@@ -817,16 +817,16 @@ static void asks_beside_a_sleeper(uint32_t events, bool is_added_before)
     OK(close(epoll));
 }
 
-TEST(asked_beside_a_sleeper_a_set_wakes_it)
+TEST(epoll_ctl_wakes_another_thread_in_epoll_wait)
 {
     for (int is_added_before = 0; is_added_before < 2; is_added_before++) {
-        asks_beside_a_sleeper(EPOLLIN, is_added_before);
-        asks_beside_a_sleeper(EPOLLIN | EPOLLET, is_added_before);
-        asks_beside_a_sleeper(EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, is_added_before);
+        change_while_blocked(EPOLLIN, is_added_before);
+        change_while_blocked(EPOLLIN | EPOLLET, is_added_before);
+        change_while_blocked(EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, is_added_before);
     }
 }
 
-TEST(a_set_that_is_added_beside_a_sleeper_wakes_it)
+TEST(adding_an_epoll_wakes_another_thread_in_epoll_wait)
 {
     struct pair pair = connected_pair();
     for (int i = 0; i < 10; i++)
@@ -843,12 +843,12 @@ TEST(a_set_that_is_added_beside_a_sleeper_wakes_it)
     OK(close(outer));
 }
 
-TEST(room_wakes_a_sleeper_beside_whom_it_was_asked_for)
+TEST(epollout_added_by_another_thread_wakes_epoll_wait)
 {
     static char bytes[1 << 16];
     struct pair pair = connected_pair();
     say(pair.client, "x");
-    OK(shutdown(pair.client, SHUT_WR)); // It has nothing more to say, and to tell by.
+    OK(shutdown(pair.client, SHUT_WR)); // The client sends nothing more that could wake the server.
     expect(pair.server, "x");
     expect_eof(pair.server);
     set_nonblocking(pair.server);
@@ -870,36 +870,36 @@ TEST(room_wakes_a_sleeper_beside_whom_it_was_asked_for)
 
 static void *count_edges(void *argument)
 {
-    struct crew *crew = argument;
+    struct worker_group *worker_group = argument;
     struct epoll_event event;
     for (;;) {
-        CHECK_EQ(epoll_wait(crew->epoll, &event, 1, PATIENCE_MS), 1);
+        CHECK_EQ(epoll_wait(worker_group->epoll, &event, 1, WAIT_MS_MAX), 1);
         if (event.data.u64 == 0)
             return NULL;
-        pthread_mutex_lock(&crew->lock);
-        crew->served++;
-        pthread_mutex_unlock(&crew->lock);
+        pthread_mutex_lock(&worker_group->lock);
+        worker_group->served++;
+        pthread_mutex_unlock(&worker_group->lock);
     }
 }
 
 TEST(one_edge_wakes_one_thread)
 {
     struct pair pair = connected_pair();
-    struct crew crew = {.epoll = epoll_with(pair.server, EPOLLIN | EPOLLET),
+    struct worker_group worker_group = {.epoll = epoll_with(pair.server, EPOLLIN | EPOLLET),
                         .lock = PTHREAD_MUTEX_INITIALIZER};
     pthread_t threads[3];
     int stop[2];
     for (int i = 0; i < 3; i++)
-        threads[i] = start_thread(count_edges, &crew);
+        threads[i] = start_thread(count_edges, &worker_group);
     pause_ms(SILENCE_MS);
     say(pair.client, "x");
     pause_ms(SILENCE_MS);
     OK(pipe(stop));
-    epoll_add(crew.epoll, stop[0], EPOLLIN, 0);
+    epoll_add(worker_group.epoll, stop[0], EPOLLIN, 0);
     CHECK_EQ(write(stop[1], "x", 1), 1);
     for (int i = 0; i < 3; i++)
         join_thread(threads[i]);
-    CHECK_EQ(crew.served, 1);
+    CHECK_EQ(worker_group.served, 1);
 }
 
 TEST(exclusive_listener_in_two_processes_serves_all)
@@ -969,12 +969,12 @@ TEST(epoll_pwait_lets_a_blocked_signal_in)
     sigset_t unblocked, now;
     block_alarm(&unblocked);
     OK(raise(SIGALRM));
-    CHECK_ERR(epoll_pwait(epoll, &event, 1, PATIENCE_MS, &unblocked), EINTR);
+    CHECK_ERR(epoll_pwait(epoll, &event, 1, WAIT_MS_MAX, &unblocked), EINTR);
     CHECK_EQ(signals_seen, 1);
     OK(sigprocmask(SIG_BLOCK, NULL, &now));
     CHECK_EQ(sigismember(&now, SIGALRM), 1);
     say(pair.client, "x");
-    CHECK_EQ(epoll_pwait(epoll, &event, 1, PATIENCE_MS, NULL), 1);
+    CHECK_EQ(epoll_pwait(epoll, &event, 1, WAIT_MS_MAX, NULL), 1);
 }
 
 TEST(epoll_pwait2_takes_a_mask_and_nanoseconds)
@@ -1041,7 +1041,7 @@ TEST(many_idle_connections_and_one_active)
     }
 }
 
-TEST(one_place_is_enough_for_a_pipe_behind_a_connection_that_was_read)
+TEST(maxevents_1_reports_a_pipe_behind_a_drained_connection)
 {
     struct pair pair = connected_pair();
     int pipe_fds[2], epoll = epoll_with(pair.server, EPOLLIN);
@@ -1049,9 +1049,9 @@ TEST(one_place_is_enough_for_a_pipe_behind_a_connection_that_was_read)
     char byte;
     OK(pipe(pipe_fds));
     epoll_add(epoll, pipe_fds[0], EPOLLIN, 77);
-    CHECK_EQ(epoll_wait(epoll, &event, 1, SILENCE_MS), 0); // asleep: whoever sends wakes the set
+    CHECK_EQ(epoll_wait(epoll, &event, 1, SILENCE_MS), 0); // blocked: a sender wakes the epoll instance
     say(pair.client, "x");
-    expect(pair.server, "x"); // before the set could tell
+    expect(pair.server, "x"); // before the epoll instance could report it
     CHECK_EQ(write(pipe_fds[1], "y", 1), 1);
     CHECK_EQ(epoll_wait(epoll, &event, 1, 0), 1);
     CHECK_EQ(event.data.u64, 77);

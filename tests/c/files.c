@@ -59,7 +59,7 @@ CLIENT(sendfile_large)
     }
 }
 
-TEST(sendfile_nonblocking_takes_a_part)
+TEST(sendfile_nonblocking_is_partial)
 {
     struct pair pair = connected_pair();
     struct pattern *pattern = pattern_new(20);
@@ -74,8 +74,8 @@ TEST(sendfile_nonblocking_takes_a_part)
     CHECK_ERR(recv(pair.server, &sent, 1, MSG_DONTWAIT), EAGAIN);
 }
 
-// Each on a connection that has carried nothing.
-TEST(sendfile_nonblocking_from_an_offset_and_from_where_the_file_stands)
+// Each on a fresh connection.
+TEST(sendfile_nonblocking_from_an_offset_and_the_file_position)
 {
     struct pattern *pattern = pattern_new(64);
     int file = file_of(pattern, 120000);
@@ -105,7 +105,7 @@ TEST(sendfile_rejects_bad_arguments)
     CHECK_ERR(sendfile(pair.client, pair.server, NULL, 10), EINVAL);
 }
 
-TEST(sendfile_takes_nothing_out_of_what_is_no_file)
+TEST(sendfile_consumes_nothing_from_an_eventfd_or_folder)
 {
     struct pair pair = connected_pair();
     int counter = OK(eventfd(3, EFD_NONBLOCK)), folder = OK(open("/", O_RDONLY | O_DIRECTORY));
@@ -139,53 +139,53 @@ TEST(sendfile_at_the_end_of_the_file_needs_no_peer)
 
 // ---- splice -------------------------------------------------------------------------------------
 
-struct hose {
-    int out; // the reading end
+struct pipe_ends {
+    int out; // the read end
     int in;
 };
 
-static struct hose hose_of(int bytes)
+static struct pipe_ends pipe_of(int bytes)
 {
     int ends[2];
     OK(pipe(ends));
     if (bytes > 0)
         OK(fcntl(ends[1], F_SETPIPE_SZ, bytes));
-    return (struct hose){ends[0], ends[1]};
+    return (struct pipe_ends){ends[0], ends[1]};
 }
 
 TEST(splice_between_connection_and_pipe)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(0);
+    struct pipe_ends pipe_ends = pipe_of(0);
     say(pair.client, "spliced");
     await(pair.server, POLLIN);
-    CHECK_EQ(splice(pair.server, NULL, hose.in, NULL, 7, 0), 7);
-    CHECK_EQ(splice(hose.out, NULL, pair.server, NULL, 7, SPLICE_F_MOVE | SPLICE_F_MORE), 7);
+    CHECK_EQ(splice(pair.server, NULL, pipe_ends.in, NULL, 7, 0), 7);
+    CHECK_EQ(splice(pipe_ends.out, NULL, pair.server, NULL, 7, SPLICE_F_MOVE | SPLICE_F_MORE), 7);
     shutdown(pair.server, SHUT_WR);
     expect(pair.client, "spliced");
 }
 
-TEST(splice_takes_a_part_of_what_came)
+TEST(splice_moves_a_part_of_the_bytes)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(0);
+    struct pipe_ends pipe_ends = pipe_of(0);
     char got[4];
     say(pair.client, "parts");
     await(pair.server, POLLIN);
-    CHECK_EQ(splice(pair.server, NULL, hose.in, NULL, 4, 0), 4);
-    CHECK_EQ(read(hose.out, got, 4), 4);
+    CHECK_EQ(splice(pair.server, NULL, pipe_ends.in, NULL, 4, 0), 4);
+    CHECK_EQ(read(pipe_ends.out, got, 4), 4);
     CHECK(memcmp(got, "part", 4) == 0);
     expect(pair.server, "s");
-    // More is asked for than there is.
+    // More bytes are requested than are unread.
     say(pair.client, "rest");
     await(pair.server, POLLIN);
-    CHECK_EQ(splice(pair.server, NULL, hose.in, NULL, 1 << 20, 0), 4);
+    CHECK_EQ(splice(pair.server, NULL, pipe_ends.in, NULL, 1 << 20, 0), 4);
 }
 
 TEST(splice_loses_nothing_to_a_full_pipe)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(4096);
+    struct pipe_ends pipe_ends = pipe_of(4096);
     struct pattern *pattern = pattern_new(22);
     static char bytes[30000], got[30000];
     pattern_fill(pattern, 0, bytes, sizeof bytes);
@@ -195,68 +195,68 @@ TEST(splice_loses_nothing_to_a_full_pipe)
     int times_full = 0;
     for (;;) {
         await(pair.server, POLLIN);
-        ssize_t moved = splice(pair.server, NULL, hose.in, NULL, 1 << 20, SPLICE_F_NONBLOCK);
+        ssize_t moved = splice(pair.server, NULL, pipe_ends.in, NULL, 1 << 20, SPLICE_F_NONBLOCK);
         if (moved == 0)
             break;
         if (moved > 0)
             continue;
         CHECK_EQ(errno, EAGAIN);
         times_full++;
-        ssize_t read_now = OK(read(hose.out, got + taken, 4096));
+        ssize_t read_now = OK(read(pipe_ends.out, got + taken, 4096));
         taken += read_now;
         CHECK(taken <= sizeof got);
     }
-    OK(close(hose.in));
-    for (ssize_t last; (last = OK(read(hose.out, got + taken, sizeof got - taken))) > 0;)
+    OK(close(pipe_ends.in));
+    for (ssize_t last; (last = OK(read(pipe_ends.out, got + taken, sizeof got - taken))) > 0;)
         taken += last;
     CHECK_EQ(taken, sizeof bytes);
     CHECK(times_full > 0);
     pattern_check(pattern, 0, got, sizeof got);
 }
 
-TEST(splice_takes_from_the_pipe_only_what_goes)
+TEST(splice_consumes_from_the_pipe_only_what_it_sends)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(65536);
+    struct pipe_ends pipe_ends = pipe_of(65536);
     struct pattern *pattern = pattern_new(23);
     static char bytes[40000];
     fill_until_full(pair.client);
     set_nonblocking(pair.client);
     pattern_fill(pattern, 0, bytes, sizeof bytes);
-    CHECK_EQ(write(hose.in, bytes, sizeof bytes), sizeof bytes);
-    while (splice(hose.out, NULL, pair.client, NULL, sizeof bytes, SPLICE_F_MOVE) > 0)
+    CHECK_EQ(write(pipe_ends.in, bytes, sizeof bytes), sizeof bytes);
+    while (splice(pipe_ends.out, NULL, pair.client, NULL, sizeof bytes, SPLICE_F_MOVE) > 0)
         fill_until_full(pair.client); // the kernel may have found a little more room
     CHECK_EQ(errno, EAGAIN);
     int left = 0;
-    OK(ioctl(hose.out, FIONREAD, &left));
+    OK(ioctl(pipe_ends.out, FIONREAD, &left));
     CHECK(left > 0);
     drain_until_empty(pair.server);
     await(pair.client, POLLOUT);
-    ssize_t moved = OK(splice(hose.out, NULL, pair.client, NULL, left, 0));
+    ssize_t moved = OK(splice(pipe_ends.out, NULL, pair.client, NULL, left, 0));
     static char got[sizeof bytes];
     recv_exact(pair.server, got, moved);
     pattern_check(pattern, sizeof bytes - left, got, moved);
 }
 
-TEST(splice_reports_what_is_missing)
+TEST(splice_reports_missing_bytes_and_the_end_of_a_pipe)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(4096);
-    CHECK_ERR(splice(hose.out, NULL, pair.client, NULL, 10, SPLICE_F_NONBLOCK), EAGAIN);
+    struct pipe_ends pipe_ends = pipe_of(4096);
+    CHECK_ERR(splice(pipe_ends.out, NULL, pair.client, NULL, 10, SPLICE_F_NONBLOCK), EAGAIN);
     set_nonblocking(pair.client);
-    CHECK_ERR(splice(pair.client, NULL, hose.in, NULL, 10, 0), EAGAIN);
-    CHECK_EQ(splice(pair.client, NULL, hose.in, NULL, 0, 0), 0);
-    // The pipe's own mode counts like the flag.
-    set_nonblocking(hose.out);
-    CHECK_ERR(splice(hose.out, NULL, pair.server, NULL, 10, 0), EAGAIN);
-    OK(close(hose.in));
-    CHECK_EQ(splice(hose.out, NULL, pair.client, NULL, 10, 0), 0);
+    CHECK_ERR(splice(pair.client, NULL, pipe_ends.in, NULL, 10, 0), EAGAIN);
+    CHECK_EQ(splice(pair.client, NULL, pipe_ends.in, NULL, 0, 0), 0);
+    // O_NONBLOCK of the pipe has the same effect as the flag.
+    set_nonblocking(pipe_ends.out);
+    CHECK_ERR(splice(pipe_ends.out, NULL, pair.server, NULL, 10, 0), EAGAIN);
+    OK(close(pipe_ends.in));
+    CHECK_EQ(splice(pipe_ends.out, NULL, pair.client, NULL, 10, 0), 0);
 }
 
 TEST(splice_rejects_bad_arguments)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(0);
+    struct pipe_ends pipe_ends = pipe_of(0);
     loff_t offset = 0;
     say(pair.client, "x");
     await(pair.server, POLLIN);
@@ -264,10 +264,10 @@ TEST(splice_rejects_bad_arguments)
     int file = file_of(pattern_new(24), 100);
     CHECK_ERR(splice(pair.server, NULL, file, NULL, 1, 0), EINVAL);
     CHECK_ERR(splice(file, NULL, pair.server, NULL, 1, 0), EINVAL);
-    CHECK_ERR(splice(pair.server, NULL, hose.in, NULL, 1, 0x100), EINVAL);
-    CHECK_ERR(splice(pair.server, NULL, hose.in, &offset, 1, 0), ESPIPE);
-    CHECK_ERR(splice(pair.server, NULL, hose.out, NULL, 1, 0), EBADF);
-    CHECK_ERR(splice(hose.in, NULL, pair.server, NULL, 1, 0), EBADF);
+    CHECK_ERR(splice(pair.server, NULL, pipe_ends.in, NULL, 1, 0x100), EINVAL);
+    CHECK_ERR(splice(pair.server, NULL, pipe_ends.in, &offset, 1, 0), ESPIPE);
+    CHECK_ERR(splice(pair.server, NULL, pipe_ends.out, NULL, 1, 0), EBADF);
+    CHECK_ERR(splice(pipe_ends.in, NULL, pair.server, NULL, 1, 0), EBADF);
     CHECK_ERR(splice(pair.server, NULL, -1, NULL, 1, 0), EBADF);
     expect(pair.server, "x");
 }
@@ -275,12 +275,12 @@ TEST(splice_rejects_bad_arguments)
 TEST(splice_raises_sigpipe)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(0), other = hose_of(0);
+    struct pipe_ends pipe_ends = pipe_of(0), other = pipe_of(0);
     on_signal(SIGPIPE, count_signal, 0);
     say(pair.client, "x");
     await(pair.server, POLLIN);
-    OK(close(hose.out));
-    CHECK_ERR(splice(pair.server, NULL, hose.in, NULL, 1, 0), EPIPE);
+    OK(close(pipe_ends.out));
+    CHECK_ERR(splice(pair.server, NULL, pipe_ends.in, NULL, 1, 0), EPIPE);
     expect(pair.server, "x");
     OK(shutdown(pair.client, SHUT_WR));
     CHECK_EQ(write(other.in, "y", 1), 1);
@@ -291,27 +291,27 @@ TEST(splice_raises_sigpipe)
 TEST(splice_is_interrupted_without_sa_restart)
 {
     struct pair pair = connected_pair();
-    struct hose hose = hose_of(4096);
+    struct pipe_ends pipe_ends = pipe_of(4096);
     on_signal(SIGALRM, count_signal, 0);
     alarm_every_ms(20);
-    CHECK_ERR(splice(pair.server, NULL, hose.in, NULL, 10, 0), EINTR);
-    CHECK_ERR(splice(hose.out, NULL, pair.server, NULL, 10, 0), EINTR);
+    CHECK_ERR(splice(pair.server, NULL, pipe_ends.in, NULL, 10, 0), EINTR);
+    CHECK_ERR(splice(pipe_ends.out, NULL, pair.server, NULL, 10, 0), EINTR);
     alarm_every_ms(0);
 }
 
-// As a proxy does: everything from one connection goes through a pipe to another.
+// As a proxy does: all bytes of one connection are forwarded through a pipe to another.
 #define RELAYED_BYTES ((uint64_t)8 << 20)
 
 static void *relay(void *argument)
 {
     int *ends = argument;
-    struct hose hose = hose_of(0);
+    struct pipe_ends pipe_ends = pipe_of(0);
     for (;;) {
-        ssize_t came = OK(splice(ends[0], NULL, hose.in, NULL, 1 << 20, SPLICE_F_MOVE | SPLICE_F_MORE));
+        ssize_t came = OK(splice(ends[0], NULL, pipe_ends.in, NULL, 1 << 20, SPLICE_F_MOVE | SPLICE_F_MORE));
         if (came == 0)
             break;
         while (came > 0)
-            came -= OK(splice(hose.out, NULL, ends[1], NULL, came, SPLICE_F_MOVE));
+            came -= OK(splice(pipe_ends.out, NULL, ends[1], NULL, came, SPLICE_F_MOVE));
     }
     OK(shutdown(ends[1], SHUT_WR));
     return NULL;

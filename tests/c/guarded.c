@@ -1,6 +1,6 @@
-// Options that decide who may talk to a socket, or which way its packets go: lanes know no keys, filters, marks and
-// devices, so such a socket is kernel TCP's. (Checks whose names begin with kernel_path_ are about connections that
-// must have no lane.)
+// Options that decide which peers may connect to a socket, or which way its packets take. Lanes implement no keys,
+// filters, marks or devices, so such a socket uses kernel TCP. (Checks whose names begin with kernel_path_ are about
+// connections that must have no lane.)
 #include "check.h"
 
 #include <linux/filter.h>
@@ -9,8 +9,8 @@
 #define SO_BINDTOIFINDEX 62
 #endif
 
-// A key that no other end has, for connections from 127.0.0.1.
-static void demand_key(int fd)
+// Sets a key that no peer has, for connections from 127.0.0.1.
+static void require_md5_key(int fd)
 {
     struct tcp_md5sig key = {.tcpm_keylen = 6, .tcpm_key = "secret"};
     struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -19,7 +19,7 @@ static void demand_key(int fd)
         skip("this kernel has no TCP_MD5SIG");
 }
 
-// A filter that lets nothing through.
+// Attaches a filter that drops all packets.
 static void drop_everything(int fd)
 {
     struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
@@ -27,8 +27,8 @@ static void drop_everything(int fd)
     OK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program));
 }
 
-// More hops than loopback packets have left.
-static void demand_near_peers(int fd)
+// Requires a larger TTL than loopback packets have.
+static void require_max_ttl(int fd)
 {
     int hops = 255;
     OK(setsockopt(fd, IPPROTO_IP, IP_MINTTL, &hops, sizeof hops));
@@ -43,8 +43,8 @@ static int bound_listener(struct address *at)
     return fd;
 }
 
-// A client without what is demanded gets no answer, and the listener nobody.
-static void check_shut_out(const struct address *at, int listener)
+// A client that does not meet the demand gets no answer, and the listener gets no connection.
+static void check_excluded(const struct address *at, int listener)
 {
     int client = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
     CHECK_ERR(connect(client, ADDRESS(at), at->size), EINPROGRESS);
@@ -61,10 +61,10 @@ static void check_before_listen(demand_fn *demand)
     int listener = bound_listener(&at);
     demand(listener);
     OK(listen(listener, 8));
-    check_shut_out(&at, listener);
+    check_excluded(&at, listener);
 }
 
-// Both ways to wait at the listener go on as they were.
+// Accept and epoll both wait at the listener as before.
 static void check_after_listen(demand_fn *demand)
 {
     struct address at;
@@ -74,18 +74,18 @@ static void check_after_listen(demand_fn *demand)
     OK(epoll_ctl(set, EPOLL_CTL_ADD, listener, &event));
     greet(&at, listener);
     demand(listener);
-    check_shut_out(&at, listener);
+    check_excluded(&at, listener);
     CHECK_EQ(epoll_wait(set, &event, 1, 0), 0);
 }
 
-TEST(kernel_path_keys_are_demanded_before_listen) { check_before_listen(demand_key); }
-TEST(kernel_path_keys_are_demanded_after_listen) { check_after_listen(demand_key); }
-TEST(kernel_path_filters_drop_before_listen) { check_before_listen(drop_everything); }
-TEST(kernel_path_filters_drop_after_listen) { check_after_listen(drop_everything); }
-TEST(kernel_path_hops_are_counted_before_listen) { check_before_listen(demand_near_peers); }
-TEST(kernel_path_hops_are_counted_after_listen) { check_after_listen(demand_near_peers); }
+TEST(kernel_path_md5_keys_set_before_listen_are_required) { check_before_listen(require_md5_key); }
+TEST(kernel_path_md5_keys_set_after_listen_are_required) { check_after_listen(require_md5_key); }
+TEST(kernel_path_filters_attached_before_listen_drop) { check_before_listen(drop_everything); }
+TEST(kernel_path_filters_attached_after_listen_drop) { check_after_listen(drop_everything); }
+TEST(kernel_path_min_ttl_set_before_listen_is_enforced) { check_before_listen(require_max_ttl); }
+TEST(kernel_path_min_ttl_set_after_listen_is_enforced) { check_after_listen(require_max_ttl); }
 
-// What a client demands of its packets it demands of a server that has lanes, too.
+// A client's demands on packets also apply to a server that has lanes.
 static void check_client(demand_fn *demand)
 {
     struct address at;
@@ -99,12 +99,12 @@ static void check_client(demand_fn *demand)
     OK(close(listener));
 }
 
-TEST(kernel_path_keys_of_a_client) { check_client(demand_key); }
-TEST(kernel_path_filters_of_a_client) { check_client(drop_everything); }
-TEST(kernel_path_hops_of_a_client) { check_client(demand_near_peers); }
+TEST(kernel_path_md5_keys_of_a_client_are_required) { check_client(require_md5_key); }
+TEST(kernel_path_filters_of_a_client_drop) { check_client(drop_everything); }
+TEST(kernel_path_min_ttl_of_a_client_is_enforced) { check_client(require_max_ttl); }
 
-// A listener that has taken back what it demanded, and one that goes on with a demand that all fulfil.
-TEST(kernel_path_a_listener_goes_on_where_everybody_may)
+// A listener whose demand all clients meet continues to serve.
+TEST(kernel_path_a_listener_serves_clients_that_meet_its_min_ttl)
 {
     struct address at;
     int listener = bound_listener(&at), set = OK(epoll_create1(0)), hops = 1;
@@ -113,7 +113,7 @@ TEST(kernel_path_a_listener_goes_on_where_everybody_may)
     OK(epoll_ctl(set, EPOLL_CTL_ADD, listener, &event));
     OK(setsockopt(listener, IPPROTO_IP, IP_MINTTL, &hops, sizeof hops));
     int client = dial(&at);
-    CHECK_EQ(epoll_wait(set, &event, 1, PATIENCE_MS), 1);
+    CHECK_EQ(epoll_wait(set, &event, 1, WAIT_MS_MAX), 1);
     CHECK_EQ(event.data.u64, 7);
     int server = accept_from(listener);
     ping_pong(client, server);
@@ -122,7 +122,7 @@ TEST(kernel_path_a_listener_goes_on_where_everybody_may)
     CHECK_EQ(hops, 1);
 }
 
-TEST(kernel_path_an_address_of_the_other_family)
+TEST(kernel_path_a_v6only_client_cannot_reach_a_mapped_address)
 {
     require_ip6();
     struct address at, any = ip6("::", 0);
@@ -135,8 +135,8 @@ TEST(kernel_path_an_address_of_the_other_family)
     OK(close(listener));
 }
 
-// A connection takes none of them in silence: what it answers either holds, or says that it does not.
-TEST(guards_of_a_connection_hold_or_are_refused)
+// A connection ignores none of these options: setsockopt either succeeds and the option has effect, or it fails.
+TEST(security_options_of_a_connection_hold_or_are_refused)
 {
     struct pair pair = connected_pair();
     struct tcp_md5sig key = {.tcpm_keylen = 6, .tcpm_key = "secret"};

@@ -1,4 +1,4 @@
-// Network namespaces: a socket is of the one that it was made in, wherever the thread is that uses it.
+// Network namespaces: a socket belongs to the one in which it was created, whatever the namespace of the thread is.
 // (Checks whose names begin with kernel_path_ are about connections that must have no lane.)
 #include "check.h"
 
@@ -10,18 +10,18 @@ static int own_namespace(void)
     return OK(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
 }
 
-// The calling thread goes to a new network namespace, whose loopback interface is up.
+// Moves the calling thread to a new network namespace whose loopback interface is up.
 static void enter_new_namespace(void)
 {
     if (unshare(CLONE_NEWNET) != 0)
-        skip("no right to make network namespaces");
+        skip("creating a network namespace is not permitted");
     struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
     int fd = OK(socket(AF_INET, SOCK_DGRAM, 0));
     OK(ioctl(fd, SIOCSIFFLAGS, &loopback));
     OK(close(fd));
 }
 
-static bool has_somebody(int listener)
+static bool has_client(int listener)
 {
     struct pollfd waiting = {.fd = listener, .events = POLLIN};
     return poll(&waiting, 1, SILENCE_MS) == 1;
@@ -30,15 +30,15 @@ static bool has_somebody(int listener)
 static void check_reaches(int client, const struct address *at, int listener, int other)
 {
     OK(connect(client, ADDRESS(at), at->size));
-    CHECK(has_somebody(listener));
-    CHECK(!has_somebody(other));
+    CHECK(has_client(listener));
+    CHECK(!has_client(other));
     int server = accept_from(listener);
     ping_pong(client, server);
     OK(close(server));
     OK(close(client));
 }
 
-TEST(kernel_path_a_socket_reaches_the_namespace_that_it_was_made_in)
+TEST(kernel_path_a_socket_reaches_the_namespace_of_its_creation)
 {
     struct address at;
     int here = listen_anywhere(&at), home = own_namespace();
@@ -46,17 +46,17 @@ TEST(kernel_path_a_socket_reaches_the_namespace_that_it_was_made_in)
     enter_new_namespace();
     int away = own_namespace(), there = listen_at(&at, 8);
     int from_there = OK(socket(AF_INET, SOCK_STREAM, 0));
-    // Each is used in the other one's namespace.
+    // Each socket is used in the namespace of the other.
     check_reaches(from_here, &at, here, there);
     OK(setns(home, CLONE_NEWNET));
     check_reaches(from_there, &at, there, here);
-    // And where they belong.
+    // Each socket is used in its own namespace.
     check_reaches(OK(socket(AF_INET, SOCK_STREAM, 0)), &at, here, there);
     OK(setns(away, CLONE_NEWNET));
     check_reaches(OK(socket(AF_INET, SOCK_STREAM, 0)), &at, there, here);
 }
 
-TEST(kernel_path_a_listener_hears_the_namespace_that_it_was_made_in)
+TEST(kernel_path_a_listener_serves_the_namespace_of_its_creation)
 {
     int home = own_namespace();
     struct address at = ip4("127.0.0.1", 0);
@@ -66,8 +66,8 @@ TEST(kernel_path_a_listener_hears_the_namespace_that_it_was_made_in)
     at = name_of(listener);
     OK(setns(home, CLONE_NEWNET));
     OK(listen(listener, 8));
-    int stranger = OK(socket(AF_INET, SOCK_STREAM, 0));
-    CHECK_ERR(connect(stranger, ADDRESS(&at), at.size), ECONNREFUSED);
+    int outsider = OK(socket(AF_INET, SOCK_STREAM, 0));
+    CHECK_ERR(connect(outsider, ADDRESS(&at), at.size), ECONNREFUSED);
     OK(setns(away, CLONE_NEWNET));
     greet(&at, listener);
 }

@@ -1,4 +1,4 @@
-// Socket options, ioctl, fcntl; errno of wrong use; descriptors that are not TCP.
+// Socket options, ioctl, fcntl; errno after wrong use; descriptors that are not TCP.
 #include "check.h"
 
 #include <linux/sockios.h>
@@ -126,7 +126,7 @@ static int tcp_state(int fd)
     return tcp.tcpi_state;
 }
 
-TEST(tcp_info_tells_the_state)
+TEST(tcp_info_reports_the_state)
 {
     struct pair pair = connected_pair();
     CHECK_EQ(tcp_state(pair.client), TCP_ESTABLISHED);
@@ -138,7 +138,7 @@ TEST(tcp_info_tells_the_state)
     CHECK_EQ(tcp_state(pair.server), TCP_CLOSE_WAIT);
 }
 
-// Of `struct tcp_info` as Linux has it; libc's own ends before.
+// A counter of Linux's `struct tcp_info`; libc's declaration ends before it.
 static uint64_t tcp_counter(int fd, size_t offset)
 {
     unsigned char bytes[192];
@@ -159,10 +159,10 @@ TEST(tcp_info_counts_the_bytes)
     recv_exact(pair.server, bytes, sizeof bytes);
     CHECK_EQ(tcp_counter(pair.server, bytes_received), 1000);
     for (int i = 0; tcp_counter(pair.client, bytes_acked) < 1000; i++) {
-        CHECK(i < PATIENCE_MS);
+        CHECK(i < WAIT_MS_MAX);
         pause_ms(1);
     }
-    CHECK(tcp_counter(pair.client, bytes_acked) <= 1001); // its SYN counts
+    CHECK(tcp_counter(pair.client, bytes_acked) <= 1001); // the SYN counts
 }
 
 TEST(buffer_sizes_read_back_doubled)
@@ -235,7 +235,7 @@ TEST(sndtimeo_ends_send)
     ssize_t sent;
     size_t total = 0;
     while ((sent = send(pair.client, block, sizeof block, 0)) > 0)
-        total += sent; // the last one that succeeds may be short
+        total += sent; // the last successful send may be short
     CHECK_EQ(errno, EAGAIN);
     CHECK_EQ(drain_until_empty(pair.server), total);
     ping_pong(pair.client, pair.server);
@@ -264,7 +264,7 @@ TEST(bad_options_are_enoprotoopt)
     CHECK_ERR(setsockopt(pair.client, SOL_SOCKET, SO_KEEPALIVE, &value, 1), EINVAL);
 }
 
-TEST(short_option_buffers_are_cut)
+TEST(short_option_buffers_truncate_the_value)
 {
     struct pair pair = connected_pair();
     char one = 0x7f;
@@ -274,7 +274,7 @@ TEST(short_option_buffers_are_cut)
     CHECK_EQ(one, SOCK_STREAM);
 }
 
-TEST(fionread_counts_what_waits)
+TEST(fionread_counts_unread_bytes)
 {
     struct pair pair = connected_pair();
     int waiting = -1;
@@ -282,7 +282,7 @@ TEST(fionread_counts_what_waits)
     CHECK_EQ(waiting, 0);
     say(pair.client, "12345");
     say(pair.client, "678");
-    while (waiting != 8) // the limit of the check bounds this
+    while (waiting != 8) // the time limit of the check bounds this loop
         OK(ioctl(pair.server, FIONREAD, &waiting));
     expect(pair.server, "123");
     OK(ioctl(pair.server, FIONREAD, &waiting));
@@ -298,10 +298,10 @@ TEST(siocoutq_is_zero_once_read)
     expect(pair.server, "12345");
     do
         OK(ioctl(pair.client, SIOCOUTQ, &queued));
-    while (queued != 0); // acknowledged in its own time
+    while (queued != 0); // the acknowledgement may come later
 }
 
-TEST(siocoutq_counts_what_the_peer_cannot_take)
+TEST(siocoutq_counts_bytes_the_peer_has_no_room_for)
 {
     struct pair pair = connected_pair();
     int queued = 0;
@@ -355,21 +355,21 @@ TEST(bad_descriptor_everywhere)
 
 TEST(socket_calls_on_a_pipe_are_enotsock)
 {
-    int hose[2], value = 0;
+    int pipe_ends[2], value = 0;
     socklen_t size = sizeof value;
     char byte = 0;
     struct address at = ip4("127.0.0.1", 9);
-    OK(pipe(hose));
-    CHECK_ERR(send(hose[1], &byte, 1, 0), ENOTSOCK);
-    CHECK_ERR(recv(hose[0], &byte, 1, 0), ENOTSOCK);
-    CHECK_ERR(connect(hose[0], ADDRESS(&at), at.size), ENOTSOCK);
-    CHECK_ERR(listen(hose[0], 1), ENOTSOCK);
-    CHECK_ERR(accept(hose[0], NULL, NULL), ENOTSOCK);
-    CHECK_ERR(shutdown(hose[0], SHUT_RD), ENOTSOCK);
-    CHECK_ERR(getsockopt(hose[0], SOL_SOCKET, SO_TYPE, &value, &size), ENOTSOCK);
+    OK(pipe(pipe_ends));
+    CHECK_ERR(send(pipe_ends[1], &byte, 1, 0), ENOTSOCK);
+    CHECK_ERR(recv(pipe_ends[0], &byte, 1, 0), ENOTSOCK);
+    CHECK_ERR(connect(pipe_ends[0], ADDRESS(&at), at.size), ENOTSOCK);
+    CHECK_ERR(listen(pipe_ends[0], 1), ENOTSOCK);
+    CHECK_ERR(accept(pipe_ends[0], NULL, NULL), ENOTSOCK);
+    CHECK_ERR(shutdown(pipe_ends[0], SHUT_RD), ENOTSOCK);
+    CHECK_ERR(getsockopt(pipe_ends[0], SOL_SOCKET, SO_TYPE, &value, &size), ENOTSOCK);
 }
 
-TEST(unconnected_socket_cannot_talk)
+TEST(unconnected_socket_cannot_send_or_receive)
 {
     int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
     char byte = 0;
@@ -382,7 +382,7 @@ TEST(unconnected_socket_cannot_talk)
     CHECK_ERR(send(listener, &byte, 1, MSG_NOSIGNAL), EPIPE);
 }
 
-TEST(out_of_band_asks_are_refused_when_there_is_none)
+TEST(msg_oob_without_urgent_data_is_refused)
 {
     struct pair pair = connected_pair();
     char byte;
@@ -397,7 +397,7 @@ TEST(errqueue_is_empty)
     CHECK_ERR(recv(pair.server, &byte, 1, MSG_ERRQUEUE), EAGAIN);
 }
 
-// ---- what is not TCP ----------------------------------------------------------------------------
+// ---- descriptors that are not TCP ---------------------------------------------------------------
 
 TEST(udp_is_untouched)
 {
@@ -435,7 +435,7 @@ TEST(unix_sockets_are_untouched)
 
 TEST(unix_listener_is_untouched)
 {
-    struct sockaddr_un name = {.sun_family = AF_UNIX}; // no name: the kernel picks an abstract one
+    struct sockaddr_un name = {.sun_family = AF_UNIX}; // no name: the kernel chooses an abstract one
     int listener = OK(socket(AF_UNIX, SOCK_STREAM, 0));
     OK(bind(listener, (struct sockaddr *)&name, sizeof(sa_family_t)));
     OK(listen(listener, 4));
@@ -447,21 +447,21 @@ TEST(unix_listener_is_untouched)
 
 TEST(pipes_and_eventfds_are_untouched)
 {
-    int hose[2], event = OK(eventfd(0, EFD_NONBLOCK)), waiting = 0;
+    int pipe_ends[2], event = OK(eventfd(0, EFD_NONBLOCK)), waiting = 0;
     uint64_t value = 3;
     char buffer[8];
-    OK(pipe(hose));
-    CHECK_EQ(write(hose[1], "12345678", 8), 8);
-    OK(ioctl(hose[0], FIONREAD, &waiting));
+    OK(pipe(pipe_ends));
+    CHECK_EQ(write(pipe_ends[1], "12345678", 8), 8);
+    OK(ioctl(pipe_ends[0], FIONREAD, &waiting));
     CHECK_EQ(waiting, 8);
-    CHECK_EQ(read(hose[0], buffer, 8), 8);
+    CHECK_EQ(read(pipe_ends[0], buffer, 8), 8);
     CHECK_ERR(read(event, &value, 8), EAGAIN);
     CHECK_EQ(write(event, &value, 8), 8);
     CHECK_EQ(read(event, &value, 8), 8);
     CHECK_EQ(value, 3);
-    OK(close(hose[1]));
-    CHECK_EQ(read(hose[0], buffer, 8), 0);
-    CHECK_EQ(poll_once(hose[0], POLLIN, 0), POLLHUP);
+    OK(close(pipe_ends[1]));
+    CHECK_EQ(read(pipe_ends[0], buffer, 8), 0);
+    CHECK_EQ(poll_once(pipe_ends[0], POLLIN, 0), POLLHUP);
 }
 
 TEST(io_uring_setup)

@@ -1,11 +1,11 @@
-// Code that a program loads while it runs.
+// Shared libraries that a program loads while it runs.
 #include "check.h"
 
 #include <dlfcn.h>
 #include <link.h>
 #include <string.h>
 
-// Makes `folder`/NAME.so of C source.
+// Compiles C source to `folder`/NAME.so.
 static void build(const char *folder, const char *name, const char *options, const char *source)
 {
     char line[600];

@@ -1,4 +1,4 @@
-// Which ports connections hold.
+// Ports that connections occupy.
 #include "check.h"
 
 static int fresh(int shares)
@@ -22,19 +22,19 @@ static void expect_free(struct address where, int shares)
     OK(close(fd));
 }
 
-// TCP is done with a connection when the last answer has come.
+// TCP releases a connection's port when the last acknowledgement has arrived.
 static void expect_free_soon(struct address where)
 {
     int fd = fresh(0), tries = 0;
     while (bind(fd, ADDRESS(&where), where.size) < 0) {
         CHECK_EQ(errno, EADDRINUSE);
-        CHECK(++tries < PATIENCE_MS / 10);
+        CHECK(++tries < WAIT_MS_MAX / 10);
         pause_ms(10);
     }
     OK(close(fd));
 }
 
-// One of two addresses that no other process has: elsewhere others connect from the same ports to other places.
+// Returns one of two addresses that only this process uses; on shared addresses other processes occupy ports.
 static struct address own_address(int which)
 {
     int pid = getpid();
@@ -101,7 +101,7 @@ TEST(port_of_another_processes_client_is_taken)
     wait_child(pid);
 }
 
-TEST(port_of_a_client_that_shares_it_is_free_to_who_shares)
+TEST(port_of_a_reuseaddr_client_is_free_with_reuseaddr)
 {
     struct address one, other, here = own_address(0);
     listen_anywhere(&one);
@@ -109,7 +109,7 @@ TEST(port_of_a_client_that_shares_it_is_free_to_who_shares)
     struct address own = name_of(dial_from(&one, &here, 1));
     expect_taken(own, 0);
     expect_free(own, 1);
-    dial_from(&other, &own, 1); // to another address: other connections
+    dial_from(&other, &own, 1); // to another address, so the connections differ
 }
 
 TEST(two_connections_never_have_the_same_addresses)
@@ -123,8 +123,8 @@ TEST(two_connections_never_have_the_same_addresses)
     ping_pong(client, server);
 }
 
-// So many that the kernel would choose some port twice, if it did not know of the connections. Who asks for the
-// port before it connects relies on it.
+// Connects so often that the kernel would choose some port twice if it did not know of the connections. A program
+// that asks for the port before it connects relies on it.
 static void connect_many_from_ports_of_the_kernel(int asks)
 {
     struct address bound, here = own_address(0);
@@ -142,22 +142,22 @@ static void connect_many_from_ports_of_the_kernel(int asks)
         int server = OK(accept(listener, NULL, NULL));
         struct address peer = peer_of(server);
         CHECK_EQ(port_of(&peer), port_of(&own));
-        OK(close(server)); // the client still has the port
+        OK(close(server)); // the client still occupies the port
     }
 }
 
-TEST(a_port_that_the_kernel_chooses_is_free_to_connect_from)
+TEST(a_port_chosen_by_the_kernel_is_free_to_connect_from)
 {
     connect_many_from_ports_of_the_kernel(0);
 }
 
-// The kernel takes connections whose port a lane has.
-TEST(kernel_path_a_port_that_the_kernel_chose_stays_when_it_was_asked_for)
+// A connection whose port a lane occupies uses the kernel.
+TEST(kernel_path_a_port_that_getsockname_reported_is_kept)
 {
     connect_many_from_ports_of_the_kernel(1);
 }
 
-TEST(port_of_what_was_accepted_is_taken_without_its_listener)
+TEST(port_of_an_accepted_connection_is_taken_without_its_listener)
 {
     for (int is_shut = 0; is_shut < 2; is_shut++) {
         struct address bound;
@@ -171,11 +171,11 @@ TEST(port_of_what_was_accepted_is_taken_without_its_listener)
         ping_pong(client, server);
         OK(close(client));
         expect_eof(server);
-        expect_taken(bound, 0); // the server has not ended its stream
+        expect_taken(bound, 0); // the server has not shut down its stream
     }
 }
 
-TEST(port_of_what_another_process_has_accepted_is_taken)
+TEST(port_of_a_connection_accepted_by_another_process_is_taken)
 {
     struct address bound;
     int listener = listen_anywhere(&bound), client = dial(&bound);
@@ -195,7 +195,7 @@ TEST(port_of_what_another_process_has_accepted_is_taken)
     wait_child(pid);
 }
 
-TEST(a_server_that_shares_its_address_is_started_again)
+TEST(a_reuseaddr_server_restarts_on_its_address)
 {
     struct address bound = ip4("127.0.0.1", 0);
     int listener = fresh(1);

@@ -1,4 +1,4 @@
-// fork, exec, spawn, descriptors passed to others, sudden death.
+// fork, exec, spawn, descriptors passed to other processes, killed processes.
 #include "check.h"
 
 #include <sched.h>
@@ -105,7 +105,7 @@ TEST(prefork_survives_a_killed_worker)
             OK(close(fd));
         }
     }
-    pause_ms(SILENCE_MS); // both wait in accept()
+    pause_ms(SILENCE_MS); // both block in accept()
     kill_child(workers[0]);
     for (int i = 0; i < 10; i++) {
         int fd = dial(&at);
@@ -125,7 +125,7 @@ static int served_by(const struct address *where)
     return worker;
 }
 
-TEST(workers_that_listen_each_share_the_socket_they_have_from_who_bound_it)
+TEST(workers_that_each_listen_share_an_inherited_socket)
 {
     enum { WORKERS = 3, TRIES = 300 };
     struct address at = ip4("127.0.0.1", 0);
@@ -261,7 +261,7 @@ TEST(child_normal_exit_leaves_the_connection_to_the_parent)
     struct pair pair = connected_pair();
     pid_t pid = fork_child();
     if (pid == 0)
-        exit(0); // with its exit handlers and destructors
+        exit(0); // with exit handlers and destructors
     wait_child(pid);
     ping_pong(pair.client, pair.server);
 }
@@ -276,7 +276,7 @@ TEST(connection_outlives_its_killed_opener)
         if (fork_child() == 0) {
             prctl(PR_SET_PDEATHSIG, 0);
             expect(fd, "still there?");
-            say(fd, "heir");
+            say(fd, "child");
             _exit(0);
         }
         pause();
@@ -285,11 +285,11 @@ TEST(connection_outlives_its_killed_opener)
     pause_ms(SILENCE_MS);
     kill_child(opener);
     say(server, "still there?");
-    expect(server, "heir");
+    expect(server, "child");
     expect_eof(server);
 }
 
-TEST(child_closes_and_parent_goes_on)
+TEST(child_closes_and_parent_continues)
 {
     struct pair pair = connected_pair();
     pid_t pid = fork_child();
@@ -337,7 +337,7 @@ TEST(fork_while_a_thread_is_blocked_in_recv)
     if (pid == 0) {
         say(pair.client, "from the child");
         expect(pair.client, "echo");
-        say(pair.server, "other way"); // the direction nobody was blocked in
+        say(pair.server, "other way"); // the direction in which no thread was blocked
         expect(pair.client, "other way");
         _exit(0);
     }
@@ -374,16 +374,16 @@ TEST(fork_amid_traffic_of_other_threads)
     join_thread(thread);
 }
 
-// A child of a fork that libc does not announce is on its own with its copy of everything.
-static void live_as_a_copy(struct pair *pair)
+// A child of a fork that runs no atfork handlers works with its copy of all state.
+static void run_as_copy(struct pair *pair)
 {
     OK(close(pair->server));
-    int hose[2], number = pair->server;
-    OK(pipe(hose));
-    CHECK(hose[0] == number || hose[1] == number);
-    CHECK_EQ(write(hose[1], "pipe", 4), 4);
+    int pipe_ends[2], number = pair->server;
+    OK(pipe(pipe_ends));
+    CHECK(pipe_ends[0] == number || pipe_ends[1] == number);
+    CHECK_EQ(write(pipe_ends[1], "pipe", 4), 4);
     char buffer[4];
-    CHECK_EQ(read(hose[0], buffer, 4), 4);
+    CHECK_EQ(read(pipe_ends[0], buffer, 4), 4);
     for (int i = 0; i < 100; i++)
         say(pair->client, "cccc");
     OK(close(pair->client));
@@ -413,7 +413,7 @@ TEST(child_of_bare_fork)
     struct pair pair = connected_pair();
     pid_t pid = _Fork();
     if (pid == 0)
-        live_as_a_copy(&pair);
+        run_as_copy(&pair);
     check_copy(&pair, pid);
 }
 
@@ -422,13 +422,13 @@ TEST(child_of_the_fork_system_call)
     struct pair pair = connected_pair();
     pid_t pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     if (pid == 0)
-        live_as_a_copy(&pair);
+        run_as_copy(&pair);
     check_copy(&pair, pid);
 }
 
-static int live_as_a_clone(void *pair)
+static int run_as_clone(void *pair)
 {
-    live_as_a_copy(pair);
+    run_as_copy(pair);
     return 1;
 }
 
@@ -436,7 +436,7 @@ TEST(child_of_clone)
 {
     static char stack[1 << 18] __attribute__((aligned(16)));
     struct pair pair = connected_pair();
-    check_copy(&pair, clone(live_as_a_clone, stack + sizeof stack, SIGCHLD, &pair));
+    check_copy(&pair, clone(run_as_clone, stack + sizeof stack, SIGCHLD, &pair));
 }
 
 // ---- exec ---------------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ TEST(exec_bulk_through_cat)
     wait_child(pid);
 }
 
-TEST(exec_takes_over_unread_data)
+TEST(unread_data_survives_exec)
 {
     struct pair pair = connected_pair();
     char *const argv[] = {"cat", NULL};
@@ -546,10 +546,10 @@ TEST(cloexec_closes_at_exec)
         OK(close(gate[1]));
         OK(close(pair.server));
         execlp("cat", "cat", (char *)NULL);
-        FAIL("no cat");
+        FAIL("exec of cat failed");
     }
     OK(close(pair.client));
-    expect_eof(pair.server); // while the child lives on
+    expect_eof(pair.server); // while the child is still running
     OK(close(gate[1]));
     OK(close(gate[0]));
     wait_child(pid);
@@ -562,7 +562,7 @@ static void *answer_later(void *argument)
     return NULL;
 }
 
-TEST(child_with_another_program_costs_the_parent_no_sleep)
+TEST(parent_does_not_poll_while_a_child_runs_another_program)
 {
     struct pair pair = connected_pair();
     OK(fcntl(pair.client, F_SETFD, FD_CLOEXEC));
@@ -576,19 +576,19 @@ TEST(child_with_another_program_costs_the_parent_no_sleep)
         OK(dup2(echo[1], 1));
         OK(close(gate[1]));
         execlp("cat", "cat", (char *)NULL);
-        FAIL("no cat");
+        FAIL("exec of cat failed");
     }
     char byte = 'x';
     CHECK_EQ(write(gate[1], &byte, 1), 1);
-    CHECK_EQ(read(echo[0], &byte, 1), 1); // it is cat by now
+    CHECK_EQ(read(echo[0], &byte, 1), 1); // the child runs cat by now
     pthread_t thread = start_thread(answer_later, &pair.server);
     struct rusage before, after;
     OK(getrusage(RUSAGE_THREAD, &before));
     expect(pair.client, "answer");
     OK(getrusage(RUSAGE_THREAD, &after));
     long sleeps = after.ru_nvcsw - before.ru_nvcsw;
-    if (sleeps > 20) // a look every millisecond would be hundreds
-        FAIL("slept %ld times for one message", sleeps);
+    if (sleeps > 20) // polling every millisecond would be hundreds
+        FAIL("blocked %ld times for one message", sleeps);
     join_thread(thread);
     kill_child(pid);
 }
@@ -602,7 +602,7 @@ static void *answer_requests(void *argument)
     return NULL;
 }
 
-TEST(child_that_only_writes_costs_the_reading_parent_no_sleep) // as clients of one thread a direction were once written
+TEST(reading_parent_does_not_poll_while_a_child_writes) // like clients that use a process for each direction
 {
     struct pair pair = connected_pair();
     pthread_t thread = start_thread(answer_requests, &pair.server);
@@ -615,14 +615,14 @@ TEST(child_that_only_writes_costs_the_reading_parent_no_sleep) // as clients of 
         _exit(0);
     }
     struct rusage before, after;
-    expect(pair.client, "answer"); // the child is there
+    expect(pair.client, "answer"); // the child is running
     OK(getrusage(RUSAGE_THREAD, &before));
     for (int i = 1; i < 4; i++)
         expect(pair.client, "answer");
     OK(getrusage(RUSAGE_THREAD, &after));
     long sleeps = after.ru_nvcsw - before.ru_nvcsw;
-    if (sleeps > 40) // a look every millisecond would be hundreds
-        FAIL("slept %ld times for three messages", sleeps);
+    if (sleeps > 40) // polling every millisecond would be hundreds
+        FAIL("blocked %ld times for three messages", sleeps);
     join_thread(thread);
     wait_child(pid);
     ping_pong(pair.client, pair.server);
@@ -641,11 +641,11 @@ static void *answer_each_byte_here(void *argument)
     return NULL;
 }
 
-// Each question is asked when all may be asleep: nobody takes the ring of another.
-TEST(whoever_is_awake_first_answers_of_parent_threads_and_child)
+// Each question is sent when all of them may be blocked: none consumes the wake-up of another.
+TEST(parent_threads_and_child_answer_on_one_connection)
 {
     struct pair pair = connected_pair();
-    pthread_t early = start_thread(answer_each_byte_here, &pair.server); // sleeps before there is a child
+    pthread_t early = start_thread(answer_each_byte_here, &pair.server); // blocks before the child exists
     pause_ms(50);
     pid_t pid = fork_child();
     if (pid == 0) {
@@ -681,7 +681,7 @@ TEST(exec_on_a_copy_without_close_on_exec)
     wait_child(pid);
 }
 
-TEST(close_range_with_cloexec_leaves_what_lies_below)
+TEST(close_range_with_cloexec_leaves_lower_descriptors_alone)
 {
     struct pair pair = connected_pair();
     pid_t pid = fork_child();
@@ -690,7 +690,7 @@ TEST(close_range_with_cloexec_leaves_what_lies_below)
         OK(dup2(pair.server, 1));
         OK(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
         execlp("cat", "cat", (char *)NULL);
-        FAIL("no cat");
+        FAIL("exec of cat failed");
     }
     OK(close(pair.server));
     say(pair.client, "still there");
@@ -710,10 +710,10 @@ TEST(close_range_with_cloexec_closes_at_exec)
         OK(dup2(gate[0], 0));
         OK(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
         execlp("cat", "cat", (char *)NULL);
-        FAIL("no cat");
+        FAIL("exec of cat failed");
     }
     OK(close(pair.client));
-    expect_eof(pair.server); // while the child lives on
+    expect_eof(pair.server); // while the child is still running
     OK(close(gate[1]));
     wait_child(pid);
 }
@@ -725,8 +725,8 @@ TEST(close_range_rejects_unknown_flags)
     ping_pong(pair.client, pair.server);
 }
 
-// By each of the ways to say that a descriptor outlives exec.
-static void check_listener_outlives_exec(void (*keep)(int))
+// `keep` is one of the ways to let a descriptor survive exec.
+static void check_listener_survives_exec(void (*keep)(int))
 {
     struct address at;
     char number[16];
@@ -737,7 +737,7 @@ static void check_listener_outlives_exec(void (*keep)(int))
         keep(listener);
         snprintf(number, sizeof number, "%d", listener);
         execl("/proc/self/exe", "semantics", "--echo-accepted", number, "1", (char *)NULL);
-        FAIL("no exec");
+        FAIL("exec failed");
     }
     OK(close(listener));
     int client = dial(&at);
@@ -758,9 +758,9 @@ static void keep_by_dup2(int fd)
     OK(close(spare));
 }
 
-TEST(listener_kept_by_fcntl_outlives_exec) { check_listener_outlives_exec(keep_by_fcntl); }
-TEST(listener_kept_by_ioctl_outlives_exec) { check_listener_outlives_exec(keep_by_ioctl); }
-TEST(listener_kept_by_dup2_outlives_exec) { check_listener_outlives_exec(keep_by_dup2); }
+TEST(listener_kept_by_fcntl_survives_exec) { check_listener_survives_exec(keep_by_fcntl); }
+TEST(listener_kept_by_ioctl_survives_exec) { check_listener_survives_exec(keep_by_ioctl); }
+TEST(listener_kept_by_dup2_survives_exec) { check_listener_survives_exec(keep_by_dup2); }
 
 TEST(exec_after_accept_in_a_child)
 {
@@ -773,7 +773,7 @@ TEST(exec_after_accept_in_a_child)
         OK(dup2(fd, 1));
         OK(close(fd));
         execlp("cat", "cat", (char *)NULL);
-        FAIL("no cat");
+        FAIL("exec of cat failed");
     }
     int client = dial(&at);
     say(client, "inetd");
@@ -816,7 +816,7 @@ TEST(vfork_and_exec)
         _exit(9);
     }
     CHECK(pid > 0);
-    ping_pong(pair.client, pair.client); // cat sends back what we say
+    ping_pong(pair.client, pair.client); // cat echoes
     ping_pong(pair.client, pair.client);
     OK(close(pair.server));
     OK(shutdown(pair.client, SHUT_WR));
@@ -826,7 +826,7 @@ TEST(vfork_and_exec)
 
 // ---- options ------------------------------------------------------------------------------------
 
-// How many questions and answers a connection has carried before it changes hands.
+// Number of questions and answers that a connection has carried before another process uses it.
 static const int QUESTIONS[] = {0, 4};
 
 static struct pair asked_pair(int questions)
@@ -845,8 +845,8 @@ static void check_exit(pid_t pid, int want)
     CHECK_EQ(WEXITSTATUS(status), want);
 }
 
-// The program that follows, which has made no child before, and one that a child calls.
-TEST(options_outlive_exec)
+// For exec in a process without children, and for exec in a child.
+TEST(options_survive_exec)
 {
     char *const argv[] = {"/proc/self/exe", "--options-of-stdin", NULL};
     for (int run = 0; run < 64; run++) {
@@ -864,7 +864,7 @@ TEST(options_outlive_exec)
             }
             OK(dup2(pair.server, 0));
             execv(argv[0], argv);
-            FAIL("no exec");
+            FAIL("exec failed");
         }
         check_exit(pid, bits);
         if (run < 32)
@@ -872,8 +872,8 @@ TEST(options_outlive_exec)
     }
 }
 
-// Both ends of a connection go through exec with one program.
-TEST(both_ends_outlive_exec)
+// One program holds both endpoints of a connection across exec.
+TEST(both_endpoints_survive_exec)
 {
     for (int run = 0; run < 2; run++) {
         struct pair pair = asked_pair(QUESTIONS[run]);
@@ -882,15 +882,15 @@ TEST(both_ends_outlive_exec)
             say(pair.client, "before");
             OK(dup2(pair.client, 1));
             OK(dup2(pair.server, 0));
-            execl("/proc/self/exe", "semantics", "--use-both-ends", (char *)NULL);
-            FAIL("no exec");
+            execl("/proc/self/exe", "semantics", "--use-both-endpoints", (char *)NULL);
+            FAIL("exec failed");
         }
         close_pair(&pair);
         wait_child(pid);
     }
 }
 
-TEST(options_outlive_posix_spawn)
+TEST(options_survive_posix_spawn)
 {
     char *const argv[] = {"semantics", "--options-of-stdin", NULL};
     for (int run = 0; run < 32; run++) {
@@ -909,8 +909,8 @@ TEST(options_outlive_posix_spawn)
     }
 }
 
-// Whichever process sets them, and though another option is set in between.
-TEST(options_are_those_of_all_processes_that_hold_a_connection)
+// Whichever process sets them, also when another option is set in between.
+TEST(options_are_shared_by_all_holders_of_a_connection)
 {
     for (int run = 0; run < 2; run++) {
         struct pair pair = asked_pair(QUESTIONS[run]);
@@ -969,7 +969,7 @@ TEST(system_and_popen_disturb_nothing)
 
 // ---- passing descriptors ------------------------------------------------------------------------
 
-static void pass_fd(int channel, int fd)
+static void send_fd(int channel, int fd)
 {
     char byte = 'f', control[CMSG_SPACE(sizeof fd)] = {0};
     struct iovec piece = {&byte, 1};
@@ -983,7 +983,7 @@ static void pass_fd(int channel, int fd)
     CHECK_EQ(sendmsg(channel, &message, 0), 1);
 }
 
-static int take_fd(int channel)
+static int receive_fd(int channel)
 {
     char byte, control[CMSG_SPACE(sizeof(int))];
     struct iovec piece = {&byte, 1};
@@ -997,14 +997,15 @@ static int take_fd(int channel)
     return fd;
 }
 
-// Whoever gets it after bind() is to serve whoever connects, also where the sender listens too and accepts nobody.
-TEST(kernel_path_a_socket_sent_before_it_listens_serves_in_who_accepts)
+// The process that receives the socket after bind() serves all clients, although the sender listens too and never
+// accepts.
+TEST(kernel_path_a_socket_passed_before_listen_serves_where_accepted)
 {
     int channel[2];
     OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
     pid_t pid = fork_child();
     if (pid == 0) {
-        int listener = take_fd(channel[1]);
+        int listener = receive_fd(channel[1]);
         OK(listen(listener, 128));
         say(channel[1], "listening");
         for (;;) {
@@ -1017,7 +1018,7 @@ TEST(kernel_path_a_socket_sent_before_it_listens_serves_in_who_accepts)
     int listener = OK(socket(AF_INET, SOCK_STREAM, 0));
     OK(bind(listener, ADDRESS(&at), at.size));
     at = name_of(listener);
-    pass_fd(channel[0], listener);
+    send_fd(channel[0], listener);
     OK(listen(listener, 128));
     expect(channel[0], "listening");
     for (int i = 0; i < 10; i++) {
@@ -1028,8 +1029,8 @@ TEST(kernel_path_a_socket_sent_before_it_listens_serves_in_who_accepts)
     kill_child(pid);
 }
 
-// A process that receives a connection and serves it; it was forked before the connection existed.
-static pid_t start_taker(int channel[2])
+// Starts a process that receives a connection and serves it; it is forked before the connection exists.
+static pid_t start_receiver(int channel[2])
 {
     OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
     pid_t pid = fork_child();
@@ -1038,7 +1039,7 @@ static pid_t start_taker(int channel[2])
         return pid;
     }
     OK(close(channel[0]));
-    int fd = take_fd(channel[1]);
+    int fd = receive_fd(channel[1]);
     expect(fd, "hello taker");
     say(fd, "hello giver");
     pattern_recv(pattern_new(43), fd, 1000000, 10000);
@@ -1046,7 +1047,7 @@ static pid_t start_taker(int channel[2])
     _exit(0);
 }
 
-static void use_taker(int client)
+static void use_receiver(int client)
 {
     say(client, "hello taker");
     expect(client, "hello giver");
@@ -1058,23 +1059,23 @@ static void use_taker(int client)
 TEST(scm_rights_passes_a_connection)
 {
     int channel[2];
-    pid_t pid = start_taker(channel);
+    pid_t pid = start_receiver(channel);
     struct pair pair = connected_pair();
-    pass_fd(channel[0], pair.server);
+    send_fd(channel[0], pair.server);
     OK(close(pair.server));
-    use_taker(pair.client);
+    use_receiver(pair.client);
     wait_child(pid);
 }
 
 TEST(scm_rights_passes_a_used_connection_with_unread_data)
 {
     int channel[2];
-    pid_t pid = start_taker(channel);
+    pid_t pid = start_receiver(channel);
     struct pair pair = connected_pair();
     ping_pong(pair.client, pair.server);
     say(pair.client, "for the giver;hello ");
     expect(pair.server, "for the giver;");
-    pass_fd(channel[0], pair.server);
+    send_fd(channel[0], pair.server);
     OK(close(pair.server));
     say(pair.client, "taker");
     expect(pair.client, "hello giver");
@@ -1089,11 +1090,11 @@ TEST(scm_rights_in_flight_keeps_the_connection)
     int channel[2];
     OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
     struct pair pair = connected_pair();
-    pass_fd(channel[0], pair.server);
-    OK(close(pair.server)); // the only reference is on its way
+    send_fd(channel[0], pair.server);
+    OK(close(pair.server)); // the only reference is in flight
     expect_silent(pair.client, POLLIN);
     say(pair.client, "kept");
-    int server = take_fd(channel[1]);
+    int server = receive_fd(channel[1]);
     expect(server, "kept");
     ping_pong(pair.client, server);
     OK(close(server));
@@ -1107,7 +1108,7 @@ TEST(scm_rights_passes_a_listener)
     pid_t pid = fork_child();
     if (pid == 0) {
         OK(close(channel[0]));
-        int fd = accept_from(take_fd(channel[1]));
+        int fd = accept_from(receive_fd(channel[1]));
         expect(fd, "hello");
         say(fd, "listener moved");
         _exit(0);
@@ -1115,7 +1116,7 @@ TEST(scm_rights_passes_a_listener)
     OK(close(channel[1]));
     struct address at;
     int listener = listen_anywhere(&at);
-    pass_fd(channel[0], listener);
+    send_fd(channel[0], listener);
     OK(close(listener));
     int client = dial(&at);
     say(client, "hello");
@@ -1123,7 +1124,7 @@ TEST(scm_rights_passes_a_listener)
     wait_child(pid);
 }
 
-// ---- sudden death -------------------------------------------------------------------------------
+// ---- killed processes ---------------------------------------------------------------------------
 
 static pid_t start_victim(const struct address *at, void (*life)(int fd))
 {
@@ -1155,7 +1156,7 @@ static void live_writing(int fd)
     pattern_send(pattern_new(45), fd, ~0ull, 10000);
 }
 
-static void live_deaf(int fd)
+static void live_without_reading(int fd)
 {
     say(fd, "alive");
     await(fd, POLLIN);
@@ -1177,7 +1178,7 @@ TEST(killed_idle_peer_is_eof)
 
 enum { SHORT_MESSAGES = 20000 };
 
-// Lets all of them come before it reads any, and reads no more than them.
+// Waits until all messages have arrived, and then reads exactly those.
 static void live_late_reading(int fd)
 {
     static char bytes[SHORT_MESSAGES];
@@ -1241,14 +1242,14 @@ TEST(killed_idle_peer_wakes_poll_and_epoll)
         if (use_epoll)
             CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLRDHUP);
         else
-            CHECK_EQ(poll_once(fd, POLLRDHUP, PATIENCE_MS), POLLRDHUP);
+            CHECK_EQ(poll_once(fd, POLLRDHUP, WAIT_MS_MAX), POLLRDHUP);
         join_thread(thread);
     }
 }
 
-TEST(killed_zombie_peer_is_seen_too)
+TEST(killed_peer_is_seen_before_it_is_reaped)
 {
-    // Nobody reaps the victim before the survivor has seen its end.
+    // The victim is reaped only after the survivor has seen the end of the stream.
     struct address at;
     int listener = listen_anywhere(&at);
     pid_t pid = start_victim(&at, live_idle);
@@ -1296,11 +1297,11 @@ TEST(killed_reader_breaks_the_writer)
     CHECK_ERR(send(fd, "x", 1, MSG_NOSIGNAL), EPIPE);
 }
 
-TEST(killed_deaf_peer_resets_and_raises_hup)
+TEST(killed_peer_with_unread_bytes_resets_and_raises_hup)
 {
     struct address at;
     int listener = listen_anywhere(&at);
-    pid_t pid = start_victim(&at, live_deaf);
+    pid_t pid = start_victim(&at, live_without_reading);
     int fd = accept_from(listener);
     expect(fd, "alive");
     fill_until_full(fd);
@@ -1314,11 +1315,11 @@ TEST(killed_deaf_peer_resets_and_raises_hup)
     join_thread(thread);
 }
 
-TEST(killed_deaf_peer_wakes_a_blocked_writer)
+TEST(killed_peer_with_unread_bytes_wakes_a_blocked_writer)
 {
     struct address at;
     int listener = listen_anywhere(&at);
-    pid_t pid = start_victim(&at, live_deaf);
+    pid_t pid = start_victim(&at, live_without_reading);
     int fd = accept_from(listener);
     static char block[1 << 20];
     expect(fd, "alive");
@@ -1371,7 +1372,7 @@ static pid_t start_server(const struct address *at, int ready)
 
 TEST(killed_server_restarts_on_its_port)
 {
-    // Bound for as long as the check runs, so that nobody else is given the port meanwhile.
+    // Bound while the check runs, so that no other process is assigned the port.
     struct address at = ip4("127.0.0.1", 0);
     int keeper = OK(socket(AF_INET, SOCK_STREAM, 0)), yes = 1, ready[2];
     OK(setsockopt(keeper, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));

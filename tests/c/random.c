@@ -1,6 +1,7 @@
-// Conversations at random: both ends send and receive at once, by any call, after any wait, and both find every byte.
+// Random conversations: both endpoints send and receive at once, by any call, after any wait, and both receive every
+// byte.
 //
-// A seed decides all that a program decides; RANDOM_SEED is the first one, RANDOM_COUNT how many follow it.
+// A seed determines every decision of a program. RANDOM_SEED is the first seed, RANDOM_COUNT the number of seeds.
 #include "check.h"
 
 #include <dirent.h>
@@ -13,27 +14,27 @@
 
 enum way { BY_POLL, BY_SELECT, BY_LEVELS, BY_EDGES, BY_ONESHOT, BY_NAPS, WAYS };
 
-// One end of a conversation.
+// One endpoint of a conversation.
 struct talker {
     uint64_t seed; // of the conversation
     uint64_t state;
     int fd;
-    bool is_alone; // in its process, so that it may fork
+    bool is_alone; // the only conversation of its process, which may therefore fork
     struct pattern *out, *in;
     uint64_t to_send, sent, to_receive, received;
-    uint64_t goes_away_at; // after so many bytes in both directions together
-    bool has_shut, has_ended; // this end's stream, the peer's
+    uint64_t leaves_at; // number of bytes, in both directions together, after which it leaves
+    bool has_shut, has_ended; // the outgoing stream, the incoming stream
     bool shuts_early;
-    bool may_send, may_receive; // as far as the last wait said
+    bool may_send, may_receive; // according to the last wait
     size_t piece_max;
     unsigned pause_one_in;
     bool has_napped;
     enum way way;
     int epoll;
-    bool is_in_crowd; // which shares one epoll instance
-    bool is_watched; // there
+    bool is_in_group; // whose members share one epoll instance
+    bool is_watched; // by that instance
     int file;
-    int to_pipe[2]; // bytes on their way out
+    int to_pipe[2]; // bytes to be sent
     size_t in_pipe;
     char *buffer;
 };
@@ -41,7 +42,7 @@ struct talker {
 static uint64_t below(struct talker *me, uint64_t bound) { return random_next(&me->state) % bound; }
 static bool one_in(struct talker *me, uint64_t n) { return below(me, n) == 0; }
 
-// In front of what can fail for the peer's sake.
+// Notes the progress in failure_note before a call that the peer can make fail.
 static void note_state(struct talker *me)
 {
     snprintf(failure_note, sizeof failure_note, "seed %llu, sent %llu of %llu, received %llu of %llu, way %d: ",
@@ -49,14 +50,14 @@ static void note_state(struct talker *me)
              (unsigned long long)me->received, (unsigned long long)me->to_receive, me->way);
 }
 
-// Of this thread's conversation: the peer may go away at any time, and has.
-static _Thread_local bool peer_may_go, peer_has_gone;
+// In this thread's conversation: whether the peer may leave at any time, and whether it has left.
+static _Thread_local bool peer_may_leave, peer_has_left;
 
-// The number of bytes, -1 for EAGAIN or a peer that has gone.
+// Returns the number of bytes, or -1 after EAGAIN or if the peer has left.
 static ssize_t count_of(ssize_t count, const char *call)
 {
-    if (count < 0 && peer_may_go && (errno == ECONNRESET || errno == EPIPE || errno == ENOTCONN))
-        peer_has_gone = true;
+    if (count < 0 && peer_may_leave && (errno == ECONNRESET || errno == EPIPE || errno == ENOTCONN))
+        peer_has_left = true;
     else if (count < 0 && errno != EAGAIN)
         FAIL("%s: %s", call, strerrorname_np(errno));
     return count;
@@ -88,7 +89,7 @@ static ssize_t send_by_pipe(struct talker *me, size_t size)
     return moved;
 }
 
-// The kernel sends from the file's own pages, which nobody may change meanwhile.
+// The kernel sends from the pages of the file, so the file is written once, before the conversation.
 static void fill_file(struct talker *me)
 {
     for (uint64_t at = 0; at < me->to_send; at += BUFFER_BYTES) {
@@ -156,7 +157,7 @@ static ssize_t receive_by_pipe(struct talker *me, size_t size)
         CHECK_EQ(read(ends[0], me->buffer, got), got);
     close(ends[0]);
     close(ends[1]);
-    // Nothing may come for an urgent byte too, which splice does not take.
+    // splice also returns 0 at an urgent byte, which it cannot move.
     return got == 0 ? count_of(recv(me->fd, me->buffer, size, 0), "recv") : got;
 }
 
@@ -194,7 +195,7 @@ static void receive_some(struct talker *me)
         ssize_t got = receive_piece(me);
         me->may_receive = got >= 0;
         if (got == 0) {
-            if (me->received < me->to_receive && !peer_may_go)
+            if (me->received < me->to_receive && !peer_may_leave)
                 FAIL("the stream ended early");
             me->has_ended = true;
         }
@@ -234,8 +235,8 @@ static void wait_by_epoll(struct talker *me, uint32_t wanted)
     struct epoll_event event = {.events = wanted | (me->way == BY_ONESHOT ? EPOLLONESHOT : 0)};
     if (me->way != BY_EDGES)
         OK(epoll_ctl(me->epoll, EPOLL_CTL_MOD, me->fd, &event));
-    if (OK(epoll_wait(me->epoll, &event, 1, PATIENCE_MS)) == 0)
-        FAIL("epoll_wait for 0x%x saw nothing", wanted);
+    if (OK(epoll_wait(me->epoll, &event, 1, WAIT_MS_MAX)) == 0)
+        FAIL("epoll_wait for 0x%x returned no event", wanted);
     note_events(me, event.events);
 }
 
@@ -244,8 +245,8 @@ static void wait_by_way(struct talker *me, bool wants_in, bool wants_out)
     uint32_t wanted = (wants_in ? EPOLLIN : 0) | (wants_out ? EPOLLOUT : 0);
     if (me->way == BY_POLL) {
         struct pollfd entry = {.fd = me->fd, .events = (short)(wanted | (one_in(me, 2) ? POLLPRI : 0))};
-        if (OK(poll(&entry, 1, PATIENCE_MS)) == 0)
-            FAIL("poll for 0x%x saw nothing", entry.events);
+        if (OK(poll(&entry, 1, WAIT_MS_MAX)) == 0)
+            FAIL("poll for 0x%x returned no event", entry.events);
         note_events(me, entry.revents);
     } else if (me->way == BY_SELECT) {
         fd_set in, out;
@@ -255,9 +256,9 @@ static void wait_by_way(struct talker *me, bool wants_in, bool wants_out)
             FD_SET(me->fd, &in);
         if (wants_out)
             FD_SET(me->fd, &out);
-        struct timeval limit = {.tv_sec = PATIENCE_MS / 1000};
+        struct timeval limit = {.tv_sec = WAIT_MS_MAX / 1000};
         if (OK(select(me->fd + 1, &in, &out, NULL, &limit)) == 0)
-            FAIL("select for 0x%x saw nothing", wanted);
+            FAIL("select for 0x%x returned no event", wanted);
         note_events(me, (FD_ISSET(me->fd, &in) ? EPOLLIN : 0) | (FD_ISSET(me->fd, &out) ? EPOLLOUT : 0));
     } else if (me->way == BY_NAPS) {
         usleep(200);
@@ -267,11 +268,11 @@ static void wait_by_way(struct talker *me, bool wants_in, bool wants_out)
     }
 }
 
-// A wait looks once more when its time is over, and finds then what nothing has woken it for.
+// A wait polls once more when its time-out ends and would then hide a lost wake-up, so a late return is a failure.
 static void fail_if_late(int64_t began_ms)
 {
-    if (now_ms() - began_ms >= PATIENCE_MS)
-        FAIL("a wait ended with its time");
+    if (now_ms() - began_ms >= WAIT_MS_MAX)
+        FAIL("a wait returned only at its time-out");
 }
 
 static void wait_for(struct talker *me, bool wants_in, bool wants_out)
@@ -293,7 +294,7 @@ static void replace_descriptor(struct talker *me)
     choose_way(me);
 }
 
-// Sends the connection to this process itself, and goes on with what comes.
+// Sends the descriptor to this process itself and continues with the received one.
 static void pass_on(struct talker *me)
 {
     int ends[2], fd;
@@ -319,19 +320,19 @@ static void pass_on(struct talker *me)
     choose_way(me);
 }
 
-// What programs do beside sending and receiving. True where a child goes on in this process's place.
+// Does something other than sending and receiving. Returns true in a parent whose child continues in its place.
 static bool do_something_else(struct talker *me)
 {
     int value = below(me, 2);
     unsigned kind = below(me, 10);
-    if (me->is_in_crowd && (kind == 2 || kind == 3 || kind == 6 || kind == 7))
+    if (me->is_in_group && (kind == 2 || kind == 3 || kind == 6 || kind == 7))
         return false;
     switch (kind) {
     case 0:
         OK(setsockopt(me->fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value));
         break;
     case 1:
-        OK(ioctl(me->fd, FIONREAD, &value)); // Not compared: docs/results/connections.md says why.
+        OK(ioctl(me->fd, FIONREAD, &value)); // Not compared; the reason is in docs/results/connections.md.
         break;
     case 2:
         replace_descriptor(me);
@@ -353,7 +354,7 @@ static bool do_something_else(struct talker *me)
         pid_t pid = me->is_alone && one_in(me, 4) ? fork_child() : -1;
         if (pid == 0 && one_in(me, 2))
             _exit(0);
-        // The same number in the parent tells which of them goes on.
+        // The same random number in the parent decides which of the two continues.
         if (pid > 0 && !one_in(me, 2)) {
             close(me->fd);
             wait_child(pid);
@@ -372,8 +373,8 @@ static bool do_something_else(struct talker *me)
     return false;
 }
 
-// Sends and receives as far as the last wait said. True where a child goes on in this process's place.
-static bool take_turn(struct talker *me)
+// Sends and receives as the last wait allows. Returns true where a child continues in place of this process.
+static bool proceed(struct talker *me)
 {
     note_state(me);
     if (one_in(me, 2)) {
@@ -387,13 +388,13 @@ static bool take_turn(struct talker *me)
         return true;
     bool may_shut = me->shuts_early || me->received == me->to_receive || me->has_ended;
     if (!me->has_shut && me->sent == me->to_send && may_shut) {
-        CHECK_EQ(count_of(shutdown(me->fd, SHUT_WR), "shutdown"), peer_has_gone ? -1 : 0);
+        CHECK_EQ(count_of(shutdown(me->fd, SHUT_WR), "shutdown"), peer_has_left ? -1 : 0);
         me->has_shut = true;
     }
     return false;
 }
 
-static bool has_turn(const struct talker *me)
+static bool can_proceed(const struct talker *me)
 {
     bool must_shut = !me->has_shut && me->sent == me->to_send && (me->received == me->to_receive || me->has_ended);
     return (!me->has_ended && me->may_receive) || (me->sent < me->to_send && me->may_send) || must_shut;
@@ -401,20 +402,20 @@ static bool has_turn(const struct talker *me)
 
 static bool is_over(const struct talker *me)
 {
-    // Not before the peer has begun, which fails at nothing then.
-    bool goes_away = me->goes_away_at != 0 && me->received > 0 && me->sent + me->received >= me->goes_away_at;
-    return (me->has_shut && me->has_ended) || peer_has_gone || goes_away;
+    // Leaves only after the peer has sent something: until then its calls must not fail.
+    bool is_leaving = me->leaves_at != 0 && me->received > 0 && me->sent + me->received >= me->leaves_at;
+    return (me->has_shut && me->has_ended) || peer_has_left || is_leaving;
 }
 
-// True where a child has gone on.
-static bool talk_in_turns(struct talker *me)
+// Returns true where a child has continued.
+static bool talk_until_over(struct talker *me)
 {
     set_nonblocking(me->fd);
     choose_way(me);
     while (!is_over(me)) {
-        if (!has_turn(me))
+        if (!can_proceed(me))
             wait_for(me, !me->has_ended, me->sent < me->to_send);
-        if (take_turn(me))
+        if (proceed(me))
             return true;
     }
     return false;
@@ -474,7 +475,7 @@ static struct talker *new_talker(int fd, uint64_t seed, int side)
     *me = (struct talker){.seed = seed, .state = random_next(&shared) + side, .fd = fd};
     me->piece_max = pieces[below(me, 5)];
     me->pause_one_in = pauses[below(me, 3)];
-    for (int i = 0; i < 2; i++) // Small pieces and long streams would take too long.
+    for (int i = 0; i < 2; i++) // Small pieces of long streams would take too long.
         totals[i] = random_next(&shared) % 4 != 0 ? totals[i] % 200000 : totals[i];
     me->to_send = totals[side];
     me->to_receive = totals[!side];
@@ -490,14 +491,14 @@ static struct talker *new_talker(int fd, uint64_t seed, int side)
     fill_file(me);
     int in_line = 1;
     OK(setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line));
-    say(fd, "!"); // so that no urgent byte comes before
+    say(fd, "!"); // so that no urgent byte arrives before it
     expect(fd, "!");
     return me;
 }
 
 static void delete_talker(struct talker *me)
 {
-    if (!me->is_in_crowd)
+    if (!me->is_in_group)
         close(me->epoll);
     close(me->file);
     close(me->to_pipe[0]);
@@ -516,7 +517,7 @@ static void converse(int fd, uint64_t seed, int side, bool is_alone)
     if (one_in(me, 4))
         talk_in_two_threads(me);
     else
-        has_gone = talk_in_turns(me);
+        has_gone = talk_until_over(me);
     if (!has_gone)
         OK(close(me->fd));
     delete_talker(me);
@@ -535,11 +536,11 @@ static bool has_threads(void)
     while (readdir(threads) != NULL)
         count++;
     closedir(threads);
-    return count > 3; // with . and ..
+    return count > 3; // including . and ..
 }
 
-// A child that goes on in its parent's place ends with its conversation.
-static void converse_often(struct end *me, int side, const struct address *at)
+// A child that continues in place of its parent exits at the end of its conversation.
+static void converse_often(struct endpoint *me, int side, const struct address *at)
 {
     uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
     bool is_alone = !has_threads();
@@ -559,16 +560,16 @@ CLIENT(conversations_at_random)
     converse_often(me, 1, &at);
 }
 
-// ---- ends that go away --------------------------------------------------------------------------
+// ---- peers that leave ---------------------------------------------------------------------------
 
-// By a close, by one that resets, or, where a process may end for it, by its death.
-static void go_away_in_the_middle(int fd, uint64_t seed, bool may_die)
+// Leaves by close, by shutdown, by a reset or, where a process may be killed for it, by SIGKILL.
+static void leave_in_the_middle(int fd, uint64_t seed, bool may_die)
 {
     struct talker *me = new_talker(fd, seed, 1);
-    me->goes_away_at = 1 + below(me, me->to_send + me->to_receive + 1);
-    peer_may_go = true; // The other end may be done before.
+    me->leaves_at = 1 + below(me, me->to_send + me->to_receive + 1);
+    peer_may_leave = true; // The peer may be done before.
     signal(SIGPIPE, SIG_IGN);
-    talk_in_turns(me);
+    talk_until_over(me);
     struct linger reset = {.l_onoff = 1};
     unsigned how = below(me, may_die ? 4 : 3);
     if (how == 0)
@@ -579,23 +580,23 @@ static void go_away_in_the_middle(int fd, uint64_t seed, bool may_die)
         OK(kill(getpid(), SIGKILL));
     OK(close(me->fd));
     delete_talker(me);
-    peer_may_go = peer_has_gone = false;
+    peer_may_leave = peer_has_left = false;
 }
 
-SERVER(peers_go_away_at_random)
+SERVER(peers_leave_at_random)
 {
     uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
     for (uint64_t seed = first; seed < first + count; seed++) {
         struct talker *talker = new_talker(accept_from(me->listener), seed, 0);
-        peer_may_go = true;
+        peer_may_leave = true;
         signal(SIGPIPE, SIG_IGN);
-        talk_in_turns(talker);
+        talk_until_over(talker);
         OK(close(talker->fd));
         delete_talker(talker);
-        peer_may_go = peer_has_gone = false;
+        peer_may_leave = peer_has_left = false;
     }
 }
-CLIENT(peers_go_away_at_random)
+CLIENT(peers_leave_at_random)
 {
     struct address at = peer_of(me->fd);
     bool by_threads = has_threads();
@@ -604,7 +605,7 @@ CLIENT(peers_go_away_at_random)
         int status;
         pid_t pid = by_threads ? -1 : fork_child();
         if (pid <= 0)
-            go_away_in_the_middle(dial(&at), seed, pid == 0);
+            leave_in_the_middle(dial(&at), seed, pid == 0);
         if (pid == 0)
             _exit(0);
         if (pid > 0)
@@ -612,9 +613,9 @@ CLIENT(peers_go_away_at_random)
     }
 }
 
-// ---- crowds -------------------------------------------------------------------------------------
+// ---- groups -------------------------------------------------------------------------------------
 
-#define CROWD 8
+#define GROUP 8
 
 static void watch(struct talker *me, int operation, uint64_t place)
 {
@@ -625,18 +626,18 @@ static void watch(struct talker *me, int operation, uint64_t place)
     OK(epoll_ctl(me->epoll, operation, me->fd, &event));
 }
 
-// One that talks with all, by one epoll instance.
-static void serve_crowd(int listener, uint64_t seed)
+// One thread serves all conversations of a group by one epoll instance.
+static void serve_by_one_thread(int listener, uint64_t seed)
 {
-    struct talker *all[CROWD];
-    struct epoll_event events[CROWD];
-    int epoll = OK(epoll_create1(EPOLL_CLOEXEC)), left = CROWD;
-    for (int i = 0; i < CROWD; i++) {
+    struct talker *all[GROUP];
+    struct epoll_event events[GROUP];
+    int epoll = OK(epoll_create1(EPOLL_CLOEXEC)), left = GROUP;
+    for (int i = 0; i < GROUP; i++) {
         int fd = accept_from(listener);
         unsigned char place;
         recv_exact(fd, &place, 1);
         all[i] = new_talker(fd, seed + place, 0);
-        all[i]->is_in_crowd = true;
+        all[i]->is_in_group = true;
         all[i]->epoll = epoll;
         all[i]->way = BY_LEVELS + below(all[i], 3);
         set_nonblocking(fd);
@@ -644,25 +645,25 @@ static void serve_crowd(int listener, uint64_t seed)
     }
     while (left > 0) {
         bool is_busy = false;
-        for (int i = 0; i < CROWD; i++)
-            is_busy |= all[i] != NULL && has_turn(all[i]);
+        for (int i = 0; i < GROUP; i++)
+            is_busy |= all[i] != NULL && can_proceed(all[i]);
         int64_t began_ms = now_ms();
-        int count = OK(epoll_wait(epoll, events, 1 + random_next(&seed) % CROWD, is_busy ? 0 : PATIENCE_MS));
+        int count = OK(epoll_wait(epoll, events, 1 + random_next(&seed) % GROUP, is_busy ? 0 : WAIT_MS_MAX));
         fail_if_late(began_ms);
         if (count == 0 && !is_busy)
-            FAIL("epoll_wait saw nothing, and %d conversations are not over", left);
+            FAIL("epoll_wait returned no event, and %d conversations are not over", left);
         for (int i = 0; i < count; i++)
             note_events(all[events[i].data.u64], events[i].events);
-        for (int i = 0; i < CROWD; i++) {
-            if (all[i] == NULL || !has_turn(all[i]))
+        for (int i = 0; i < GROUP; i++) {
+            if (all[i] == NULL || !can_proceed(all[i]))
                 continue;
-            take_turn(all[i]);
+            proceed(all[i]);
             if (is_over(all[i])) {
                 OK(close(all[i]->fd));
                 delete_talker(all[i]);
                 all[i] = NULL;
                 left--;
-            } else if (all[i]->way != BY_EDGES && !has_turn(all[i])) {
+            } else if (all[i]->way != BY_EDGES && !can_proceed(all[i])) {
                 watch(all[i], EPOLL_CTL_MOD, i);
             }
         }
@@ -670,55 +671,55 @@ static void serve_crowd(int listener, uint64_t seed)
     close(epoll);
 }
 
-// A set that several threads wait on, and several others change: who is told of a connection hands it to a worker, and
-// the worker has the set watch it again.
-struct hall {
+// An epoll instance on which some threads wait, and which others change: a waiter that gets an event passes the
+// connection to a worker, and the worker registers it again.
+struct pool {
     pthread_mutex_t lock;
     pthread_cond_t has_work;
     int epoll, is_over[2]; // a pipe
     int left;
-    struct talker *work[CROWD];
+    struct talker *work[GROUP];
     int work_count;
 };
 
-static void give_to_worker(struct hall *hall, struct talker *talker)
+static void queue_for_worker(struct pool *pool, struct talker *talker)
 {
-    pthread_mutex_lock(&hall->lock);
-    hall->work[hall->work_count++] = talker;
-    pthread_cond_signal(&hall->has_work);
-    pthread_mutex_unlock(&hall->lock);
+    pthread_mutex_lock(&pool->lock);
+    pool->work[pool->work_count++] = talker;
+    pthread_cond_signal(&pool->has_work);
+    pthread_mutex_unlock(&pool->lock);
 }
 
-static struct talker *take_work(struct hall *hall)
+static struct talker *take_work(struct pool *pool)
 {
-    pthread_mutex_lock(&hall->lock);
-    while (hall->left > 0 && hall->work_count == 0)
-        pthread_cond_wait(&hall->has_work, &hall->lock);
-    struct talker *talker = hall->work_count > 0 ? hall->work[--hall->work_count] : NULL;
-    pthread_mutex_unlock(&hall->lock);
+    pthread_mutex_lock(&pool->lock);
+    while (pool->left > 0 && pool->work_count == 0)
+        pthread_cond_wait(&pool->has_work, &pool->lock);
+    struct talker *talker = pool->work_count > 0 ? pool->work[--pool->work_count] : NULL;
+    pthread_mutex_unlock(&pool->lock);
     return talker;
 }
 
-static void end_one(struct hall *hall, struct talker *talker)
+static void end_one(struct pool *pool, struct talker *talker)
 {
     OK(close(talker->fd));
     delete_talker(talker);
-    pthread_mutex_lock(&hall->lock);
-    if (--hall->left == 0) {
-        pthread_cond_broadcast(&hall->has_work);
-        CHECK_EQ(write(hall->is_over[1], "x", 1), 1);
+    pthread_mutex_lock(&pool->lock);
+    if (--pool->left == 0) {
+        pthread_cond_broadcast(&pool->has_work);
+        CHECK_EQ(write(pool->is_over[1], "x", 1), 1);
     }
-    pthread_mutex_unlock(&hall->lock);
+    pthread_mutex_unlock(&pool->lock);
 }
 
-static void *work_in_hall(void *argument)
+static void *work_in_pool(void *argument)
 {
-    struct hall *hall = argument;
-    for (struct talker *talker; (talker = take_work(hall)) != NULL;) {
-        while (!is_over(talker) && has_turn(talker))
-            take_turn(talker);
+    struct pool *pool = argument;
+    for (struct talker *talker; (talker = take_work(pool)) != NULL;) {
+        while (!is_over(talker) && can_proceed(talker))
+            proceed(talker);
         if (is_over(talker)) {
-            end_one(hall, talker);
+            end_one(pool, talker);
             continue;
         }
         bool is_added = talker->way != BY_ONESHOT || !talker->is_watched;
@@ -728,58 +729,59 @@ static void *work_in_hall(void *argument)
     return NULL;
 }
 
-static void *wait_in_hall(void *argument)
+static void *wait_in_pool(void *argument)
 {
-    struct hall *hall = argument;
-    struct epoll_event events[CROWD];
+    struct pool *pool = argument;
+    struct epoll_event events[GROUP];
     for (;;) {
         int64_t began_ms = now_ms();
-        int count = OK(epoll_wait(hall->epoll, events, CROWD, PATIENCE_MS));
+        int count = OK(epoll_wait(pool->epoll, events, GROUP, WAIT_MS_MAX));
         fail_if_late(began_ms);
         if (count == 0)
-            FAIL("epoll_wait saw nothing, and %d conversations are not over", hall->left);
+            FAIL("epoll_wait returned no event, and %d conversations are not over", pool->left);
         for (int i = 0; i < count; i++) {
             struct talker *talker = (struct talker *)events[i].data.u64;
             if (talker == NULL)
                 return NULL;
-            // Another thread may have been told, too, but for a one-shot report: who takes it out has it.
-            if (talker->way != BY_ONESHOT && epoll_ctl(hall->epoll, EPOLL_CTL_DEL, talker->fd, NULL) != 0)
+            // Unless the event is one-shot, another thread may have received it too: the thread that deletes the
+// registration owns the connection.
+            if (talker->way != BY_ONESHOT && epoll_ctl(pool->epoll, EPOLL_CTL_DEL, talker->fd, NULL) != 0)
                 FAIL("epoll_ctl: %s", strerrorname_np(errno));
             note_events(talker, events[i].events);
-            give_to_worker(hall, talker);
+            queue_for_worker(pool, talker);
         }
     }
 }
 
 static void serve_by_workers(int listener, uint64_t seed)
 {
-    struct hall hall = {.lock = PTHREAD_MUTEX_INITIALIZER, .has_work = PTHREAD_COND_INITIALIZER};
+    struct pool pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .has_work = PTHREAD_COND_INITIALIZER};
     pthread_t threads[4];
-    hall.epoll = OK(epoll_create1(EPOLL_CLOEXEC));
-    OK(pipe(hall.is_over));
-    epoll_add(hall.epoll, hall.is_over[0], EPOLLIN, 0);
-    hall.left = CROWD;
-    // One-shot reports are for one thread each; by any others, two threads could be told of the same.
+    pool.epoll = OK(epoll_create1(EPOLL_CLOEXEC));
+    OK(pipe(pool.is_over));
+    epoll_add(pool.epoll, pool.is_over[0], EPOLLIN, 0);
+    pool.left = GROUP;
+    // Only one-shot events go to one thread each; with other events two waiters could receive the same one.
     uint64_t state = seed;
     int waiters = 1 + random_next(&state) % 2;
     for (int i = 0; i < 4; i++)
-        threads[i] = start_thread(i < waiters ? wait_in_hall : work_in_hall, &hall);
-    for (int i = 0; i < CROWD; i++) {
+        threads[i] = start_thread(i < waiters ? wait_in_pool : work_in_pool, &pool);
+    for (int i = 0; i < GROUP; i++) {
         int fd = accept_from(listener);
         unsigned char place;
         recv_exact(fd, &place, 1);
         struct talker *talker = new_talker(fd, seed + place, 0);
-        talker->is_in_crowd = true;
-        talker->epoll = hall.epoll;
+        talker->is_in_group = true;
+        talker->epoll = pool.epoll;
         talker->way = waiters > 1 ? BY_ONESHOT : BY_LEVELS + below(talker, 3);
         set_nonblocking(fd);
-        give_to_worker(&hall, talker);
+        queue_for_worker(&pool, talker);
     }
     for (int i = 0; i < 4; i++)
         join_thread(threads[i]);
-    close(hall.epoll);
-    close(hall.is_over[0]);
-    close(hall.is_over[1]);
+    close(pool.epoll);
+    close(pool.is_over[0]);
+    close(pool.is_over[1]);
 }
 
 struct member {
@@ -797,23 +799,23 @@ static void *talk_to_server(void *argument)
     return NULL;
 }
 
-static void serve_crowds(struct end *me, void serve(int listener, uint64_t seed))
+static void serve_groups(struct endpoint *me, void serve(int listener, uint64_t seed))
 {
     uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
-    for (uint64_t seed = first; seed < first + count; seed += CROWD)
+    for (uint64_t seed = first; seed < first + count; seed += GROUP)
         serve(me->listener, seed);
 }
 
-static void talk_in_crowds(struct end *me)
+static void talk_in_groups(struct endpoint *me)
 {
     struct address at = peer_of(me->fd);
     bool by_threads = has_threads();
     uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
-    for (uint64_t seed = first; seed < first + count; seed += CROWD) {
-        struct member members[CROWD];
-        pthread_t threads[CROWD];
-        pid_t children[CROWD];
-        for (int i = 0; i < CROWD; i++) {
+    for (uint64_t seed = first; seed < first + count; seed += GROUP) {
+        struct member members[GROUP];
+        pthread_t threads[GROUP];
+        pid_t children[GROUP];
+        for (int i = 0; i < GROUP; i++) {
             members[i] = (struct member){&at, seed, i};
             if (by_threads)
                 threads[i] = start_thread(talk_to_server, &members[i]);
@@ -822,7 +824,7 @@ static void talk_in_crowds(struct end *me)
                 _exit(0);
             }
         }
-        for (int i = 0; i < CROWD; i++) {
+        for (int i = 0; i < GROUP; i++) {
             if (by_threads)
                 join_thread(threads[i]);
             else
@@ -831,8 +833,8 @@ static void talk_in_crowds(struct end *me)
     }
 }
 
-SERVER(crowds_converse_at_random) { serve_crowds(me, serve_crowd); }
-CLIENT(crowds_converse_at_random) { talk_in_crowds(me); }
+SERVER(groups_converse_at_random) { serve_groups(me, serve_by_one_thread); }
+CLIENT(groups_converse_at_random) { talk_in_groups(me); }
 
-SERVER(workers_converse_at_random) { serve_crowds(me, serve_by_workers); }
-CLIENT(workers_converse_at_random) { talk_in_crowds(me); }
+SERVER(workers_converse_at_random) { serve_groups(me, serve_by_workers); }
+CLIENT(workers_converse_at_random) { talk_in_groups(me); }

@@ -153,7 +153,7 @@ TEST(poll_nval_on_a_closed_descriptor)
     struct pair pair = connected_pair();
     int number = pair.client;
     OK(close(pair.client));
-    CHECK_EQ(poll_once(number, POLLIN, PATIENCE_MS), POLLNVAL);
+    CHECK_EQ(poll_once(number, POLLIN, WAIT_MS_MAX), POLLNVAL);
 }
 
 TEST(poll_skips_negative_descriptors)
@@ -161,7 +161,7 @@ TEST(poll_skips_negative_descriptors)
     struct pair pair = connected_pair();
     struct pollfd entries[3] = {{-1, POLLIN, 77}, {pair.server, POLLIN, 0}, {-7, POLLIN, 77}};
     say(pair.client, "x");
-    CHECK_EQ(poll(entries, 3, PATIENCE_MS), 1);
+    CHECK_EQ(poll(entries, 3, WAIT_MS_MAX), 1);
     CHECK_EQ(entries[0].revents, 0);
     CHECK_EQ(entries[1].revents, POLLIN);
     CHECK_EQ(entries[2].revents, 0);
@@ -174,9 +174,9 @@ TEST(poll_of_nothing_times_out)
     CHECK_EQ(ppoll(NULL, 0, &rest, NULL), 0);
 }
 
-TEST(poll_time_out_counts_while_another_end_is_busy)
+TEST(poll_times_out_while_another_connection_is_busy)
 {
-    // A ready descriptor that nobody asked about must not wake the poll.
+    // A ready descriptor that is not in the list must not wake the poll.
     struct pair pair = connected_pair();
     say(pair.client, "x");
     await(pair.server, POLLIN);
@@ -204,17 +204,17 @@ static void *write_later(void *argument)
 TEST(poll_mixes_a_connection_with_a_pipe)
 {
     struct pair pair = connected_pair();
-    int hose[2];
-    OK(pipe(hose));
-    struct pollfd entries[2] = {{pair.server, POLLIN, 0}, {hose[0], POLLIN, 0}};
-    pthread_t thread = start_thread(write_later, &hose[1]);
-    CHECK_EQ(poll(entries, 2, PATIENCE_MS), 1);
+    int pipe_ends[2];
+    OK(pipe(pipe_ends));
+    struct pollfd entries[2] = {{pair.server, POLLIN, 0}, {pipe_ends[0], POLLIN, 0}};
+    pthread_t thread = start_thread(write_later, &pipe_ends[1]);
+    CHECK_EQ(poll(entries, 2, WAIT_MS_MAX), 1);
     CHECK_EQ(entries[0].revents, 0);
     CHECK_EQ(entries[1].revents, POLLIN);
     join_thread(thread);
     thread = start_thread(write_later, &pair.client);
     entries[1].fd = -1;
-    CHECK_EQ(poll(entries, 2, PATIENCE_MS), 1);
+    CHECK_EQ(poll(entries, 2, WAIT_MS_MAX), 1);
     CHECK_EQ(entries[0].revents, POLLIN);
     join_thread(thread);
 }
@@ -226,13 +226,13 @@ TEST(poll_mixes_a_connection_with_eventfd_and_timerfd)
     struct itimerspec soon = {.it_value = {0, 20000000}};
     OK(timerfd_settime(timer, 0, &soon, NULL));
     struct pollfd entries[3] = {{pair.server, POLLIN, 0}, {event, POLLIN, 0}, {timer, POLLIN, 0}};
-    CHECK_EQ(poll(entries, 3, PATIENCE_MS), 1);
+    CHECK_EQ(poll(entries, 3, WAIT_MS_MAX), 1);
     CHECK_EQ(entries[2].revents, POLLIN);
     uint64_t one = 1;
     CHECK_EQ(write(event, &one, 8), 8);
     say(pair.client, "x");
     await(pair.server, POLLIN);
-    CHECK_EQ(poll(entries, 3, PATIENCE_MS), 3);
+    CHECK_EQ(poll(entries, 3, WAIT_MS_MAX), 3);
 }
 
 TEST(poll_on_an_epoll_descriptor)
@@ -259,7 +259,7 @@ TEST(poll_on_many_connections)
     }
     for (int i = 0; i < COUNT; i += 7) {
         say(clients[i], "x");
-        CHECK_EQ(poll(entries, COUNT, PATIENCE_MS), 1);
+        CHECK_EQ(poll(entries, COUNT, WAIT_MS_MAX), 1);
         CHECK_EQ(entries[i].revents, POLLIN);
         expect(entries[i].fd, "x");
     }
@@ -271,7 +271,7 @@ TEST(poll_is_interrupted_even_with_sa_restart)
     on_signal(SIGALRM, count_signal, SA_RESTART);
     alarm_every_ms(20);
     struct pollfd entry = {pair.server, POLLIN, 0};
-    CHECK_ERR(poll(&entry, 1, PATIENCE_MS), EINTR);
+    CHECK_ERR(poll(&entry, 1, WAIT_MS_MAX), EINTR);
     fd_set set;
     FD_ZERO(&set);
     FD_SET(pair.server, &set);
@@ -345,13 +345,13 @@ TEST(ppoll_keeps_a_signal_out)
 
 int __poll(struct pollfd *entries, nfds_t count, int timeout_ms);
 
-TEST(poll_by_the_name_that_libnsl_knows)
+TEST(poll_by_the_symbol_that_libnsl_uses)
 {
     struct pair pair = connected_pair();
     struct pollfd entry = {.fd = pair.server, .events = POLLIN};
     CHECK_EQ(__poll(&entry, 1, 0), 0);
     say(pair.client, "x");
-    CHECK_EQ(__poll(&entry, 1, PATIENCE_MS), 1);
+    CHECK_EQ(__poll(&entry, 1, WAIT_MS_MAX), 1);
     CHECK_EQ(entry.revents, POLLIN);
 }
 
@@ -383,7 +383,7 @@ TEST(select_times_out_and_clears)
     CHECK_EQ(select(pair.server + 1, &in, NULL, NULL, &limit), 0);
     CHECK(!FD_ISSET(pair.server, &in));
     CHECK_EQ(limit.tv_sec, 0);
-    CHECK_EQ(limit.tv_usec, 0); // Linux tells the time that was left
+    CHECK_EQ(limit.tv_usec, 0); // Linux stores the remaining time
 }
 
 TEST(select_sees_eof_and_reset_as_readable)
@@ -502,7 +502,7 @@ static void limit_descriptors(rlim_t numbers)
     OK(setrlimit(RLIMIT_NOFILE, &limit));
 }
 
-TEST(poll_takes_nearly_as_many_entries_as_the_limit_allows)
+TEST(poll_accepts_nearly_as_many_entries_as_the_limit_allows)
 {
     enum { LIMIT = 64, ENTRIES = 60 };
     struct pair pair = connected_pair();
@@ -513,22 +513,22 @@ TEST(poll_takes_nearly_as_many_entries_as_the_limit_allows)
     entries[ENTRIES - 1] = (struct pollfd){pair.server, POLLIN, 0};
     CHECK_EQ(poll(entries, ENTRIES, 5), 0);
     say(pair.client, "x");
-    CHECK_EQ(poll(entries, ENTRIES, PATIENCE_MS), 1);
+    CHECK_EQ(poll(entries, ENTRIES, WAIT_MS_MAX), 1);
     CHECK_EQ(entries[ENTRIES - 1].revents, POLLIN);
     expect(pair.server, "x");
     entries[1].events = POLLIN; // the listener
     struct address at = name_of(pair.listener);
     int another = dial(&at);
-    CHECK_EQ(poll(entries, ENTRIES, PATIENCE_MS), 1);
+    CHECK_EQ(poll(entries, ENTRIES, WAIT_MS_MAX), 1);
     CHECK_EQ(entries[1].revents, POLLIN);
     OK(close(another));
 }
 
-TEST(select_leaves_alone_what_lies_behind_small_sets)
+TEST(select_leaves_memory_behind_small_sets_alone)
 {
     enum { SELECT_COUNT = 16384 };
-    // A program may pass its descriptor limit as the count with sets as large as its descriptors need: the kernel
-    // looks at no more than there are.
+    // A program may pass its descriptor limit as the count, with sets only as large as its descriptors need: the
+    // kernel reads no further than its descriptor table reaches.
     struct pair pair = connected_pair();
     limit_descriptors(SELECT_COUNT);
     ping_pong(pair.client, pair.server);
@@ -568,7 +568,7 @@ TEST(more_entries_than_descriptors_are_einval)
     OK(setrlimit(RLIMIT_NOFILE, &limit));
     CHECK_EQ(poll(entries, 100, 0), 1);
     struct timespec none = {0, 0};
-    // Or the compiler counts the entries, and the C library ends the program.
+    // Otherwise the compiler knows the number of entries, and the fortified poll aborts the program.
     struct pollfd *volatile nowhere = NULL, *volatile all = entries;
     volatile nfds_t endless = (nfds_t)-1;
     CHECK_ERR(poll(all, 101, 0), EINVAL);
@@ -581,7 +581,7 @@ TEST(more_entries_than_descriptors_are_einval)
     CHECK_EQ(poll(nowhere, 0, 0), 0);
 }
 
-TEST(raw_waits_say_how_much_of_their_time_is_left)
+TEST(raw_waits_report_the_remaining_time)
 {
     struct pair pair = connected_pair();
     struct pollfd entry = {.fd = pair.server, .events = POLLIN};
@@ -595,16 +595,16 @@ TEST(raw_waits_say_how_much_of_their_time_is_left)
     CHECK_EQ(syscall(SYS_pselect6, pair.server + 1L, &set, NULL, NULL, &limit, NULL), 0);
     CHECK_EQ(limit.tv_nsec, 0);
     say(pair.client, "x");
-    limit.tv_sec = PATIENCE_MS / 1000;
+    limit.tv_sec = WAIT_MS_MAX / 1000;
     CHECK_EQ(syscall(SYS_ppoll, &entry, 1L, &limit, NULL, 8L), 1);
-    CHECK(limit.tv_sec < PATIENCE_MS / 1000);
+    CHECK(limit.tv_sec < WAIT_MS_MAX / 1000);
     FD_SET(pair.server, &set);
-    limit = (struct timespec){.tv_sec = PATIENCE_MS / 1000};
+    limit = (struct timespec){.tv_sec = WAIT_MS_MAX / 1000};
     CHECK_EQ(syscall(SYS_pselect6, pair.server + 1L, &set, NULL, NULL, &limit, NULL), 1);
-    CHECK(limit.tv_sec < PATIENCE_MS / 1000);
+    CHECK(limit.tv_sec < WAIT_MS_MAX / 1000);
 }
 
-TEST(raw_waits_want_the_kernels_size_of_a_mask)
+TEST(raw_waits_require_the_kernels_sigset_size)
 {
     struct pair pair = connected_pair();
     struct pollfd entry = {.fd = pair.server, .events = POLLOUT};

@@ -1,4 +1,4 @@
-// Runs the checks: each in a forked child that leads a process group, with a time limit.
+// Runs the checks, each in a forked child that leads a process group, with a time limit.
 #include "check.h"
 
 #include <stdarg.h>
@@ -10,9 +10,9 @@
 #define CHECKS_MAX 1024
 #define REPORT_BYTES_MAX 4096
 #define CHECK_TIMEOUT_S 30
-// Far from the small numbers that checks count on.
+// Above the small descriptor numbers that checks rely on.
 #define REPORT_FD_MIN 700
-// What the checks open, and the numbers that they ask for by name, stay below.
+// The descriptors of the checks, and the numbers that they request, are below this limit.
 #define DESCRIPTORS_MIN 1024
 
 struct check {
@@ -30,7 +30,7 @@ void register_check(const char *name, check_fn *run)
     checks[check_count++] = (struct check){name, run};
 }
 
-// One line to the runner: a kind (F, S, I), then the text. Short enough to be atomic on a pipe.
+// Writes one line to the runner: a kind (F, S, I), then the text. It is short enough to be atomic on a pipe.
 static void report(char kind, const char *prefix, const char *format, va_list arguments)
 {
     char line[512];
@@ -54,7 +54,7 @@ void fail_at(const char *file, int line, const char *format, ...)
     va_start(arguments, format);
     report('F', place, format, arguments);
     va_end(arguments);
-    kill(0, SIGKILL); // the group of this check, so that no peer waits for what will not come
+    kill(0, SIGKILL); // the group of this check, so that no peer waits for ever
     _exit(1);
 }
 
@@ -95,7 +95,7 @@ static void run_in_child(const struct check *check, int report_write)
     _exit(0);
 }
 
-// True when the child ended in time. The raw system call: the runner must not depend on what it tests.
+// Returns whether the child ended in time. Uses raw system calls: the runner must not depend on what it tests.
 static bool ends_in_time(pid_t pid)
 {
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -108,7 +108,7 @@ static bool ends_in_time(pid_t pid)
     return ready == 1;
 }
 
-// Ends the whole group and reaps whatever of it became ours.
+// Kills the whole group and reaps its processes that became children of the runner.
 static int end_group(pid_t leader)
 {
     int status = 0;
@@ -179,7 +179,7 @@ static enum verdict run_check(const struct check *check)
         run_in_child(check, pipe_fds[1]);
     }
     close(pipe_fds[1]);
-    setpgid(pid, pid); // also here: whichever process is first
+    setpgid(pid, pid); // also done by the child; whichever runs first wins
     bool in_time = ends_in_time(pid);
     int status = end_group(pid);
     read_report(pipe_fds[0], reported);
@@ -216,7 +216,7 @@ static bool arguments_are_known(int count, char **arguments)
     return true;
 }
 
-// What the checks of exec run: copies one descriptor to another.
+// The program of the checks of exec: copies one descriptor to another.
 static int echo(int in, int out)
 {
     char buffer[4096];
@@ -227,7 +227,7 @@ static int echo(int in, int out)
     return got == 0 ? 0 : 1;
 }
 
-static int use_both_ends(int server, int client)
+static int use_both_endpoints(int server, int client)
 {
     expect(server, "before");
     ping_pong(client, server);
@@ -273,8 +273,8 @@ int main(int argc, char **argv)
     int counts[3] = {0};
     if (argc == 2 && strcmp(argv[1], "--echo-stdio") == 0)
         return echo(0, 1);
-    if (argc == 2 && strcmp(argv[1], "--use-both-ends") == 0)
-        return use_both_ends(0, 1);
+    if (argc == 2 && strcmp(argv[1], "--use-both-endpoints") == 0)
+        return use_both_endpoints(0, 1);
     if (argc == 2 && strcmp(argv[1], "--options-of-stdin") == 0)
         return options_of(0);
     if (argc == 4 && strcmp(argv[1], "--echo-accepted") == 0)

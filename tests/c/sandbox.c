@@ -1,4 +1,4 @@
-// Sandboxes that a program puts itself in: what they forbid stays forbidden, and what they allow goes on working.
+// Sandboxes that a program enters: what they forbid stays forbidden, and what they allow continues to work.
 #include "check.h"
 
 #include <sys/prctl.h>
@@ -13,7 +13,7 @@ static void require_landlock_of_ports(void)
         skip("this kernel has no Landlock rules about TCP ports");
 }
 
-// From now on this process may connect to this port alone.
+// Restricts this process to connecting to this port.
 static void allow_port(uint16_t port)
 {
     struct {
@@ -29,7 +29,7 @@ static void allow_port(uint16_t port)
     OK(close(rules));
 }
 
-// Neither a blocking connect nor one in non-blocking mode gets through, and the listener hears of neither.
+// Neither a blocking nor a non-blocking connect succeeds, and the listener sees neither.
 static void check_denied(const struct address *where, int listener)
 {
     for (int flags = 0; flags <= SOCK_NONBLOCK; flags += SOCK_NONBLOCK) {
@@ -80,7 +80,7 @@ TEST(landlock_denies_connects_ip6)
 #include <linux/seccomp.h>
 #include <stddef.h>
 
-// The process is killed by any call but these.
+// Installs a filter that kills the process at any system call but these.
 static void filter_to(const int *allowed, int count, bool by_syscall)
 {
     struct sock_filter steps[32];
@@ -107,7 +107,7 @@ static const int bytes_and_select[] = {SYS_read,         SYS_write,    SYS_close
 static const int messages_alone[] = {SYS_recvfrom, SYS_sendto, SYS_exit_group, SYS_rt_sigreturn};
 #define FILTER(calls, by_syscall) filter_to(calls, sizeof(calls) / sizeof *(calls), by_syscall)
 
-// Which calls carry the bytes and wait for them. A filtered process can report by its exit code alone.
+// The calls that move bytes and wait for them. A filtered process can report only by its exit code.
 enum calls { BYTES, BYTES_AND_POLL, BYTES_AND_SELECT, MESSAGES };
 
 static bool write_all(int fd, const char *bytes, size_t size, enum calls calls)
@@ -145,19 +145,19 @@ static void fill(char *bytes, size_t size, unsigned seed)
         bytes[i] = (char)((i * 31 + i / 4093 + seed) % 251);
 }
 
-// What the filtered side does: answers, then sends a block that the other side reads late, then receives one.
 static bool is_readable_soon(int fd, enum calls calls)
 {
     struct pollfd waiting = {.fd = fd, .events = POLLIN};
     if (calls == BYTES_AND_POLL)
-        return poll(&waiting, 1, PATIENCE_MS) == 1 && waiting.revents == POLLIN;
+        return poll(&waiting, 1, WAIT_MS_MAX) == 1 && waiting.revents == POLLIN;
     fd_set set;
     FD_ZERO(&set);
     FD_SET(fd, &set);
-    struct timeval limit = {.tv_sec = PATIENCE_MS / 1000};
+    struct timeval limit = {.tv_sec = WAIT_MS_MAX / 1000};
     return calls != BYTES_AND_SELECT || (select(fd + 1, &set, NULL, NULL, &limit) == 1 && FD_ISSET(fd, &set));
 }
 
+// The filtered side answers, then sends a block that the other side reads late, then receives a block.
 static int filtered_side(int fd, char *block, enum calls calls)
 {
     char text[600];
@@ -176,7 +176,7 @@ static int filtered_side(int fd, char *block, enum calls calls)
     for (size_t i = 0; i < BLOCK_BYTES; i++)
         if (block[i] != (char)((i * 31 + i / 4093 + 5) % 251))
             return 15;
-    // The other side is waiting for that, and goes.
+    // The other side waits for this byte and then closes.
     if (!write_all(fd, "!", 1, calls) || read_all(fd, text, 1, calls))
         return 16;
     return 0;
@@ -191,7 +191,7 @@ static void other_side(int fd, bool is_nonblocking)
         recv_exact(fd, answer, sizeof answer);
         CHECK(memcmp(text, answer, sizeof text) == 0);
     }
-    usleep(50000); // The filtered side finds no room meanwhile.
+    usleep(50000); // The filtered side has no room meanwhile.
     recv_exact(fd, block, BLOCK_BYTES);
     fill(want, BLOCK_BYTES, 3);
     CHECK(memcmp(block, want, BLOCK_BYTES) == 0);
@@ -203,20 +203,21 @@ static void other_side(int fd, bool is_nonblocking)
         if (went < 0) {
             CHECK_EQ(errno, EAGAIN);
             struct pollfd waiting = {.fd = fd, .events = POLLOUT};
-            CHECK_EQ(poll(&waiting, 1, PATIENCE_MS), 1);
+            CHECK_EQ(poll(&waiting, 1, WAIT_MS_MAX), 1);
             continue;
         }
         done += went;
     }
     struct pollfd waiting = {.fd = fd, .events = POLLIN};
-    CHECK_EQ(poll(&waiting, 1, PATIENCE_MS), 1);
+    CHECK_EQ(poll(&waiting, 1, WAIT_MS_MAX), 1);
     expect(fd, "!");
     OK(fcntl(fd, F_SETFL, 0));
     free(block);
     free(want);
 }
 
-// `rounds_before`: what the connection has carried before the filter, so that it is on its lifeline or on lanes.
+// `rounds_before`: the exchanges before the filter is installed, which decide whether the connection uses its
+// lifeline or lanes.
 static void check_filtered(int rounds_before, enum calls calls, bool by_syscall, bool is_client)
 {
     struct address at;
@@ -289,7 +290,7 @@ TEST(a_filter_that_is_refused_leaves_connections_as_they_are)
 
 #include <sys/resource.h>
 
-// What goes beyond it ends by a signal, and a connection writes no file.
+// A write to a file beyond this limit raises SIGXFSZ; a connection writes no file.
 TEST(a_process_that_may_write_no_files_connects)
 {
     struct rlimit none = {0, 0};

@@ -1,4 +1,4 @@
-// Making sockets, listening, accepting.
+// Creating sockets, listening, accepting.
 #include "check.h"
 
 #include <sys/resource.h>
@@ -108,7 +108,7 @@ TEST(listen_without_bind_takes_a_port)
     greet(&at, listener);
 }
 
-TEST(listen_twice_is_fine)
+TEST(listen_twice_succeeds)
 {
     struct address at;
     int listener = listen_anywhere(&at);
@@ -140,7 +140,7 @@ TEST(accept_on_a_closed_listener_is_bad_descriptor)
     CHECK_ERR(try_dial(&at), ECONNREFUSED);
 }
 
-TEST(accept_nonblocking_says_again)
+TEST(accept_nonblocking_is_eagain)
 {
     struct address at;
     int listener = listen_anywhere(&at);
@@ -189,7 +189,7 @@ TEST(accept_reports_the_client)
     check_same_address(&seen, &want);
 }
 
-TEST(accept_truncates_the_address_but_tells_its_size)
+TEST(accept_truncates_the_address_and_reports_its_size)
 {
     struct address at;
     int listener = listen_anywhere(&at);
@@ -243,7 +243,7 @@ static void *dial_late(void *argument)
     return (void *)(intptr_t)dial(argument);
 }
 
-TEST(a_full_backlog_lets_a_blocking_connect_wait)
+TEST(a_full_backlog_blocks_a_blocking_connect)
 {
     long room = 0;
     FILE *limit = fopen("/proc/sys/net/core/somaxconn", "r");
@@ -269,7 +269,7 @@ TEST(a_full_backlog_lets_a_blocking_connect_wait)
     ping_pong((int)(intptr_t)fd, accept_from(listener));
 }
 
-TEST(closing_a_listener_resets_who_waits)
+TEST(closing_a_listener_resets_waiting_clients)
 {
     struct address at;
     int listener = listen_anywhere(&at);
@@ -292,16 +292,16 @@ TEST(a_full_backlog_holds_back_connects)
         CHECK_EQ(errno, EINPROGRESS);
         if (poll_once(fd, POLLOUT, 200) != 0)
             continue;
-        // This one waits; once there is room it comes through by itself.
+        // This connect waits; it completes by itself once there is room.
         for (int waiting = 0; waiting < tried; waiting++)
             accept_from(listener);
         await(fd, POLLOUT);
         return;
     }
-    FAIL("a backlog of 1 took 64 connections");
+    FAIL("a backlog of 1 accepted 64 connections");
 }
 
-// A socket whose connect waits for room in the backlog; `*before` connections are in front of it.
+// Returns a socket whose connect waits for room in the backlog, behind `*before` connections.
 static int waiting_connect(const struct address *at, int *before)
 {
     for (*before = 0; *before < 64; ++*before) {
@@ -310,7 +310,7 @@ static int waiting_connect(const struct address *at, int *before)
         if (poll_once(fd, POLLOUT, 200) == 0)
             return fd;
     }
-    FAIL("a small backlog took 64 connections");
+    FAIL("a small backlog accepted 64 connections");
 }
 
 static void accept_all(int listener, int count)
@@ -327,7 +327,7 @@ static int pending_error(int fd)
     return error;
 }
 
-TEST(a_connect_that_waits_answers_as_one_under_way)
+TEST(a_waiting_connect_answers_as_one_in_progress)
 {
     struct address any = ip4("127.0.0.1", 0), name = {.size = sizeof name.storage};
     int listener = listen_at(&any, 0), before;
@@ -359,7 +359,7 @@ static void *wait_for_one_event(void *epoll)
     return NULL;
 }
 
-TEST(a_connect_that_waits_shows_in_a_set_that_somebody_sleeps_on)
+TEST(a_waiting_connect_is_reported_to_a_blocked_epoll_wait)
 {
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0), epoll = OK(epoll_create1(0)), before;
@@ -376,7 +376,7 @@ TEST(a_connect_that_waits_shows_in_a_set_that_somebody_sleeps_on)
     expect(fd, "hello");
 }
 
-TEST(a_connect_that_waits_can_be_closed)
+TEST(a_waiting_connect_can_be_closed)
 {
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0), before;
@@ -387,7 +387,7 @@ TEST(a_connect_that_waits_can_be_closed)
     greet(&at, listener);
 }
 
-TEST(a_connect_that_waits_can_be_taken_back)
+TEST(a_waiting_connect_can_be_cancelled)
 {
     struct address any = ip4("127.0.0.1", 0);
     struct sockaddr nobody = {.sa_family = AF_UNSPEC};
@@ -403,14 +403,14 @@ TEST(a_connect_that_waits_can_be_taken_back)
     await(dissolved, POLLHUP);
     expect_silent(listener, POLLIN);
     greet(&at, listener);
-    // A socket that is connected to nobody can be connected again.
+    // A socket that was disconnected can be connected again.
     CHECK_ERR(connect(dissolved, ADDRESS(&at), at.size), EINPROGRESS);
     await(dissolved, POLLOUT);
     CHECK_EQ(pending_error(dissolved), 0);
     accept_from(listener);
 }
 
-TEST(a_connect_that_waits_is_one_connection_after_a_fork)
+TEST(a_waiting_connect_is_one_connection_after_a_fork)
 {
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0), before;
@@ -429,7 +429,7 @@ TEST(a_connect_that_waits_is_one_connection_after_a_fork)
     expect_silent(listener, POLLIN);
 }
 
-TEST(a_connect_that_waits_is_seen_by_who_only_sends)
+TEST(a_waiting_connect_completes_for_a_program_that_only_sends)
 {
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0), before;
@@ -446,7 +446,7 @@ TEST(a_connect_that_waits_is_seen_by_who_only_sends)
     expect(accept_from(listener), "hello");
 }
 
-TEST(a_connect_that_waits_is_refused_once_nobody_listens)
+TEST(a_waiting_connect_is_refused_when_the_listener_closes)
 {
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0), before;
@@ -465,19 +465,19 @@ static void *wait_until_refused(void *fd)
     return NULL;
 }
 
-static void *hear_each_refusal_once(void *epoll)
+static void *expect_each_refusal_once(void *epoll)
 {
     for (int heard = 0; heard < ENDING_AT_ONCE; heard++) {
         struct epoll_event event;
-        CHECK_EQ(epoll_wait(*(int *)epoll, &event, 1, PATIENCE_MS), 1);
+        CHECK_EQ(epoll_wait(*(int *)epoll, &event, 1, WAIT_MS_MAX), 1);
         CHECK_EQ(event.events, EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP);
         CHECK_EQ(pending_error((int)event.data.u64), ECONNREFUSED);
     }
     return NULL;
 }
 
-// Whoever looks ends connects that another thread sleeps for.
-TEST(connects_that_wait_are_refused_once_to_who_sleeps_on_them)
+// A poll in one thread may complete connects for which another thread is blocked.
+TEST(waiting_connects_are_refused_once_to_a_blocked_epoll_wait)
 {
     struct address any = ip4("127.0.0.1", 0);
     int listener = listen_at(&any, 0), epoll = OK(epoll_create1(0)), before;
@@ -490,7 +490,7 @@ TEST(connects_that_wait_are_refused_once_to_who_sleeps_on_them)
         CHECK_ERR(connect(fd, ADDRESS(&at), at.size), EINPROGRESS);
         epoll_add(epoll, fd, EPOLLIN | EPOLLOUT | EPOLLET, fd);
     }
-    pthread_t hearing = start_thread(hear_each_refusal_once, &epoll);
+    pthread_t hearing = start_thread(expect_each_refusal_once, &epoll);
     pthread_t polling[2];
     for (int i = 0; i < 2; i++)
         polling[i] = start_thread(wait_until_refused, &polled[i]);
@@ -555,7 +555,7 @@ TEST(listener_can_listen_again_after_shutdown)
     int listener = listen_anywhere(&at);
     OK(shutdown(listener, SHUT_RD));
     OK(listen(listener, 8));
-    at = name_of(listener); // a port that was chosen for us may have changed
+    at = name_of(listener); // a port chosen by the kernel may have changed
     greet(&at, listener);
 }
 
@@ -600,7 +600,7 @@ TEST(reuseport_shares_a_port)
     for (int i = 0; i < 16; i++) {
         int client = dial(&at);
         struct pollfd both[2] = {{one, POLLIN, 0}, {two, POLLIN, 0}};
-        CHECK(poll(both, 2, PATIENCE_MS) == 1);
+        CHECK(poll(both, 2, WAIT_MS_MAX) == 1);
         ping_pong(client, accept_from(both[0].revents ? one : two));
         served++;
     }

@@ -6,8 +6,8 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 
-// A call that a signal soon after its begin must end: a wait that has not gone to sleep yet is one all the same. A
-// machine that is busy may deliver one signal before the call now and then.
+// A signal soon after the start of the call must interrupt it, also while the wait is still spinning. A busy machine
+// sometimes delivers a signal before the call.
 #define CHECK_INTERRUPTED_SOON(call) CHECK_INTERRUPTED_SOON_AFTER((void)0, call)
 #define CHECK_INTERRUPTED_SOON_AFTER(prepare, call)                                                \
     do {                                                                                           \
@@ -69,11 +69,11 @@ TEST(poll_and_select_are_interrupted_as_soon_as_they_wait)
 {
     struct pair pair = connected_pair();
     struct pollfd entry = {.fd = pair.server, .events = POLLIN};
-    CHECK_INTERRUPTED_SOON(poll(&entry, 1, PATIENCE_MS));
+    CHECK_INTERRUPTED_SOON(poll(&entry, 1, WAIT_MS_MAX));
     CHECK_INTERRUPTED_SOON(select_readable(pair.server));
 }
 
-static void pass_a_word(const struct pair *pair, int epoll)
+static void send_word(const struct pair *pair, int epoll)
 {
     say(pair->client, "word");
     epoll_one(epoll);
@@ -85,8 +85,8 @@ TEST(epoll_wait_is_interrupted_as_soon_as_it_waits)
     struct pair pair = connected_pair();
     struct epoll_event event;
     int epoll = epoll_with(pair.server, EPOLLIN);
-    // After traffic, because a set looks longer at what has just been busy.
-    CHECK_INTERRUPTED_SOON_AFTER(pass_a_word(&pair, epoll), epoll_wait(epoll, &event, 1, -1));
+    // After traffic, because an epoll wait spins longer on a connection that has just been busy.
+    CHECK_INTERRUPTED_SOON_AFTER(send_word(&pair, epoll), epoll_wait(epoll, &event, 1, -1));
     ping_pong(pair.client, pair.server);
 }
 
@@ -103,7 +103,7 @@ TEST(a_mask_keeps_signals_out_as_soon_as_a_call_waits)
     on_signal(SIGALRM, count_signal, 0);
     for (int round = 0; round < 40; round++) {
         signals_seen = 0;
-        pass_a_word(&pair, epoll);
+        send_word(&pair, epoll);
         alarm_soon();
         CHECK_EQ(round % 2 ? ppoll(&entry, 1, &limit, &blocked) : epoll_pwait(epoll, &event, 1, 1, &blocked), 0);
         CHECK(signals_seen > 0);
@@ -120,7 +120,7 @@ static void *signal_main_thread(void *thread)
     return NULL;
 }
 
-TEST(a_handler_in_another_thread_interrupts_nobody)
+TEST(a_handler_in_another_thread_interrupts_no_wait)
 {
     struct pair pair = connected_pair();
     pthread_t self = pthread_self();
@@ -136,7 +136,7 @@ TEST(a_handler_in_another_thread_interrupts_nobody)
     sigaddset(&usr1, SIGUSR1);
     CHECK_EQ(pthread_sigmask(SIG_BLOCK, &usr1, NULL), 0);
     pthread_t thread = start_thread(signal_main_thread, &self);
-    expect(pair.server, "x"); // blocked here: no handler runs in this thread
+    expect(pair.server, "x"); // the signal is blocked here: no handler runs in this thread
     join_thread(thread);
     wait_child(pid);
 }
@@ -191,7 +191,7 @@ TEST(signal_shows_the_handlers_that_were_set)
     CHECK(sysv_signal(SIGUSR2, count_signal) == count_signal);
     OK(raise(SIGUSR2));
     CHECK_EQ(signals_seen, 3);
-    CHECK(signal(SIGUSR2, SIG_DFL) == SIG_DFL); // that one was for one signal
+    CHECK(signal(SIGUSR2, SIG_DFL) == SIG_DFL); // sysv_signal sets SA_RESETHAND
     errno = 0;
     CHECK(signal(SIGKILL, count_signal) == SIG_ERR);
     CHECK_EQ(errno, EINVAL);
@@ -238,7 +238,7 @@ TEST(recv_is_interrupted_without_sa_restart)
 
 static void answer_after_signals(int fd)
 {
-    pause_ms(200); // many alarms go by
+    pause_ms(200); // many alarms arrive
     say(fd, "after the signals");
 }
 
@@ -252,7 +252,7 @@ SERVER(recv_restarts_with_sa_restart)
 }
 CLIENT(recv_restarts_with_sa_restart)
 {
-    // In the threads form an alarm may also strike here: pause_ms() goes on, send restarts.
+    // With threads an alarm may also interrupt this role: pause_ms() continues, send restarts.
     answer_after_signals(me->fd);
 }
 
@@ -368,10 +368,10 @@ TEST(connect_is_interrupted_without_sa_restart)
         alarm_every_ms(0);
         while (tried-- > 0)
             accept_from(listener);
-        await(fd, POLLOUT); // it goes on in the background
+        await(fd, POLLOUT); // the connect continues in the background
         return;
     }
-    FAIL("a backlog of 0 took 64 connections");
+    FAIL("a backlog of 0 accepted 64 connections");
 }
 
 SERVER(traffic_amid_signals)
@@ -434,7 +434,7 @@ static void peek_in_handler(int signal)
 
 TEST(handler_receives_on_the_sockets_that_are_busy)
 {
-    // The handler strikes at any point of send() and recv() on the very same sockets.
+    // The handler interrupts send() and recv() on the same sockets at any point.
     handler_pair = connected_pair();
     on_signal(SIGALRM, peek_in_handler, SA_RESTART);
     alarm_every_ms(1);
@@ -468,7 +468,7 @@ TEST(handler_jumps_out_of_a_blocked_recv)
     ping_pong(pair.client, pair.server);
 }
 
-// How a thread waits on a connection that stays silent.
+// A way to wait on a connection that stays silent.
 typedef void wait_fn(int fd, int set);
 
 static void wait_by_recv(int fd, int set)
@@ -492,7 +492,7 @@ static void wait_by_epoll(int fd, int set)
     epoll_wait(set, &event, 1, -1);
 }
 
-// A handler jumps out of the wait again and again, at every moment of it; what it has left can be used.
+// A handler jumps out of the wait repeatedly, at any moment; the connection stays usable.
 static void check_jumps(wait_fn *wait)
 {
     struct pair pair = connected_pair();
@@ -512,7 +512,7 @@ static void check_jumps(wait_fn *wait)
     }
     for (int i = 0; i < 50; i++) {
         say(pair.client, "data");
-        CHECK_EQ(epoll_wait(set, &event, 1, PATIENCE_MS), 1);
+        CHECK_EQ(epoll_wait(set, &event, 1, WAIT_MS_MAX), 1);
         expect(pair.server, "data");
     }
     ping_pong(pair.client, pair.server);
@@ -522,7 +522,7 @@ TEST(handler_jumps_out_of_recv_at_any_moment) { check_jumps(wait_by_recv); }
 TEST(handler_jumps_out_of_poll_at_any_moment) { check_jumps(wait_by_poll); }
 TEST(handler_jumps_out_of_epoll_wait_at_any_moment) { check_jumps(wait_by_epoll); }
 
-TEST(stopped_and_continued_process_goes_on)
+TEST(stopped_and_continued_process_works)
 {
     struct pair pair = connected_pair();
     pid_t pid = fork_child();
@@ -536,7 +536,7 @@ TEST(stopped_and_continued_process_goes_on)
     say(pair.client, "before");
     expect(pair.client, "one");
     OK(kill(pid, SIGSTOP));
-    CHECK_EQ(waitpid(pid, NULL, WUNTRACED), pid); // now it has stopped
+    CHECK_EQ(waitpid(pid, NULL, WUNTRACED), pid); // the child has stopped
     say(pair.client, "after");
     expect_silent(pair.client, POLLIN);
     OK(kill(pid, SIGCONT));
@@ -557,7 +557,7 @@ static void close_in_handler(int signal)
     errno = saved;
 }
 
-// Waits on a set that has just been busy, until a handler has closed a descriptor in the middle of that.
+// Waits on an epoll instance that has just been busy, until a handler closes a descriptor during the wait.
 static void close_while_waiting(int epoll, int fd, int after_us)
 {
     struct itimerval timer = {{0, 50000}, {0, after_us}};
@@ -566,13 +566,13 @@ static void close_while_waiting(int epoll, int fd, int after_us)
     on_signal(SIGALRM, close_in_handler, SA_RESTART);
     OK(setitimer(ITIMER_REAL, &timer, NULL));
     CHECK_EQ(epoll_wait(epoll, &event, 1, -1), -1);
-    if (errno != EBADF || fd != epoll) // when the handler came before the call
+    if (errno != EBADF || fd != epoll) // EBADF if the handler ran before the call
         CHECK_EQ(errno, EINTR);
     alarm_every_ms(0);
     CHECK_EQ(closed_by_handler, -1);
 }
 
-TEST(handler_closes_what_is_in_the_set_that_is_waited_on)
+TEST(handler_closes_a_descriptor_of_the_epoll_waited_on)
 {
     struct pair busy = connected_pair();
     struct address at = name_of(busy.listener);
@@ -581,49 +581,49 @@ TEST(handler_closes_what_is_in_the_set_that_is_waited_on)
         int client = dial(&at), server = accept_from(busy.listener), closed = server;
         struct epoll_event event = {.events = EPOLLIN};
         epoll_add(epoll, server, EPOLLIN, 4711);
-        pass_a_word(&busy, epoll);
+        send_word(&busy, epoll);
         close_while_waiting(epoll, server, 2 + round % 50);
         expect_eof(client);
         CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, closed, &event), EBADF);
         CHECK_EQ(OK(dup(busy.client)), closed);
         CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, closed, &event), ENOENT);
-        pass_a_word(&busy, epoll);
+        send_word(&busy, epoll);
         OK(close(closed));
         OK(close(client));
     }
 }
 
-TEST(handler_closes_one_of_two_descriptors_in_the_set_that_is_waited_on)
+TEST(handler_closes_one_of_two_descriptors_of_the_epoll_waited_on)
 {
     struct pair busy = connected_pair(), pair = connected_pair();
     int epoll = epoll_with(busy.server, EPOLLIN);
     epoll_add(epoll, pair.server, EPOLLIN, 4711);
     for (int round = 0; round < 50; round++) {
         int other = OK(dup(pair.server));
-        pass_a_word(&busy, epoll);
+        send_word(&busy, epoll);
         close_while_waiting(epoll, other, 2 + round);
     }
     int other = OK(dup(pair.server));
     close_while_waiting(epoll, pair.server, 10);
     say(pair.client, "x");
-    CHECK_EQ(epoll_one(epoll).data.u64, 4711); // as long as another descriptor lives
+    CHECK_EQ(epoll_one(epoll).data.u64, 4711); // as long as another descriptor is open
     expect(other, "x");
     OK(close(other));
     epoll_none(epoll);
 }
 
-TEST(handler_closes_the_set_that_is_waited_on)
+TEST(handler_closes_the_epoll_waited_on)
 {
     struct pair pair = connected_pair();
     struct epoll_event event;
     for (int round = 0; round < 50; round++) {
         int epoll = epoll_with(pair.server, EPOLLIN);
-        pass_a_word(&pair, epoll);
+        send_word(&pair, epoll);
         close_while_waiting(epoll, epoll, 2 + round);
         CHECK_ERR(epoll_wait(epoll, &event, 1, 0), EBADF);
     }
     int epoll = epoll_with(pair.server, EPOLLIN);
-    pass_a_word(&pair, epoll);
+    send_word(&pair, epoll);
 }
 
 enum { SIGNALS_QUEUED = 3000 };
@@ -640,8 +640,8 @@ static void note_queued(int signal, siginfo_t *information, void *context)
         close(fd);
 }
 
-// Whatever it interrupts: changes of connections put handlers off.
-TEST(queued_signals_come_each_once_in_order_and_with_their_values)
+// Signals may interrupt changes of a connection, during which the library defers handlers.
+TEST(queued_signals_arrive_once_in_order_with_their_values)
 {
     struct address at;
     int listener = listen_anywhere(&at), one = 1;

@@ -1,4 +1,4 @@
-// Options and requests whose answer depends on what a socket is connected to, and on whether it still is.
+// Options and requests whose result depends on the peer of a socket, and on whether it is still connected.
 #include "check.h"
 
 #include <linux/ethtool.h>
@@ -68,7 +68,7 @@ TEST(window_clamp_of_a_connection_is_never_zero)
     OK(set_number(fresh, IPPROTO_TCP, TCP_WINDOW_CLAMP, 0));
 }
 
-TEST(options_for_before_a_connect_are_refused_after_it)
+TEST(options_that_must_precede_connect_are_refused_after_it)
 {
     struct pair pair = connected_pair();
     for (int value = 0; value < 2; value++) {
@@ -83,7 +83,7 @@ TEST(options_for_before_a_connect_are_refused_after_it)
     CHECK_ERR(set_number(pair6.server, IPPROTO_IPV6, IPV6_V6ONLY, 0), EINVAL);
 }
 
-TEST(the_size_of_a_packet_is_the_loopback_interfaces)
+TEST(ip_mtu_is_that_of_the_loopback_interface)
 {
     struct pair pair = connected_pair();
     CHECK_EQ(number_of(pair.client, IPPROTO_IP, IP_MTU), 65535);
@@ -113,7 +113,7 @@ static void check_interface(int fd)
     CHECK_ERR(ioctl(fd, SIOCGIFADDR, &interface), ENODEV);
 }
 
-TEST(interfaces_are_asked_by_any_end)
+TEST(interface_requests_work_on_each_endpoint)
 {
     struct address bound;
     int listener = listen_anywhere(&bound), client = dial(&bound), server = accept_from(listener);
@@ -137,7 +137,7 @@ static void expect_no_peer(int fd)
     CHECK_ERR(shutdown(fd, SHUT_WR), ENOTCONN);
 }
 
-static void grow_up(struct pair *pair)
+static void carry_traffic(struct pair *pair)
 {
     for (int round = 0; round < 10; round++)
         ping_pong(pair->client, pair->server);
@@ -148,24 +148,24 @@ TEST(a_connection_that_was_reset_has_no_peer)
     for (int is_old = 0; is_old < 2; is_old++) {
         struct pair pair = connected_pair();
         if (is_old)
-            grow_up(&pair);
+            carry_traffic(&pair);
         say(pair.server, "unread");
         await(pair.client, POLLIN);
-        OK(close(pair.client)); // with something unread
+        OK(close(pair.client)); // with unread bytes, so the peer is reset
         await_revents(pair.server, POLLIN, POLLHUP);
         expect_no_peer(pair.server);
     }
 }
 
-TEST(a_connection_that_was_reset_has_no_peer_for_who_only_asks)
+TEST(a_reset_is_seen_by_getpeername_alone)
 {
     for (int is_old = 0; is_old < 2; is_old++) {
         struct pair pair = connected_pair();
         if (is_old)
-            grow_up(&pair);
+            carry_traffic(&pair);
         say(pair.server, "unread");
         await(pair.client, POLLIN);
-        OK(close(pair.client)); // with something unread
+        OK(close(pair.client)); // with unread bytes, so the peer is reset
         struct sockaddr_storage peer;
         socklen_t size = sizeof peer;
         pause_ms(SILENCE_MS);
@@ -178,7 +178,7 @@ TEST(a_connection_whose_streams_have_both_ended_has_no_peer)
     for (int is_old = 0; is_old < 2; is_old++) {
         struct pair pair = connected_pair();
         if (is_old)
-            grow_up(&pair);
+            carry_traffic(&pair);
         OK(shutdown(pair.client, SHUT_WR));
         OK(shutdown(pair.client, SHUT_WR));
         peer_of(pair.client);
@@ -193,12 +193,12 @@ TEST(a_connection_whose_streams_have_both_ended_has_no_peer)
     }
 }
 
-TEST(a_connection_shut_both_ways_by_one_end_has_a_peer)
+TEST(a_connection_shut_both_ways_by_one_endpoint_has_a_peer)
 {
     for (int is_old = 0; is_old < 2; is_old++) {
         struct pair pair = connected_pair();
         if (is_old)
-            grow_up(&pair);
+            carry_traffic(&pair);
         OK(shutdown(pair.client, SHUT_RDWR));
         peer_of(pair.client);
         OK(shutdown(pair.client, SHUT_RDWR));
@@ -213,7 +213,7 @@ static void defer(int listener, int seconds)
     OK(setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
 }
 
-static void expect_nobody(int listener)
+static void expect_no_client(int listener)
 {
     set_nonblocking(listener);
     expect_silent(listener, POLLIN);
@@ -227,11 +227,11 @@ static int deferring_listener(struct address *bound)
     return listener;
 }
 
-TEST(defer_accept_keeps_back_who_says_nothing)
+TEST(defer_accept_holds_back_silent_clients)
 {
     struct address bound;
     int listener = deferring_listener(&bound), silent = dial(&bound), client = dial(&bound);
-    expect_nobody(listener);
+    expect_no_client(listener);
     say(client, "hello");
     await(listener, POLLIN);
     struct address who = {.size = sizeof who.storage}, own = name_of(client);
@@ -240,7 +240,7 @@ TEST(defer_accept_keeps_back_who_says_nothing)
     CHECK_EQ(OK(fcntl(server, F_GETFD)), FD_CLOEXEC);
     CHECK_EQ(OK(fcntl(server, F_GETFL)) & O_NONBLOCK, O_NONBLOCK);
     expect(server, "hello");
-    expect_nobody(listener);
+    expect_no_client(listener);
     say(silent, "at last");
     await(listener, POLLIN);
     int second = accept_from(listener);
@@ -251,7 +251,7 @@ TEST(defer_accept_keeps_back_who_says_nothing)
     ping_pong(silent, second);
 }
 
-TEST(defer_accept_set_before_listen_counts_too)
+TEST(defer_accept_set_before_listen_applies)
 {
     struct address bound = ip4("127.0.0.1", 0);
     int listener = OK(socket(AF_INET, SOCK_STREAM, 0));
@@ -260,17 +260,17 @@ TEST(defer_accept_set_before_listen_counts_too)
     OK(listen(listener, 8));
     bound = name_of(listener);
     int client = dial(&bound);
-    expect_nobody(listener);
+    expect_no_client(listener);
     say(client, "x");
     await(listener, POLLIN);
     expect(accept_from(listener), "x");
 }
 
-TEST(defer_accept_lets_in_who_ends_the_stream)
+TEST(defer_accept_admits_a_client_that_ends_its_stream)
 {
     struct address bound;
     int listener = deferring_listener(&bound), client = dial(&bound);
-    expect_nobody(listener);
+    expect_no_client(listener);
     OK(shutdown(client, SHUT_WR));
     await(listener, POLLIN);
     int server = accept_from(listener);
@@ -279,13 +279,13 @@ TEST(defer_accept_lets_in_who_ends_the_stream)
     expect(client, "bye");
 }
 
-TEST(defer_accept_is_over_after_its_time)
+TEST(defer_accept_expires)
 {
     struct address bound;
     int listener = listen_anywhere(&bound);
     defer(listener, 1);
     int client = dial(&bound), epoll = epoll_with(listener, EPOLLIN);
-    expect_nobody(listener);
+    expect_no_client(listener);
     CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
     await(listener, POLLIN);
     ping_pong(client, accept_from(listener));
@@ -311,7 +311,7 @@ TEST(defer_accept_blocks_accept_until_the_first_bytes)
     wait_child(pid);
 }
 
-static void defer_in_a_set(uint32_t events, bool is_set_late)
+static void check_defer_in_epoll(uint32_t events, bool is_set_late)
 {
     struct address bound;
     int listener = listen_anywhere(&bound), epoll = OK(epoll_create1(0));
@@ -338,16 +338,16 @@ static void defer_in_a_set(uint32_t events, bool is_set_late)
     epoll_none(epoll);
 }
 
-TEST(defer_accept_counts_for_epoll)
+TEST(defer_accept_applies_to_epoll)
 {
     const uint32_t kinds[] = {0, EPOLLET, EPOLLONESHOT, EPOLLEXCLUSIVE};
     for (int kind = 0; kind < 4; kind++) {
-        defer_in_a_set(kinds[kind], false);
-        defer_in_a_set(kinds[kind], true);
+        check_defer_in_epoll(kinds[kind], false);
+        check_defer_in_epoll(kinds[kind], true);
     }
 }
 
-TEST(defer_accept_of_many_counts_for_edges)
+TEST(defer_accept_of_many_clients_applies_to_edges)
 {
     struct address bound = ip4("127.0.0.1", 0);
     int listener = listen_at(&bound, 256), epoll = epoll_with(listener, EPOLLIN | EPOLLET), clients[200];
@@ -362,7 +362,7 @@ TEST(defer_accept_of_many_counts_for_edges)
     expect(accept_from(listener), "last");
 }
 
-TEST(defer_accept_turned_off_lets_in_who_comes)
+TEST(defer_accept_turned_off_admits_new_clients)
 {
     struct address bound;
     int listener = deferring_listener(&bound);
@@ -376,7 +376,7 @@ TEST(defer_accept_of_a_shared_listener_serves_in_every_process)
 {
     struct address bound;
     int listener = deferring_listener(&bound), silent = dial(&bound);
-    expect_nobody(listener); // this process has seen it
+    expect_no_client(listener); // this process has polled the silent client
     OK(fcntl(listener, F_SETFL, 0));
     pid_t pid = fork_child();
     if (pid == 0) {
@@ -393,7 +393,7 @@ TEST(defer_accept_of_a_shared_listener_serves_in_every_process)
     expect(accept_from(listener), "for the parent");
 }
 
-// What a process does, when it has seen the silent clients of a listener that it shares.
+// What a process does after it has polled the silent clients of a listener that it shares.
 enum leaving { IS_BUSY, CLOSES, EXITS };
 
 static void leave_silent_clients(enum leaving how)
@@ -404,7 +404,7 @@ static void leave_silent_clients(enum leaving how)
     pid_t pid = fork_child();
     if (pid == 0) {
         expect(ways[1], "all are there");
-        expect_nobody(listener); // this process has seen them
+        expect_no_client(listener); // this process has polled the silent clients
         say(ways[1], "seen");
         if (how == IS_BUSY) {
             await(listener, POLLIN);
@@ -461,8 +461,8 @@ TEST(defer_accept_leaves_clients_to_others_when_a_process_exits)
 
 // ---- TCP_DEFER_ACCEPT and exec ----------------------------------------------------------------------
 
-// Says nothing from this process to the next: whoever reads hears the end when it has been replaced or has ended.
-static void tell_of_exec(int way)
+// Marks the channel close-on-exec: its reader sees the end of stream when this process execs or exits.
+static void notify_and_close_on_exec(int way)
 {
     say(way, "seen");
     OK(fcntl(way, F_SETFD, FD_CLOEXEC));
@@ -481,7 +481,7 @@ __attribute__((noreturn)) static void become_echo(int listener, int clients)
 {
     OK(fcntl(listener, F_SETFL, 0));
     execv("/proc/self/exe", echo_of(listener, clients));
-    FAIL("no exec: %s", strerrorname_np(errno));
+    FAIL("exec failed: %s", strerrorname_np(errno));
 }
 
 static void check_echo(int client)
@@ -493,13 +493,13 @@ static void check_echo(int client)
     OK(close(client));
 }
 
-static void *accept_in_vain(void *listener)
+static void *accept_before_exec(void *listener)
 {
     accept(*(int *)listener, NULL, NULL);
-    FAIL("somebody was accepted before exec");
+    FAIL("a client was accepted before exec");
 }
 
-// The other side of a server in another process. Its clients say nothing until it has seen them.
+// The channel to a server in another process, with clients that send nothing until the server has polled them.
 struct silence {
     struct address bound;
     int listener;
@@ -520,7 +520,7 @@ static pid_t start_server(struct silence *silence, int clients)
     silence->way = ways[pid == 0 ? 1 : 0];
     if (pid == 0) {
         expect(silence->way, "all are there");
-        expect_nobody(silence->listener);
+        expect_no_client(silence->listener);
         OK(fcntl(silence->listener, F_SETFL, 0));
         return 0;
     }
@@ -532,17 +532,17 @@ static pid_t start_server(struct silence *silence, int clients)
     return pid;
 }
 
-// A server that has seen its silent clients replaces itself by another program.
+// A server that has polled its silent clients replaces itself by another program.
 static void replace_by_exec(int clients, bool has_thread)
 {
     struct silence silence;
     pid_t pid = start_server(&silence, clients);
     if (pid == 0) {
         if (has_thread) {
-            start_thread(accept_in_vain, &silence.listener);
+            start_thread(accept_before_exec, &silence.listener);
             pause_ms(SILENCE_MS);
         }
-        tell_of_exec(silence.way);
+        notify_and_close_on_exec(silence.way);
         become_echo(silence.listener, clients);
     }
     expect_eof(silence.way);
@@ -551,17 +551,17 @@ static void replace_by_exec(int clients, bool has_thread)
     wait_child(pid);
 }
 
-TEST(defer_accept_keeps_clients_through_exec)
+TEST(defer_accept_keeps_clients_across_exec)
 {
     replace_by_exec(3, false);
 }
 
-TEST(defer_accept_keeps_many_clients_through_exec)
+TEST(defer_accept_keeps_many_clients_across_exec)
 {
     replace_by_exec(500, false);
 }
 
-TEST(defer_accept_keeps_clients_through_exec_while_a_thread_accepts)
+TEST(defer_accept_keeps_clients_across_exec_while_a_thread_accepts)
 {
     replace_by_exec(3, true);
 }
@@ -578,10 +578,10 @@ TEST(defer_accept_keeps_clients_when_exec_fails)
         struct address bound;
         int listener = deferring_listener(&bound), silent = dial(&bound), client = dial(&bound);
         int epoll = epoll_with(listener, EPOLLIN | EPOLLET);
-        expect_nobody(listener);
+        expect_no_client(listener);
         epoll_none(epoll);
         CHECK_ERR(execv(refused[i].path, echo_of(listener, 1)), refused[i].error);
-        expect_nobody(listener);
+        expect_no_client(listener);
         epoll_none(epoll);
         say(client, "still here");
         CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
@@ -595,7 +595,7 @@ TEST(defer_accept_keeps_clients_when_exec_fails)
     OK(unlink(empty));
 }
 
-// How a server that has seen its silent clients starts another program that has the listener, before it closes that.
+// How a server that has polled its silent clients starts another program with the listener, before closing its own.
 enum starting { BY_FORK, BY_FORK_FROM_A_LOOP, BY_VFORK, BY_SPAWN };
 
 static pid_t start_echo(enum starting how, int listener, int clients)
@@ -662,7 +662,7 @@ TEST(defer_accept_hands_clients_over_by_posix_spawn)
     hand_over_to_a_program(BY_SPAWN);
 }
 
-TEST(what_has_ended_is_dissolved_too)
+TEST(a_finished_connection_can_be_dissolved)
 {
     struct pair pair = connected_pair();
     OK(shutdown(pair.client, SHUT_WR));

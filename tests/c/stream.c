@@ -49,7 +49,7 @@ CLIENT(small_sizes_around_cache_lines)
     expect(me->fd, "got it");
 }
 
-// One receive of `size` bytes into more room than that: the rest of the room stays as it was.
+// Receives `size` bytes into a larger buffer, the rest of which must stay unchanged.
 static void receive_and_compare_rest(int fd, size_t size, int flags, bool in_parts)
 {
     unsigned char room[256];
@@ -63,9 +63,9 @@ static void receive_and_compare_rest(int fd, size_t size, int flags, bool in_par
         CHECK_EQ(room[at], 0xa5);
 }
 
-// What the ends say to each other lies behind an answer that is not yet read, or before it, or there is none of it:
-// that depends on how far the connection is.
-TEST(room_behind_received_bytes_stays_as_it_was)
+// Depending on the progress of the upgrade, the library's own messages lie before or behind the unread answer, or
+// there are none.
+TEST(buffer_behind_received_bytes_is_unchanged)
 {
     for (int variant = 0; variant < 32; variant++) {
         struct pair pair = connected_pair();
@@ -84,7 +84,7 @@ TEST(room_behind_received_bytes_stays_as_it_was)
     }
 }
 
-SERVER(recv_into_larger_buffer_returns_what_is_there)
+SERVER(recv_into_larger_buffer_returns_the_available_bytes)
 {
     char buffer[4096];
     CHECK_EQ(recv(me->fd, buffer, sizeof buffer, 0), 64);
@@ -92,7 +92,7 @@ SERVER(recv_into_larger_buffer_returns_what_is_there)
     CHECK_EQ(read(me->fd, buffer, sizeof buffer), 65);
     meet(me);
 }
-CLIENT(recv_into_larger_buffer_returns_what_is_there)
+CLIENT(recv_into_larger_buffer_returns_the_available_bytes)
 {
     char buffer[65] = {0};
     CHECK_EQ(send(me->fd, buffer, 64, 0), 64);
@@ -121,7 +121,7 @@ TEST(short_reads_take_a_message_in_pieces)
     expect(pair.server, "efghij");
 }
 
-TEST(messages_run_together)
+TEST(consecutive_messages_run_together)
 {
     struct pair pair = connected_pair();
     say(pair.client, "one");
@@ -152,7 +152,7 @@ TEST(zero_length_recv_does_not_consume)
     expect(pair.server, "kept");
 }
 
-TEST(dontwait_says_again_when_empty)
+TEST(dontwait_is_eagain_when_empty)
 {
     struct pair pair = connected_pair();
     char byte;
@@ -164,7 +164,7 @@ TEST(dontwait_says_again_when_empty)
     CHECK_ERR(recv(pair.server, &byte, 1, MSG_DONTWAIT), EAGAIN);
 }
 
-TEST(dontwait_says_again_when_full)
+TEST(dontwait_is_eagain_when_full)
 {
     struct pair pair = connected_pair();
     size_t taken = fill_until_full(pair.client);
@@ -201,7 +201,7 @@ TEST(nonblocking_by_fionbio_and_back)
     CHECK_EQ(OK(fcntl(pair.server, F_GETFL)) & O_NONBLOCK, 0);
 }
 
-TEST(nonblocking_send_takes_a_part)
+TEST(nonblocking_send_is_partial)
 {
     struct pair pair = connected_pair();
     set_nonblocking(pair.client);
@@ -282,7 +282,7 @@ TEST(writev_of_many_pieces)
     pattern_check(pattern, 0, bytes, sizeof bytes);
 }
 
-TEST(readv_returns_early_with_what_is_there)
+TEST(readv_returns_early_with_the_available_bytes)
 {
     struct pair pair = connected_pair();
     char a[4], b[100];
@@ -448,7 +448,7 @@ CLIENT(waitall_ends_short_at_eof)
     say(me->fd, "short");
 }
 
-TEST(waitall_with_dontwait_takes_what_is_there)
+TEST(waitall_with_dontwait_returns_the_available_bytes)
 {
     struct pair pair = connected_pair();
     char buffer[100];
@@ -457,7 +457,7 @@ TEST(waitall_with_dontwait_takes_what_is_there)
     CHECK_EQ(recv(pair.server, buffer, 100, MSG_WAITALL | MSG_DONTWAIT), 4);
 }
 
-TEST(waitall_with_time_out_takes_what_came)
+TEST(waitall_with_time_out_returns_the_received_bytes)
 {
     struct pair pair = connected_pair();
     char buffer[100];
@@ -487,7 +487,7 @@ TEST(trunc_does_not_touch_the_buffer)
     CHECK(memcmp(buffer, "safe", 4) == 0);
 }
 
-// ---- what files can ----------------------------------------------------------------------------
+// ---- file operations ---------------------------------------------------------------------------
 
 TEST(a_stream_has_no_positions)
 {
@@ -543,7 +543,7 @@ TEST(dprintf_works_over_a_connection)
 
 // ---- fortified calls ----------------------------------------------------------------------------
 
-// Sizes the compiler cannot see, buffers whose size it can: each call becomes its __..._chk form.
+// The compiler knows the size of the buffers but not of the requests, so each call becomes its __..._chk form.
 static volatile size_t eight = 8;
 
 TEST(fortified_reads)
@@ -575,8 +575,8 @@ TEST(fortified_poll)
 
 // ---- bad memory ---------------------------------------------------------------------------------
 
-// Null, what is near it, and what is no program's: the usual bad addresses. What did not go or come is intact.
-TEST(addresses_without_memory_are_efault)
+// The usual bad addresses: null, addresses near it, and non-canonical ones. Bytes that were not moved stay intact.
+TEST(unmapped_addresses_are_efault)
 {
     char *const nowhere[] = { NULL, (char *)16, (char *)-1, (char *)(1UL << 60) };
     for (int i = 0; i < 8; i++) {
@@ -617,7 +617,7 @@ TEST(bad_addresses_are_efault)
 {
     struct pair pair = connected_pair();
     char *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    for (int i = 0; i < 4; i++) { // often enough for a lane
+    for (int i = 0; i < 4; i++) { // often enough for the upgrade to a lane
         say(pair.client, "question");
         expect(pair.server, "question");
         say(pair.server, "answer");

@@ -99,7 +99,7 @@ int listen_anywhere(struct address *bound)
 
 struct address silent_address(void)
 {
-    // Bound but not listening: nothing else can take the port while the check runs.
+    // Bound but not listening, so that no other process can bind the port while the check runs.
     struct address any = ip4("127.0.0.1", 0);
     int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
     OK(bind(fd, ADDRESS(&any), any.size));
@@ -155,58 +155,58 @@ void close_pair(struct pair *pair)
 
 // ---- two roles ----------------------------------------------------------------------------------
 
-void meet(struct end *me)
+void meet(struct endpoint *me)
 {
     char byte = 'm';
-    CHECK_EQ(write(me->tell, &byte, 1), 1);
-    CHECK_EQ(read(me->hear, &byte, 1), 1);
+    CHECK_EQ(write(me->to_peer, &byte, 1), 1);
+    CHECK_EQ(read(me->from_peer, &byte, 1), 1);
 }
 
 struct roles {
     role_fn *client;
-    struct end client_end;
+    struct endpoint client_endpoint;
     struct address address;
 };
 
 static void play_client(struct roles *roles)
 {
-    roles->client_end.fd = dial(&roles->address);
-    roles->client(&roles->client_end);
-    if (roles->client_end.fd >= 0)
-        OK(close(roles->client_end.fd));
+    roles->client_endpoint.fd = dial(&roles->address);
+    roles->client(&roles->client_endpoint);
+    if (roles->client_endpoint.fd >= 0)
+        OK(close(roles->client_endpoint.fd));
 }
 
-static void play_server(role_fn *server, struct end *end)
+static void play_server(role_fn *server, struct endpoint *endpoint)
 {
-    end->fd = accept_from(end->listener);
-    server(end);
-    if (end->fd >= 0)
-        OK(close(end->fd));
-    OK(close(end->listener));
+    endpoint->fd = accept_from(endpoint->listener);
+    server(endpoint);
+    if (endpoint->fd >= 0)
+        OK(close(endpoint->fd));
+    OK(close(endpoint->listener));
 }
 
-static void prepare(struct roles *roles, struct end *server_end)
+static void prepare(struct roles *roles, struct endpoint *server_endpoint)
 {
     int up[2], down[2];
     OK(pipe(up));
     OK(pipe(down));
-    *server_end = (struct end){.fd = -1, .tell = down[1], .hear = up[0]};
-    server_end->listener = listen_anywhere(&roles->address);
-    roles->client_end = (struct end){.fd = -1, .listener = -1, .tell = up[1], .hear = down[0]};
+    *server_endpoint = (struct endpoint){.fd = -1, .to_peer = down[1], .from_peer = up[0]};
+    server_endpoint->listener = listen_anywhere(&roles->address);
+    roles->client_endpoint = (struct endpoint){.fd = -1, .listener = -1, .to_peer = up[1], .from_peer = down[0]};
 }
 
 void run_in_processes(role_fn *server, role_fn *client)
 {
     struct roles roles = {.client = client};
-    struct end server_end;
-    prepare(&roles, &server_end);
+    struct endpoint server_endpoint;
+    prepare(&roles, &server_endpoint);
     pid_t pid = fork_child();
     if (pid == 0) {
-        OK(close(server_end.listener));
+        OK(close(server_endpoint.listener));
         play_client(&roles);
         _exit(0);
     }
-    play_server(server, &server_end);
+    play_server(server, &server_endpoint);
     wait_child(pid);
 }
 
@@ -219,10 +219,10 @@ static void *client_thread(void *argument)
 void run_in_threads(role_fn *server, role_fn *client)
 {
     struct roles roles = {.client = client};
-    struct end server_end;
-    prepare(&roles, &server_end);
+    struct endpoint server_endpoint;
+    prepare(&roles, &server_endpoint);
     pthread_t thread = start_thread(client_thread, &roles);
-    play_server(server, &server_end);
+    play_server(server, &server_endpoint);
     join_thread(thread);
 }
 
@@ -290,7 +290,7 @@ void greet(const struct address *where, int listener)
     OK(close(server));
 }
 
-// A prime, so that a shift by any usual buffer size shows.
+// A prime, so that a shift by any usual buffer size is detected.
 #define PATTERN_BYTES 65521
 
 struct pattern {
@@ -396,7 +396,7 @@ int poll_once(int fd, int events, int timeout_ms)
 
 void await(int fd, int events)
 {
-    int revents = poll_once(fd, events, PATIENCE_MS);
+    int revents = poll_once(fd, events, WAIT_MS_MAX);
     if (!(revents & events))
         FAIL("poll for 0x%x gave 0x%x", events, revents);
 }
@@ -404,13 +404,13 @@ void await(int fd, int events)
 void await_revents(int fd, int events, int all)
 {
     int revents = 0;
-    for (int waited_ms = 0; waited_ms < PATIENCE_MS; waited_ms++) {
+    for (int waited_ms = 0; waited_ms < WAIT_MS_MAX; waited_ms++) {
         revents = poll_once(fd, events, 0);
         if ((revents & all) == all)
             return;
         pause_ms(1);
     }
-    FAIL("poll for 0x%x gives 0x%x, want 0x%x", events, revents, all);
+    FAIL("poll for 0x%x gave 0x%x, want 0x%x", events, revents, all);
 }
 
 void expect_silent(int fd, int events)
@@ -429,7 +429,7 @@ size_t fill_until_full(int fd)
 {
     static const char block[65536];
     size_t total = 0;
-    // Kernel TCP finds more room when its probe timers fire, the last after some 200 ms.
+    // Kernel TCP makes more room when its probe timers fire, the last one after about 200 ms.
     for (int silent = 0; silent < 35;) {
         ssize_t sent = send(fd, block, sizeof block, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent > 0) {
@@ -488,7 +488,7 @@ int epoll_with(int fd, uint32_t events)
 struct epoll_event epoll_one(int epoll)
 {
     struct epoll_event events[8];
-    CHECK_EQ(epoll_wait(epoll, events, 8, PATIENCE_MS), 1);
+    CHECK_EQ(epoll_wait(epoll, events, 8, WAIT_MS_MAX), 1);
     return events[0];
 }
 

@@ -15,7 +15,7 @@ static void *send_job(void *argument)
     return NULL;
 }
 
-static void full_duplex(struct end *me, uint64_t out_seed, uint64_t in_seed)
+static void full_duplex(struct endpoint *me, uint64_t out_seed, uint64_t in_seed)
 {
     struct job job = {me->fd, out_seed, 20 << 20, 50000};
     pthread_t thread = start_thread(send_job, &job);
@@ -129,7 +129,7 @@ TEST(close_of_one_copy_leaves_a_reader_of_the_other)
     ping_pong(pair.client, copy);
 }
 
-// The kernel keeps a socket open while a thread is in a call on it; the number may be another file's meanwhile.
+// The kernel keeps a socket open while a thread is in a call on it; meanwhile the number may refer to another file.
 static void close_under_a_reader(int exchanges)
 {
     struct pair pair = connected_pair();
@@ -151,8 +151,8 @@ static void close_under_a_reader(int exchanges)
     CHECK_EQ(read(ends[0], text, sizeof text), 6);
 }
 
-TEST(close_leaves_a_sleeping_recv_to_its_data) { close_under_a_reader(0); }
-TEST(close_leaves_a_sleeping_recv_to_its_data_later) { close_under_a_reader(100); }
+TEST(close_lets_a_blocked_recv_finish) { close_under_a_reader(0); }
+TEST(close_lets_a_blocked_recv_finish_when_old) { close_under_a_reader(100); }
 
 static void *send_last(void *argument)
 {
@@ -160,7 +160,7 @@ static void *send_last(void *argument)
     return NULL;
 }
 
-TEST(close_leaves_a_sleeping_send_to_its_room)
+TEST(close_lets_a_blocked_send_finish)
 {
     struct pair pair = connected_pair();
     size_t filled = fill_until_full(pair.server);
@@ -223,7 +223,7 @@ TEST(shutdown_by_another_thread_wakes_recv_and_poll)
     pthread_t first = start_thread(shut_later, &one.client);
     expect_eof(one.client);
     pthread_t second = start_thread(shut_later, &two.client);
-    CHECK(poll_once(two.client, POLLIN, PATIENCE_MS) & POLLHUP);
+    CHECK(poll_once(two.client, POLLIN, WAIT_MS_MAX) & POLLHUP);
     join_thread(first);
     join_thread(second);
 }
@@ -426,11 +426,11 @@ TEST(disabled_cancellation_waits)
     CHECK(result == NULL);
 }
 
-// ---- fork while others wait ---------------------------------------------------------------------
+// ---- fork while other threads wait --------------------------------------------------------------
 
 static volatile bool look_stop;
 
-static void *look_again_and_again(void *argument)
+static void *poll_repeatedly(void *argument)
 {
     struct epoll_event event;
     while (!look_stop)
@@ -438,10 +438,10 @@ static void *look_again_and_again(void *argument)
     return NULL;
 }
 
-static void fork_while_looking_at(int epoll)
+static void fork_while_polling(int epoll)
 {
     enum { FORKS = 300 };
-    pthread_t thread = start_thread(look_again_and_again, &epoll);
+    pthread_t thread = start_thread(poll_repeatedly, &epoll);
     for (int i = 0; i < FORKS; i++) {
         pid_t pid = fork_child();
         if (pid == 0)
@@ -452,15 +452,15 @@ static void fork_while_looking_at(int epoll)
     join_thread(thread);
 }
 
-TEST(fork_while_a_thread_looks_at_a_listener_by_epoll)
+TEST(fork_while_a_thread_polls_a_listener_by_epoll)
 {
     struct pair pair = connected_pair();
     struct address at = name_of(pair.listener);
-    dial(&at); // and nobody accepts it
-    fork_while_looking_at(epoll_with(pair.listener, EPOLLIN));
+    dial(&at); // never accepted
+    fork_while_polling(epoll_with(pair.listener, EPOLLIN));
 }
 
-TEST(fork_while_a_thread_looks_at_nested_sets)
+TEST(fork_while_a_thread_polls_nested_epolls)
 {
     struct pair pair = connected_pair();
     int outer = OK(epoll_create1(0)); // older than the inner one
@@ -468,15 +468,15 @@ TEST(fork_while_a_thread_looks_at_nested_sets)
     epoll_add(outer, inner, EPOLLIN, 1);
     say(pair.client, "x");
     await(pair.server, POLLIN);
-    fork_while_looking_at(outer);
+    fork_while_polling(outer);
 }
 
-TEST(fork_while_a_thread_looks_at_a_set_in_an_older_one)
+TEST(fork_while_a_thread_polls_an_epoll_in_an_older_one)
 {
     struct pair pair = connected_pair();
     int inner = epoll_with(pair.server, EPOLLIN);
     int outer = epoll_with(inner, EPOLLIN);
     say(pair.client, "x");
     await(pair.server, POLLIN);
-    fork_while_looking_at(outer);
+    fork_while_polling(outer);
 }

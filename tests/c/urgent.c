@@ -4,7 +4,7 @@
 #include <sys/select.h>
 #include <time.h>
 
-// Of a connection that has carried nothing, and of one that has carried some messages.
+// Registers a check twice: for a fresh connection, and for one that has carried some messages.
 #define TEST_YOUNG_AND_OLD(name)                                                                   \
     static void name##_of(struct pair pair);                                                       \
     TEST(name)                                                                                     \
@@ -20,7 +20,7 @@
     }                                                                                              \
     static void name##_of(struct pair pair)
 
-static void shout(int fd, const char *text)
+static void send_urgent(int fd, const char *text)
 {
     CHECK_EQ(send(fd, text, strlen(text), MSG_OOB), strlen(text));
 }
@@ -39,7 +39,7 @@ static int unread(int fd)
     return bytes;
 }
 
-// One receive brings exactly this.
+// Fails unless one receive returns exactly this text.
 static void expect_piece(int fd, const char *want)
 {
     char bytes[64];
@@ -59,10 +59,10 @@ static void set_inline(int fd)
     OK(setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on));
 }
 
-TEST_YOUNG_AND_OLD(an_urgent_byte_is_received_out_of_turn)
+TEST_YOUNG_AND_OLD(an_urgent_byte_is_received_out_of_band)
 {
     say(pair.client, "first");
-    shout(pair.client, "second!");
+    send_urgent(pair.client, "second!");
     await(pair.server, POLLPRI);
     expect_urgent(pair.server, '!');
     char byte;
@@ -75,10 +75,10 @@ TEST_YOUNG_AND_OLD(an_urgent_byte_is_received_out_of_turn)
     ping_pong(pair.client, pair.server);
 }
 
-TEST_YOUNG_AND_OLD(a_receive_ends_before_the_mark_and_the_next_one_goes_on_behind_it)
+TEST_YOUNG_AND_OLD(a_receive_stops_at_the_mark_and_the_next_one_continues_behind_it)
 {
     say(pair.client, "before");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     say(pair.client, "behind");
     await(pair.server, POLLPRI);
     CHECK_EQ(sockatmark(pair.server), 0);
@@ -89,16 +89,16 @@ TEST_YOUNG_AND_OLD(a_receive_ends_before_the_mark_and_the_next_one_goes_on_behin
     CHECK_EQ(poll_once(pair.server, POLLPRI | POLLIN, 0), POLLPRI | POLLIN);
     expect_piece(pair.server, "behind");
     CHECK_EQ(sockatmark(pair.server), 0);
-    // Who has passed the mark has lost the byte.
+    // A receiver that has passed the mark has lost the byte.
     char byte;
     CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
     expect_silent(pair.server, POLLPRI | POLLIN);
     ping_pong(pair.client, pair.server);
 }
 
-TEST_YOUNG_AND_OLD(an_urgent_byte_alone_is_no_input)
+TEST_YOUNG_AND_OLD(an_urgent_byte_alone_is_not_input)
 {
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     CHECK_EQ(poll_once(pair.server, POLLIN | POLLPRI, 0), POLLPRI);
     CHECK_EQ(sockatmark(pair.server), 1);
@@ -113,9 +113,9 @@ TEST_YOUNG_AND_OLD(an_urgent_byte_alone_is_no_input)
     expect_piece(pair.server, "more");
 }
 
-TEST_YOUNG_AND_OLD(an_urgent_byte_that_the_receiver_passes_is_gone)
+TEST_YOUNG_AND_OLD(an_urgent_byte_that_the_receiver_passes_is_lost)
 {
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     expect_nothing(pair.server);
     CHECK_EQ(poll_once(pair.server, POLLIN | POLLPRI, 0), 0);
@@ -124,11 +124,11 @@ TEST_YOUNG_AND_OLD(an_urgent_byte_that_the_receiver_passes_is_gone)
     ping_pong(pair.client, pair.server);
 }
 
-TEST_YOUNG_AND_OLD(urgent_bytes_are_received_in_line_if_the_program_wants_so)
+TEST_YOUNG_AND_OLD(urgent_bytes_are_received_in_line_with_so_oobinline)
 {
     set_inline(pair.server);
     say(pair.client, "before");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     say(pair.client, "behind");
     await(pair.server, POLLPRI);
     char byte;
@@ -145,9 +145,9 @@ TEST_YOUNG_AND_OLD(urgent_bytes_are_received_in_line_if_the_program_wants_so)
 TEST_YOUNG_AND_OLD(only_the_latest_urgent_byte_has_a_mark)
 {
     say(pair.client, "a");
-    shout(pair.client, "1");
+    send_urgent(pair.client, "1");
     say(pair.client, "b");
-    shout(pair.client, "2");
+    send_urgent(pair.client, "2");
     say(pair.client, "c");
     await(pair.server, POLLPRI);
     pause_ms(SILENCE_MS);
@@ -159,11 +159,11 @@ TEST_YOUNG_AND_OLD(only_the_latest_urgent_byte_has_a_mark)
     expect_nothing(pair.server);
 }
 
-TEST_YOUNG_AND_OLD(who_stands_before_the_mark_loses_the_byte_to_the_next_one)
+TEST_YOUNG_AND_OLD(a_receiver_at_the_mark_loses_the_byte_to_the_next_one)
 {
-    shout(pair.client, "1");
+    send_urgent(pair.client, "1");
     await(pair.server, POLLPRI);
-    shout(pair.client, "2");
+    send_urgent(pair.client, "2");
     pause_ms(SILENCE_MS);
     CHECK_EQ(sockatmark(pair.server), 1);
     expect_urgent(pair.server, '2');
@@ -173,10 +173,10 @@ TEST_YOUNG_AND_OLD(who_stands_before_the_mark_loses_the_byte_to_the_next_one)
     expect_nothing(pair.server);
 }
 
-TEST_YOUNG_AND_OLD(looking_at_what_is_urgent_leaves_it)
+TEST_YOUNG_AND_OLD(peeking_at_an_urgent_byte_leaves_it)
 {
     say(pair.client, "ab");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     say(pair.client, "cd");
     await(pair.server, POLLPRI);
     char bytes[8] = "";
@@ -192,7 +192,7 @@ TEST_YOUNG_AND_OLD(looking_at_what_is_urgent_leaves_it)
     expect_piece(pair.server, "cd");
 }
 
-TEST_YOUNG_AND_OLD(messages_say_that_a_byte_is_urgent)
+TEST_YOUNG_AND_OLD(recvmsg_flags_an_urgent_byte)
 {
     struct iovec pieces[3] = {{"out ", 4}, {"of turn", 7}, {"", 0}};
     struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 3};
@@ -211,9 +211,9 @@ TEST_YOUNG_AND_OLD(messages_say_that_a_byte_is_urgent)
     ping_pong(pair.client, pair.server);
 }
 
-TEST_YOUNG_AND_OLD(no_room_for_an_urgent_byte_is_said)
+TEST_YOUNG_AND_OLD(recvmsg_without_room_for_an_urgent_byte_sets_msg_trunc)
 {
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     struct iovec none = {"", 0};
     struct msghdr got = {.msg_iov = &none, .msg_iovlen = 1};
@@ -221,10 +221,10 @@ TEST_YOUNG_AND_OLD(no_room_for_an_urgent_byte_is_said)
     CHECK_EQ(got.msg_flags & ~MSG_CMSG_CLOEXEC, MSG_OOB | MSG_TRUNC);
 }
 
-TEST_YOUNG_AND_OLD(urgent_bytes_are_neither_at_null_nor_put_there)
+TEST_YOUNG_AND_OLD(urgent_bytes_from_or_to_null_are_efault)
 {
     CHECK_ERR(send(pair.client, NULL, 1, MSG_OOB), EFAULT);
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     CHECK_ERR(recv(pair.server, NULL, 1, MSG_OOB), EFAULT);
 }
@@ -238,7 +238,7 @@ static void *wait_for_all(void *argument)
     return NULL;
 }
 
-TEST_YOUNG_AND_OLD(who_waits_for_all_bytes_gets_those_before_the_mark)
+TEST_YOUNG_AND_OLD(waitall_returns_the_bytes_before_the_mark)
 {
     pthread_t waiter = start_thread(wait_for_all, &pair.server);
     pause_ms(20);
@@ -246,83 +246,83 @@ TEST_YOUNG_AND_OLD(who_waits_for_all_bytes_gets_those_before_the_mark)
     pause_ms(20);
     say(pair.client, "ly");
     pause_ms(20);
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     say(pair.client, "behind");
     join_thread(waiter);
     expect_urgent(pair.server, '!');
     expect_piece(pair.server, "behind");
 }
 
-static void *shout_soon(void *argument)
+static void *send_urgent_soon(void *argument)
 {
     pause_ms(30);
-    shout(*(int *)argument, "!");
+    send_urgent(*(int *)argument, "!");
     return NULL;
 }
 
-TEST_YOUNG_AND_OLD(sleepers_wake_for_what_is_urgent)
+TEST_YOUNG_AND_OLD(urgent_bytes_wake_blocked_waits)
 {
-    pthread_t peer = start_thread(shout_soon, &pair.client);
-    CHECK_EQ(poll_once(pair.server, POLLPRI, PATIENCE_MS), POLLPRI);
+    pthread_t peer = start_thread(send_urgent_soon, &pair.client);
+    CHECK_EQ(poll_once(pair.server, POLLPRI, WAIT_MS_MAX), POLLPRI);
     join_thread(peer);
     expect_urgent(pair.server, '!');
 
-    peer = start_thread(shout_soon, &pair.client);
+    peer = start_thread(send_urgent_soon, &pair.client);
     fd_set except;
     FD_ZERO(&except);
     FD_SET(pair.server, &except);
-    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
+    struct timeval patience = {.tv_sec = WAIT_MS_MAX / 1000};
     CHECK_EQ(select(pair.server + 1, NULL, NULL, &except, &patience), 1);
     join_thread(peer);
     expect_urgent(pair.server, '!');
 
     int epoll = epoll_with(pair.server, EPOLLPRI);
-    peer = start_thread(shout_soon, &pair.client);
+    peer = start_thread(send_urgent_soon, &pair.client);
     CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
     join_thread(peer);
     expect_urgent(pair.server, '!');
     epoll_none(epoll);
 }
 
-TEST_YOUNG_AND_OLD(sleepers_wake_for_what_is_urgent_behind_what_they_leave_unread)
+TEST_YOUNG_AND_OLD(urgent_bytes_behind_unread_bytes_wake_blocked_waits)
 {
     say(pair.client, "unread");
     await(pair.server, POLLIN);
-    pthread_t peer = start_thread(shout_soon, &pair.client);
-    CHECK_EQ(poll_once(pair.server, POLLPRI, PATIENCE_MS), POLLPRI);
+    pthread_t peer = start_thread(send_urgent_soon, &pair.client);
+    CHECK_EQ(poll_once(pair.server, POLLPRI, WAIT_MS_MAX), POLLPRI);
     join_thread(peer);
     expect_urgent(pair.server, '!');
 
     int epoll = epoll_with(pair.server, EPOLLPRI);
     epoll_none(epoll);
-    peer = start_thread(shout_soon, &pair.client);
+    peer = start_thread(send_urgent_soon, &pair.client);
     CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
     join_thread(peer);
     expect_urgent(pair.server, '!');
     expect_piece(pair.server, "unread!");
 }
 
-TEST_YOUNG_AND_OLD(edges_come_for_each_urgent_byte)
+TEST_YOUNG_AND_OLD(each_urgent_byte_is_an_edge)
 {
     int epoll = epoll_with(pair.server, EPOLLPRI | EPOLLET);
     for (char round = '0'; round < '4'; round++) {
         char text[2] = {round, 0};
-        shout(pair.client, text);
+        send_urgent(pair.client, text);
         CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
         epoll_none(epoll);
         expect_urgent(pair.server, round);
     }
     close(epoll);
     epoll = epoll_with(pair.server, EPOLLIN | EPOLLPRI | EPOLLET);
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
 }
 
-TEST_YOUNG_AND_OLD(what_is_urgent_comes_before_the_end)
+TEST_YOUNG_AND_OLD(urgent_bytes_are_received_before_the_end)
 {
     say(pair.client, "last");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     OK(shutdown(pair.client, SHUT_WR));
     await(pair.server, POLLPRI);
     await(pair.server, POLLRDHUP);
@@ -331,10 +331,10 @@ TEST_YOUNG_AND_OLD(what_is_urgent_comes_before_the_end)
     expect_eof(pair.server);
 }
 
-TEST_YOUNG_AND_OLD(spliced_bytes_end_before_the_mark)
+TEST_YOUNG_AND_OLD(splice_stops_at_the_mark)
 {
     say(pair.client, "before");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     int pipe_fds[2];
     OK(pipe(pipe_fds));
@@ -343,10 +343,10 @@ TEST_YOUNG_AND_OLD(spliced_bytes_end_before_the_mark)
     expect_urgent(pair.server, '!');
 }
 
-TEST_YOUNG_AND_OLD(bytes_that_are_not_wanted_end_before_the_mark)
+TEST_YOUNG_AND_OLD(discarding_bytes_stops_at_the_mark)
 {
     say(pair.client, "before");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     say(pair.client, "behind");
     await(pair.server, POLLPRI);
     char bytes[64];
@@ -356,19 +356,19 @@ TEST_YOUNG_AND_OLD(bytes_that_are_not_wanted_end_before_the_mark)
     expect_nothing(pair.server);
 }
 
-TEST_YOUNG_AND_OLD(urgent_bytes_wait_for_room_as_others_do)
+TEST_YOUNG_AND_OLD(urgent_bytes_wait_for_room_like_others)
 {
     set_nonblocking(pair.client);
     size_t taken = fill_until_full(pair.client);
     CHECK_ERR(send(pair.client, "!", 1, MSG_OOB), EAGAIN);
     CHECK(drain_until_empty(pair.server) == taken);
     await(pair.client, POLLOUT);
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     expect_urgent(pair.server, '!');
 }
 
-TEST_YOUNG_AND_OLD(a_signal_tells_whom_the_program_has_named)
+TEST_YOUNG_AND_OLD(sigurg_goes_to_the_owner_that_the_program_set)
 {
     OK(fcntl(pair.server, F_SETOWN, getpid()));
     CHECK_EQ(fcntl(pair.server, F_GETOWN), getpid());
@@ -378,8 +378,8 @@ TEST_YOUNG_AND_OLD(a_signal_tells_whom_the_program_has_named)
         say(pair.client, "text");
         await(pair.server, POLLIN);
         CHECK_EQ(signals_seen, round - 1);
-        shout(pair.client, "!");
-        for (int waited = 0; signals_seen < round && waited < PATIENCE_MS; waited++)
+        send_urgent(pair.client, "!");
+        for (int waited = 0; signals_seen < round && waited < WAIT_MS_MAX; waited++)
             pause_ms(1);
         CHECK_EQ(signals_seen, round);
         await(pair.server, POLLPRI);
@@ -391,21 +391,21 @@ TEST_YOUNG_AND_OLD(a_signal_tells_whom_the_program_has_named)
     }
 }
 
-TEST_YOUNG_AND_OLD(nobody_who_is_gone_gets_what_is_urgent)
+TEST_YOUNG_AND_OLD(an_urgent_byte_after_shut_wr_is_epipe)
 {
     OK(shutdown(pair.client, SHUT_WR));
     CHECK_ERR(send(pair.client, "!", 1, MSG_OOB | MSG_NOSIGNAL), EPIPE);
-    shout(pair.server, "!");
+    send_urgent(pair.server, "!");
     await(pair.client, POLLPRI);
     expect_urgent(pair.client, '!');
 }
 
-TEST_YOUNG_AND_OLD(urgent_bytes_push_what_a_cork_holds_back)
+TEST_YOUNG_AND_OLD(urgent_bytes_flush_a_cork)
 {
     int on = 1;
     OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &on, sizeof on));
     say(pair.client, "held");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     await(pair.server, POLLIN);
     expect_piece(pair.server, "held");
@@ -418,18 +418,18 @@ TEST_YOUNG_AND_OLD(urgent_bytes_push_what_a_cork_holds_back)
     expect_piece(pair.server, "behind");
 }
 
-TEST_YOUNG_AND_OLD(both_ends_send_urgent_bytes_at_once)
+TEST_YOUNG_AND_OLD(both_endpoints_send_urgent_bytes_at_once)
 {
     say(pair.client, "from client");
     say(pair.server, "from server");
-    shout(pair.client, "c");
-    shout(pair.server, "s");
+    send_urgent(pair.client, "c");
+    send_urgent(pair.server, "s");
     await(pair.client, POLLPRI);
     await(pair.server, POLLPRI);
     expect_urgent(pair.client, 's');
     expect_urgent(pair.server, 'c');
-    shout(pair.client, "C");
-    shout(pair.server, "S");
+    send_urgent(pair.client, "C");
+    send_urgent(pair.server, "S");
     await(pair.client, POLLPRI);
     await(pair.server, POLLPRI);
     expect_urgent(pair.client, 'S');
@@ -462,22 +462,22 @@ CLIENT(urgent_bytes_travel_both_ways)
         CHECK_EQ(send(me->fd, &byte, 1, MSG_OOB), 1);
         await(me->fd, POLLPRI);
         expect_urgent(me->fd, (char)(round + 1));
-        // A mark that nobody has passed is something unread.
+        // The receiver passes the mark, which would otherwise count as unread.
         expect_nothing(me->fd);
     }
 }
 
-TEST_YOUNG_AND_OLD(a_child_finds_what_is_urgent)
+TEST_YOUNG_AND_OLD(a_child_receives_an_urgent_byte)
 {
     say(pair.client, "ab");
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     pid_t pid = fork_child();
     if (pid == 0) {
         expect_piece(pair.server, "ab");
         CHECK_EQ(sockatmark(pair.server), 1);
         expect_urgent(pair.server, '!');
-        shout(pair.server, "?");
+        send_urgent(pair.server, "?");
         _exit(0);
     }
     wait_child(pid);
@@ -488,7 +488,7 @@ TEST_YOUNG_AND_OLD(a_child_finds_what_is_urgent)
     expect_urgent(pair.client, '?');
 }
 
-TEST_YOUNG_AND_OLD(all_processes_receive_urgent_bytes_in_line)
+TEST_YOUNG_AND_OLD(so_oobinline_applies_to_all_processes)
 {
     int to_child[2];
     char byte = 0;
@@ -502,14 +502,14 @@ TEST_YOUNG_AND_OLD(all_processes_receive_urgent_bytes_in_line)
         _exit(0);
     }
     set_inline(pair.server);
-    shout(pair.client, "!");
+    send_urgent(pair.client, "!");
     await(pair.server, POLLPRI);
     CHECK_EQ(write(to_child[1], &byte, 1), 1);
     wait_child(pid);
 }
 
-// The first send after the peer's close is taken, as into TCP's buffer, and the next is refused.
-TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_peer_that_has_closed_is_taken_once)
+// The first send after the peer's close is accepted, as into TCP's buffer, and the next one is refused.
+TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_closed_peer_is_accepted_once)
 {
     OK(close(pair.server));
     pause_ms(SILENCE_MS);
@@ -519,7 +519,7 @@ TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_peer_that_has_closed_is_taken_once)
     pair.server = OK(dup(pair.client));
 }
 
-TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_peer_that_reads_no_more_is_taken)
+TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_peer_that_shut_reading_is_accepted)
 {
     OK(shutdown(pair.server, SHUT_RD));
     pause_ms(SILENCE_MS);

@@ -32,7 +32,7 @@ const EXPLAINED: &[Difference] = &[Difference {
 /// the state changes and again for the error (tcp_done_with_error). Who is quick in between has taken the error by the
 /// second time and hears of the end twice: 3 of 176 runs did, eight at a time on two cores, with Linux 6.18.
 const KERNEL_RACES: &[Difference] = &[Difference {
-    check: "connects_that_wait_are_refused_once_to_who_sleeps_on_them",
+    check: "waiting_connects_are_refused_once_to_a_blocked_epoll_wait",
     reason: "the kernel tells of an end in two steps, and a program that looks in between is told of both",
 }];
 
