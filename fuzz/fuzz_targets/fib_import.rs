@@ -1,5 +1,5 @@
-//! No bytes make the import of an MRT dump or of a list of prefixes panic; imported prefixes have no bits beyond their
-//! length, and nothing follows an error.
+//! Imports arbitrary bytes as an MRT dump and as a list of prefixes: the import must not panic, imported prefixes must
+//! have no bits beyond their length, and nothing may follow an error.
 #![no_main]
 
 use fib::import::{Error, Route, mrt, prefixes};

@@ -1,4 +1,4 @@
-//! After any history of routes, lookups return the same as a naive longest-prefix match.
+//! Applies arbitrary changes to a table: lookups must return the same as a naive longest-prefix match.
 #![no_main]
 
 use std::cell::Cell;
@@ -11,10 +11,10 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 struct Change {
-    /// Bits of the prefix: few distinct values, so that prefixes nest.
+    /// Bits of the prefix: few distinct values, so that prefixes are nested.
     address: u16,
     length: u8,
-    /// 0 removes.
+    /// The group of the route; 0 removes the route.
     group: u8,
     is_v6: bool,
 }

@@ -1,5 +1,5 @@
-//! Whatever a peer stores in both windows, and whenever, its victim gets bytes or `Corrupt`, inside its own parts of
-//! the windows.
+//! A peer stores arbitrary words in both windows at arbitrary times: the victim must receive bytes or `Corrupt`, and
+//! must access only its own parts of the windows.
 #![no_main]
 
 use fabric::Coherence;

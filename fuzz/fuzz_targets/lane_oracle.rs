@@ -1,4 +1,4 @@
-//! Any interleaving of calls at both ends of a lane gives the bytes of the oracle.
+//! Arbitrary interleavings of calls at both endpoints of a lane: the received bytes must equal the oracle's.
 #![no_main]
 
 use fabric::test_support::non_coherent::CacheBehavior;
@@ -13,9 +13,9 @@ mod windows;
 #[derive(Debug, arbitrary::Arbitrary)]
 struct Input {
     shape: oracle::Shape,
-    /// Stores gather, and arrive as this seed decides.
+    /// Stores are write-combined and arrive in an order determined by this seed.
     gather_seed: Option<u64>,
-    /// Else, caches hold stale lines, and move them as this seed decides.
+    /// Otherwise, caches hold stale lines and move them at times determined by this seed.
     stale_seed: Option<u64>,
     ops: Vec<oracle::Op>,
 }

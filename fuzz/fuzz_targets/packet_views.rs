@@ -1,4 +1,5 @@
-//! No bytes make a view of a packet panic; what a view accepts can be emitted, and parses to the same values again.
+//! Parses arbitrary bytes as packets: views must not panic, and an accepted packet can be emitted and parsed again to
+//! the same values.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

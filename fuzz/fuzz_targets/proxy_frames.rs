@@ -1,5 +1,5 @@
-//! Whatever a peer says in the partitions of a link, the proxy at the other end lives, and connections that it does not
-//! name see nothing of it.
+//! A peer writes arbitrary records to the partitions of a link: the proxy of the other node must not panic, and
+//! connections that the records do not name must not be affected.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -251,7 +251,7 @@ impl Victim {
         assert!(packets < PACKETS_MAX, "unbounded packets");
     }
 
-    /// The peer falls silent: outstanding work must end by itself.
+    /// The peer sends nothing more: outstanding work must end by itself.
     fn end(&mut self) {
         for _ in 0..DEADLINES_MAX {
             self.transmit(PACKETS_MAX);

@@ -1,5 +1,5 @@
-//! Any bytes are survived as packets, as headers, as data link layer packets and as a dump, and what is understood can
-//! be said again and is understood the same.
+//! Parses arbitrary bytes as a TLP, a TLP header, a DLLP and a text dump: the parsers must not panic, and a parsed
+//! packet can be emitted and parsed again to the same values.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,10 +12,10 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(packet) = Packet::new_checked(bytes)
         && let Ok(repr) = Repr::parse(&packet)
     {
-        explain::packet(&packet).expect("what is understood can be explained");
+        explain::packet(&packet).expect("a parsed packet can be explained");
         let prefixes: Vec<Prefix> = packet.prefixes().collect();
-        let again = repr.emit(&prefixes, packet.payload()).expect("what is understood can be said");
-        let packet = Packet::new_checked(&again).expect("what is said has the shape of a packet");
+        let again = repr.emit(&prefixes, packet.payload()).expect("a parsed packet can be emitted");
+        let packet = Packet::new_checked(&again).expect("an emitted packet has a valid length");
         assert_eq!(Repr::parse(&packet), Ok(repr));
     }
     if let Ok(dllp) = Dllp::parse(bytes) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Programs that nobody changed, over kernel TCP and over lanes, in turn. Prints a page of documentation.
+"""Runs unmodified programs over kernel TCP and over lanes in alternating rounds and prints a page of documentation.
 
 usage: compatibility.py CROSSLANE [--rounds N] [PROGRAM...]
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-# Each of the first four registers its programs, in the order of the page.
+# The first four register their programs, in the order of the page.
 import stores  # noqa: F401
 import web  # noqa: F401
 import files  # noqa: F401
@@ -59,48 +59,48 @@ def row(crosslane, name, client, unit, function, rounds):
 HEAD = """\
 # Programs over lanes
 
-Made by `./x exam` (tests/compatibility/compatibility.py): programs that nobody changed, each loaded by its own client
-or benchmark on loopback, server and client with `crosslane run --`. An error or a wrong answer is a failure.
+Made by `./x exam` (tests/compatibility/compatibility.py): unmodified programs, each under load from its own client or
+benchmark on loopback, server and client with `crosslane run --`. An error or a wrong answer is a failure.
 
 {origin}
 
-- **Path**: where the bytes went, as `crosslane stat` tells while the client runs. `kernel TCP`: no byte by a lane, with
-  the reason below the table.
-- **Kernel TCP**, **Lanes**: medians of {rounds} rounds, the two in turn. **Ratio**: lanes to kernel TCP. With two noisy
+- **Path**: the path of the bytes, as `crosslane stat` reports it while the client runs. `kernel TCP`: no byte over a
+  lane; the reason is below the table.
+- **Kernel TCP**, **Lanes**: medians of {rounds} alternating rounds. **Ratio**: lanes to kernel TCP. With two noisy
   cores, rounds differ by a fifth and more: ratios from 0.8 to 1.25 are not distinguishable from 1.
 
 | Server | Client | Path | Kernel TCP | Lanes | Ratio |
 |---|---|---|---:|---:|---:|"""
 
 FOOT = """
-Why some are over kernel TCP, all beside accelerated programs, which fall back:
+Reasons for kernel TCP; accelerated programs fall back when they connect to these:
 
 - busybox is a static program, into which no library can be loaded.
-- etcd is a Go program, which makes its system calls itself.
-- gRPC asks its listener for `SO_ZEROCOPY`, whose completions come by an error queue that lanes do not have. A listener
-  that asks for more than lanes offer is kernel TCP's.
-- vsftpd listens for its data connections as user `ftp`, within a `chroot`: no rack is there, and it would be another
-  user's. Its control connection, accepted by root, has a lane.
+- etcd is a Go program, which makes system calls without libc.
+- gRPC sets `SO_ZEROCOPY` on its listener, whose completions arrive on an error queue that lanes do not have. A listener
+  with options that lanes do not support uses kernel TCP.
+- vsftpd listens for its data connections as user `ftp` in a `chroot`: there is no rack directory, and it would belong
+  to another user. Its control connection, accepted by root, has a lane.
 
 Notes:
 
-- A rack directory belongs to one user. Servers with a user of their own (PostgreSQL, MariaDB, Squid, RabbitMQ) run as
-  that user here, as `User=` of a systemd unit has it, and so do their clients. A server that is started by root and
-  gives root up before it listens (`memcached -u nobody`, `squid`) stays on kernel TCP. One that gives it up behind that
-  (nginx, Apache, PHP-FPM) has lanes.
-- nginx gives the program that replaces it an environment of its own. Here its configuration has `env LD_PRELOAD;` and
-  `env CROSSLANE_RACK;`, without which clients of the new program are on kernel TCP, and none is lost either.
-- tokio's program is mini-redis, the server of its tutorial. Open MPI is told to use its TCP transport between processes
-  of one machine (`--mca btl tcp,self`); by itself it takes its own shared memory.
+- A rack directory belongs to one user. Servers that have their own user (PostgreSQL, MariaDB, Squid, RabbitMQ) run as
+  that user here, as with `User=` of a systemd unit, and so do their clients. A server that starts as root and drops
+  root before it listens (`memcached -u nobody`, `squid`) uses kernel TCP. One that drops it afterwards (nginx, Apache,
+  PHP-FPM) has lanes.
+- nginx starts the program that replaces it with a new environment. Here its configuration has `env LD_PRELOAD;` and
+  `env CROSSLANE_RACK;`, without which clients of the new program use kernel TCP; none is lost in that case either.
+- The program on tokio is mini-redis, the server of its tutorial. Open MPI is told to use its TCP transport between
+  processes of one machine (`--mca btl tcp,self`); by default it uses its own shared memory.
 - Over kernel TCP, 8 connections to Java's own HTTP server take about 45 ms a request: most likely Nagle's algorithm and
   a delayed acknowledgement, which lanes do not have (not traced).
 
-A wrong answer, an error of a client or a server that ends is a line that begins with **fails**.
+A row with **fails** reports a wrong answer, an error of a client or a server that ended.
 """
 
 
 def origin():
-    """What the figures are of."""
+    """Returns the commit, date and machine of the figures."""
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     here = pathlib.Path(__file__).parent
     commit = subprocess.run(["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)

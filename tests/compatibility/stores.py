@@ -5,7 +5,7 @@ import pathlib
 import re
 import time
 
-from trial import PATIENCE_SECONDS, Failed, entry, free_port, last_words, make_certificate, number, program
+from trial import WAIT_S_MAX, Failed, entry, free_port, last_words, make_certificate, number, program
 
 
 def redis_benchmark(trial, connections, requests):
@@ -59,15 +59,15 @@ def etcd(trial):
     names = ["--data-dir", str(trial.folder / "etcd"), "--listen-client-urls", url, "--advertise-client-urls", url]
     trial.serve([program("etcd"), *names, "--listen-peer-urls", peers], client_port)
     put = [program("etcdctl"), "--endpoints", url, "put", "a", "b"]
-    trial.client(put)  # which waits until there is a leader
+    trial.client(put)  # waits until there is a leader
     return 10 / sum(trial.client(put)[1] for _ in range(10))
 
 
-# --- Redis as it is run for availability ------------------------------------------------------------------------------
+# --- Redis with high availability -------------------------------------------------------------------------------------
 
 
 def serve_redis(trial, port, *options):
-    """One of several servers of a trial."""
+    """Starts one of several servers of a trial."""
     folder = trial.folder / f"redis-{port}"
     folder.mkdir(exist_ok=True)
     server = ["--bind", "127.0.0.1", "--save", "", "--port", str(port), "--dir", str(folder), *options]
@@ -79,25 +79,25 @@ def ask_redis(trial, port, *words):
 
 
 def wait_for_redis(trial, port, words, expected):
-    """Asks until the answer has what is expected in it."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    """Repeats a command until its answer contains the expected text."""
+    until = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < until:
         answer = ask_redis(trial, port, *words)
         if expected in answer:
             return
         time.sleep(0.1)
-    raise Failed(f"redis-cli {' '.join(words)}: no {expected} after {PATIENCE_SECONDS} s: {last_words(answer)}")
+    raise Failed(f"redis-cli {' '.join(words)}: no {expected} after {WAIT_S_MAX} s: {last_words(answer)}")
 
 
 def set_many(trial, port, count, *options):
-    """Writes values of 1 kB to keys by chance; returns how many a second."""
+    """Writes values of 1 kB to random keys; returns the number per second."""
     bench = ["-p", str(port), "-c", "8", "-n", str(count), "-r", "20000", "-d", "1000", "-t", "set", "--csv", *options]
     output, _ = trial.client([program("redis-benchmark"), *bench])
     return number(r'"SET","([\d.]+)"', output)
 
 
 def same_data(trial, ports):
-    """Whether servers hold the same, by their own digest, as soon as replicas have everything."""
+    """Checks by digest that the servers hold the same data once the replicas are up to date."""
     digests = [ask_redis(trial, port, "debug", "digest") for port in ports]
     if len(set(digests)) != 1 or set(digests[0]) == {"0"}:
         raise Failed(f"the servers' data differ: {digests}")
@@ -108,7 +108,7 @@ def redis_replication(trial):
     master, *replicas = ports = [free_port() for _ in range(3)]
     debug = ["--enable-debug-command", "local"]
     serve_redis(trial, master, *debug)
-    set_many(trial, master, 20000)  # so that the replicas are given a whole copy
+    set_many(trial, master, 20000)  # so that the replicas need a full synchronization
     for replica in replicas:
         serve_redis(trial, replica, *debug, "--replicaof", f"127.0.0.1 {master}")
         wait_for_redis(trial, replica, ["info", "replication"], "master_link_status:up")
@@ -121,7 +121,7 @@ def redis_replication(trial):
     return rate
 
 
-@entry("Redis with sentinels, after the master's death", "redis-benchmark, 8 connections, 1 kB", "SET/s")
+@entry("Redis with sentinels, after the master was killed", "redis-benchmark, 8 connections, 1 kB", "SET/s")
 def redis_sentinel(trial):
     master, replica, *sentinels = [free_port() for _ in range(5)]
     servers = [serve_redis(trial, master), serve_redis(trial, replica, "--replicaof", f"127.0.0.1 {master}")]
@@ -186,7 +186,7 @@ def tokio(trial):
 
 
 def serve_mariadb(trial):
-    """As a user of its own, as Debian's unit runs it; returns the options of clients."""
+    """Starts MariaDB as its own user, like Debian's unit; returns the options of clients."""
     port, folder = free_port(), trial.folder
     trial.run_as("mysql")
     where = ["--no-defaults", f"--datadir={folder}/data"]

@@ -1,4 +1,4 @@
-"""TLS, queues and tools."""
+"""TLS, message queues and network tools."""
 
 import getpass
 import json
@@ -110,7 +110,7 @@ def dnsmasq(trial):
     return count / seconds
 
 
-# --- calls, queues and messages between programs of one kind ----------------------------------------------------------
+# --- RPC, queues and message passing ----------------------------------------------------------------------------------
 
 GRPC = """
 import sys, time, grpc

@@ -1,4 +1,4 @@
-"""One round of a program over one path: servers, clients, and where their bytes went."""
+"""One round of a program over one path: its servers, its clients and the paths of their bytes."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-PATIENCE_SECONDS = 30
+WAIT_S_MAX = 30
 CLIENT_SECONDS = 120
 LOOK_EVERY_SECONDS = 0.2
 ENTRIES = []
@@ -24,7 +24,7 @@ class Missing(Exception):
 
 
 class Failed(Exception):
-    """A program did not do what it does over kernel TCP."""
+    """A program behaved differently than over kernel TCP."""
 
 
 def entry(name, client, unit):
@@ -43,7 +43,7 @@ def program(name, *folders):
 
 
 def python_with(module):
-    """The Python that has a module: the one that runs this, or Debian's own."""
+    """Returns a Python that has the module: the running one, or Debian's."""
     for python in (sys.executable, "/usr/bin/python3"):
         if subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0:
             return python
@@ -51,9 +51,9 @@ def python_with(module):
 
 
 def last_words(text):
-    """Fit for a cell of a table."""
+    """Returns the last line, shortened for a cell of a table."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return lines[-1].replace("|", "/")[:120] if lines else "nothing said"
+    return lines[-1].replace("|", "/")[:120] if lines else "no output"
 
 
 def free_port():
@@ -76,14 +76,14 @@ class Trial:
         self.most = {"lane": 0, "kernel": 0}
 
     def run_as(self, name):
-        """All programs run as this user, who owns the rack as well, if a superuser asks: a rack belongs to one user."""
+        """As root, runs all programs as this user, who then also owns the rack: a rack belongs to one user."""
         if os.geteuid() == 0:
             self.user = {"user": name, "group": name, "extra_groups": [], "cwd": "/"}
             for path in (self.folder, self.folder / "rack"):
                 shutil.chown(path, name)
 
     def prepare(self, arguments, **options):
-        """Runs a command that makes files, without lanes."""
+        """Runs a command that creates files, without lanes."""
         done = subprocess.run(arguments, capture_output=True, **(self.user | options))
         if done.returncode != 0:
             raise Failed(f"{arguments[0]}: {last_words((done.stdout + done.stderr).decode(errors='replace'))}")
@@ -93,7 +93,7 @@ class Trial:
         return [self.crosslane, "run", "--", *arguments] if self.by_lane else list(arguments)
 
     def serve(self, arguments, port, **options):
-        """Starts a server, and waits until it listens."""
+        """Starts a server and waits until it listens."""
         log = open(self.folder / f"server-{len(self.servers)}.log", "wb")
         with log:
             server = subprocess.Popen(
@@ -106,17 +106,17 @@ class Trial:
                 **(self.user | options),
             )
         self.servers.append(server)
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + WAIT_S_MAX
         while time.monotonic() < until:
             if server.poll() is not None:
                 raise Failed(f"{arguments[0]} ended: {last_words(pathlib.Path(log.name).read_text(errors='replace'))}")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return server
             time.sleep(0.05)
-        raise Failed(f"{arguments[0]} does not listen after {PATIENCE_SECONDS} s")
+        raise Failed(f"{arguments[0]} does not listen after {WAIT_S_MAX} s")
 
     def client(self, arguments, **options):
-        """Runs a client to its good end; returns what it printed, and how long it took."""
+        """Runs a client, which must succeed; returns its output and its duration."""
         began = time.monotonic()
         client = subprocess.Popen(
             self.command(arguments),
@@ -144,12 +144,12 @@ class Trial:
         return output, time.monotonic() - began
 
     def watch(self, done):
-        """Looks at the bytes of all programs while a client runs: those of a process go with it."""
+        """Reads the counters of all programs while a client runs, because those of a process vanish when it ends."""
         while self.by_lane and not done.wait(LOOK_EVERY_SECONDS):
             self.note_paths()
 
     def note_paths(self):
-        """What `crosslane stat` says of all programs of the rack."""
+        """Notes the counters that `crosslane stat` reports for all programs of the rack."""
         said = subprocess.run([self.crosslane, "stat", "--json"], env=self.environment, capture_output=True)
         if said.returncode != 0:
             return
@@ -174,7 +174,7 @@ class Trial:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-        # One may start another while the list is made.
+        # A process may start another one while the list is read.
         while left := list(self.daemons()):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -182,7 +182,7 @@ class Trial:
             time.sleep(0.05)
 
     def daemons(self):
-        """Processes that have left their server's group, known by the folder in their command line or open files."""
+        """Processes that left their server's group, recognized by the folder in their command line or open files."""
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 names = [os.fsdecode((process / "cmdline").read_bytes())]
@@ -192,7 +192,7 @@ class Trial:
 
 
 def make_certificate(trial):
-    """Returns the names of a key and of the certificate that it signed itself."""
+    """Creates a key and a self-signed certificate; returns their paths."""
     key, certificate = str(trial.folder / "key"), str(trial.folder / "certificate")
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost"]
     trial.prepare([program("openssl"), "req", "-x509", *kind, "-keyout", key, "-out", certificate])
@@ -207,12 +207,12 @@ def number(pattern, text):
 
 
 def curl_many(trial, url, count, *options):
-    """One connection, one request behind the other; each answer is checked by its length."""
+    """Sends requests one after the other over one connection; checks the length of each answer."""
     config = trial.folder / "curl.txt"
     request = f'url = "{url}"\noutput = "/dev/null"\nwrite-out = "%{{http_code}} %{{size_download}}\\n"\n'
     config.write_text(request * count)
     output, seconds = trial.client([program("curl"), "--silent", "--show-error", *options, "--config", str(config)])
     answers = set(output.strip().split("\n"))
     if len(answers) != 1 or not answers.pop().startswith("200 "):
-        raise Failed(f"curl's answers differ: {sorted(set(output.split(chr(10))))[:3]}")
+        raise Failed(f"curl got different answers: {sorted(set(output.split(chr(10))))[:3]}")
     return count / seconds

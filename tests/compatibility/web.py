@@ -1,4 +1,4 @@
-"""Servers of HTTP."""
+"""HTTP servers."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from trial import (
 
 
 def serve_nginx(trial, port, extra="", daemon=False):
-    """A daemon keeps the library when it replaces its program."""
+    """Starts nginx. As a daemon, it keeps the library when it replaces its program."""
     (trial.folder / "page.html").write_bytes(b"x" * 1000)
     configuration = trial.folder / "nginx.conf"
     mode = "daemon on; env LD_PRELOAD; env CROSSLANE_RACK;" if daemon else "daemon off;"
@@ -55,7 +55,7 @@ def nginx(trial):
 def nginx_reload(trial):
     port = free_port()
     server = serve_nginx(trial, port)
-    # Of a connection that is kept, the old worker may close the end behind an answer: each request has its own.
+    # The old worker may close a kept connection after an answer, so each request has its own connection.
     pid = int((trial.folder / "pid").read_text())
     reloads = subprocess.Popen(["sh", "-c", f"while sleep 0.3; do kill -HUP {pid}; done"], start_new_session=True)
     try:
@@ -173,9 +173,9 @@ def java(trial):
 @entry("nginx, its program replaced (USR2) every 0.5 s", "curl, 1 connection a request", "requests/s")
 def nginx_upgrade(trial):
     port = free_port()
-    serve_nginx(trial, port, daemon=True)  # else it does not listen to USR2
+    serve_nginx(trial, port, daemon=True)  # otherwise it ignores USR2
     pid = trial.folder / "pid"
-    # As its manual has it: USR2 starts the new master, and QUIT ends the old one once the new one has its pid file.
+    # As in its manual: USR2 starts the new master, and QUIT ends the old one once the new one has written its pid file.
     script = (
         f"while sleep 0.5; do old=$(cat {pid}); kill -USR2 $old || exit 1; "
         f"until [ -s {pid} ] && ! grep -qx $old {pid}; do sleep 0.05; done; sleep 0.1; "
@@ -185,13 +185,13 @@ def nginx_upgrade(trial):
     try:
         result = curl_many(trial, f"http://127.0.0.1:{port}/page.html", 12000, "--header", "Connection: close")
         if upgrades.poll() is not None:
-            raise Failed("the old nginx was gone before it was told to go")
+            raise Failed("the old nginx ended before it was told to quit")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(upgrades.pid, signal.SIGKILL)
         upgrades.wait()
     if not (trial.folder / "upgrades").exists():
-        raise Failed("no upgrade was done in time")
+        raise Failed("no upgrade completed in time")
     return result
 
 
@@ -235,7 +235,7 @@ def stunnel(trial):
     return wrk(trial, f"https://127.0.0.1:{front}/page.html")
 
 
-# --- servers of applications ------------------------------------------------------------------------------------------
+# --- application servers ----------------------------------------------------------------------------------------------
 
 WSGI = """
 def app(environ, start_response):
@@ -265,13 +265,13 @@ PHP = "<?php $body = file_get_contents('php://input'); echo $body === '' ? str_r
 
 
 def echo_upload(trial, url):
-    """What is uploaded comes back."""
+    """Uploads a file and checks that the same bytes are returned."""
     content = os.urandom(3 << 20)
     (trial.folder / "sent").write_bytes(content)
     options = ["--silent", "--show-error", "--fail", "--data-binary", f"@{trial.folder}/sent"]
     trial.client([program("curl"), *options, "--output", str(trial.folder / "came"), url])
     if (trial.folder / "came").read_bytes() != content:
-        raise Failed("what was uploaded came back as something else")
+        raise Failed("the returned bytes differ from those uploaded")
 
 
 def load_application(trial, port, path="/"):

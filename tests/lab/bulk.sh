@@ -1,6 +1,6 @@
 # lab: --guests 2 --device dax --program iperf3 --timeout 300
-# Bulk between guests by iperf3, through proxies and in windows, beside copies into the same memory. Over DAX memory,
-# which programs can map. Emulated processors: only what one is to the other means anything.
+# Bulk transfers between guests by iperf3, through proxies and in windows, and copies into the same memory. Over DAX
+# memory, which programs can map. The processors are emulated: only the ratios of the figures are meaningful.
 
 stream() { # TRUST
     rack_up "$1"

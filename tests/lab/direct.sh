@@ -1,9 +1,9 @@
 # lab: --guests 2 --device vfio --program redis-server --program redis-cli --timeout 300
-# Programs that write the windows of a device under VFIO themselves. Killed ones leave their spans to the next; a
-# connection is handed on by exec and by SCM_RIGHTS, outlives a proxy, and is reset with a monitor. Where the kernel
-# keeps the memory for VFIO, programs go by the proxies. For a test, which brings hand-on.
+# Programs that write the windows of a device under VFIO themselves. Spans of killed programs are used again; a
+# connection is passed on by exec and by SCM_RIGHTS, survives its proxy, and is reset with its monitor. Where the kernel
+# reserves the memory for VFIO, programs use the proxies. Run by a test, which provides hand-on.
 
-SPANS=7 # of windows as large as this rack's
+SPANS=7 # in windows of this rack's size
 
 serve() { # PORT
     lanes redis-server --port "$1" --protected-mode no --save '' >"/tmp/redis.$1" 2>&1 &
@@ -11,7 +11,7 @@ serve() { # PORT
 }
 ask() { lanes redis-cli -h 127.77.0.1 -p "$@" 2>/dev/null; }
 ping() { [ "$(ask "$1" ping)" = PONG ]; }
-# Whoever subscribes waits for what is published.
+# A subscriber waits for published messages.
 subscribe() { # FILE
     lanes redis-cli -h 127.77.0.1 subscribe news >"$1" 2>&1 &
     subscriber=$!
@@ -20,7 +20,7 @@ subscribe() { # FILE
 is_direct() { [ "$(carried direct_missed)" = 0 ] && [ "$(carried bytes_sent)" = 0 ]; }
 has_mapped() { grep -q '/resource2_wc$' "/proc/$1/maps"; }
 has_open() { [ "$(carried direct_open)" = "$1" ]; }
-# It was told of the reset, and met no end of the memory.
+# The process saw the reset, and was not killed because its memory vanished.
 must_be_reset() { # PROCESS
     status=0
     wait "$1" || status=$?
@@ -32,7 +32,7 @@ rack_up direct
 [ "$NODE" = b ] || serve 6379
 barrier serving
 
-# More connections one after the other than there are spans.
+# More consecutive connections than there are spans.
 if [ "$NODE" = b ]; then
     wait_for ping 6379
     for number in $(seq $((SPANS + 1))); do
@@ -47,7 +47,7 @@ fi
 is_direct
 barrier subscribed
 
-# The next proxy goes on with the connection.
+# The next proxy continues the connection.
 if [ "$NODE" = a ]; then
     kill_now proxy
     wait_for rack_process proxy >/dev/null
@@ -56,8 +56,8 @@ fi
 [ "$NODE" = a ] || wait_for grep -q 'after the proxy' /tmp/news
 barrier 'after the proxy'
 
-# The monitor takes the proxy along, and connections are reset: of programs that are busy, and of stopped ones, which
-# have the memory mapped all the time. That keeps neither the device nor another server's clients from anything.
+# The proxy ends with the monitor, and connections are reset: those of busy programs and those of stopped ones, which
+# keep the memory mapped. That blocks neither the device nor the clients of another server.
 if [ "$NODE" = a ]; then
     lanes lab-stream serve 127.77.0.1:9001 1000 &
     stream=$!
@@ -97,12 +97,12 @@ fi
 barrier 'served again'
 if [ "$NODE" = a ]; then
     kill -0 "$program"
-    # shellcheck disable=SC2046 # two of them
+    # shellcheck disable=SC2046 # there are two
     kill $(pidof redis-server)
 fi
 crosslane down --rack "$RACK"
 
-# Once VFIO has mapped the memory, the kernel lets no program at it.
+# Once VFIO has mapped the memory, the kernel does not let programs map it.
 barrier down
 # shellcheck disable=SC2153 # DEVICE comes from the first program
 bar=/sys/bus/pci/devices/$DEVICE/resource2_wc

@@ -1,8 +1,8 @@
 # lab: --guests 2 --network --timeout 300
-# Beside the window there is a network. The window's link is lost, for a monitor hangs: a stream both ways, every byte
-# of which is compared, goes on over kernel TCP. Then the link is trained again.
+# The guests have a window and a network. The link of the window is lost because a monitor hangs: a stream in both
+# directions, every byte of which is compared, continues over kernel TCP. Then the link is trained again.
 
-# Whether this node says so of its link.
+# Whether the status of this node contains this text.
 says() { crosslane status --rack "$RACK" --json | tr -d ' ' | grep -q "$1"; }
 
 barrier booted

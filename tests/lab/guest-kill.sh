@@ -1,9 +1,9 @@
 # lab: --guests 2 --program redis-server --program redis-cli
-# For a test that kills guest a's machine while a program of guest b waits for bytes of it, and boots it again.
+# For a test that kills guest a's machine while a program of guest b waits for its bytes, and boots it again.
 
 ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
 
-rack_up proxy "5 s" # a machine that is killed is found by its silence
+rack_up proxy "5 s" # a killed machine is detected by its missing heartbeats
 case $NODE in
 a)
     lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &

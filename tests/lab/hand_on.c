@@ -1,5 +1,5 @@
-// hand-on ADDRESS PORT: asks a Redis server over one connection, whoever has it: this process, another program that
-// gets it as a message, and the program that this one becomes by exec.
+// hand-on ADDRESS PORT: sends requests to a Redis server over one connection from this process, from another process
+// that receives the descriptor by SCM_RIGHTS, and from the program that replaces this one by exec.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -33,7 +33,7 @@ static void ask(int server, const char *who) {
     fflush(stdout);
 }
 
-// With a descriptor beside its one byte, or room for one.
+// Control data with room for one descriptor.
 union control {
     char bytes[CMSG_SPACE(sizeof(int))];
     struct cmsghdr header;
@@ -58,7 +58,7 @@ static int receive_descriptor(int channel) {
     return descriptor;
 }
 
-// This program once more, with a descriptor.
+// Replaces the process by this program with a descriptor.
 static void become(const char *what, int descriptor) {
     char number[16];
     snprintf(number, sizeof(number), "%d", descriptor);
@@ -80,7 +80,7 @@ static void ask_by_another(int server) {
 int main(int count, char **words) {
     struct sockaddr_in address = {.sin_family = AF_INET};
     must(count == 3, "usage: hand-on ADDRESS PORT");
-    alarm(120); // Who has no connection would wait for an answer until the lab ends.
+    alarm(120); // Without a connection it would wait for an answer until the lab ends.
     if (strcmp(words[1], "message") == 0) {
         ask(receive_descriptor(atoi(words[2])), "by message");
         return 0;

@@ -1,6 +1,6 @@
 # lab: --guests 2 --program redis-server --program redis-cli
-# kill -9 of the monitor and of the proxy of guest a, beside a connection from guest b: the first leaves it alone, the
-# second resets it. Programs meet again, and the server never ended.
+# kill -9 of the monitor and of the proxy of guest a during a connection from guest b: the first does not affect it, the
+# second resets it. Then programs connect again; the server keeps running.
 
 ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
 

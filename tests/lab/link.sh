@@ -1,5 +1,5 @@
 # lab: --guests 2 --memory 64M
-# Two guests train a link over what they share, and send a word there and back a hundred times, each waking the other.
+# Two guests train a link over shared memory and send a word back and forth a hundred times, each waking the other.
 
 # shellcheck disable=SC2153 # DEVICE comes from the first program
 case $DEVICE_KIND in

@@ -1,6 +1,6 @@
 # lab: --guests 3 --device vfio --program redis-server --program redis-cli
-# For a test: three nodes over one device, woken by interrupts, a server on each for the programs of all. Guest c is
-# killed and booted again; a connection between the other two does not notice.
+# For a test: three nodes over one device, woken by interrupts, each with a server for the programs of all. Guest c is
+# killed and booted again; a connection between the other two is not affected.
 
 ping() { [ "$(lanes redis-cli -h "$1" ping 2>/dev/null)" = PONG ]; }
 meet_all() {
@@ -17,7 +17,7 @@ if [ "$NODE" = b ]; then
     subscriber=$!
     wait_for grep -q subscribe /tmp/news
 fi
-host meshed # the first time, guest c gets no further
+host meshed # guest c is killed here
 case $NODE in
 a) [ "$(lanes redis-cli -h a publish news 'c is gone')" = 1 ] ;;
 b) wait_for grep -q 'c is gone' /tmp/news ;;

@@ -1,7 +1,7 @@
 # lab: --guests 2 --program redis-server --program redis-cli --program redis-benchmark
-# redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory. Once
-# more with programs that write the windows themselves, on DAX memory also as if it were not coherent; there a
-# connection is handed on by exec and by SCM_RIGHTS. For a test, which brings hand-on.
+# redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory. Then
+# again with programs that write the windows themselves, on DAX memory also as if it were not coherent; there a
+# connection is passed on by exec and by SCM_RIGHTS. Run by a test, which provides hand-on.
 
 [ "$(ls /sys/class/net)" = lo ] # no network but the loopback
 
@@ -16,13 +16,13 @@ shut_down() {
     wait "$server"
 }
 
-# Keeps a word in the server, and finds it there.
+# Stores a word in the server and reads it back.
 set_and_get() {
     wait_for lanes redis-cli -h 127.77.0.1 set word "$1"
     [ "$(lanes redis-cli -h 127.77.0.1 get word)" = "$1" ]
 }
 
-# Without them, proxies would look from time to time.
+# Without doorbells, proxies would poll periodically.
 count_doorbells() { # AT LEAST
     [ "$DEVICE_KIND" = vfio ] || return 0
     echo "$(doorbells) doorbells"
@@ -43,7 +43,7 @@ count_doorbells 100
 [ "$NODE" = b ] || shut_down
 crosslane down --rack "$RACK"
 
-# By programs that write the windows themselves.
+# With programs that write the windows themselves.
 directly() {
     barrier "down $1"
     export COHERENCE="$1"

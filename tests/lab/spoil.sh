@@ -1,8 +1,8 @@
 # lab: --guests 2 --device plain --memory 16M --program redis-server --program redis-cli
-# Guest b writes garbage over the whole memory while both nodes are up. Guest a lives: its node drops the link, says so,
-# and trains it again; the programs of both meet again over it.
+# Guest b overwrites the whole memory with garbage while both nodes are up. Guest a survives: its node takes the link
+# down, logs that, and trains it again; the programs of both connect again over it.
 
-# The monitor's log is the only one in the rack's directory.
+# The only monitor.log is in the rack directory.
 log() { cat "$(find /dev/shm -name monitor.log)"; }
 ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
 
@@ -14,7 +14,7 @@ a)
     wait_for grep -q 'Ready to accept connections' /tmp/redis.log
     barrier serving
     barrier spoiled
-    ping # the programs of one node do not notice
+    ping # the programs within one node are not affected
     barrier again
     log | grep -q 'link down'
     ;;

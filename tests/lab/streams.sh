@@ -1,5 +1,5 @@
 # lab: --guests 2 --timeout 300
-# For a minute, streams between the guests, both ways in each of two connections; every byte is compared.
+# Streams between the guests for a minute, in both directions of two connections; every byte is compared.
 
 barrier booted
 rack_up

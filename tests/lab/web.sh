@@ -1,5 +1,5 @@
 # lab: --guests 2 --program nginx --program curl --program iperf3
-# nginx in guest a and curl in guest b; then iperf3, both ways.
+# nginx in guest a and curl in guest b; then iperf3 in both directions.
 
 mkdir -p /srv /var/lib/nginx /var/log/nginx
 seq 1 150000 >/srv/numbers

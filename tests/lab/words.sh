@@ -1,5 +1,5 @@
 # lab: --guests 2 --memory 64M
-# Two guests see one memory: each writes words there that the other reads, at its start and at its end.
+# Two guests share one memory: each writes words that the other reads, at its start and at its end.
 
 word() { lab-word "$MEMORY" "$MEMORY_BYTES" "$@"; }
 is() { [ "$(word "$1")" = "$2" ]; }

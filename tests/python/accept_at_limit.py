@@ -1,8 +1,8 @@
 """Serves clients of another process until it has no descriptor left, then serves those that still wait.
 
-Usage: accept_at_limit.py SOFT HARD. Every client gets its own byte back, as by kernel TCP; `accept` answers EMFILE at
-the limit, and takes the waiting clients as descriptors are closed; and an epoll set that has been empty until then
-takes and reports as many connections as there are. Prints "ok" and how many connections fitted.
+Usage: accept_at_limit.py SOFT HARD. As over kernel TCP, every client gets its own byte back; `accept` fails with EMFILE
+at the limit and accepts the waiting clients as descriptors are closed; and an epoll instance that was empty until then
+reports all connections. Prints "ok" and the number of connections that fitted.
 """
 
 import errno
@@ -42,7 +42,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def accept_all():
-    """Accepts until there is no descriptor left or nobody waits."""
+    """Accepts until there is no descriptor left or no client waits."""
     accepted = []
     while True:
         try:

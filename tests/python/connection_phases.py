@@ -1,17 +1,17 @@
-"""Runs scenarios on connections of every age and prints a line for each, the same over lanes and over kernel TCP.
+"""Runs scenarios on connections of every age and prints a line for each run; lanes and kernel TCP must print the same.
 
 Usage: connection_phases.py [--seed N] [--age AGE]... [--brief] [--only WORD]... [--list] [--jobs N] [--against FILE]
 
     python3 connection_phases.py > tcp
     crosslane run -- python3 connection_phases.py --against tcp
 
-With `--against` only the runs that differ are printed, and the exit code is 1 if there are any.
+With `--against`, only the runs that differ are printed, and the exit code is 1 if there are any.
 
-A line is `SCENARIO AGE DIRECTION PROCESSES: STEP=RESULT ...`. The acting endpoint is `a` and its peer is `b`; by
-direction, `a` is the endpoint of the server or of the client. The steps do not depend on age, direction, processes and
-seed, and over kernel TCP neither do their results.
+A line is `SCENARIO AGE DIRECTION PROCESSES: STEP=RESULT ...`. The acting endpoint is `a` and its peer is `b`; the
+direction says whether `a` is the endpoint of the server or of the client. The steps do not depend on age, direction,
+processes and seed; over kernel TCP their results do not either.
 
-Ages, and what has happened before the scenario:
+Ages, and the traffic before the scenario:
     unaccepted  connected, not accepted
     fresh       accepted, no byte has moved
     one         one exchange of small messages
@@ -47,7 +47,7 @@ from phases.worker import read_message, write_message  # noqa: E402
 
 BRIEF_AGES = ["one", "middle", "oneway", "full"]
 LINE_BYTES_MAX = 60_000
-# Two runs of TCP accept more or less by a quarter, where buffers are small.
+# With small buffers, the bytes that TCP accepts vary by a quarter between runs.
 TCP_VARIES_BY = 0.25
 
 
@@ -60,10 +60,10 @@ def print_line(run, line):
 
 
 class AcceptedBytes:
-    """Judges how many bytes were accepted until there was no room: as many as by kernel TCP, to twice as many."""
+    """Judges the bytes accepted until there was no room: at least as many as by kernel TCP, at most twice as many."""
 
     def __init__(self, runs):
-        """Starts to fill connections of kernel TCP, while the runs go on."""
+        """Starts to fill connections of kernel TCP, in parallel to the runs."""
         self.process = self.figures = None
         if any("fill" in run[0] for run in runs):
             environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
@@ -77,14 +77,14 @@ class AcceptedBytes:
         return self.figures[scenario]
 
     def judge(self, scenario, line):
-        """Puts a verdict in the place of each number."""
+        """Replaces each number by a verdict."""
         if ".fill=" not in line:
             return line
         steps, figures = line.split(), iter(self.by_tcp(scenario))
         for place, step in enumerate(steps):
             for accepted, size in figures_of([step]):
                 by_tcp, _ = next(figures)
-                # The last send may be the one that is cut off or not.
+                # The last send may be partial.
                 least, most = by_tcp * (1 - TCP_VARIES_BY) - size, by_tcp * (2 + TCP_VARIES_BY) + size
                 verdict = "ok" if least <= accepted <= most else f"{accepted}_where_TCP_accepts_{by_tcp}"
                 steps[place] = step.split("=")[0] + "=" + verdict
@@ -92,15 +92,15 @@ class AcceptedBytes:
 
 
 def figures_of(steps):
-    """Bytes that were accepted, and the size of a send, of each connection that was filled."""
+    """Returns the accepted bytes and the size of a send for each connection that was filled."""
     return [tuple(map(int, step.split("=")[1].split("/"))) for step in steps if ".fill=" in step]
 
 
 def play(run, seed):
-    """The line of one run, without its name."""
+    """Plays one run and returns its line without the name."""
     name, age, direction, processes = run
     chosen = SCENARIOS[name]
-    # The trace must not depend on the seed: it only varies sizes, counts and orders that are not printed.
+    # The trace must not depend on the seed, which only varies sizes, counts and orders that are not printed.
     scene = Scene(random.Random(f"{seed} {name_of(run)}"), direction == "server")
     scene.age = age
     try:
@@ -110,7 +110,7 @@ def play(run, seed):
         chosen.play(scene, a, b)
     except Hang as hang:
         scene.trace.append(str(hang))
-    except Exception as error:  # a mistake of the scenario, or an answer that it does not expect
+    except Exception as error:  # a mistake in the scenario, or a result that it does not expect
         scene.trace.append(f"{type(error).__name__}({error})".replace(" ", "_"))
     finally:
         scene.clean_up()
@@ -118,9 +118,9 @@ def play(run, seed):
 
 
 class Runs:
-    """Runs side by side, whose lines are reported in order.
+    """Concurrent runs, whose lines are reported in order.
 
-    Each job is a process that takes the next run from a pipe, and writes the lines into a pipe of its own.
+    Each job is a process that takes the next run from a pipe and writes its line into its own pipe.
     """
 
     def __init__(self, runs, seed, jobs):
@@ -166,7 +166,7 @@ class Runs:
 
 
 class Comparison:
-    """Finds the runs that differ from those of a file: by the scenario alone, for over TCP nothing else matters."""
+    """Finds the runs that differ from those of a file, by scenario: over TCP the result depends on nothing else."""
 
     def __init__(self, file):
         self.expected = {line.split()[0]: line.split(": ", 1)[1].split() for line in file}
@@ -193,12 +193,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--age", action="append")
-    parser.add_argument("--brief", action="store_true", help="most ages in one direction, which the seed chooses")
-    parser.add_argument("--only", action="append", help="runs whose name contains this")
+    parser.add_argument("--brief", action="store_true", help="play most ages in one direction, chosen by the seed")
+    parser.add_argument("--only", action="append", help="play only runs whose name contains this word")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=48)
-    parser.add_argument("--figures", action="store_true", help="bytes that are accepted as numbers, without a verdict")
-    parser.add_argument("--against", type=argparse.FileType(), help="lines of kernel TCP to compare with")
+    parser.add_argument("--figures", action="store_true", help="print accepted bytes as numbers instead of verdicts")
+    parser.add_argument("--against", type=argparse.FileType(), help="file with the lines of kernel TCP to compare with")
     options = parser.parse_args()
     runs = [run for name, chosen in SCENARIOS.items() for run in chosen.runs(name)]
     if options.age:

@@ -1,7 +1,7 @@
-"""Opens connections until the descriptor limit, uses what it has, closes, and again.
+"""Opens connections up to the descriptor limit, uses them, closes them, and repeats.
 
-Usage: descriptor_limit.py LIMIT, as it would be had nothing but 0, 1 and 2 been inherited. Prints "ok" and how many
-connections fitted in each round.
+Usage: descriptor_limit.py LIMIT, where LIMIT assumes that only descriptors 0, 1 and 2 were inherited. Prints "ok" and
+the number of connections that fitted in each round.
 """
 
 import errno
@@ -10,7 +10,7 @@ import resource
 import socket
 import sys
 
-numbers = [os.dup(2) for _ in range(int(sys.argv[1]) - 3)]  # free ones, whatever was inherited
+numbers = [os.dup(2) for _ in range(int(sys.argv[1]) - 3)]  # free numbers, whatever was inherited
 limit = numbers[-1] + 1
 for number in numbers:
     os.close(number)
@@ -22,16 +22,16 @@ for _ in range(5):
     pairs = []
     try:
         while True:
-            client = None  # not the one before, if there is no descriptor for another
+            client = None  # so that it is not the previous one if there is no descriptor for another
             client = socket.socket()
             client.settimeout(20)
             client.connect(address)
             pairs.append((client, listener.accept()[0]))
     except OSError as error:
-        # Whoever lacks descriptors for a lane may be refused, but only with an error that says so.
+        # A connect without descriptors for a lane may be refused, but only with one of these errors.
         if error.errno not in (errno.EMFILE, errno.ECONNREFUSED):
             raise
-        if client is not None:  # the one that nobody accepted; without it there was no descriptor for the socket
+        if client is not None:  # not accepted; None if there was no descriptor for the socket
             client.close()
     if not pairs:
         raise SystemExit("no connection fits below the limit")
@@ -45,11 +45,11 @@ for _ in range(5):
         server.close()
     listener.settimeout(0.2)
     try:
-        while True:  # a client that came while we had no descriptor left
+        while True:  # clients that connected while there was no descriptor left
             listener.accept()[0].close()
     except OSError:
         pass
     listener.settimeout(None)
 if min(counts) < counts[0] - 2:
-    raise SystemExit(f"descriptors are lost: {counts}")
+    raise SystemExit(f"descriptors leak: {counts}")
 print("ok", *counts)

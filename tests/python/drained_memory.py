@@ -1,7 +1,7 @@
-"""Exchanges bulk over some connections, reads everything, and waits for what their memory comes down to.
+"""Exchanges bulk data over some connections, reads everything, and waits until their memory has been released.
 
-A server that waits in poll and a client that waits in recv are the two ends. Prints the bytes of shared memory that a
-connection keeps, once they are few; how long it took is not judged.
+The server waits in poll and the client in recv. Prints the bytes of shared memory that a connection keeps, once they
+are few; the time that this takes is not judged.
 """
 
 import os
@@ -13,11 +13,11 @@ import time
 
 CONNECTIONS = 20
 KEPT_BYTES_MAX = int(sys.argv[1])
-PATIENCE_S = 30
+WAIT_S_MAX = 30
 
 
 def memory_bytes(pid):
-    """The memory of the lanes that a process has: blocks of distinct memfds."""
+    """Returns the memory of the lanes of a process: the blocks of its distinct memfds."""
     found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
@@ -58,7 +58,7 @@ done, say_done = os.pipe()
 
 
 def start(run, *arguments):
-    """Runs a function in a child of its own, which ends with it."""
+    """Starts a child that runs a function and exits."""
     child = os.fork()
     if child == 0:
         try:
@@ -79,7 +79,7 @@ try:
         kept = [memory_bytes(pid) // CONNECTIONS for pid in (server, client)]
         if max(kept) <= KEPT_BYTES_MAX and min(kept) > 0:
             break
-        if time.monotonic() - began > PATIENCE_S:
+        if time.monotonic() - began > WAIT_S_MAX:
             raise SystemExit(f"a connection still keeps {max(kept)} bytes of at most {KEPT_BYTES_MAX}")
         time.sleep(0.05)
     print(max(kept), f"after {time.monotonic() - began:.2f} s", file=sys.stderr)

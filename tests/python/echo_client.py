@@ -1,4 +1,4 @@
-"""Sends bytes to an echo server and checks what comes back. Usage: echo_client.py PORT [BYTES]"""
+"""Sends bytes to an echo server and checks the echo. Usage: echo_client.py PORT [BYTES]"""
 
 import hashlib
 import socket
@@ -17,5 +17,5 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20) as se
                 raise SystemExit(f"end of stream after {len(got)} of {size} bytes")
             got += more
 if got != data:
-    raise SystemExit("other bytes came back")
+    raise SystemExit("the echoed bytes differ")
 print("echoed", size)

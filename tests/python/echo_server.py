@@ -1,4 +1,4 @@
-"""Echoes one client after the other on 127.0.0.1, with blocking calls only: whoever stalls accept() stalls it all.
+"""Echoes one client after the other on 127.0.0.1 with blocking calls only: a client that stalls accept() stalls all.
 
 Usage: echo_server.py PORT
 """
@@ -17,4 +17,4 @@ while True:
             while data := client.recv(65536):
                 client.sendall(data)
     except ConnectionError:
-        pass  # a client that left early is no reason to stop
+        pass  # a client that closed early must not end the server

@@ -1,5 +1,5 @@
-"""A client sends by a new connection and then by a busy one, again and again: prints how often a server that waits in
-epoll was told of the busy one first. 0 over kernel TCP."""
+"""A client repeatedly sends over a new connection and then over a busy one. Prints how often epoll_wait of the server
+reported the busy one first: 0 over kernel TCP."""
 
 import os
 import select
@@ -14,7 +14,7 @@ ECHO = b"an echo!"
 
 
 def serve(listener, count):
-    """The order in which so many messages were reported, as the first bytes of them."""
+    """Returns the first bytes of the messages in the order in which they were reported."""
     epoll = select.epoll()
     connections, reported = {}, []
     while len(connections) < count + 1:
@@ -52,7 +52,7 @@ def main():
         connection.send(b"new %04d" % number)
         busy.send(b"bus %04d" % number)
         busy.recv(MESSAGE_BYTES)
-        # The server is asleep by then, or awake still.
+        # The next message finds the server spinning or blocked.
         time.sleep(0.0002 if number % 2 else 0.003)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]))
 

@@ -1,7 +1,7 @@
-"""Makes connections one after the other, of every kind of life, and looks whether either process grows.
+"""Makes connections of every kind one after the other and checks that neither process grows.
 
-Usage: growth.py COUNT. Prints "ok" and, for each process, by how many KiB and descriptors it has grown since the first
-tenth, which finds what is kept for use again.
+Usage: growth.py COUNT. Prints "ok" and, for each process, the growth in KiB and descriptors since the first tenth of
+the connections, during which caches fill.
 """
 
 import os
@@ -15,7 +15,7 @@ BYTES = [2, 2, 100, 20_000]
 
 
 def size():
-    """Resident memory in KiB, and descriptors."""
+    """Returns the resident memory in KiB and the number of descriptors."""
     with open("/proc/self/statm") as statm:
         resident = int(statm.read().split()[1]) * 4
     return resident, len(os.listdir("/proc/self/fd"))
@@ -34,7 +34,7 @@ def exchange(connection, sends_first, count, length):
             else:
                 left = length
                 while left > 0:
-                    left -= len(connection.recv(left)) or sys.exit("the connection has ended early")
+                    left -= len(connection.recv(left)) or sys.exit("the connection ended early")
 
 
 def live(number, connection, is_client):

@@ -1,4 +1,4 @@
-"""Sends the first half of a message and waits to be killed. Usage: half_message.py PORT"""
+"""Sends the first half of a message and waits until it is killed. Usage: half_message.py PORT"""
 
 import socket
 import sys

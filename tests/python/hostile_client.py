@@ -1,9 +1,9 @@
-"""Stores forged words into the memory of its own connections to an echo server, and keeps them open.
+"""Stores forged words into the memory of its own connections to an echo server and keeps them open.
 
 Usage: hostile_client.py PORT SEGMENT_BYTES RING SLOTS FORWARD BACK RETURN_FORWARD RETURN_BACK
 
-The offsets are those of the lane to the server, then of the lane back; see `lane::Layout`. Prints "forged N, reset M"
-at the end: how many connections, and how many of them the server has ended.
+The offsets are those of the lane to the server, then of the lane back; see `lane::Layout`. At the end prints
+"forged N, reset M": the number of connections, and how many of them the server has ended.
 """
 
 import ctypes
@@ -18,13 +18,13 @@ LINE = 64
 WORD = (1 << 64) - 1
 TAG_FACTOR = 0x9E37_79B9_7F4A_7C15
 DATA, SWITCH, OPEN = 1 << 16, 2 << 16, 3 << 16
-# The cursor of the server's receiving end: its position, then its place in the record with the number of the ring.
+# The server's receive cursor: its position, then its offset in the record together with the number of the ring.
 HEAD, PLACE = FORWARD + 2 * LINE, FORWARD + 2 * LINE + 8
-# Our own position; the server's, and the number of the ring that it writes to.
+# The positions of this sender and of the server's, and the number of the ring that the server writes to.
 TAIL, SERVERS_TAIL, SERVERS_RING = BACK + 2 * LINE, RETURN_BACK + 2 * LINE, RETURN_BACK + 2 * LINE + 16
 SERVERS_OPEN = RETURN_BACK + 2 * LINE + 64
 PRODUCER_ASLEEP = FORWARD + LINE
-# What lies in the server's endpoint before the lane, in this order: its own state, and what its peer says.
+# In the server's endpoint, before the lane: its own state. The words that its peer writes follow.
 STATE_BYTES = 384
 STATE = FORWARD - STATE_BYTES
 HOLDERS, USERS, SEND_LOCK, RECEIVE_LOCK = 0, 8, 64, 128
@@ -40,11 +40,11 @@ def mappings():
 
 
 class Connection:
-    """A connection, and the words of its memory."""
+    """A connection and the words of its memory."""
 
     def __init__(self):
         self.socket = socket.create_connection(("127.0.0.1", PORT), timeout=20)
-        # A connection gets memory once it has proved busy; the first record in it has the token of its message.
+        # A connection gets memory once it is busy; the first record there contains the token of its message.
         bases = []
         while not bases:
             token = os.urandom(8)
@@ -65,7 +65,7 @@ class Connection:
         return RING + position % SLOTS * LINE
 
     def send(self, count=1):
-        """Sends honestly, as far as there is a way: whoever waits is woken."""
+        """Sends correctly, as long as that works, which wakes the server."""
         for _ in range(count):
             try:
                 self.socket.send(b"x" * 100)
@@ -84,7 +84,7 @@ class Connection:
         return True
 
     def forge_record(self, header):
-        """A record where the server reads next, and an honest one behind it."""
+        """Forges the record that the server reads next, and sends a correct one behind it."""
         position = self[TAIL]
         self[self.slot(position) + 8] = header
         self[self.slot(position)] = self.secret ^ position * TAG_FACTOR & WORD
@@ -104,7 +104,7 @@ def forge_words(offset, values):
 
 
 def forge_state(changes):
-    """Words of the server's own state, then of what its peer says."""
+    """Forges words of the server's own state and of those that its peer writes."""
     connection = Connection()
     connection.send()
     for offset, value in changes.items():

@@ -1,9 +1,9 @@
-"""Fifty connections between two processes: what each end has touched of their memory, and what it does while idle.
+"""Measures fifty connections between two processes: the memory that each side has touched, and its load while idle.
 
 Run:  crosslane run -- python3 tests/python/idle_and_memory.py
 
-Prints lines of a role, a fact and a number. A page that both ends have touched counts half at each, so that the figures
-of both ends add up to the memory in use.
+Prints lines of a role, a fact and a number. A page that both sides have touched counts half at each, so the figures of
+both sides add up to the memory in use.
 """
 import os
 import selectors
@@ -32,13 +32,13 @@ def voluntary_switches():
         return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
 
 
-class End:
-    def __init__(self, role, tell, hear):
-        self.role, self.tell, self.hear = role, tell, hear
+class Endpoint:
+    def __init__(self, role, to_peer, from_peer):
+        self.role, self.to_peer, self.from_peer = role, to_peer, from_peer
 
     def meet(self):
-        os.write(self.tell, b"m")
-        os.read(self.hear, 1)
+        os.write(self.to_peer, b"m")
+        os.read(self.from_peer, 1)
 
     def say(self, fact, value):
         os.write(1, f"{self.role} {fact} {value}\n".encode())
@@ -52,7 +52,7 @@ class End:
         watched = selectors.EpollSelector()
         for connection in sockets:
             watched.register(connection, selectors.EVENT_READ)
-        watched.select(IDLE_S)  # the traffic of before is over
+        watched.select(IDLE_S)  # lets the effects of the traffic pass
         cpu_s, switches = time.process_time(), voluntary_switches()
         watched.select(IDLE_S)
         self.say("idle_cpu_ms", 1000 * (time.process_time() - cpu_s))
@@ -60,25 +60,25 @@ class End:
         self.meet()
 
 
-def client(end, address):
+def client(endpoint, address):
     sockets = [socket.create_connection(address) for _ in range(CONNECTIONS)]
-    end.say_touched("connected")
+    endpoint.say_touched("connected")
     for _ in range(MESSAGES):
         for connection in sockets:
             connection.sendall(bytes(MESSAGE_BYTES))
             connection.recv(MESSAGE_BYTES, socket.MSG_WAITALL)
-    end.say_touched("used")
-    end.say_idle(sockets)
+    endpoint.say_touched("used")
+    endpoint.say_idle(sockets)
 
 
-def server(end, listener):
+def server(endpoint, listener):
     sockets = [listener.accept()[0] for _ in range(CONNECTIONS)]
-    end.say_touched("connected")
+    endpoint.say_touched("connected")
     for _ in range(MESSAGES):
         for connection in sockets:
             connection.sendall(connection.recv(MESSAGE_BYTES, socket.MSG_WAITALL))
-    end.say_touched("used")
-    end.say_idle(sockets)
+    endpoint.say_touched("used")
+    endpoint.say_idle(sockets)
 
 
 def main():
@@ -86,9 +86,9 @@ def main():
     (up_out, up_in), (down_out, down_in) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        client(End("client", up_in, down_out), listener.getsockname())
+        client(Endpoint("client", up_in, down_out), listener.getsockname())
         os._exit(0)
-    server(End("server", down_in, up_out), listener)
+    server(Endpoint("server", down_in, up_out), listener)
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 

@@ -1,7 +1,7 @@
-"""Kills clients and servers at random moments of their connections' lives.
+"""Kills clients and servers at random moments of their connections.
 
-Usage: kills.py COUNT SEED. Whoever is killed leaves a peer that is told of it, and nothing else: the server ends up
-with no connection and as many descriptors as before, and serves on. Prints "ok".
+Usage: kills.py COUNT SEED. The peer of a killed process must see the end of the connection, and nothing may leak: the
+server ends with no connections and as many descriptors as before, and still serves. Prints "ok".
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 import time
 
 COUNT, SEED = int(sys.argv[1]), int(sys.argv[2])
-PATIENCE_S = 20
+WAIT_S_MAX = 20
 PAUSE_S_MAX = 0.004
 KILLS_PER_CHECK = 50
 BYTES_MAX = 200_000
@@ -21,7 +21,7 @@ QUESTION = b"how many?"
 
 
 def serve(listener):
-    """Echoes. To `QUESTION` answers how many connections beside that one and how many descriptors it has."""
+    """Echoes. The answer to `QUESTION` is the number of other connections and of descriptors."""
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     listener.setblocking(False)
@@ -57,7 +57,7 @@ def serve(listener):
 
 
 def talk(address, rng):
-    """Does what clients do, for ever."""
+    """Acts as a client for ever."""
     while True:
         connections = [socket.create_connection(address) for _ in range(rng.randrange(1, 4))]
         for _ in range(rng.randrange(12)):
@@ -66,11 +66,11 @@ def talk(address, rng):
             connection.sendall(sent)
             received = b""
             while len(received) < len(sent):
-                received += connection.recv(65536) or sys.exit("the server has ended a connection")
+                received += connection.recv(65536) or sys.exit("the server ended a connection")
             if received != sent:
                 sys.exit("wrong bytes")
         if rng.random() < 0.2 and os.fork() == 0:
-            # A child that ends at once, with the connections.
+            # A child that exits at once while it holds the connections.
             os._exit(0)
         for connection in connections:
             if rng.random() < 0.3:
@@ -82,7 +82,7 @@ def talk(address, rng):
 
 
 def start(work, *arguments):
-    """A child that does this; it ends with status 1 where it should not have ended."""
+    """Starts a child that runs `work`; it exits with status 1 if the work ends or fails."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -97,25 +97,25 @@ def kill(child):
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
-        raise SystemExit(f"a child had ended before it was killed, with status {status}")
+        raise SystemExit(f"a child ended with status {status} before it was killed")
 
 
 def ask(address):
-    """How many connections and descriptors the server has."""
-    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+    """Returns the numbers of connections and descriptors of the server."""
+    with socket.create_connection(address, timeout=WAIT_S_MAX) as connection:
         connection.sendall(QUESTION)
         connections, descriptors = connection.recv(100).split()
         return int(connections), int(descriptors)
 
 
 def await_none(address):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_S_MAX
     while True:
         connections, descriptors = ask(address)
         if connections == 0:
             return descriptors
         if time.monotonic() > deadline:
-            raise SystemExit(f"the server still has {connections} connections of clients that were killed")
+            raise SystemExit(f"the server still has {connections} connections of killed clients")
         time.sleep(0.01)
 
 
@@ -126,12 +126,12 @@ def kill_a_client(address, rng):
 
 
 def kill_a_server(rng):
-    """A server of its own is killed while clients in this process wait for its answers."""
+    """Kills a separate server while clients in this process wait for its answers."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     child = start(serve, listener)
     address = listener.getsockname()
     listener.close()
-    clients = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(3)]
+    clients = [socket.create_connection(address, timeout=WAIT_S_MAX) for _ in range(3)]
     sent = b"x" * rng.choice([1, 100, 5000, BYTES_MAX])
     ends_at = time.monotonic() + rng.random() * PAUSE_S_MAX
     while time.monotonic() < ends_at:
@@ -139,7 +139,7 @@ def kill_a_server(rng):
         client.sendall(sent)
         left = len(sent)
         while left > 0:
-            left -= len(client.recv(65536)) or sys.exit("a server has ended a connection")
+            left -= len(client.recv(65536)) or sys.exit("a server ended a connection")
     rng.choice(clients).sendall(sent)
     kill(child)
     for client in clients:

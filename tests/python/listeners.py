@@ -1,8 +1,8 @@
-"""Who serves a listening socket when its server has gone, or refuses a client. Prints one line a scenario; kernel TCP
-decides what it says.
+"""Which process serves a listening socket whose server has ended or refuses a client. Prints one line a scenario;
+kernel TCP defines the expected output.
 
 usage: listeners.py all | SCENARIO...
-       listeners.py --poll-and-accept     prints its port, and what it says to one client"""
+       listeners.py --poll-and-accept     prints its port, and the results of accept for one client"""
 
 import os
 import select
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-PATIENCE_SECONDS = 10
+WAIT_S_MAX = 10
 CLIENTS = 20
 HELPER = ["/bin/sleep", "60"]
 
@@ -39,14 +39,14 @@ def as_subprocess(environment):
     return subprocess.Popen(HELPER, env=environment, close_fds=False).pid
 
 
-# Not of this library's environment: it runs nothing that `env` does not let through.
+# `env -i` removes the library's environment variables.
 def by_env(environment):
     return spawned(os.environ, "/usr/bin/env", ["env", "-i", *HELPER])
 
 
 def connect_to(port):
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS):
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX):
             return "connected"
     except ConnectionRefusedError:
         return "refused"
@@ -55,17 +55,17 @@ def connect_to(port):
 
 
 def dead_server_with_a_helper(start):
-    """A server dies; a program that it has started, and that has none of its sockets, lives on."""
+    """A server is killed; a program that it started, and that has none of its sockets, is still running."""
     reader, writer = os.pipe()
     server = os.fork()
     if server == 0:
         own = listener(inheritable=False)
         os.write(writer, b"%d %d" % (own.getsockname()[1], start({})))
-        time.sleep(PATIENCE_SECONDS)
+        time.sleep(WAIT_S_MAX)
         os._exit(1)
     port, helper = map(int, os.read(reader, 64).split())
     try:
-        time.sleep(0.2)  # The helper runs by then.
+        time.sleep(0.2)  # The helper is running by then.
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)
         return connect_to(port)
@@ -74,7 +74,7 @@ def dead_server_with_a_helper(start):
 
 
 def serve(own):
-    own.setblocking(True)  # The mode that the program before has left is another matter.
+    own.setblocking(True)  # This check does not depend on the mode that the predecessor left.
     while True:
         connection, _ = own.accept()
         connection.sendall(b"served")
@@ -82,7 +82,7 @@ def serve(own):
 
 
 def successor(environment):
-    """A server hands its listening socket to its next version by exec, and goes."""
+    """A server passes its listening socket to its next version by exec."""
     own = listener(inheritable=True)
     port = own.getsockname()[1]
     reader, writer = os.pipe()
@@ -96,7 +96,7 @@ def successor(environment):
     served = 0
     try:
         for _ in range(CLIENTS):
-            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX) as client:
                 served += client.recv(16) == b"served"
             time.sleep(0.02)
     except TimeoutError:
@@ -108,13 +108,13 @@ def successor(environment):
 
 
 def poll_and_accept():
-    """Prints what `accept` says to a client whom `poll` has reported, of a blocking socket."""
+    """Prints the result of a blocking `accept` of a client that `poll` has reported, and of a second `accept`."""
     own = listener(inheritable=False)
     print(own.getsockname()[1], flush=True)
     poll = select.poll()
     poll.register(own, select.POLLIN)
-    poll.poll(PATIENCE_SECONDS * 1000)
-    signal.alarm(PATIENCE_SECONDS)
+    poll.poll(WAIT_S_MAX * 1000)
+    signal.alarm(WAIT_S_MAX)
     try:
         own.accept()
         print("accepted")

@@ -1,4 +1,4 @@
-"""What loading the library costs a program that opens no socket, beside the same program without it.
+"""Measures the cost of loading the library in a program that opens no socket, compared with the bare program.
 
 Run:  python3 tests/python/load_time.py target/release/libcrosslane.so
 """

@@ -1,4 +1,4 @@
-"""Holds many connections to itself: says so in a line, and goes when its standard input ends.
+"""Holds many connections to itself: prints a line when all are open, and exits when its standard input ends.
 
 Run:  python3 tests/python/many_connections.py CONNECTIONS
 """
@@ -6,7 +6,7 @@ import resource
 import socket
 import sys
 
-# Both ends of a connection, what the library keeps of each, and room for all else.
+# Both endpoints of a connection and the library's descriptors for each; then room for all others.
 DESCRIPTORS_EACH = 4
 DESCRIPTORS_BESIDE = 1000
 

@@ -1,6 +1,6 @@
 """A memcached client over the text protocol: several connections, small and large values, pipelining.
 
-Usage: memcached_client.py HOST PORT. Prints "ok N" with the number of bytes of values that came back right.
+Usage: memcached_client.py HOST PORT. Prints "ok N", where N is the number of bytes of correct values.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Client:
         self.line(b"VALUE %s 0 %d" % (key.encode(), len(value)))
         got = self.file.read(len(value) + 2)
         if got != value + b"\r\n":
-            raise SystemExit(f"the value of {key} came back wrong")
+            raise SystemExit(f"the value of {key} is wrong")
         self.line(b"END")
         return len(value)
 

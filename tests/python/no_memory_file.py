@@ -1,7 +1,7 @@
-"""A client that may make no files connects again and again, and its server sees no connection but those that work.
+"""A client that may not create files connects repeatedly, and its server sees only connections that work.
 
-The client cannot make the memory of a lane, so it takes kernel TCP; were the server told of a lane before, it would
-accept a connection that is reset. Prints "ok".
+The client cannot create the memory of a lane, so it uses kernel TCP. If it had announced a lane to the server before,
+the server would accept a connection that is reset. Prints "ok".
 """
 
 import os

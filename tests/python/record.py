@@ -1,9 +1,9 @@
-"""Runs tests of CPython's own suite and records the outcome of each, one line as it ends.
+"""Runs tests of CPython's own suite and records the outcome of each in a line when it ends.
 
 Usage: record.py OUTCOMES SKIP MODULE...
-OUTCOMES is appended to: "start ID" before a test, "passed|failed|skipped ID" after it. SKIP holds IDs not to run, one
-a line: their outcome is known already. A test that makes no progress ends the process with exit code 1, and the last
-line of OUTCOMES says which one it was. Given "--only FILE" as MODULE, runs just the IDs in FILE.
+OUTCOMES is appended to: "start ID" before a test, "passed|failed|skipped ID" after it. SKIP contains IDs not to run,
+one a line: their outcomes are already known. A test that makes no progress ends the process with exit code 1; the last
+line of OUTCOMES names it. With "--only FILE" as MODULE, only the IDs in FILE are run.
 """
 
 import faulthandler
@@ -72,7 +72,7 @@ def lines_of(path):
 
 
 def keep(suite, wanted):
-    """The suite with only the tests that are wanted; suites stay, because they hold the fixtures of classes."""
+    """Returns the suite with only the wanted tests; nested suites stay because they run the fixtures of classes."""
     kept = suite.__class__()
     for test in suite:
         if isinstance(test, unittest.TestSuite):
@@ -92,7 +92,7 @@ def load(names):
 
 def main():
     outcomes_path, skip_path, *names = sys.argv[1:]
-    support.use_resources = []  # nothing that reaches for the network or takes long
+    support.use_resources = []  # no tests that need the network or take long
     support.verbose = False
     skip = lines_of(skip_path)
     suite = keep(load(names), lambda name: name not in skip and "VSOCK" not in name.upper())

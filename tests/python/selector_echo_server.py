@@ -1,8 +1,8 @@
-"""Echoes any number of clients on 127.0.0.1 from one thread that never blocks in a call but select's.
+"""Echoes any number of clients on 127.0.0.1 from one thread that blocks only in the selector.
 
 Usage: selector_echo_server.py PORT [--with-child]
 
-With a child, which does nothing: a process that is forked again and again, so that it holds most connections too.
+With `--with-child`, it forks an idle child repeatedly, so that the child holds most connections too.
 """
 
 import os
@@ -44,7 +44,7 @@ child, forked_at = None, 0
 
 
 def fork_child():
-    """The last child, if any, gives way to one that holds what has been accepted since."""
+    """Replaces the last child, if any, by one that also holds the connections accepted since."""
     global child, forked_at
     if child is not None:
         os.kill(child, 9)

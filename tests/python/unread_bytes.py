@@ -1,6 +1,6 @@
-"""Sends to a peer that does not read, until no more is accepted, under twelve pairs of buffer options and write sizes.
+"""Sends to a peer that does not read until it is full, for twelve combinations of buffer sizes and write sizes.
 
-Prints a line for each: SO_SNDBUF, SO_RCVBUF (0: as it is by default), bytes of a write, and bytes accepted.
+Prints a line for each: SO_SNDBUF, SO_RCVBUF (0 is the default), bytes of a write, and bytes accepted.
 """
 
 import select
@@ -24,7 +24,7 @@ FULL_FOR_S = 0.1
 
 
 def accepted_bytes(sender, size):
-    """Counts what the sender accepts until it has had no room for a while: TCP finds some late."""
+    """Counts accepted bytes until there has been no room for a while, because TCP makes some room late."""
     sender.setblocking(False)
     data, total = bytes(size), 0
     while select.select([], [sender], [], FULL_FOR_S)[1]:
@@ -40,7 +40,7 @@ def received_bytes(receiver, total):
     while received < total:
         data = receiver.recv(1 << 20)
         if not data or any(data):
-            raise SystemExit(f"after {received} of {total} bytes: not what was sent")
+            raise SystemExit(f"after {received} of {total} bytes: the received bytes differ from those sent")
         received += len(data)
 
 

@@ -15,7 +15,7 @@ sleep 1
 rdma link add rxe0 type rxe netdev eth0
 sleep 1
 ulimit -l unlimited
-# The leading newline ends the firmware's last line, after which a quiet kernel may print nothing.
+# The leading newline ends the firmware's last line: a quiet kernel may print nothing in between.
 printf '\nrxe: ready\n'
 for bytes in 1 1024 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s $bytes; done
 ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 4096

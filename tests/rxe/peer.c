@@ -1,4 +1,4 @@
-// The peer of the example rnic-one-sided, on any verbs device, in particular Linux' rdma_rxe in a guest: WRITE, WRITE
+// The peer of the example rnic-one-sided on any verbs device, in particular Linux' rdma_rxe in a guest: WRITE, WRITE
 // with immediate, READ, compare-and-swap and fetch-and-add in both directions, and finally a WRITE with an invalid key.
 // peer DEVICE GID_INDEX ROUNDS: listens on TCP port 18516. Exits with 0 if all results were correct in every round.
 #include <arpa/inet.h>
@@ -88,7 +88,7 @@ static void initiate(void) {
     check(atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, 3, 0) == 9, "fetch-and-add returned a wrong value");
 }
 
-// Checks the results of the peer's operations in this end's memory.
+// Checks the results of the peer's operations in the local memory.
 static void check_memory(void) {
     static uint8_t pattern[PATTERN_BYTES];
     fill(pattern);

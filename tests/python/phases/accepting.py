@@ -1,4 +1,4 @@
-"""What a client does before its connection is accepted."""
+"""Operations of a client before its connection is accepted."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Non-blocking calls, full buffers, and peers that are stopped."""
+"""Non-blocking calls, full buffers, and stopped peers."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ def nonblocking_recv(scene, a, b):
     a.flags()
 
 
-# What TCP accepts once its buffers have grown varies too much.
+# Once TCP's buffers have grown, the number of bytes that it accepts varies too much.
 UNFILLED_AGES = [age for age in AGES if age != "full"]
 
 

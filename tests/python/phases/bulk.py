@@ -1,4 +1,4 @@
-"""Much at once, in both directions."""
+"""Bulk transfers in both directions."""
 
 import functools
 
@@ -63,7 +63,7 @@ def answers_to_many_requests(scene, a, b):
 
 @plain_scenario
 def answers_amid_bulk(scene, a, b):
-    """A thread that waits for room to send, while another one sends and receives small messages."""
+    """One thread waits for room to send while another one sends and receives small messages."""
     sends = a.start("send_all", 16 * MIB, 1)
     a.wait_until_full()
     sends.check()

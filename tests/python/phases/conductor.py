@@ -1,7 +1,7 @@
-"""The conductor's side: it forks workers before any socket exists and tells them what to do, one operation at a time.
+"""The conductor: it forks workers before any socket exists and sends them one operation at a time.
 
-The processes of a connection thus act in lockstep. Each operation adds `LABEL.OPERATION=RESULT` to the trace of its
-scene.
+The processes of a connection therefore act in lockstep. Each operation adds `LABEL.OPERATION=RESULT` to the trace of
+its scene.
 """
 
 import itertools
@@ -14,11 +14,11 @@ import time
 
 from phases.worker import FINISH_S, Operations, become_worker, read_message, write_message
 
-# Until TCP has delivered what a step caused.
+# Time in which TCP delivers the effects of a step.
 SETTLE_S = 0.02
-# Only a hang lasts as long.
+# Time after which an operation counts as hung.
 HANG_S = 10
-# Until TCP finds no more room, when it has asked the receiver once more.
+# Time without room after which a connection counts as full: TCP probes the receiver's window once more within it.
 FULL_FOR_S = 0.5
 CHANNELS = 7
 FLAG_NAMES = ["PEEK", "WAITALL", "TRUNC", "DONTWAIT", "MORE", "NOSIGNAL"]
@@ -29,11 +29,11 @@ def flag_names(flags):
 
 
 class Hang(Exception):
-    """An operation did not end, or its process did."""
+    """An operation did not return, or its process ended."""
 
 
 class Worker:
-    """A worker as the conductor sees it."""
+    """The conductor's handle of a worker."""
 
     def __init__(self, channel, pid):
         self.channel = channel
@@ -56,7 +56,7 @@ class Worker:
         return self.answer()
 
     def wait_for_end(self):
-        """Its descriptors are closed once it is a zombie."""
+        """Waits until the process is a zombie: then its descriptors are closed."""
         deadline = time.monotonic() + HANG_S
         while is_running(self.pid):
             if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ def is_running(pid):
 
 
 class Pending:
-    """An operation that another thread of a worker carries out."""
+    """An operation in progress in another thread of a worker."""
 
     def __init__(self, endpoint, operation, arguments, flags=0):
         self.endpoint = endpoint
@@ -89,16 +89,16 @@ class Pending:
         return result
 
     def check(self, timeout_s=2.5 * SETTLE_S):
-        """Notes that it still waits."""
+        """Notes the outcome, which usually is that the operation is still blocked."""
         self.endpoint.note(self.operation + "..", self.outcome(timeout_s))
 
     def finish(self):
-        """Notes what came of it."""
+        """Waits for the operation and notes its result."""
         self.check(FINISH_S)
 
 
 def count_finished(waits, least):
-    """The results of those that have ended, once so many have."""
+    """Returns the results of the operations that have ended, once at least `least` have."""
     deadline = time.monotonic() + FINISH_S
     while True:
         results = [pending.outcome(SETTLE_S) for pending in waits]
@@ -108,12 +108,12 @@ def count_finished(waits, least):
 
 SENDS = {"send", "write", "writev", "sendmsg", "sendto", "sendfile", "splice_out", "send_all", "fill"}
 RECEIVES = {"recv", "recv_count", "read", "readv", "recvmsg", "recvfrom", "splice_in", "recv_all"}
-# After these the other endpoint has something to notice.
+# Operations whose effects the other endpoint can see.
 SETTLING = SENDS - {"send_all", "fill"} | {"shutdown", "close", "dup2"}
 
 
 class Endpoint:
-    """One endpoint of one connection, as one worker has it."""
+    """One endpoint of one connection in one worker."""
 
     def __init__(self, scene, label, worker, side, name, key):
         self.scene = scene
@@ -125,7 +125,7 @@ class Endpoint:
         self.own_key, self.peer_key = key + side, key + ("b" if side == "a" else "a")
 
     def at(self, worker, label, name=None):
-        """The same endpoint, as another worker has it, or by another name."""
+        """Returns the same endpoint in another worker or under another name."""
         return Endpoint(self.scene, label, worker, self.side, name or self.name, self.key)
 
     def note(self, what, result):
@@ -141,7 +141,7 @@ class Endpoint:
         return self.name, *arguments
 
     def count(self, operation, result, flags=0):
-        """Moves the positions of the streams behind what was sent or received."""
+        """Advances the positions of the streams by the bytes that were sent or received."""
         if not isinstance(result, int) or flags & socket.MSG_PEEK:
             return
         if operation in SENDS:
@@ -154,7 +154,7 @@ class Endpoint:
         positions[key, direction] = positions.get((key, direction), 0) + count
 
     def quietly(self, operation, *arguments):
-        """Does what leaves no trace."""
+        """Runs an operation without adding it to the trace."""
         result = self.worker.call(operation, *self.arguments_of(operation, arguments))
         self.count(operation, result)
         return result
@@ -179,24 +179,24 @@ class Endpoint:
         self.note("recv" + (f"({flag_names(flags)})" if flags else ""), result)
 
     def fill(self, size):
-        """Fills what there is to fill, by sends of this size. How much that was is compared with kernel TCP."""
+        """Fills the buffers by sends of this size. The number of bytes is compared with kernel TCP."""
         self.note("fill", f"{self.quietly('fill', size, FULL_FOR_S)}/{size}")
 
     def wait_until_full(self):
         return self.do("wait_until_full", FULL_FOR_S)
 
     def unread_bytes_of(self, peer):
-        """Bytes that the peer has sent and nobody has received."""
+        """Returns the number of bytes that the peer has sent and that have not been received."""
         positions = self.scene.positions
         return positions.get((peer.own_key, "sent"), 0) - positions.get((peer.own_key, "received"), 0)
 
     def all_received(self):
-        """What several receivers got is not told apart: the stream goes on behind it."""
+        """Advances past bytes that several receivers have divided among them in an unknown way."""
         positions = self.scene.positions
         positions[self.peer_key, "received"] = positions.get((self.peer_key, "sent"), 0)
 
     def drain(self, peer):
-        """Receives all that the peer has sent, however much that is."""
+        """Receives all bytes that the peer has sent."""
         unread_bytes = self.unread_bytes_of(peer)
         received = self.quietly("recv_all", unread_bytes)
         self.note("drain", "ok" if received == unread_bytes else f"{received}_of_{unread_bytes}")
@@ -211,7 +211,7 @@ class Endpoint:
         return self.do("select", which, timeout_s)
 
     def of_worker(self, operation, *arguments, note=None):
-        """An operation that does not concern one connection."""
+        """Runs an operation that does not concern one connection."""
         result = self.worker.call(operation, *arguments)
         self.note(note or operation, result)
         return result
@@ -245,7 +245,7 @@ class Endpoint:
     # --- processes ---
 
     def fork(self, label="child"):
-        """A child of the worker, which holds the same endpoint."""
+        """Forks the worker and returns the endpoint in the child."""
         channel = self.scene.next_channel()
         pid = self.worker.call("fork", channel)
         child = self.scene.add(Worker(self.scene.channels[channel], pid))
@@ -263,7 +263,7 @@ class Endpoint:
         self.scene.settle()
 
     def end(self, how):
-        """Ends this endpoint: by close, a reset, the exit of its process, or its death."""
+        """Ends this endpoint: by close, by a reset, or because its process exits or is killed."""
         if how == "linger0":
             self.linger(1, 0)
         if how in ("close", "linger0"):
@@ -272,14 +272,14 @@ class Endpoint:
             getattr(self, how)()
 
     def execute(self, *names):
-        """Its process goes on behind exec, with the connection."""
+        """Replaces the process by exec; the connection survives."""
         channel = self.scene.channels.index(self.worker.channel)
         self.worker.post("execute", channel, *(names or (self.name,)))
         self.note("execute", self.worker.answer())
 
 
 class Scene:
-    """One run of a scenario: its workers, what they did, and how far each stream is."""
+    """One run of a scenario: its workers, the trace, and the positions of the streams."""
 
     def __init__(self, rng, is_server_acting):
         self.rng = rng
@@ -312,7 +312,7 @@ class Scene:
         return worker
 
     def start(self, workers):
-        """Forks a process that has so many workers, each in a thread of its own."""
+        """Forks a process with this number of workers, each in its own thread."""
         channels = [self.channels[self.next_channel()] for _ in range(workers)]
         pid = os.fork()
         if pid == 0:
@@ -327,21 +327,21 @@ class Scene:
         self.port = self.server.call("listen", "listener")
 
     def endpoints(self):
-        """The acting endpoint and its peer, of a connection that is to be made."""
+        """Returns the acting endpoint and its peer of the next connection."""
         key = str(self.connections or "")
         self.connections += 1
         workers = (self.server, self.client) if self.is_server_acting else (self.client, self.server)
         return tuple(Endpoint(self, side + key, worker, side, side + key, key) for side, worker in zip("ab", workers))
 
     def connect(self):
-        """A connection that has not been accepted yet."""
+        """Makes a connection that is not accepted yet."""
         pair = self.endpoints()
         client = pair[1 if self.is_server_acting else 0]
         self.must(self.client.call("connect", client.name, self.port))
         return pair
 
     def pair(self):
-        """A connection: its acting endpoint and the peer of that."""
+        """Makes a connection and returns its acting endpoint and its peer."""
         pair = self.connect()
         server = pair[0 if self.is_server_acting else 1]
         self.must(self.server.call("accept", "listener", server.name))
@@ -352,7 +352,7 @@ class Scene:
             self.note("setup", result)
 
     def exchange(self, first, second, script, way="blocking"):
-        """Messages in lockstep, which each endpoint sends or receives without being told one by one."""
+        """Exchanges messages in lockstep by one operation of each endpoint."""
         endpoints = [(first, True), (second, False)]
         for endpoint, is_first in endpoints:
             positions = (self.positions.get((endpoint.own_key, "sent"), 0),

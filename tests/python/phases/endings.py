@@ -1,4 +1,4 @@
-"""Close, reset, exit and death of an endpoint, and what its peer finds."""
+"""Close, reset, exit and SIGKILL of an endpoint, and what its peer sees."""
 
 import functools
 
@@ -51,7 +51,7 @@ def see_by_epoll(b):
 
 
 OBSERVERS = {"recv": see_by_recv, "send": see_by_send, "so_error": see_by_so_error, "epoll": see_by_epoll}
-# What is unread when an endpoint ends: bytes that it was sent, and bytes that it has sent.
+# Unread bytes when an endpoint ends: those sent to it, and those that it has sent.
 UNREAD = {"all_read": (0, 0), "unread": (10, 0), "unread_at_peer": (0, 10), "unread_at_both": (10, 10)}
 
 
@@ -130,7 +130,7 @@ def kill_behind_much(scene, a, b):
 
 @process_scenario
 def kill_amid_much(scene, a, b):
-    """The peer of a sender that waits for room is killed."""
+    """The receiver is killed while the sender waits for room."""
     a_sends = a.start("send_all", 32 * MIB)
     b.recv()
     b.kill()
@@ -142,7 +142,7 @@ def kill_amid_much(scene, a, b):
 
 @process_scenario
 def kill_of_a_sender_amid_much(scene, a, b):
-    """A sender that waits for room is killed: the peer finds all bytes that were accepted, then the end."""
+    """A sender that waits for room is killed: the peer receives all accepted bytes, then the end of stream."""
     a.blocking(False)
     a.do("write", 64 * 1024)
     a.kill()

@@ -1,4 +1,4 @@
-"""Epoll: level- and edge-triggered, one-shot, several sets, and the order of events."""
+"""Epoll: level-triggered, edge-triggered, one-shot, several instances, and the order of events."""
 
 import functools
 
@@ -216,7 +216,7 @@ def waits_end_by_death(scene, a, b):
 
 
 def ranks(scene, a, order, events_max=20):
-    """The order in which a wait reports connections, as their places in the order of what was sent."""
+    """Returns the order in which a wait reports connections, as their ranks in the order of the sends."""
     names = a.worker.call("epoll_order", "e", events_max)
     a.note("order", ",".join(str(order.index(name)) for name in names) or "-")
     return names

@@ -1,4 +1,4 @@
-"""Flags of calls, socket options, every call that moves bytes, and what a connection says of itself."""
+"""Flags of calls, socket options, every call that moves bytes, and queries of a connection."""
 
 from phases.scenario import (
     DONTWAIT,

@@ -1,4 +1,4 @@
-"""Processes that share a connection: after fork and exec, by SCM_RIGHTS, by duplicates."""
+"""Processes that share a connection: by fork, exec, SCM_RIGHTS and duplicated descriptors."""
 
 import os
 import signal
@@ -209,7 +209,7 @@ def fork_with_epoll(scene, a, b):
 
 @scenario(ages=["fresh", "middle"], processes=True)
 def fork_for_each_connection(scene, a, b):
-    """A server, or a client, that hands each new connection to a child and accepts the next one."""
+    """A server, or a client, that leaves each new connection to a child and continues with the next one."""
     children = []
     for count in range(3):
         own, peer = (a, b) if count == 0 else scene.pair()
@@ -399,7 +399,7 @@ def execute_of_both_endpoints(scene, a, b):
 
 @process_scenario
 def execute_cat(scene, a, b):
-    """A program that knows nothing of sockets sends back what it reads from its input."""
+    """A program without socket calls echoes its input."""
     b.send(10)
     child = a.fork()
     a.close()

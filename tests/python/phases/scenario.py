@@ -1,4 +1,4 @@
-"""Scenarios by name, the ages of the connections that they begin with, and steps that many of them share."""
+"""Scenarios by name, the ages of connections that they start from, and steps that many of them share."""
 
 import select
 import socket
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 AGES = ["fresh", "one", "twenty", "middle", "oneway", "full"]
 FEW_AGES = ["fresh", "twenty", "middle"]
-# In these circumstances both endpoints are also threads of one process.
+# For these ages and directions the endpoints also run as threads of one process.
 TOGETHER = [("fresh", "server"), ("middle", "client")]
 WAYS = ["blocking", "poll", "epoll", "edge"]
 MESSAGE_BYTES_MAX = 1 << 13
@@ -20,7 +20,7 @@ SCENARIOS = {}
 
 
 class Scenario:
-    """A function of a scene and two endpoints, and the circumstances it is run in."""
+    """A function of a scene and two endpoints, with the circumstances in which it runs."""
 
     def __init__(self, play, ages, directions, is_about_processes, is_accepted):
         self.play = play
@@ -46,7 +46,7 @@ def scenario(name=None, ages=AGES, directions=("server", "client"), processes=Fa
 
 
 def before_accept(name=None):
-    """`a` is the client's endpoint, `b` the one that is not accepted yet."""
+    """Registers a scenario in which `a` is the client's endpoint, and `b` is not accepted yet."""
     return scenario(name, ["unaccepted"], ["client"], True, False)
 
 
@@ -55,7 +55,7 @@ process_scenario = scenario(processes=True)
 
 
 def grow(scene, a, b, age):
-    """Makes a connection older."""
+    """Brings a connection to an age."""
     if age == "one":
         scene.exchange(a, b, [(True, 32), (False, 32)])
     elif age == "twenty":
@@ -73,7 +73,7 @@ def grow(scene, a, b, age):
 
 
 def random_exchanges(rng):
-    """Two to eight exchanges. Either endpoint speaks first, or both at once."""
+    """Returns two to eight exchanges. Either endpoint sends first, or both send at once."""
     script = []
     for _ in range(rng.randint(2, 8)):
         first = rng.random() < 0.5
@@ -88,7 +88,7 @@ def check_both(a, b):
 
 
 def talk(scene, own, peer, exchanges=3):
-    """Both ways, in lockstep and step by step."""
+    """Sends in both directions, in lockstep and step by step."""
     scene.exchange(own, peer, [(True, 100), (False, 60)] * exchanges)
     own.send(10)
     peer.recv()
@@ -97,7 +97,7 @@ def talk(scene, own, peer, exchanges=3):
 
 
 def compare_addresses(a, b):
-    """Each endpoint's own address is the other one's peer."""
+    """Compares the addresses: the local address of each endpoint is the peer address of the other."""
     own, peer = a.worker.call("addresses", a.name), b.worker.call("addresses", b.name)
     a.note("addresses", "ok" if own == peer[::-1] else f"{own}{peer}".replace(" ", ""))
 
@@ -107,5 +107,5 @@ def accept(b):
 
 
 def taker(scene, a, label="taker"):
-    """The same endpoint in a process that is yet to be sent it."""
+    """Returns the same endpoint in a process that has not received it yet."""
     return a.at(scene.start(1)[0], label)

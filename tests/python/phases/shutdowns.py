@@ -1,4 +1,4 @@
-"""Shutdown in one direction and both, by one endpoint and both."""
+"""Shutdown of one direction and of both, by one endpoint and by both."""
 
 from phases.scenario import check_both, plain_scenario
 

@@ -73,7 +73,7 @@ def two_threads_receive(scene, a, b):
 
 @plain_scenario
 def two_threads_receive_much(scene, a, b):
-    """Each byte comes to one of them."""
+    """Each byte is received by one of the threads."""
     waits = [a.start("count_to_end"), a.start("count_to_end")]
     b.start("send_all", MIB, 3).finish()
     b.shutdown("WR")

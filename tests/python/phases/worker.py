@@ -1,7 +1,7 @@
-"""Worker processes that hold endpoints of TCP connections and do one operation at a time, as they are told over pipes.
+"""Worker processes that hold endpoints of TCP connections and run the operations that they receive over pipes.
 
-An operation answers with what a program would see: a count, the name of an error, event masks. What is received is
-compared with what was sent, so a count means the right bytes.
+The result of an operation is what a program would see: a count, the name of an error, event masks. Received bytes are
+compared with those sent, so a count stands for correct bytes.
 """
 
 import array
@@ -23,9 +23,9 @@ import termios
 import threading
 import time
 
-# How long a wait lasts that should end.
+# Limit of a wait that should end.
 FINISH_S = 8
-# A worker whose conductor was killed ends after this time.
+# Time after which a worker ends by itself, in case its conductor was killed.
 WORKER_LIFE_S = 60
 STREAM_PERIOD_BYTES = 65521
 IN_OR_OUT = select.POLLIN | select.POLLOUT
@@ -65,7 +65,7 @@ def stream_period(key):
 
 
 def stream(key, offset, size):
-    """Bytes of the endless stream that one endpoint of one connection sends."""
+    """Returns bytes of the endless stream that one endpoint of one connection sends."""
     period, start = stream_period(key), offset % STREAM_PERIOD_BYTES
     if start + size > STREAM_PERIOD_BYTES:
         period = period * (size // STREAM_PERIOD_BYTES + 2)
@@ -77,14 +77,14 @@ def counted(data, key, offset):
 
 
 def transfer(step, size, wait):
-    """Repeats a step that is told how much is done, until all is done."""
+    """Repeats a step, which gets the number of bytes done, until all bytes are done."""
     done = 0
     while done < size:
         try:
             count = step(done)
         except BlockingIOError:
             if not wait():
-                raise RuntimeError("the wait found nothing")
+                raise RuntimeError("the wait timed out")
             continue
         if not count:
             raise EOFError("the stream has ended")
@@ -98,7 +98,7 @@ def receive_more(connection, data, size):
 
 
 def sizes_of(rng, total, size_max):
-    """Sizes of all magnitudes alike, which add up to a total."""
+    """Yields sizes, uniform in their logarithm, which add up to the total."""
     while total:
         size = min(total, int(2 ** rng.uniform(0, size_max.bit_length() - 1)))
         total -= size
@@ -106,7 +106,7 @@ def sizes_of(rng, total, size_max):
 
 
 class Operations:
-    """What a worker can do: with sockets, epoll instances and threads that it knows by name."""
+    """The operations of a worker on sockets, epoll instances and threads, which have names."""
 
     def __init__(self, channels, link):
         self.channels = channels
@@ -122,7 +122,7 @@ class Operations:
             return getattr(self, operation)(*arguments)
         except OSError as error:
             return errno.errorcode.get(error.errno, str(error).replace(" ", "_"))
-        except Exception as error:  # a mistake of the scenario: said in its line
+        except Exception as error:  # a mistake in the scenario is reported in its line
             return f"{type(error).__name__}({error})".replace(" ", "_")
 
     def serve(self, channel):
@@ -169,7 +169,7 @@ class Operations:
         return "ok"
 
     def send_at_once(self, name):
-        """Without Nagle's algorithm, which would let small messages wait for acknowledgements that are delayed."""
+        """Disables Nagle's algorithm, by which small messages would wait for delayed acknowledgements."""
         self.sockets[name].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connect_nonblocking(self, name, port):
@@ -243,7 +243,7 @@ class Operations:
         return self.sockets[name].sendmsg(self.spans(key, offset, sizes), [], flags)
 
     def recvmsg(self, name, key, offset, size, flags=0):
-        """Adds what else recvmsg says to the count, where it says anything."""
+        """Returns the count, followed by control messages, flags and address if there are any."""
         data, ancillary, message_flags, address = self.sockets[name].recvmsg(size, 1000, flags)
         count = counted(data, key, offset)
         if ancillary or message_flags or address:
@@ -256,7 +256,7 @@ class Operations:
         return f"{count},{address}" if address else count
 
     def sendto(self, name, key, offset, size):
-        """The address of a stream's send is ignored."""
+        """Passes an address, which a stream ignores."""
         return self.sockets[name].sendto(stream(key, offset, size), ("127.0.0.1", 9))
 
     def sendfile(self, name, key, offset, size):
@@ -268,7 +268,7 @@ class Operations:
             return sent
 
     def splice_out(self, name, key, offset, size):
-        """A pipe's bytes to the connection."""
+        """Moves bytes from a pipe to the connection."""
         reader, writer = os.pipe()
         try:
             os.write(writer, stream(key, offset, size))
@@ -278,7 +278,7 @@ class Operations:
             os.close(writer)
 
     def splice_in(self, name, key, offset, size, flags=0):
-        """The connection's bytes to a pipe."""
+        """Moves bytes from the connection to a pipe."""
         reader, writer = os.pipe()
         try:
             count = os.splice(self.fd(name), writer, size, flags=flags)
@@ -310,7 +310,7 @@ class Operations:
         return received
 
     def count_to(self, name, total):
-        """Bytes of two senders, in whatever order they come."""
+        """Counts the bytes of two senders, in any order."""
         connection, received = self.sockets[name], 0
         while received < total and (data := connection.recv(65536)):
             received += len(data)
@@ -323,7 +323,7 @@ class Operations:
         return received
 
     def fill(self, name, key, offset, size, full_for_s=0.1):
-        """Sends until there has been no room for a while: TCP finds some late."""
+        """Sends until there has been no room for a while, because TCP makes some room late."""
         connection, sent = self.sockets[name], 0
         connection.setblocking(False)
         while select.select([], [connection], [], full_for_s)[1]:
@@ -334,7 +334,7 @@ class Operations:
         return sent
 
     def exchange(self, name, own_key, peer_key, positions, is_first, script, way):
-        """Messages in lockstep: of each, whether the first endpoint sends it, or both, and its size."""
+        """Exchanges messages in lockstep: the script says who sends each one, and its size."""
         sent, received = positions
         connection, wait = self.sockets[name], self.wait_by(name, way)
         connection.setblocking(wait is None)
@@ -352,13 +352,13 @@ class Operations:
         return "ok"
 
     def wait_by(self, name, way):
-        """Waits until the connection may be ready; None where its calls wait themselves."""
+        """Returns a function that waits until the connection may be ready, or None if its calls block."""
         if way == "blocking":
             return None
         poller = select.poll() if way == "poll" else select.epoll()
         poller.register(self.fd(name), IN_OR_OUT | (select.EPOLLET if way == "edge" else 0))
-        patience = FINISH_S if way != "poll" else 1000 * FINISH_S
-        return lambda: poller.poll(patience)
+        timeout = FINISH_S if way != "poll" else 1000 * FINISH_S
+        return lambda: poller.poll(timeout)
 
     # --- readiness ---
 
@@ -369,7 +369,7 @@ class Operations:
         return event_names(found[0][1]) if found else "-"
 
     def wait_until_full(self, name, full_for_s):
-        """Waits until another thread has left no room for a while."""
+        """Waits until there has been no room for a while, because another thread sends."""
         deadline = time.monotonic() + FINISH_S
         while self.poll(name, select.POLLOUT, 1000 * full_for_s) != "-":
             if time.monotonic() > deadline:
@@ -378,7 +378,7 @@ class Operations:
         return "ok"
 
     def readiness(self, name):
-        """What poll, a new epoll instance and select say at once."""
+        """Returns what poll, a new epoll instance and select report at this moment."""
         epoll = select.epoll()
         epoll.register(self.fd(name), EVENTS)
         by_epoll = [event_names(events) for _, events in epoll.poll(0)]
@@ -415,7 +415,7 @@ class Operations:
     def epoll_order(self, epoll, events_max):
         return [self.names_by_fd[fd] for fd, _ in self.epolls[epoll].poll(0, events_max)]
 
-    # --- options and questions ---
+    # --- options and queries ---
 
     def blocking(self, name, is_blocking):
         self.sockets[name].setblocking(is_blocking)
@@ -500,13 +500,13 @@ class Operations:
         return subprocess.Popen(command, pass_fds=[self.fd(name) for name in inherited]).pid
 
     def execute_cat(self, name):
-        """Becomes a `cat` between the connection and itself."""
+        """Replaces the process by a `cat` that echoes the connection."""
         os.dup2(self.fd(name), 0)
         os.dup2(self.fd(name), 1)
         os.execvp("cat", ["cat"])
 
     def execute(self, channel, *names):
-        """Becomes a worker of the same names by way of exec."""
+        """Replaces the process by a worker with the same names."""
         kept = {name: self.fd(name) for name in names}
         for fd in [*self.channels[channel], *kept.values()]:
             os.set_inheritable(fd, True)
@@ -526,7 +526,7 @@ class Operations:
         return len(self.link[1].recv(1))
 
     def limit_descriptors(self, is_limited):
-        """No descriptor can be had any more, or the limit is as it was."""
+        """Lowers the limit such that no descriptor is free, or restores it."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_limited:
             self.descriptors_max = soft
@@ -543,7 +543,7 @@ class Operations:
 
 
 def become_worker(serve):
-    """Runs a worker until its conductor kills it."""
+    """Runs a worker until the conductor kills it."""
     signal.alarm(WORKER_LIFE_S)
     try:
         serve()
@@ -552,7 +552,7 @@ def become_worker(serve):
 
 
 def restart(state):
-    """Goes on as the worker that a process was before exec."""
+    """Continues as the worker that the process was before exec."""
     index, channel, kept = json.loads(state)
     operations = Operations({index: channel}, None)
     for name, fd in kept.items():
