@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::{Process, place};
+use crate::{Process, paths};
 
 const COMPILE_LIMIT: Duration = Duration::from_secs(300);
-/// Warnings off where the examination misuses calls on purpose.
+/// Warnings are disabled where the suite misuses calls on purpose.
 const SEMANTICS_FLAGS: [&str; 12] = [
     "-O2",
     "-g",
@@ -26,14 +26,14 @@ const SEMANTICS_FLAGS: [&str; 12] = [
     "-D_FORTIFY_SOURCE=2",
 ];
 
-/// The examination of socket semantics, built once a test run.
+/// The suite of socket semantics, built once per test run.
 pub fn semantics() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build("semantics", &semantics_sources(), &SEMANTICS_FLAGS))
 }
 
 fn semantics_sources() -> Vec<PathBuf> {
-    let folder = place::package_file("c");
+    let folder = paths::package_file("c");
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let paths = entries.map(|entry| entry.expect("an entry of the folder").path());
     let mut sources: Vec<PathBuf> = paths.filter(|path| path.extension().is_some_and(|end| end == "c")).collect();
@@ -41,13 +41,13 @@ fn semantics_sources() -> Vec<PathBuf> {
     sources
 }
 
-/// Builds a program from sources. Tests and runs that build the same program at once have a folder each for what is
-/// not finished, and never see half of a program.
+/// Builds a program from sources. Tests that build the same program at once use separate temporary folders, so none
+/// sees an incomplete program.
 pub fn build(name: &str, sources: &[PathBuf], flags: &[&str]) -> PathBuf {
-    let program = place::built().join(name);
+    let program = paths::built().join(name);
     let folder = unfinished_folder();
     let unfinished = folder.path().join(name);
-    let mut command = Command::new(place::tool("cc"));
+    let mut command = Command::new(paths::tool("cc"));
     command.args(flags).arg("-o").arg(&unfinished).args(sources);
     Process::start(&mut command).wait(COMPILE_LIMIT).must_succeed();
     std::fs::rename(&unfinished, &program).unwrap_or_else(|error| panic!("{}: {error}", program.display()));
@@ -62,9 +62,9 @@ pub fn build_text(name: &str, text: &str, flags: &[&str]) -> PathBuf {
     build(name, &[source], flags)
 }
 
-/// A folder that nobody else has, beside the finished programs, so that a program is moved there in one step.
+/// A private folder on the file system of the finished programs, so that a rename publishes a program atomically.
 fn unfinished_folder() -> TempDir {
-    let folder = place::built();
+    let folder = paths::built();
     tempfile::tempdir_in(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
 }
 

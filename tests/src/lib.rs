@@ -1,17 +1,18 @@
-//! Starting real programs over lanes, watching them, and ending them.
+//! Starts real programs over lanes, watches them, and ends them.
 //!
-//! The tests of this package use Crosslane as a user does: through the built command. Every test has a rack of its own
-//! and ports that the kernel chose, so any number of runs can go on at once; whatever a test starts, it ends, also when
+//! The tests of this package use Crosslane as a user does: through the built command. Every test has its own rack and
+//! its own ports, so any number of runs can be in progress at once. A test ends all processes that it starts, also when
 //! it fails.
 //!
-//! With `CROSSLANE_TEST_BARE=1` every program runs bare and nothing is asserted about lanes: a test that fails then
-//! fails for reasons of its own.
+//! With `CROSSLANE_TEST_BARE=1` every program runs bare and nothing is asserted about lanes: a failure is then not
+//! caused by Crosslane.
 
 pub mod c;
-pub mod place;
+pub mod paths;
 pub mod port;
 pub mod process;
 pub mod rack;
+pub mod rack_file;
 pub mod script;
 pub mod stat;
 
@@ -22,5 +23,5 @@ pub use stat::{Stat, Traffic};
 
 use std::time::Duration;
 
-/// How long anything may take that should take a moment: only a hang ever waits this long.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Limit of a wait that should be short: only a hang waits this long.
+pub const WAIT_MAX: Duration = Duration::from_secs(30);

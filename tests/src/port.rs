@@ -1,4 +1,4 @@
-//! Free ports, and servers that listen on them.
+//! Free ports and servers that listen on them.
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,14 +8,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::{PATIENCE, Process};
+use crate::{Process, WAIT_MAX};
 
-/// Between choosing a port and listening on it another program may take it: then the next one is tried.
+/// Another program may bind a port after it was chosen; then the next one is tried.
 const TRIES_MAX: u32 = 5;
-/// Where servers get their ports: below what Linux gives to sockets that ask for any port, so that no connection and no
-/// program that listens anywhere takes the port between the choice and the server's `listen`.
+/// Ports of servers: below Linux' ephemeral ports, so that no connection and no program that binds port 0 takes the
+/// port between the choice and the server's `listen`.
 const PORTS: std::ops::Range<u16> = 10_000..32_768;
-/// Far more than there can be ports taken in a row.
+/// Far more than the number of consecutive ports that can be in use.
 const PORTS_TRIED_MAX: u32 = 1000;
 /// `st` of a listener in /proc/net/tcp.
 const STATE_LISTEN: &str = "0A";
@@ -28,8 +28,8 @@ pub struct Server {
     pub port: u16,
 }
 
-/// A port that was free a moment ago, another one each time, and that no other run of tests is given as long as this
-/// process lives. Where the search begins depends on the process, so that runs at once rarely meet.
+/// A port that was free a moment ago, a different one each time, and that no other test run gets while this process is
+/// alive. The start of the search depends on the process, so concurrent runs rarely collide.
 pub fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let begin = std::process::id().wrapping_mul(7919);
@@ -43,8 +43,8 @@ pub fn free_port() -> u16 {
     panic!("none of {PORTS_TRIED_MAX} ports is free");
 }
 
-/// Takes a port from all other runs: an abstract name belongs to one socket of a network namespace, as a port does, and
-/// goes with its process.
+/// Reserves a port among all test runs by an abstract socket name, which, like a port, belongs to one socket of a
+/// network namespace and is released when the process ends.
 fn reserve(port: u16) -> bool {
     let name = format!("crosslane-test-port-{port}");
     let address = SocketAddr::from_abstract_name(name).expect("a short name");
@@ -55,22 +55,22 @@ fn reserve(port: u16) -> bool {
 /// Starts the server that `command` describes for a port, and waits until it listens.
 #[track_caller]
 pub fn start_server(command: impl Fn(u16) -> Command) -> Server {
-    let mut complaints = String::new();
+    let mut last_output = String::new();
     for _ in 0..TRIES_MAX {
         let port = free_port();
         let process = Process::start(&mut command(port));
         if listens_in_time(&process, port) {
             return Server { process, port };
         }
-        complaints = process.wait(PATIENCE).to_string();
+        last_output = process.wait(WAIT_MAX).to_string();
     }
-    panic!("no server after {TRIES_MAX} tries; the last: {complaints}");
+    panic!("no server after {TRIES_MAX} tries; the last: {last_output}");
 }
 
-/// False when the process ended; panics when it lives and does not listen.
+/// Returns false if the process ended; panics if it is running and does not listen.
 #[track_caller]
 fn listens_in_time(process: &Process, port: u16) -> bool {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while !is_listening(port) {
         if !process.is_running() {
             return false;
@@ -81,7 +81,7 @@ fn listens_in_time(process: &Process, port: u16) -> bool {
     process.is_running()
 }
 
-/// Whether anything listens on a TCP port. A look, not a connect: an accelerated server would see a stranger.
+/// Whether a socket listens on a TCP port. Reads /proc, because an accelerated server would see a connect.
 pub fn is_listening(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let text = fs::read_to_string(table).unwrap_or_default();
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_another_run_was_given_is_not_given_again() {
+    fn a_port_reserved_by_another_run_is_not_used() {
         let port = free_port();
         assert!(!reserve(port));
         assert_ne!(free_port(), port);
@@ -113,8 +113,8 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         assert!(is_listening(port));
         drop(listener);
-        // A program that a test beside this one starts holds the listener too, until it has become that program.
-        let deadline = Instant::now() + PATIENCE;
+        // A child that another test forks meanwhile holds the listener too, until its exec.
+        let deadline = Instant::now() + WAIT_MAX;
         while is_listening(port) {
             assert!(Instant::now() < deadline, "port {port} is closed and still seen as listened on");
             std::thread::sleep(Duration::from_millis(5));

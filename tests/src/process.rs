@@ -1,4 +1,4 @@
-//! Programs that end when their guard does.
+//! Programs that end with their guard.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A program in a process group of its own. Dropping it kills the group and waits for the program.
+/// A program in its own process group. Dropping it kills the group and waits for the program.
 pub struct Process {
     child: Child,
     name: String,
@@ -21,18 +21,18 @@ pub struct Process {
     reaped: Option<ExitStatus>,
 }
 
-/// A program that has ended, or that was ended after its time was over.
+/// A program that has ended, or that was killed when its time was over.
 #[derive(Debug)]
 pub struct Finished {
-    /// What was run.
+    /// The command line.
     pub name: String,
     /// How it ended.
     pub status: ExitStatus,
     /// Whether it was killed because its time was over.
     pub timed_out: bool,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained about.
+    /// Its standard error.
     pub stderr: String,
 }
 
@@ -49,7 +49,7 @@ impl Process {
         (process, input)
     }
 
-    /// Starts a program with a socket for an input.
+    /// Starts a program whose standard input is a socket.
     pub fn start_on(command: &mut Command, socket: OwnedFd) -> Self {
         Self::start_with(command, socket.into())
     }
@@ -63,22 +63,22 @@ impl Process {
         Self { child, name, outputs, reaped: None }
     }
 
-    /// Process id, which is the group's too.
+    /// Process ID, which is also the ID of the group.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What was run.
+    /// The command line.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it printed until now.
+    /// Its standard output until now.
     pub fn stdout(&self) -> String {
         self.output("stdout")
     }
 
-    /// What it complained about until now.
+    /// Its standard error until now.
     pub fn stderr(&self) -> String {
         self.output("stderr")
     }
@@ -92,13 +92,13 @@ impl Process {
         self.outputs.path().join(file)
     }
 
-    /// Whether it still runs. The ended program stays a zombie, so that its group's number is nobody else's.
+    /// Whether it is running. An ended program stays a zombie, so that the ID of its group is not used again.
     pub fn is_running(&self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         self.reaped.is_none() && matches!(waitid(WaitId::Pid(self.group()), options), Ok(None))
     }
 
-    /// Waits until a fact about the running program holds; panics when it ends first or time is over.
+    /// Waits until a fact about the running program holds; panics if it ends first or the time is over.
     pub fn wait_until(&self, what: &str, limit: Duration, mut holds: impl FnMut(&Self) -> bool) {
         let deadline = Instant::now() + limit;
         while !holds(self) {
@@ -107,31 +107,31 @@ impl Process {
             } else if Instant::now() > deadline {
                 "time is over"
             } else {
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(POLL_INTERVAL);
                 continue;
             };
             panic!("{}: waited for {what}: {why}\n{}{}", self.name, self.stdout(), self.stderr());
         }
     }
 
-    /// Waits for its end, or ends it when time is over.
+    /// Waits for its end, or kills it when the time is over.
     pub fn wait(self, limit: Duration) -> Finished {
         self.wait_while(limit, || {})
     }
 
-    /// The same, calling `look` again and again meanwhile.
-    pub fn wait_while(mut self, limit: Duration, mut look: impl FnMut()) -> Finished {
+    /// As [`Process::wait`], calling `poll` repeatedly meanwhile.
+    pub fn wait_while(mut self, limit: Duration, mut poll: impl FnMut()) -> Finished {
         let deadline = Instant::now() + limit;
         let mut timed_out = false;
         while self.is_running() && !timed_out {
-            look();
-            thread::sleep(LOOK_EVERY);
+            poll();
+            thread::sleep(POLL_INTERVAL);
             timed_out = Instant::now() > deadline;
         }
         self.finish(timed_out)
     }
 
-    /// Asks it to end, and ends it when it does not within the limit.
+    /// Sends SIGTERM, and kills it if it does not end within the limit.
     pub fn stop(self, limit: Duration) -> Finished {
         let _ = rustix::process::kill_process(self.group(), Signal::TERM);
         self.wait(limit)
@@ -146,7 +146,7 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// Kills what is left of the group, then reaps the leader: in this order the number cannot be another group's.
+    /// Kills the rest of the group, then reaps the leader: in this order the ID cannot belong to another group.
     fn end(&mut self) -> ExitStatus {
         if let Some(status) = self.reaped {
             return status;
@@ -165,19 +165,19 @@ impl Drop for Process {
 }
 
 impl Finished {
-    /// Exit code; None after a signal.
+    /// Exit code; `None` after a signal.
     pub fn code(&self) -> Option<i32> {
         self.status.code()
     }
 
-    /// Panics unless it ended by itself with 0.
+    /// Panics unless it exited with 0 by itself.
     #[track_caller]
     pub fn must_succeed(self) -> Self {
         assert!(self.status.success() && !self.timed_out, "{self}");
         self
     }
 
-    /// Panics unless it ended by itself with this code.
+    /// Panics unless it exited with this code by itself.
     #[track_caller]
     pub fn must_exit_with(self, code: i32) -> Self {
         assert!(self.code() == Some(code) && !self.timed_out, "want exit code {code}: {self}");
@@ -196,7 +196,7 @@ impl std::fmt::Display for Finished {
     }
 }
 
-/// The end of an output, as much as a person reads.
+/// The last lines of an output.
 fn tail(text: &str) -> String {
     const LINES_MAX: usize = 60;
     let lines: Vec<&str> = text.lines().collect();
@@ -217,29 +217,29 @@ mod tests {
     #[test]
     fn a_dropped_guard_ends_the_whole_group() {
         let process = Process::start(Command::new("sh").args(["-c", "sleep 1000 & echo $!; wait"]));
-        process.wait_until("the child's number", crate::PATIENCE, |process| process.stdout().ends_with('\n'));
+        process.wait_until("the child's number", crate::WAIT_MAX, |process| process.stdout().ends_with('\n'));
         let stat = format!("/proc/{}/stat", process.stdout().trim());
         assert!(fs::metadata(&stat).is_ok());
         drop(process);
-        let deadline = Instant::now() + crate::PATIENCE;
+        let deadline = Instant::now() + crate::WAIT_MAX;
         let is_gone = || fs::read_to_string(&stat).map_or(true, |text| text.contains(") Z "));
         while !is_gone() {
             assert!(Instant::now() < deadline, "{stat} is still there");
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     #[test]
-    fn a_program_that_never_ends_is_ended_and_says_so() {
+    fn a_program_that_never_ends_is_killed_and_reported() {
         let finished = Process::start(Command::new("sleep").arg("1000")).wait(Duration::from_millis(50));
         assert!(finished.timed_out);
         assert_eq!(finished.status.signal(), Some(9));
     }
 
     #[test]
-    fn a_finished_program_hands_over_its_outputs() {
+    fn a_finished_program_returns_its_outputs() {
         let finished = Process::start(Command::new("sh").args(["-c", "echo out; echo err >&2; exit 3"]));
-        let finished = finished.wait(crate::PATIENCE).must_exit_with(3);
+        let finished = finished.wait(crate::WAIT_MAX).must_exit_with(3);
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("out\n", "err\n"));
     }
 }

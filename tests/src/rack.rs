@@ -1,4 +1,4 @@
-//! A rack of a test's own: where its programs meet, and what they are started with.
+//! The rack of a test: its rack directory and the commands that start programs there.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::{Finished, PATIENCE, Process, Stat, Traffic, place};
+use crate::{Finished, Process, Stat, Traffic, WAIT_MAX, paths};
 
-/// Looks at the ledgers cost a process each: so many a second are enough.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Interval of reads of the stats pages, each of which starts a process.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A user that owns nothing.
+/// The user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// A rack directory that goes with the test.
+/// A rack directory that is removed after the test.
 pub struct Rack {
     folder: TempDir,
     bare: bool,
-    /// For programs that refuse to run as root: they run as nobody, with copies of our own where nobody can read them.
+    /// Copies of the command and the library that the user nobody can read, for programs that refuse to run as root.
     nobodys: Option<TempDir>,
 }
 
-/// In /tmp, whatever TMPDIR says: names of sockets must be short. A rack is its owner's alone.
+/// In /tmp, regardless of TMPDIR: paths of sockets must be short. Only its owner can access a rack.
 fn rack_folder() -> TempDir {
     let owner_only = Permissions::from_mode(0o700);
     tempfile::Builder::new().prefix("rack-").permissions(owner_only).tempdir_in("/tmp").expect("a folder for a rack")
 }
 
 fn give_away(folder: &Path) {
-    std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).expect("root gives a folder away");
+    std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).expect("root changes the owner of a folder");
 }
 
 impl Default for Rack {
@@ -48,14 +48,14 @@ impl Rack {
         Self { folder: rack_folder(), bare, nobodys: None }
     }
 
-    /// A rack whose programs do not run as root, whoever runs the test.
+    /// A rack whose programs do not run as root even if the test does.
     pub fn unprivileged() -> Self {
         let mut rack = Self::new();
         if rustix::process::geteuid().is_root() {
             let tools = rack_folder();
-            std::fs::set_permissions(tools.path(), Permissions::from_mode(0o755)).expect("a folder for everybody");
-            for file in [place::crosslane(), place::library()] {
-                place::copy_program(&file, &tools.path().join(file.file_name().expect("a name")));
+            std::fs::set_permissions(tools.path(), Permissions::from_mode(0o755)).expect("a folder for all users");
+            for file in [paths::crosslane(), paths::library()] {
+                paths::copy_program(&file, &tools.path().join(file.file_name().expect("a name")));
             }
             give_away(rack.path());
             rack.nobodys = Some(tools);
@@ -63,7 +63,7 @@ impl Rack {
         rack
     }
 
-    /// A folder that the rack's programs may write.
+    /// A folder that the rack's programs can write.
     pub fn scratch(&self) -> TempDir {
         let folder = rack_folder();
         if self.nobodys.is_some() {
@@ -72,17 +72,17 @@ impl Rack {
         folder
     }
 
-    /// Its directory.
+    /// The rack directory.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Whether its programs run without lanes, whatever is asked for.
+    /// Whether its programs run without lanes in any case.
     pub fn is_bare(&self) -> bool {
         self.bare
     }
 
-    /// A command without anything of ours in its environment.
+    /// A command without Crosslane's variables in its environment.
     pub fn bare_command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command_of_user(program.as_ref());
         command.env_remove("LD_PRELOAD");
@@ -97,16 +97,16 @@ impl Rack {
         if self.nobodys.is_none() {
             return Command::new(program);
         }
-        let mut command = Command::new(place::tool("setpriv"));
+        let mut command = Command::new(paths::tool("setpriv"));
         command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
         command.arg("--").arg(program).current_dir("/");
         command
     }
 
-    /// `crosslane` with this rack.
+    /// `crosslane SUBCOMMAND` with this rack.
     pub fn crosslane(&self, subcommand: &str) -> Command {
         let copies = self.nobodys.as_ref().map(|tools| tools.path().join("crosslane"));
-        let mut command = self.bare_command(copies.unwrap_or_else(place::crosslane));
+        let mut command = self.bare_command(copies.unwrap_or_else(paths::crosslane));
         command.arg(subcommand).arg("--rack").arg(self.path());
         command
     }
@@ -121,40 +121,40 @@ impl Rack {
         command
     }
 
-    /// A program all of whose connections must take lanes.
+    /// A program whose connections must all have lanes.
     pub fn require_lane(&self, program: impl AsRef<OsStr>) -> Command {
         self.run(&["--require-lane"], program)
     }
 
-    /// What the ledgers say now.
+    /// The current contents of the stats pages.
     #[track_caller]
     pub fn stat(&self) -> Stat {
-        let finished = Process::start(self.crosslane("stat").arg("--json")).wait(PATIENCE).must_succeed();
+        let finished = Process::start(self.crosslane("stat").arg("--json")).wait(WAIT_MAX).must_succeed();
         Stat::parse(&finished.stdout)
     }
 
-    /// Runs a client to its end. Beside how it ended: the last that its ledger said while it lived.
+    /// Runs a client to its end. Also returns the last traffic that its stats page showed.
     pub fn run_watched(&self, command: &mut Command, limit: Duration) -> (Finished, Traffic) {
         let process = Process::start(command);
         let pid = process.pid();
         self.watch(process, limit, |stat| stat.traffic_of_pid(pid).unwrap_or_default())
     }
 
-    /// Waits for a process and keeps the most that `of` saw in the ledgers meanwhile.
+    /// Waits for a process and returns the maximum traffic that `of` found in the stats pages meanwhile.
     pub fn watch(&self, process: Process, limit: Duration, of: impl Fn(&Stat) -> Traffic) -> (Finished, Traffic) {
         let mut seen = Traffic::default();
-        let mut looked_at: Option<Instant> = None;
+        let mut read_at: Option<Instant> = None;
         let finished = process.wait_while(limit, || {
-            if self.bare || looked_at.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            if self.bare || read_at.is_some_and(|at| at.elapsed() < POLL_INTERVAL) {
                 return;
             }
             seen = seen.max(of(&self.stat()));
-            looked_at = Some(Instant::now());
+            read_at = Some(Instant::now());
         });
         (finished, seen)
     }
 
-    /// Panics unless at least so many bytes crossed lanes, and none kernel TCP.
+    /// Panics unless at least this number of bytes crossed lanes and none kernel TCP.
     #[track_caller]
     pub fn assert_over_lanes(&self, who: &str, traffic: Traffic, lane_bytes_min: u64) {
         if self.bare {
@@ -164,14 +164,15 @@ impl Rack {
         assert_eq!(traffic.kernel_bytes, 0, "{who}: bytes over kernel TCP: {traffic:?}");
     }
 
-    /// The same for the programs of a name that are alive now.
+    /// As [`Rack::assert_over_lanes`], for the running programs of a name.
     #[track_caller]
     pub fn assert_program_over_lanes(&self, program: &str, lane_bytes_min: u64) {
         if !self.bare {
             self.assert_over_lanes(program, self.stat().traffic_of(program), lane_bytes_min);
         }
     }
-    /// How many programs of a name are alive and have sent something over lanes; None when nothing is over lanes.
+
+    /// Number of running programs of a name that have sent bytes over lanes; `None` if all programs run bare.
     #[track_caller]
     pub fn programs_that_sent(&self, program: &str) -> Option<usize> {
         let sent = |process: &&serde_json::Value| process["totals"]["lane_bytes_sent"].as_u64() > Some(0);

@@ -1,11 +1,11 @@
-//! What Python scripts of programs that talk by windows have in common.
+//! Common parts of Python programs that communicate through windows.
 
-/// Begins a script: the address that comes as its first two arguments, and helpers.
+/// The beginning of a script: the address from the first two arguments, and helpers.
 pub const COMMON: &str = r#"
 import hashlib, os, socket, struct, sys, threading, time
 address = (sys.argv[1], int(sys.argv[2]))
 def say(*words):
-    # In one piece: print() writes in several, which those of threads come between.
+    # One write: print() writes in several pieces, which those of other threads can separate.
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 def listen():
     listener = socket.create_server(address)
@@ -33,7 +33,7 @@ def outcome(connection):
         return "reset"
 "#;
 
-/// A server that sends everything back.
+/// An echo server.
 pub const ECHO: &str = r#"
 listener = listen()
 def echo(connection):

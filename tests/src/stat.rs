@@ -1,8 +1,8 @@
-//! What `crosslane stat --json` says.
+//! The output of `crosslane stat --json`.
 
 use serde_json::Value;
 
-/// One answer of `crosslane stat --json`.
+/// The output of one `crosslane stat --json`.
 #[derive(Clone, Debug)]
 pub struct Stat(Value);
 
@@ -20,7 +20,7 @@ pub struct Traffic {
 }
 
 impl Stat {
-    /// Parses the answer; panics when it is not what the schema says.
+    /// Parses the output; panics if it does not match the schema.
     #[track_caller]
     pub fn parse(text: &str) -> Self {
         let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("stat --json: {error}\n{text}"));
@@ -42,7 +42,7 @@ impl Stat {
         self.named(program).map(traffic).fold(Traffic::default(), Traffic::plus)
     }
 
-    /// Of one process.
+    /// The traffic of one process.
     pub fn traffic_of_pid(&self, pid: u32) -> Option<Traffic> {
         self.processes().find(|process| process["pid"].as_u64() == Some(pid.into())).map(traffic)
     }
@@ -58,7 +58,7 @@ impl Traffic {
         }
     }
 
-    /// The larger of each: what several looks at a growing count saw.
+    /// The maximum of each count.
     pub fn max(self, other: Self) -> Self {
         Self {
             lane_bytes: self.lane_bytes.max(other.lane_bytes),

@@ -1,4 +1,4 @@
-//! Wrong use, missing things and hostile neighbours: one clear line or the kernel path, never a hang, never a crash.
+//! Wrong use, missing resources and hostile clients: one clear line or the kernel path, never a hang or a crash.
 
 use std::fs;
 use std::io::{IoSlice, Write};
@@ -12,23 +12,23 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use segment::{self, Segment};
-use system_tests::place::{self, package_file, python, tool};
+use system_tests::paths::{self, package_file, python, tool};
 use system_tests::port::free_port;
-use system_tests::{Finished, PATIENCE, Process, Rack, Server, c, start_server};
+use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, c, start_server};
 
 const LINE_CHARS_MAX: usize = 500;
-/// A user that owns nothing here.
+/// The user `nobody`, which owns no files here.
 const NOBODY: u32 = 65534;
-/// Checks of the examination that stand for all when only the circumstances are new.
+/// Checks of the semantics suite that suffice where only the circumstances differ.
 const SAMPLE: [&str; 3] = ["ping_pong_many", "names_agree", "epoll_ping_pong_many"];
 
 fn finish(command: &mut Command) -> Finished {
-    Process::start(command).wait(PATIENCE)
+    Process::start(command).wait(WAIT_MAX)
 }
 
-/// It ended with this code and one line that names what was wrong.
+/// Panics unless the command exits with this code and one line that contains these words.
 #[track_caller]
-fn must_complain(command: &mut Command, code: i32, about: &[&str]) {
+fn must_fail_with_one_line(command: &mut Command, code: i32, about: &[&str]) {
     let finished = finish(command).must_exit_with(code);
     must_be_one_line(&finished, about);
     assert_eq!(finished.stdout, "", "{finished}");
@@ -40,7 +40,7 @@ fn must_be_one_line(finished: &Finished, about: &[&str]) {
     assert_eq!(text.lines().count(), 1, "want one line: {finished}");
     assert!(text.starts_with("crosslane: ") && text.len() <= LINE_CHARS_MAX, "{finished}");
     for word in about {
-        assert!(text.contains(word), "'{word}' is not named: {finished}");
+        assert!(text.contains(word), "'{word}' is missing: {finished}");
     }
 }
 
@@ -53,16 +53,16 @@ fn is_root() -> bool {
 #[test]
 fn an_unknown_program_is_named() {
     let rack = Rack::new();
-    must_complain(&mut rack.run(&[], "no-such-program"), 1, &["no-such-program"]);
-    must_complain(&mut rack.run(&[], "/no/such/program"), 1, &["/no/such/program"]);
-    must_complain(&mut rack.run(&[], rack.path()), 1, &["directory"]);
+    must_fail_with_one_line(&mut rack.run(&[], "no-such-program"), 1, &["no-such-program"]);
+    must_fail_with_one_line(&mut rack.run(&[], "/no/such/program"), 1, &["/no/such/program"]);
+    must_fail_with_one_line(&mut rack.run(&[], rack.path()), 1, &["directory"]);
 }
 
 #[test]
 fn wrong_use_exits_with_2() {
     let rack = Rack::new();
     let wrong = |arguments: &[&str], about: &[&str]| {
-        must_complain(rack.crosslane("run").args(arguments), 2, about);
+        must_fail_with_one_line(rack.crosslane("run").args(arguments), 2, about);
     };
     wrong(&["--no-such-option", "--", "true"], &["--no-such-option"]);
     wrong(&["--node", "q7", "--", "true"], &["q7", "--node a"]);
@@ -72,39 +72,39 @@ fn wrong_use_exits_with_2() {
     wrong(&["--except", "90-80", "--", "true"], &["90-80"]);
     wrong(&["--only", "80", "--except", "81", "--", "true"], &["--only", "--except"]);
     wrong(&[], &["PROGRAM"]);
-    must_complain(&mut rack.crosslane("no-such-command"), 2, &["no-such-command"]);
+    must_fail_with_one_line(&mut rack.crosslane("no-such-command"), 2, &["no-such-command"]);
 }
 
 #[test]
 fn the_programs_own_exit_code_is_passed_on() {
     let rack = Rack::new();
-    let finished = finish(rack.require_lane("/bin/sh").args(["-c", "echo said; exit 37"])).must_exit_with(37);
-    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("said\n", ""));
+    let finished = finish(rack.require_lane("/bin/sh").args(["-c", "echo output; exit 37"])).must_exit_with(37);
+    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("output\n", ""));
 }
 
 #[test]
 fn a_missing_library_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("crosslane");
-    place::copy_program(&place::crosslane(), &alone);
+    paths::copy_program(&paths::crosslane(), &alone);
     let rack = Rack::new();
     let mut command = rack.bare_command(&alone);
-    must_complain(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
-    must_complain(&mut rack.run(&["--library", "/no/such.so"], "true"), 1, &["/no/such.so"]);
-    must_complain(&mut rack.run(&["--library", "/etc/passwd"], "true"), 1, &["/etc/passwd"]);
+    must_fail_with_one_line(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
+    must_fail_with_one_line(&mut rack.run(&["--library", "/no/such.so"], "true"), 1, &["/no/such.so"]);
+    must_fail_with_one_line(&mut rack.run(&["--library", "/etc/passwd"], "true"), 1, &["/etc/passwd"]);
 }
 
 // --- programs that cannot take lanes -------------------------------------------------------------------------------
 
 const GREETER: &str = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }\n";
 
-/// Runs on the kernel path with one warning; where lanes are required it does not run.
+/// Panics unless the program runs on the kernel path with one warning, and does not run where lanes are required.
 #[track_caller]
 fn must_fall_back(rack: &Rack, program: &Path, about: &[&str]) {
     let finished = finish(&mut rack.run(&[], program)).must_succeed();
     must_be_one_line(&finished, about);
     assert_eq!(finished.stdout, "ran\n");
-    must_complain(&mut rack.require_lane(program), 1, about);
+    must_fail_with_one_line(&mut rack.require_lane(program), 1, about);
 }
 
 #[test]
@@ -126,21 +126,21 @@ fn a_go_program_falls_back() {
 #[test]
 fn a_setuid_program_falls_back() {
     if !is_root() {
-        println!("skipped: only root can make a program that is setuid to somebody else");
+        println!("skipped: only root can create a program that is setuid to another user");
         return;
     }
     let built = c::build_text("greeter", GREETER, &[]);
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("setuid-greeter");
-    place::copy_program(&built, &program);
+    paths::copy_program(&built, &program);
     std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     must_fall_back(&Rack::new(), &program, &["setuid-greeter", "setuid"]);
 }
 
 #[test]
-fn a_program_without_sockets_notices_nothing() {
+fn a_program_without_sockets_is_not_affected() {
     let rack = Rack::new();
     let script = "echo out; echo err >&2; seq 100 | wc -l; (exit 3); exit $?";
     let bare = finish(rack.bare_command("/bin/sh").args(["-c", script]));
@@ -148,10 +148,10 @@ fn a_program_without_sockets_notices_nothing() {
     assert_eq!((bare.code(), &bare.stdout, &bare.stderr), (laned.code(), &laned.stdout, &laned.stderr));
 }
 
-// --- programs that ask for what lanes do not offer -----------------------------------------------------------------
+// --- programs that request features that lanes lack -----------------------------------------------------------------
 
-/// Asks for zero-copy and signals, once before there is a connection and once after; takes a descriptor of another
-/// process. Prints what came of it.
+/// Requests zero-copy and signals, once before a connection exists and once after; duplicates a descriptor of another
+/// process. Prints the results.
 const DEMANDING: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -197,7 +197,7 @@ int main(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof at;
-    setlinebuf(stdout); // the child has nothing of it to say again
+    setlinebuf(stdout); // so that the child does not print buffered lines again
     int on = 1, listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
     bind(listener, (struct sockaddr *)&at, size);
     listen(listener, 5);
@@ -254,7 +254,7 @@ const REFUSED_ON_LANES: &str = "connect: fine\nzero-copy of a lane: EOPNOTSUPP\n
                                 time stamps of a listener: fine\nanother's descriptor: EPERM\n";
 
 #[test]
-fn what_lanes_do_not_offer_is_refused_on_a_lane_and_done_by_the_kernel_before() {
+fn unsupported_features_are_refused_on_a_lane_and_left_to_the_kernel_before_connect() {
     let finished = finish(&mut Rack::new().run(&[], demanding())).must_succeed();
     let by_the_kernel = "zero-copy of a socket: fine\ncompletion: fine\nsignals of a socket: fine\nsignal: fine\n\
                          to a listener with signals: fine\nsignal of it: fine\n";
@@ -262,7 +262,7 @@ fn what_lanes_do_not_offer_is_refused_on_a_lane_and_done_by_the_kernel_before() 
 }
 
 #[test]
-fn what_lanes_do_not_offer_is_named_where_they_are_required() {
+fn unsupported_features_are_named_where_lanes_are_required() {
     let finished = finish(&mut Rack::new().require_lane(demanding()));
     let refused = format!("{REFUSED_ON_LANES}zero-copy of a socket: ECONNREFUSED\n");
     assert!(finished.stdout.starts_with(&refused), "{finished}");
@@ -271,31 +271,31 @@ fn what_lanes_do_not_offer_is_named_where_they_are_required() {
 
 // --- the rack ------------------------------------------------------------------------------------------------------
 
-/// The sample passes, over lanes or over kernel TCP.
+/// Panics unless the sample passes, over lanes or over kernel TCP.
 #[track_caller]
 fn sample_must_pass(command: &mut Command) -> Finished {
     finish(command.args(SAMPLE)).must_succeed()
 }
 
 fn run_in(rack: &Path, options: &[&str], program: impl AsRef<std::ffi::OsStr>) -> Command {
-    let mut command = Rack::new().bare_command(place::crosslane());
+    let mut command = Rack::new().bare_command(paths::crosslane());
     command.arg("run").arg("--rack").arg(rack).args(options).arg("--").arg(program);
     command
 }
 
 #[test]
-fn a_rack_that_is_not_there_is_wrong_use() {
+fn a_missing_rack_is_wrong_use() {
     for rack in ["/proc/no/rack", "/etc/passwd/rack"] {
         for options in [&[][..], &["--require-lane"]] {
-            must_complain(&mut run_in(Path::new(rack), options, "true"), 2, &[rack]);
+            must_fail_with_one_line(&mut run_in(Path::new(rack), options, "true"), 2, &[rack]);
         }
     }
 }
 
 #[test]
-fn a_file_that_is_no_rack_file_is_wrong_use() {
+fn an_invalid_rack_file_is_wrong_use() {
     for options in [&[][..], &["--require-lane"]] {
-        must_complain(&mut run_in(Path::new("/etc/passwd"), options, "true"), 2, &["/etc/passwd, line 1"]);
+        must_fail_with_one_line(&mut run_in(Path::new("/etc/passwd"), options, "true"), 2, &["/etc/passwd, line 1"]);
     }
 }
 
@@ -305,20 +305,20 @@ fn a_rack_that_others_can_write_is_not_trusted() {
     let rack = folder.path().join("open");
     fs::create_dir(&rack).unwrap();
     fs::set_permissions(&rack, fs::Permissions::from_mode(0o777)).unwrap();
-    must_complain(&mut run_in(&rack, &["--require-lane"], "true"), 1, &["chmod 700"]);
+    must_fail_with_one_line(&mut run_in(&rack, &["--require-lane"], "true"), 1, &["chmod 700"]);
     sample_must_pass(&mut run_in(&rack, &[], c::semantics()));
 }
 
 #[test]
 fn an_unwritable_rack_falls_back_for_an_ordinary_user() {
     if !is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can change its user");
         return;
     }
-    let rack = Rack::new(); // 0700 and root's
+    let rack = Rack::new(); // mode 0700, owned by root
     let folder = tempfile::tempdir().unwrap();
-    for program in [&place::crosslane(), &place::library(), c::semantics()] {
-        place::copy_program(program, &folder.path().join(program.file_name().unwrap()));
+    for program in [&paths::crosslane(), &paths::library(), c::semantics()] {
+        paths::copy_program(program, &folder.path().join(program.file_name().unwrap()));
     }
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = rack.bare_command(tool("setpriv"));
@@ -329,7 +329,7 @@ fn an_unwritable_rack_falls_back_for_an_ordinary_user() {
     assert!(finished.stderr.starts_with("crosslane: "), "{finished}");
 }
 
-/// A shell in mount and user namespaces of its own, where this machine allows that.
+/// A shell in new mount and user namespaces; `None` if this machine does not allow them.
 fn private_mounts(script: &str) -> Option<Command> {
     let mut options = vec!["--mount"];
     if !is_root() {
@@ -345,7 +345,7 @@ fn private_mounts(script: &str) -> Option<Command> {
     Some(command)
 }
 
-/// `$1` is where to mount, the rest is run there. The file system is full, or has no room for another name.
+/// Mounts a full file system, or one without room for another name, at `$1`, and runs the other arguments there.
 const FULL_OF_BYTES: &str = "mount -t tmpfs -o size=16k,mode=700 none $1; \
                              mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
                              head -c 1000000 /dev/zero >$1/full 2>/dev/null || true; shift; exec \"$@\"";
@@ -358,7 +358,7 @@ fn a_full_rack_falls_back() {
     for script in [FULL_OF_BYTES, FULL_OF_NAMES] {
         let folder = tempfile::tempdir().unwrap();
         let Some(mut command) = private_mounts(script) else { return };
-        command.arg(folder.path()).arg(place::crosslane()).arg("run").arg("--rack").arg(folder.path().join("rack"));
+        command.arg(folder.path()).arg(paths::crosslane()).arg("run").arg("--rack").arg(folder.path().join("rack"));
         sample_must_pass(command.arg("--").arg(c::semantics()));
     }
 }
@@ -368,7 +368,7 @@ fn a_full_dev_shm_falls_back() {
     for script in [FULL_OF_BYTES, FULL_OF_NAMES] {
         let Some(mut command) = private_mounts(script) else { return };
         command.env_remove("XDG_RUNTIME_DIR");
-        command.arg("/dev/shm").arg(place::crosslane()).args(["run", "--"]).arg(c::semantics());
+        command.arg("/dev/shm").arg(paths::crosslane()).args(["run", "--"]).arg(c::semantics());
         sample_must_pass(&mut command);
     }
 }
@@ -377,29 +377,29 @@ fn a_full_dev_shm_falls_back() {
 fn a_full_rack_where_lanes_are_required_ends_with_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let Some(mut command) = private_mounts(FULL_OF_NAMES) else { return };
-    command.arg(folder.path()).arg(place::crosslane()).arg("run").arg("--rack").arg(folder.path().join("rack"));
+    command.arg(folder.path()).arg(paths::crosslane()).arg("run").arg("--rack").arg(folder.path().join("rack"));
     let finished = finish(command.args(["--require-lane", "--"]).arg(c::semantics()).args(SAMPLE));
     assert!(!finished.timed_out && finished.code() == Some(1), "{finished}");
     assert!(finished.stderr.contains("crosslane: "), "{finished}");
 }
 
-/// The sample with the library, as `crosslane run` does not start it.
+/// The sample with the library preloaded by hand, with a value that `crosslane run` would not set.
 fn sample_with(rack: &Rack, name: &str, value: &str) -> Command {
     let mut command = rack.bare_command(c::semantics());
-    command.env("LD_PRELOAD", place::library()).env("CROSSLANE_RACK", rack.path()).env(name, value);
+    command.env("LD_PRELOAD", paths::library()).env("CROSSLANE_RACK", rack.path()).env(name, value);
     command
 }
 
 #[test]
-fn nonsense_in_the_environment_ends_a_program_that_would_run_without_what_it_asks_for() {
+fn an_invalid_variable_ends_a_program_instead_of_being_ignored() {
     let rack = Rack::new();
     for (name, value) in [("CROSSLANE_ONLY", "80-,x"), ("CROSSLANE_EXCEPT", "-1"), ("CROSSLANE_NODE", "q7")] {
-        must_complain(&mut sample_with(&rack, name, value), 2, &[name, value]);
+        must_fail_with_one_line(&mut sample_with(&rack, name, value), 2, &[name, value]);
     }
 }
 
 #[test]
-fn a_rack_in_the_environment_that_is_not_there_leaves_a_program_to_kernel_tcp() {
+fn a_missing_rack_in_the_environment_means_kernel_tcp() {
     let rack = Rack::new();
     for value in ["", "/proc/no/rack"] {
         sample_must_pass(&mut sample_with(&rack, "CROSSLANE_RACK", value));
@@ -407,12 +407,12 @@ fn a_rack_in_the_environment_that_is_not_there_leaves_a_program_to_kernel_tcp() 
 }
 
 #[test]
-fn garbage_among_the_ledgers_is_survived() {
+fn garbage_among_stats_pages_is_ignored() {
     let rack = Rack::new();
     sample_must_pass(&mut rack.require_lane(c::semantics()));
-    let ledgers = rack.path().join("v1/stat");
+    let stats_pages = rack.path().join("v1/stat");
     for (name, bytes) in [("1", 0), ("999999", 7), ("not-a-number", 100_000), ("2", 5_000_000)] {
-        fs::write(ledgers.join(name), vec![0xa5_u8; bytes]).unwrap();
+        fs::write(stats_pages.join(name), vec![0xa5_u8; bytes]).unwrap();
     }
     rack.stat();
     sample_must_pass(&mut rack.require_lane(c::semantics()));
@@ -433,12 +433,12 @@ fn a_descriptor_limit_loses_no_connection() {
     }
 }
 
-/// What the listener's hidden socket takes, the epoll set's hidden part, and a number for the moment in which a
-/// connection's memory is received.
-const NUMBERS_OF_SERVER: usize = 3;
+/// Descriptors of the server for the listener's hidden socket, the inner epoll, and the memory of a connection while it
+/// is received.
+const SERVER_DESCRIPTORS: usize = 3;
 
 #[test]
-fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_by_tcp_and_resets_none() {
+fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_over_tcp_and_resets_none() {
     let rack = Rack::new();
     for limits in [["40", "40"], ["60", "80"], ["300", "300"], ["1024", "1024"], ["1024", "4096"]] {
         let fitted = |command: &mut Command| -> usize {
@@ -449,19 +449,19 @@ fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_by_tcp_and_resets_
         };
         let by_tcp = fitted(&mut Command::new(python()));
         let by_lanes = fitted(&mut rack.require_lane(python()));
-        assert!(by_lanes + NUMBERS_OF_SERVER >= by_tcp, "{limits:?}: {by_lanes} of {by_tcp}");
+        assert!(by_lanes + SERVER_DESCRIPTORS >= by_tcp, "{limits:?}: {by_lanes} of {by_tcp}");
     }
 }
 
 #[test]
-fn a_client_that_cannot_make_memory_leaves_no_broken_connection_behind() {
+fn a_client_that_cannot_create_memory_causes_no_broken_connection() {
     let rack = Rack::new();
     let mut command = rack.run(&[], python());
     let finished = finish(command.arg(package_file("python/no_memory_file.py"))).must_succeed();
     assert_eq!(finished.stdout, "ok\n");
 }
 
-// --- a hostile neighbour -------------------------------------------------------------------------------------------
+// --- hostile clients ------------------------------------------------------------------------------------------------
 
 const REQUIRED: &[&str] = &["--require-lane"];
 
@@ -475,7 +475,7 @@ fn echo_server(rack: &Rack, options: &[&str], port: u16) -> Command {
     command
 }
 
-/// A well-behaved client is served, over a lane.
+/// Panics unless a well-behaved client is served over a lane.
 #[track_caller]
 fn must_echo(rack: &Rack, server: &Server) {
     must_echo_with(rack, REQUIRED, server);
@@ -490,7 +490,7 @@ fn must_echo_with(rack: &Rack, options: &[&str], server: &Server) {
     assert!(server.process.is_running(), "{}", server.process.stderr());
 }
 
-/// The names of sockets below a folder.
+/// The paths of the sockets below a folder.
 fn sockets_below(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut found = Vec::new();
@@ -506,18 +506,18 @@ fn sockets_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The one name at which the rack's server meets its clients.
+/// The path of the only server's lane listener.
 fn rendezvous(rack: &Rack) -> PathBuf {
     let found = sockets_below(rack.path());
     assert_eq!(found.len(), 1, "sockets in the rack: {found:?}");
     found.into_iter().next().unwrap()
 }
 
-fn intrude(at: &Path) -> UnixStream {
+fn connect_raw(at: &Path) -> UnixStream {
     UnixStream::connect(at).unwrap_or_else(|error| panic!("{}: {error}", at.display()))
 }
 
-/// Sends bytes with descriptors; a neighbour that has hung up already is fine too.
+/// Sends bytes with descriptors, unless the server has already closed the connection.
 fn send_with_descriptors(to: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd]) {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -526,7 +526,7 @@ fn send_with_descriptors(to: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd])
     let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
 }
 
-/// Descriptors that a server might take for a segment.
+/// Descriptors that a server must not accept as a segment.
 fn wrong_descriptors() -> Vec<Vec<OwnedFd>> {
     let null = || OwnedFd::from(fs::File::open("/dev/null").unwrap());
     let memory = |bytes: u64| {
@@ -539,37 +539,37 @@ fn wrong_descriptors() -> Vec<Vec<OwnedFd>> {
         vec![null()],
         vec![pipe()],
         vec![memory(0)],
-        vec![memory(1 << 20)], // not sealed: it could be cut off under a mapping
+        vec![memory(1 << 20)], // not sealed, so it could be truncated while mapped
         vec![memory(1 << 20), memory(4096), null()],
         (0..8).map(|_| null()).collect(),
     ]
 }
 
 #[test]
-fn silent_neighbours_stall_nobody() {
+fn silent_clients_do_not_stall_a_server() {
     let rack = Rack::new();
     let server = start_echo(&rack);
     must_echo(&rack, &server);
     let at = rendezvous(&rack);
-    let silent: Vec<UnixStream> = (0..5).map(|_| intrude(&at)).collect();
+    let silent: Vec<UnixStream> = (0..5).map(|_| connect_raw(&at)).collect();
     must_echo(&rack, &server);
     drop(silent);
     must_echo(&rack, &server);
 }
 
 #[test]
-fn neighbours_that_talk_nonsense_stall_nobody() {
+fn clients_that_send_garbage_do_not_stall_a_server() {
     let rack = Rack::new();
     let server = start_echo(&rack);
     let at = rendezvous(&rack);
     let mut held = Vec::new();
     for bytes in [1, 7, 8, 63, 64, 65, 1000, 100_000] {
         for fill in [0x00, 0x5a, 0xff] {
-            let mut neighbour = intrude(&at);
-            neighbour.set_nonblocking(true).unwrap();
-            let _ = neighbour.write(&vec![fill; bytes]);
+            let mut client = connect_raw(&at);
+            client.set_nonblocking(true).unwrap();
+            let _ = client.write(&vec![fill; bytes]);
             if fill == 0x5a {
-                held.push(neighbour);
+                held.push(client);
             }
         }
         must_echo(&rack, &server);
@@ -577,7 +577,7 @@ fn neighbours_that_talk_nonsense_stall_nobody() {
 }
 
 #[test]
-fn neighbours_that_pass_wrong_descriptors_stall_nobody() {
+fn clients_that_pass_wrong_descriptors_do_not_stall_a_server() {
     let rack = Rack::new();
     let server = start_echo(&rack);
     let at = rendezvous(&rack);
@@ -585,10 +585,10 @@ fn neighbours_that_pass_wrong_descriptors_stall_nobody() {
     let mut held = Vec::new();
     for descriptors in wrong_descriptors() {
         for bytes in [1_usize, 64, 4096] {
-            let neighbour = intrude(&at);
-            send_with_descriptors(&neighbour, &vec![0x11; bytes], &descriptors);
+            let client = connect_raw(&at);
+            send_with_descriptors(&client, &vec![0x11; bytes], &descriptors);
             if bytes == 64 {
-                held.push(neighbour);
+                held.push(client);
             }
         }
         must_echo(&rack, &server);
@@ -603,7 +603,7 @@ fn descriptors_of(server: &Server) -> usize {
     fs::read_dir(format!("/proc/{}/fd", server.process.pid())).unwrap().count()
 }
 
-/// Where a client finds the words of its connection's memory: the size of it, then the lane to the server and back.
+/// The size of a connection's memory, and the offsets of the words of the lane to the server and of the lane back.
 fn offsets_in_segment() -> Vec<String> {
     let [to_server, back] = [segment::Side::Acceptor, segment::Side::Connector].map(segment::layout_to);
     [
@@ -619,16 +619,16 @@ fn offsets_in_segment() -> Vec<String> {
     .to_vec()
 }
 
-const HONEST_CLIENTS_MAX: usize = 2000;
+const ECHO_CLIENTS_MAX: usize = 2000;
 const KILLS_LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
-fn neighbours_that_forge_words_of_their_own_connections_stall_nobody() {
+fn clients_that_forge_words_of_their_connections_do_not_stall_a_server() {
     forge_words_of_connections_to(&[]);
 }
 
 #[test]
-fn neighbours_that_forge_words_of_connections_that_a_child_holds_too_stall_nobody() {
+fn clients_that_forge_words_of_connections_shared_with_a_child_do_not_stall_a_server() {
     forge_words_of_connections_to(&["--with-child"]);
 }
 
@@ -642,21 +642,21 @@ fn forge_words_of_connections_to(options: &[&str]) {
     let mut hostile = rack.require_lane(python());
     hostile.arg(package_file("python/hostile_client.py")).arg(server.port.to_string()).args(offsets_in_segment());
     let hostile = Process::start(&mut hostile);
-    // Some seconds pass before the last word is forged.
-    let has_forged = (0..HONEST_CLIENTS_MAX).any(|_| {
+    // Forging all words takes some seconds.
+    let has_forged = (0..ECHO_CLIENTS_MAX).any(|_| {
         must_echo(&rack, &server);
         hostile.stdout().starts_with("forged ") || !hostile.is_running()
     });
     assert!(has_forged && hostile.is_running(), "{} {}", hostile.stdout(), hostile.stderr());
     must_echo(&rack, &server);
-    assert!(!hostile.stdout().contains("reset 0"), "nothing that was forged did any harm");
+    assert!(!hostile.stdout().contains("reset 0"), "no forged word had an effect");
     drop(hostile);
     must_echo(&rack, &server);
 }
 
-/// Whoever is killed, and whenever: the peers are told, and nothing else is left.
+/// Kills clients and servers at random: the peers must see it, and nothing may leak.
 fn kill_at_random_moments(count: &str) {
-    // A failure names its seed.
+    // A failure prints the seed.
     let seed = std::process::id().to_string();
     let rack = Rack::new();
     let mut command = rack.require_lane(python());
@@ -666,60 +666,60 @@ fn kill_at_random_moments(count: &str) {
 }
 
 #[test]
-fn ends_that_are_killed_leave_nothing_behind() {
+fn killed_endpoints_leave_nothing_behind() {
     kill_at_random_moments("300");
 }
 
 #[test]
-#[ignore = "some ten seconds; in ./x exam"]
-fn ends_that_are_killed_at_two_thousand_moments_leave_nothing_behind() {
+#[ignore = "takes about ten seconds; in ./x exam"]
+fn endpoints_killed_at_two_thousand_moments_leave_nothing_behind() {
     kill_at_random_moments("2000");
 }
 
-/// Options of the server and its client, and what to put where the server's name goes.
-type Plant = (&'static [&'static str], fn(&Path));
+/// Options of the server and its client, and a function that creates something at the server's path.
+type Obstacle = (&'static [&'static str], fn(&Path));
 
 #[test]
-fn stale_and_foreign_names_stop_no_new_server() {
+fn stale_and_foreign_names_do_not_stop_a_new_server() {
     let rack = Rack::new();
     let server = start_echo(&rack);
     let (port, at) = (server.port, rendezvous(&rack));
-    drop(server); // killed: its name stays behind
-    // What a user put there himself is not ours to remove: a folder may cost the lane, never the connection.
-    let plants: [Plant; 5] = [
+    drop(server); // killed, so its name remains
+    // The library does not remove what a user put there: a folder may cost the lane, never the connection.
+    let obstacles: [Obstacle; 5] = [
         (REQUIRED, |_| {}),
         (REQUIRED, |at| fs::write(at, "a file").unwrap()),
         (REQUIRED, |at| symlink("/no/such/target", at).unwrap()),
-        (REQUIRED, |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap())), // a socket that nobody holds
+        (REQUIRED, |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap())), // a socket that no process has open
         (&[], |at| fs::create_dir(at).unwrap()),
     ];
-    for (number, (options, plant)) in plants.iter().enumerate() {
+    for (number, (options, create)) in obstacles.iter().enumerate() {
         if number > 0 {
             let _ = fs::remove_file(&at);
         }
-        plant(&at);
+        create(&at);
         let process = Process::start(&mut echo_server(&rack, options, port));
-        process.wait_until("a listener", PATIENCE, |_| system_tests::port::is_listening(port));
+        process.wait_until("a listener", WAIT_MAX, |_| system_tests::port::is_listening(port));
         must_echo_with(&rack, options, &Server { process, port });
     }
 }
 
 #[test]
-fn programs_of_another_layout_meet_by_kernel_tcp() {
+fn programs_of_different_layouts_use_kernel_tcp() {
     let rack = Rack::new();
     let server = start_server(|port| echo_server(&rack, &[], port));
-    // What a version before or after this one has made lies in a directory of its own.
+    // Each version of the layout has its own directory.
     let at = rendezvous(&rack);
     let own = at.ancestors().find(|path| path.parent() == Some(rack.path())).unwrap();
     fs::rename(own, rack.path().join("v999")).unwrap();
     must_echo_with(&rack, &[], &server);
     let mut client = rack.run(REQUIRED, python());
     client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
-    let said = finish(&mut client).must_exit_with(1).stderr;
-    assert!(said.contains("no lane: the other side runs another version of crosslane"), "{said}");
+    let output = finish(&mut client).must_exit_with(1).stderr;
+    assert!(output.contains("no lane: the other side runs another version of crosslane"), "{output}");
 }
 
-// --- mixed company -------------------------------------------------------------------------------------------------
+// --- accelerated and bare programs ----------------------------------------------------------------------------------
 
 #[test]
 fn a_required_lane_to_a_bare_server_is_refused_in_one_line() {
@@ -749,7 +749,7 @@ fn a_bare_client_of_a_server_that_requires_lanes_is_closed_and_the_server_lives(
 }
 
 #[test]
-fn nobody_listens_and_the_answer_is_refused() {
+fn connect_without_a_listener_is_refused() {
     let rack = Rack::new();
     let mut client = rack.require_lane(python());
     client.arg(package_file("python/echo_client.py")).arg(free_port().to_string());
@@ -758,7 +758,7 @@ fn nobody_listens_and_the_answer_is_refused() {
 }
 
 #[test]
-fn a_client_killed_in_the_middle_of_a_message_harms_nobody() {
+fn a_client_killed_amid_a_message_does_not_affect_others() {
     let rack = Rack::new();
     let folder = tempfile::tempdir().unwrap();
     let server = start_server(|port| {
@@ -770,7 +770,7 @@ fn a_client_killed_in_the_middle_of_a_message_harms_nobody() {
         let mut half = rack.require_lane(python());
         half.arg(package_file("python/half_message.py")).arg(server.port.to_string());
         let client = Process::start(&mut half);
-        client.wait_until("half a message", PATIENCE, |client| client.stdout().contains("half"));
+        client.wait_until("half a message", WAIT_MAX, |client| client.stdout().contains("half"));
         drop(client); // kill -9
         let mut cli = rack.require_lane(tool("redis-cli"));
         cli.args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "EXISTS", "half"]);

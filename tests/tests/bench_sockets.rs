@@ -1,16 +1,16 @@
-//! `crosslane bench sockets` over real lanes: that it measures what it says, not how long that takes.
+//! `crosslane bench sockets` over real lanes: checks which values it measures, not the times.
 
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::{Process, Rack, place};
+use system_tests::{Process, Rack, paths};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The report of a run whose every measurement succeeded.
+/// The report of a run in which every measurement succeeded.
 fn report(rack: &Rack, arguments: &[&str]) -> Value {
-    let mut command = Command::new(place::crosslane());
+    let mut command = Command::new(paths::crosslane());
     command.args(["bench", "sockets", "--quick", "--json"]).args(arguments).env("CROSSLANE_RACK", rack.path());
     let finished = Process::start(&mut command).wait(LIMIT).must_succeed();
     let report: Value = serde_json::from_str(&finished.stdout).expect("JSON");
@@ -23,7 +23,7 @@ fn rows<'a>(report: &'a Value, transport: &'a str) -> impl Iterator<Item = &'a V
 }
 
 #[test]
-fn connections_are_counted_over_every_transport_and_every_client_makes_all_of_its_own() {
+fn connections_of_every_client_are_counted_over_every_transport() {
     let options = ["--only", "connects,connects-epoll,connects-at-once", "--clients", "7", "--connections", "3"];
     let report = report(&Rack::new(), &[&options[..], &["--rounds", "2"]].concat());
     for transport in ["kernel_tcp", "af_unix", "crosslane"] {
@@ -38,9 +38,9 @@ fn connections_are_counted_over_every_transport_and_every_client_makes_all_of_it
 #[test]
 fn two_builds_of_the_library_are_compared_round_by_round() {
     let rack = Rack::new();
-    let (library, baseline) = (place::library(), rack.scratch());
+    let (library, baseline) = (paths::library(), rack.scratch());
     let baseline = baseline.path().join("libcrosslane.so");
-    place::copy_program(&library, &baseline);
+    paths::copy_program(&library, &baseline);
     let libraries = ["--library", library.to_str().expect("text"), "--baseline", baseline.to_str().expect("text")];
     let options = ["--only", "message-rate,connects-at-once", "--clients", "3", "--connections", "2"];
     let report = report(&rack, &[&options[..], &libraries].concat());

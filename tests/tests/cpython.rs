@@ -1,5 +1,5 @@
-//! CPython's own tests of sockets, selectors and asyncio: what passes bare passes over lanes, or the difference is
-//! explained in `cpython-differences.txt`.
+//! CPython's own tests of sockets, selectors and asyncio: a test that passes bare passes over lanes, or
+//! `cpython-differences.txt` explains the difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -7,12 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use system_tests::place::{package_file, python};
+use system_tests::paths::{package_file, python};
 use system_tests::{Finished, Process, Rack, Traffic};
 use tempfile::TempDir;
 
 const RUN_LIMIT: Duration = Duration::from_secs(1800);
-/// Tests that may hang or crash before the run is given up: each costs a minute.
+/// Number of tests that may hang or crash before the run is abandoned: each costs a minute.
 const ABORTS_MAX: usize = 15;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,32 +20,32 @@ enum Outcome {
     Passed,
     Failed,
     Skipped,
-    /// It hung, or it took the process with it.
+    /// It hung, or it ended the process.
     Aborted,
 }
 
 type Outcomes = BTreeMap<String, Outcome>;
 
-/// One way to run the suite, and what came out of it.
-struct Exam {
+/// The suite, bare or over lanes, and its output.
+struct SuiteRun {
     folder: TempDir,
     over_lanes: bool,
     rack: Rack,
     traffic: Traffic,
-    complaints: String,
+    error_output: String,
 }
 
-impl Exam {
+impl SuiteRun {
     fn new(over_lanes: bool) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        Self { folder, over_lanes, rack: Rack::new(), traffic: Traffic::default(), complaints: String::new() }
+        Self { folder, over_lanes, rack: Rack::new(), traffic: Traffic::default(), error_output: String::new() }
     }
 
     fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Runs what `names` says to the end, going on behind every test that hangs or crashes.
+    /// Runs the modules or IDs in `names` and continues behind every test that hangs or crashes.
     fn run(&mut self, names: &[&str]) -> Outcomes {
         let record = self.file("outcomes");
         let _ = fs::remove_file(&record);
@@ -78,20 +78,20 @@ impl Exam {
         };
         assert!(!finished.timed_out, "{finished}");
         self.traffic = self.traffic.max(traffic);
-        self.complaints.push_str(&finished.stderr);
+        self.error_output.push_str(&finished.stderr);
         finished
     }
 
-    /// Only these tests, again.
+    /// Runs only these tests again.
     fn run_again(&mut self, tests: &BTreeSet<String>) -> Outcomes {
         let list = self.file("only");
         fs::write(&list, tests.iter().map(|name| format!("{name}\n")).collect::<String>()).unwrap();
         self.run(&["--only", &list.to_string_lossy()])
     }
 
-    /// What the run said about one test.
-    fn complaint(&self, test: &str) -> String {
-        let parts = self.complaints.split("=== ").filter(|part| part.lines().next() == Some(test));
+    /// The output of the run about one test.
+    fn error_of(&self, test: &str) -> String {
+        let parts = self.error_output.split("=== ").filter(|part| part.lines().next() == Some(test));
         parts.last().unwrap_or("no message: it hung or crashed").lines().map(|line| format!("    {line}\n")).collect()
     }
 }
@@ -111,7 +111,7 @@ fn with(outcomes: &Outcomes, outcome: Outcome) -> BTreeSet<String> {
     outcomes.iter().filter(|(_, found)| **found == outcome).map(|(name, _)| name.clone()).collect()
 }
 
-/// The exceptions of a module, each with its reason.
+/// The explained differences of a module, each with its reason.
 fn explained(module: &str) -> BTreeMap<String, String> {
     let path = package_file("cpython-differences.txt");
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -124,10 +124,10 @@ fn explained(module: &str) -> BTreeMap<String, String> {
     entries.filter(|(name, _)| name.starts_with(&format!("{module}."))).collect()
 }
 
-/// Runs a module both ways and compares. What differs is run once more alone, so that a test that fails now and then in
-/// both ways is not taken for a difference.
+/// Runs a module bare and over lanes and compares. Tests that differ run once more alone, so that a test that sometimes
+/// fails in both cases does not count as a difference.
 fn compare(module: &str, tests_min: usize, lane_bytes_min: u64) {
-    let (mut bare, mut lanes) = (Exam::new(false), Exam::new(true));
+    let (mut bare, mut lanes) = (SuiteRun::new(false), SuiteRun::new(true));
     let passed_bare = with(&bare.run(&[module]), Outcome::Passed);
     assert!(passed_bare.len() >= tests_min, "only {} tests of {module} pass bare", passed_bare.len());
     let explained = explained(module);
@@ -145,22 +145,22 @@ fn compare(module: &str, tests_min: usize, lane_bytes_min: u64) {
     report(module, &(&again_bare - &again_over_lanes), &suspects, &lanes);
 }
 
-/// These tests did not pass bare: panics unless that was for once only.
-fn must_pass_bare(bare: &mut Exam, explained: BTreeSet<String>) {
+/// Runs tests that did not pass bare again and panics unless they pass.
+fn must_pass_bare(bare: &mut SuiteRun, explained: BTreeSet<String>) {
     if !explained.is_empty() {
         let unknown = &explained - &with(&bare.run_again(&explained), Outcome::Passed);
         assert!(unknown.is_empty(), "explained, but these do not pass bare: {unknown:?}");
     }
 }
 
-/// Panics when a difference is steady; tells of those that are not.
-fn report(module: &str, differences: &BTreeSet<String>, suspects: &BTreeSet<String>, lanes: &Exam) {
+/// Panics if a difference is reproducible; prints those that are not.
+fn report(module: &str, differences: &BTreeSet<String>, suspects: &BTreeSet<String>, lanes: &SuiteRun) {
     for name in suspects - differences {
-        println!("unsteady, failed once over lanes: {name}\n{}", lanes.complaint(&name));
+        println!("not reproducible, failed once over lanes: {name}\n{}", lanes.error_of(&name));
     }
     let mut text = String::new();
     for name in differences {
-        let _ = writeln!(text, "{name}\n{}", lanes.complaint(name));
+        let _ = writeln!(text, "{name}\n{}", lanes.error_of(name));
     }
     assert!(differences.is_empty(), "{} tests of {module} pass bare only:\n{text}", differences.len());
 }
@@ -170,7 +170,7 @@ fn test_socket_passes_wherever_it_passes_bare() {
     compare("test.test_socket", 400, 10_000);
 }
 
-/// Its sockets are pairs of AF_UNIX: no byte of it can cross a lane, and none must be disturbed.
+/// Its sockets are AF_UNIX pairs, whose bytes cannot cross lanes and must not be disturbed.
 #[test]
 fn test_selectors_passes_wherever_it_passes_bare() {
     compare("test.test_selectors", 50, 0);

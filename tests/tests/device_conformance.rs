@@ -1,11 +1,11 @@
-//! The suite that every backend of `fabric` passes, on the devices of guests.
+//! The conformance suite of the backends of `fabric`, on the devices of guests.
 //!
-//! A device that a guest can open twice has both ends of a link in one guest: a BAR through sysfs, and DAX memory, also
-//! as if nodes' caches knew nothing of each other. Two guests with an end each pass the same suite: over VFIO, whose
-//! device has one owner and whose bells are interrupts, and over the others.
+//! If a guest can open a device twice, one guest has both endpoints of a link: over a BAR through sysfs, and over DAX
+//! memory, also as if the caches of the nodes were not coherent. Two guests with an endpoint each run the same suite
+//! over VFIO, whose device has one owner and whose doorbells are interrupts, and over the other devices.
 //!
-//! This program takes itself along: in a guest, where [`VARIABLE`] names the way to the device, the same test runs the
-//! suite, or its part of it.
+//! The test copies itself into the guest. There [`VARIABLE`] names the backend, and the same test runs the suite, or
+//! its part of it.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -23,14 +23,14 @@ use fabric::{Coherence, Endpoint};
 use lab::Lab;
 use volmem::{Mapping, Region};
 
-/// Says to the copy of this program in a guest how it gets to its device: one of [`open`]'s ways.
+/// Tells the copy of this program in a guest how to open its device: one of the names that [`open`] knows.
 const VARIABLE: &str = "CONFORMANCE_DEVICE";
-/// Guests share two cores with whatever else is tested: this only ends what hangs.
+/// Guests share two cores with other tests, so this limit only ends a test that hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// Some tests have two links at once, which must not meet: each new one is between the next two nodes.
+/// Some tests have two links at once, which must not overlap: each new link is between the next two nodes.
 const NODES: u8 = 8;
-/// Of the pairs of nodes, those whose links are tested by two guests, in turn; the next one is where the guests meet.
-const PLACES: u8 = 2;
+/// Number of pairs of nodes that two guests use for links, in turn; the next pair is the rendezvous of the guests.
+const LINK_PAIRS: u8 = 2;
 
 #[test]
 fn the_devices_of_guests_pass_the_suite_of_all_backends() {
@@ -45,26 +45,26 @@ fn the_devices_of_guests_pass_the_suite_of_all_backends() {
 }
 
 #[test]
-fn two_guests_with_an_end_each_pass_it_over_vfio() {
+fn two_guests_pass_the_suite_over_vfio() {
     if let Ok(way) = std::env::var(VARIABLE) {
         return Party::new(&way).run_suite();
     }
-    let lab = Lab::new().device(lab::Device::Vfio).devices(PLACES + 1);
-    run_in_guests(lab, "vfio", "two_guests_with_an_end_each_pass_it_over_vfio");
+    let lab = Lab::new().device(lab::Device::Vfio).devices(LINK_PAIRS + 1);
+    run_in_guests(lab, "vfio", "two_guests_pass_the_suite_over_vfio");
 }
 
 #[test]
 #[ignore = "boots eight guests: two minutes; in ./x exam"]
-fn two_guests_with_an_end_each_pass_it_on_every_other_device() {
+fn two_guests_pass_the_suite_on_every_other_device() {
     if let Ok(way) = std::env::var(VARIABLE) {
         return Party::new(&way).run_suite();
     }
     let dax = lab::Device::Dax;
-    let doorbell = lab::Device::Doorbell; // Without interrupts, which sysfs has none of.
+    let doorbell = lab::Device::Doorbell; // Without interrupts, which sysfs does not provide.
     let ways = [(lab::Device::Plain, "pci"), (doorbell, "pci"), (dax, "coherent"), (dax, "non-coherent")];
     for (kind, way) in ways {
         let lab = Lab::new().device(kind);
-        run_in_guests(lab, way, "two_guests_with_an_end_each_pass_it_on_every_other_device");
+        run_in_guests(lab, way, "two_guests_pass_the_suite_on_every_other_device");
     }
 }
 
@@ -73,7 +73,7 @@ fn run_in_guests(lab: Lab, way: &str, test: &str) {
     let program = std::env::current_exe().unwrap();
     let name = program.file_name().unwrap().to_string_lossy().into_owned();
     let run = format!("{VARIABLE}={way} {name} --exact {test} --include-ignored --nocapture");
-    let script = format!("barrier booted\n{run}"); // Nobody waits for who still boots.
+    let script = format!("barrier booted\n{run}"); // No guest waits for one that still boots.
     let report = lab.built(&program).script(&script).limit(LIMIT).run().unwrap().must_succeed();
     println!("{report}");
     for guest in &report.guests {
@@ -81,7 +81,7 @@ fn run_in_guests(lab: Lab, way: &str, test: &str) {
     }
 }
 
-/// Calls all facts, on links as they are and on links whose stores combine.
+/// Checks all facts, on unchanged links and on links whose stores are write-combined.
 macro_rules! facts {
     (($bare:expr, $faulty:expr, $after:expr) $($fact:ident)*) => {
         $(
@@ -106,8 +106,8 @@ fn run_suite(way: &str) {
     fabric::for_each_conformance_test!(facts!(&bare, &faulty, |_: &str| ""));
 }
 
-/// Both ends of a link over the one device, each with a mapping of its own. Nothing is there of one that was in the
-/// same place before: a new link has no epoch.
+/// Both endpoints of a link over one device, each with its own mapping. The remains of an earlier link of these nodes
+/// are erased: a new link has no epoch.
 fn pair(way: &str, window_bytes: usize) -> (DeviceLink, DeviceLink) {
     static NEXT: AtomicU8 = AtomicU8::new(0);
     let first = NodeSlot(2 * (NEXT.fetch_add(1, Ordering::Relaxed) % (NODES / 2)));
@@ -117,7 +117,7 @@ fn pair(way: &str, window_bytes: usize) -> (DeviceLink, DeviceLink) {
     (open(first).link(second), open(second).link(first))
 }
 
-/// A guest's device, and its place there.
+/// Opens a guest's device as a node.
 fn open(way: &str, device: &str, own: NodeSlot, window_bytes: usize) -> Device {
     let config = DeviceConfig { window_bytes: Some(window_bytes), ..DeviceConfig::new(own, NODES) };
     let opened = match way {
@@ -137,7 +137,7 @@ fn forget_link(memory: &Region, first: NodeSlot, second: NodeSlot, window_bytes:
     }
 }
 
-/// What the guest's first program has found out.
+/// A variable that the guest's init program has set.
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("no {name} in the environment"))
 }
@@ -152,24 +152,24 @@ fn memory() -> Region {
 struct Party {
     own: Endpoint,
     way: String,
-    /// Where links are opened, place by place: one device where it can be opened again and again.
+    /// The devices of the pairs of nodes: the same one if it can be opened repeatedly.
     devices: Vec<String>,
     meeting: Rc<PartyBarrier<DeviceLink>>,
     memory: Region,
-    /// Held, for the meeting and the memory are by it.
+    /// Kept open, because the rendezvous and the memory use it.
     _met_by: Device,
     /// Links opened.
     links: Cell<u8>,
-    /// By place what is open there, until another link is to be: for its interrupts.
-    opened: RefCell<[Option<Device>; PLACES as usize]>,
+    /// The open device of each pair of nodes, kept for its interrupts until the next link is opened.
+    opened: RefCell<[Option<Device>; LINK_PAIRS as usize]>,
 }
 
 impl Party {
     fn new(way: &str) -> Self {
         let own = if variable("NODE") == "a" { Endpoint::A } else { Endpoint::B };
         let devices: Vec<String> = variable("DEVICES").split(',').map(str::to_owned).collect();
-        let [first, second] = nodes_of(PLACES, own);
-        let device = open(way, &devices[usize::from(PLACES) % devices.len()], first, WINDOW_BYTES);
+        let [first, second] = nodes_of(LINK_PAIRS, own);
+        let device = open(way, &devices[usize::from(LINK_PAIRS) % devices.len()], first, WINDOW_BYTES);
         let meeting = Rc::new(PartyBarrier::new(&device.link(second)));
         let (memory, way) = (memory_of(&device, second), way.to_owned());
         let (links, opened) = (Cell::new(0), RefCell::default());
@@ -183,43 +183,43 @@ impl Party {
         fabric::for_each_conformance_test!(facts!(&bare, &faulty, |fact: &str| self.interrupts_of(fact)));
     }
 
-    /// This guest's end of a new link, with nothing of one that was in the same place before.
+    /// Opens this guest's endpoint of a new link, after the remains of an earlier link of these nodes were erased.
     fn open(&self, window_bytes: usize) -> DeviceLink {
-        let place = self.links.get() % PLACES;
+        let pair = self.links.get() % LINK_PAIRS;
         self.links.set(self.links.get().wrapping_add(1));
-        let [own, peer] = nodes_of(place, self.own);
-        let opened = &mut self.opened.borrow_mut()[usize::from(place)];
-        *opened = None; // A device under VFIO is opened once at a time.
+        let [own, peer] = nodes_of(pair, self.own);
+        let opened = &mut self.opened.borrow_mut()[usize::from(pair)];
+        *opened = None; // A device under VFIO can be opened only once at a time.
         if self.own == Endpoint::A {
             forget_link(&self.memory, own, peer, window_bytes);
         }
         self.meeting.wait();
-        let device = open(&self.way, self.device_at(place), own, window_bytes);
+        let device = open(&self.way, self.device_at(pair), own, window_bytes);
         opened.insert(device).link(peer)
     }
 
-    fn device_at(&self, place: u8) -> &str {
-        &self.devices[usize::from(place) % self.devices.len()]
+    fn device_at(&self, pair: u8) -> &str {
+        &self.devices[usize::from(pair) % self.devices.len()]
     }
 
-    /// Those of the last link, of which a fact about rings must have had some where there are any.
+    /// The interrupts of the last link; a fact about doorbells must have caused some if the device has interrupts.
     fn interrupts_of(&self, fact: &str) -> String {
         if self.way != "vfio" {
             return String::new();
         }
-        let address = self.device_at(self.links.get().wrapping_sub(1) % PLACES);
+        let address = self.device_at(self.links.get().wrapping_sub(1) % LINK_PAIRS);
         let count = interrupts(address);
         assert!(fact != "rings_both_ways_never_get_lost" || count > 0, "no interrupt of {address}");
         format!(", {count} interrupts")
     }
 }
 
-/// A guest's own place in a pair of nodes, and the other's.
+/// The slots of this guest and of the other one in a pair of nodes.
 fn nodes_of(pair: u8, own: Endpoint) -> [NodeSlot; 2] {
     [own, own.other()].map(|end| NodeSlot(2 * pair + end as u8))
 }
 
-/// All of a device's memory, of which nothing else has to be open.
+/// All memory of a device that is not open otherwise.
 fn memory_of(device: &Device, peer: NodeSlot) -> Region {
     let (descriptor, [window, _]) = device.windows_in_memory(peer);
     let begin = window - device.layout().window(peer, device.own_slot()).start as u64;

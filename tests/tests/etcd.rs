@@ -1,5 +1,5 @@
-//! Racks in etcd: nodes of this machine come up from what an etcd-server holds, follow its changes and outlive it. A
-//! folder of its own stands for each machine: what a node is locked by lies in it.
+//! Racks in etcd: nodes of this machine come up from the description in etcd, follow its changes and survive its
+//! outages. Each machine is modelled by its own folder, which contains the locks of its nodes.
 
 use std::fs;
 use std::io::Write;
@@ -9,16 +9,16 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use system_tests::{Finished, PATIENCE, Process, Server, place, port, start_server};
+use system_tests::{Finished, Process, Server, WAIT_MAX, paths, port, rack_file, start_server};
 use tempfile::TempDir;
 
 const LINE_CHARS_MAX: usize = 500;
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const LEASE_OF_A: &str = "/racks/r1/leases/a";
-/// The longest that a lease of these tests lasts without a sign, as text of a rack file.
+/// The time to live of leases, as text of a rack file.
 const LEASE: &str = "lease_ns = \"5 s\"";
 
-/// Certificates of a test's own: of a CA, of etcd and of a client; and of another CA.
+/// Certificates of a test: a CA, etcd and a client; and another CA.
 struct Certificates {
     folder: TempDir,
 }
@@ -30,7 +30,7 @@ impl Certificates {
             let own = ["-days", "2", "-subj", &format!("/CN={ca}"), "-addext", "keyUsage=critical,keyCertSign"];
             certificates.openssl(&["req", "-x509", "-out", &format!("{ca}.pem")], ca, &own);
         }
-        // The gateway of an etcd that asks for certificates shows its own.
+        // The gateway of an etcd that requires client certificates presents the server's certificate.
         let uses = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n";
         fs::write(certificates.folder.path().join("uses"), uses).expect("a file");
         for name in ["etcd", "client"] {
@@ -43,15 +43,15 @@ impl Certificates {
         certificates
     }
 
-    /// With a new key of that name.
+    /// Runs openssl with a new key of this name.
     fn openssl(&self, words: &[&str], name: &str, more: &[&str]) {
         let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout"];
         self.run(&[words, &key, &[&format!("{name}.key")], more].concat());
     }
 
     fn run(&self, words: &[&str]) {
-        let mut command = Command::new(place::tool("openssl"));
-        Process::start(command.args(words).current_dir(self.folder.path())).wait(PATIENCE).must_succeed();
+        let mut command = Command::new(paths::tool("openssl"));
+        Process::start(command.args(words).current_dir(self.folder.path())).wait(WAIT_MAX).must_succeed();
     }
 
     fn path(&self, name: &str) -> String {
@@ -59,7 +59,7 @@ impl Certificates {
     }
 }
 
-/// An etcd of the test's own.
+/// A private etcd.
 struct Etcd {
     server: Option<Process>,
     port: u16,
@@ -69,7 +69,7 @@ struct Etcd {
 
 fn etcd_command(folder: &TempDir, port: u16, peer_port: u16) -> Command {
     let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));
-    let mut command = Command::new(place::tool("etcd"));
+    let mut command = Command::new(paths::tool("etcd"));
     command.env_clear().current_dir(folder.path()).arg("--data-dir").arg(folder.path().join("data"));
     command.args(["--name", "test", "--logger", "zap", "--log-level", "error"]);
     for (option, address) in [
@@ -95,7 +95,7 @@ impl Etcd {
 
     fn wait_until_it_answers(&self) {
         let server = self.server.as_ref().expect("it runs");
-        server.wait_until("an answer", PATIENCE, |_| self.ask("kv/range", &json!({ "key": "eA==" })).is_some());
+        server.wait_until("an answer", WAIT_MAX, |_| self.ask("kv/range", &json!({ "key": "eA==" })).is_some());
     }
 
     fn kill(&mut self) {
@@ -111,21 +111,21 @@ impl Etcd {
         format!("etcd://127.0.0.1:{}/{rack}", self.port)
     }
 
-    /// Asks its JSON gateway; nothing where it fails.
+    /// Sends a request to its JSON gateway; `None` if it fails.
     fn ask(&self, path: &str, asked: &Value) -> Option<Value> {
-        let mut command = Command::new(place::tool("curl"));
+        let mut command = Command::new(paths::tool("curl"));
         command.args(["-sf", "--max-time", "10", "--noproxy", "*", "-d", &asked.to_string()]);
-        let finished = Process::start(command.arg(format!("http://127.0.0.1:{}/v3/{path}", self.port))).wait(PATIENCE);
+        let finished = Process::start(command.arg(format!("http://127.0.0.1:{}/v3/{path}", self.port))).wait(WAIT_MAX);
         finished.status.success().then(|| serde_json::from_str(&finished.stdout).expect("JSON"))
     }
 
-    /// The lease that a key goes with.
+    /// The lease to which a key is attached.
     fn lease(&self, key: &str) -> Option<Value> {
         let found = self.ask("kv/range", &json!({ "key": base64(key.as_bytes()) })).expect("an answer");
         found["kvs"][0].get("lease").cloned()
     }
 
-    /// Writes a key past all checks.
+    /// Writes a key without any checks.
     fn put(&self, key: &str, value: &[u8]) {
         let asked = json!({ "key": base64(key.as_bytes()), "value": base64(value) });
         assert!(self.ask("kv/put", &asked).is_some(), "{key} is put");
@@ -133,33 +133,33 @@ impl Etcd {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    let mut command = Command::new(place::tool("base64"));
+    let mut command = Command::new(paths::tool("base64"));
     let (process, mut input) = Process::start_with_input(command.arg("-w0"));
     input.write_all(bytes).expect("a reader");
     drop(input);
-    process.wait(PATIENCE).must_succeed().stdout
+    process.wait(WAIT_MAX).must_succeed().stdout
 }
 
 #[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !holds() {
         assert!(Instant::now() < deadline, "no {what}");
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What has racks of its own: no other machine, and yet as far away as one as far as leases go.
+/// A folder with its own racks, which acts as another machine as far as leases are concerned.
 struct Machine {
     folder: TempDir,
     rack: String,
 }
 
 impl Drop for Machine {
-    /// Nothing of a failed test goes on running.
+    /// Ends all processes, also after a failed test.
     fn drop(&mut self) {
         if self.folder.path().join("base").exists() {
-            Process::start(self.command(&["down"]).args(["--rack", &self.rack])).wait(PATIENCE);
+            Process::start(self.command(&["down"]).args(["--rack", &self.rack])).wait(WAIT_MAX);
         }
     }
 }
@@ -173,57 +173,52 @@ impl Machine {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(place::crosslane());
-        command.args(arguments).current_dir(self.folder.path()).env("CROSSLANE_RACK", self.folder.path().join("base"));
-        for variable in ["NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"] {
-            command.env_remove(format!("CROSSLANE_{variable}"));
-        }
-        command
+        rack_file::command(self.folder.path(), arguments)
     }
 
-    /// A command with this rack, run to its end.
+    /// Runs a command with this rack to its end.
     fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
-        Process::start(self.command(&[subcommand, "--rack", &self.rack]).args(arguments)).wait(PATIENCE)
+        Process::start(self.command(&[subcommand, "--rack", &self.rack]).args(arguments)).wait(WAIT_MAX)
     }
 
     /// Puts the text of a rack file at the rack's address.
     fn push(&self, text: &str) -> Finished {
         fs::write(self.folder.path().join("r.toml"), text).expect("a file");
-        Process::start(&mut self.command(&["rack", "push", "--rack", "r.toml", "--to", &self.rack])).wait(PATIENCE)
+        Process::start(&mut self.command(&["rack", "push", "--rack", "r.toml", "--to", &self.rack])).wait(WAIT_MAX)
     }
 
     fn status(&self) -> Value {
-        // It fails where nothing runs, and says so beside the state.
+        // It fails if no node is up, and prints the state nevertheless.
         let finished = self.finish("status", &["--json"]);
         serde_json::from_str(&finished.stdout).expect("JSON")
     }
 
-    /// Waits until the state is so.
+    /// Waits until the state meets a condition.
     #[track_caller]
-    fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + PATIENCE;
+    fn wait_for(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let status = self.status();
-            if is_so(&status) {
+            if holds(&status) {
                 return status;
             }
             assert!(Instant::now() < deadline, "no {what}: {status:#}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// A program of a node, in Python, with an address to talk to.
+    /// Starts a Python program on a node, with the address of a server.
     fn python(&self, node: &str, script: &str, port: u16) -> Process {
         let mut command = self.command(&["run", "--rack", &self.rack, "--node", node, "--require-lane", "--"]);
-        let python = command.arg(place::python()).args(["-c", script, "127.77.0.2"]).arg(port.to_string());
+        let python = command.arg(paths::python()).args(["-c", script, "127.77.0.2"]).arg(port.to_string());
         Process::start(python)
     }
 
-    /// A server of node b that sends back what it gets, once it listens.
+    /// Starts an echo server on node b and waits until it listens.
     fn serve(&self) -> (Process, u16) {
         let port = port::free_port();
         let server = self.python("b", ECHO, port);
-        server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+        server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
         (server, port)
     }
 }
@@ -239,7 +234,7 @@ while True:
     threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// One word there and back.
+/// One word to the server and back.
 const CLIENT: &str = "
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as server:
@@ -247,7 +242,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as se
     print(server.recv(64).decode(), server.getsockname()[0])
 ";
 
-/// Words there and back for as long as it is not ended.
+/// Words to the server and back until the process is ended.
 const TALKER: &str = "
 import socket, sys, time
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as server:
@@ -262,11 +257,11 @@ fn words(process: &Process) -> usize {
     process.stdout().lines().count()
 }
 
-/// That a process that talks goes on talking.
+/// Panics unless the process still exchanges words.
 #[track_caller]
 fn assert_talks(talker: &Process) {
     let before = words(talker);
-    talker.wait_until("more words", PATIENCE, |talker| words(talker) > before + 5);
+    talker.wait_until("more words", WAIT_MAX, |talker| words(talker) > before + 5);
 }
 
 #[track_caller]
@@ -283,11 +278,7 @@ fn text_of(nodes: &str) -> String {
 }
 
 fn text_of_trust(nodes: &str, trust: &str) -> String {
-    let mut example = Command::new(place::crosslane());
-    let example = Process::start(example.args(["rack", "example", "--nodes", nodes, "--trust", trust]));
-    let text = example.wait(PATIENCE).must_succeed().stdout;
-    // A machine on which much goes on may keep a monitor from its processor for long.
-    let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
+    let text = rack_file::with_long_silence(&rack_file::example(&["--nodes", nodes, "--trust", trust]));
     let with_slots = text.replace("[device]\n", "[device]\nslots = 3\n");
     with_slots.replace("[timeouts]\n", &format!("[timeouts]\n{LEASE}\n"))
 }
@@ -302,7 +293,7 @@ fn kill(pid: &Value) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
 }
 
-/// A rack of two nodes in etcd that are up.
+/// A rack in etcd whose two nodes are up.
 fn up(etcd: &Etcd) -> Machine {
     up_as(etcd, &text_of("2"))
 }
@@ -316,17 +307,17 @@ fn up_as(etcd: &Etcd, text: &str) -> Machine {
 }
 
 #[test]
-fn nodes_come_up_from_etcd_talk_and_hold_leases_that_others_see() {
+fn nodes_come_up_from_etcd_and_hold_leases_that_other_machines_see() {
     let etcd = Etcd::start();
     let machine = up(&etcd);
     let pushed = machine.push(&text_of("2")).must_succeed();
     assert!(pushed.stdout.ends_with(": 0 keys written, 0 removed\n"), "{pushed}");
     let mut show = machine.command(&["rack", "show", "--rack", &machine.rack]);
-    let shown = Process::start(&mut show).wait(PATIENCE).must_succeed().stdout;
+    let shown = Process::start(&mut show).wait(WAIT_MAX).must_succeed().stdout;
     assert!(shown.contains("name = \"b\"\naddress = \"127.77.0.2\"") && shown.contains("slots = 3"), "{shown}");
 
     let (_server, port) = machine.serve();
-    let client = machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
+    let client = machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_eq!(client.stdout, "word 127.77.0.1\n");
 
     let other = Machine::new(&machine.rack);
@@ -337,22 +328,22 @@ fn nodes_come_up_from_etcd_talk_and_hold_leases_that_others_see() {
     }
     let refused = other.finish("up", &[]);
     assert_one_line(&refused, 1, &["node 'a' is up on", "bring it down there, or try again in"]);
-    assert!(other.status()["nodes"][0]["monitor"].is_null(), "nothing half-started is left");
+    assert!(other.status()["nodes"][0]["monitor"].is_null(), "no half-started process is left");
 
-    // What is killed keeps its lease for a while, which is no obstacle where it ran.
+    // A killed monitor keeps its lease for a while, which is no obstacle on the same machine.
     kill(&node(&machine.status(), "a")["monitor"]["pid"]);
     machine.finish("up", &[]).must_succeed();
     kill(&node(&machine.status(), "b")["monitor"]["pid"]);
     other.wait_for("end of a lease", |status| node(status, "b")["lease"].is_null());
-    other.wait_for("a lease that goes on", |status| !node(status, "a")["lease"].is_null());
+    other.wait_for("a lease that is still held", |status| !node(status, "a")["lease"].is_null());
     machine.finish("down", &[]).must_succeed();
-    assert!(node(&other.status(), "a")["lease"].is_null(), "a lease is given back");
+    assert!(node(&other.status(), "a")["lease"].is_null(), "the lease is released");
 }
 
 #[test]
-fn changes_are_taken_on_while_connections_go_on() {
+fn changes_are_applied_while_connections_continue() {
     let etcd = Etcd::start();
-    // Programs store into windows themselves: so they do with a node that joins later.
+    // Programs store into windows themselves, also into those of a node that joins later.
     let text_of = |nodes| text_of_trust(nodes, "direct");
     let machine = up_as(&etcd, &text_of("2"));
     let (_server, port) = machine.serve();
@@ -368,7 +359,7 @@ fn changes_are_taken_on_while_connections_go_on() {
         }
     };
     machine.wait_for("rule", taken(1));
-    let refused = machine.python("a", CLIENT, port).wait(PATIENCE);
+    let refused = machine.python("a", CLIENT, port).wait(WAIT_MAX);
     assert!(!refused.status.success() && !refused.timed_out, "{refused}");
     assert_talks(&talker);
 
@@ -376,14 +367,14 @@ fn changes_are_taken_on_while_connections_go_on() {
     machine.wait_for("node", taken(2));
     let up = machine.finish("up", &[]).must_succeed();
     assert!(up.stdout.ends_with("is up: nodes a, b, c\n"), "{up}");
-    let client = machine.python("c", CLIENT, port).wait(PATIENCE).must_succeed();
+    let client = machine.python("c", CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_eq!(client.stdout, "word 127.77.0.3\n");
     let status = machine.status();
     for (name, peer) in [("b", 1), ("c", 1)] {
         let carried = &node(&status, name)["monitor"]["links"][peer]["carried"];
         assert_eq!((&carried["direct_total"], &carried["bytes_sent"]), (&json!(1), &json!(0)), "{status:#}");
     }
-    machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
+    machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_talks(&talker);
 
     machine.push(&text_of("3").replace("window_bytes = 33554432", "window_bytes = 16777216")).must_succeed();
@@ -402,14 +393,14 @@ fn changes_are_taken_on_while_connections_go_on() {
 }
 
 #[test]
-fn without_etcd_nodes_go_on_and_programs_come_and_go() {
+fn nodes_continue_and_serve_programs_during_an_etcd_outage() {
     let mut etcd = Etcd::start();
     let machine = up(&etcd);
     let (_server, port) = machine.serve();
     let talker = machine.python("a", TALKER, port);
     assert_talks(&talker);
     let outages = |status: &Value| node(status, "a")["monitor"]["etcd"]["outages"].as_u64().expect("a number");
-    // On a busy machine etcd may have been too late for somebody before.
+    // On a busy machine etcd may have been too slow before.
     let outages_before = outages(&machine.status());
     etcd.kill();
     let reached = |is_reached: bool| {
@@ -422,7 +413,7 @@ fn without_etcd_nodes_go_on_and_programs_come_and_go() {
     assert_eq!(status["is_etcd_reached"], false);
     assert!(outages(&status) > outages_before, "{status:#}");
     assert!(machine.finish("status", &[]).stderr.contains("what the nodes of this machine go by"));
-    machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
+    machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
     let strict = Machine::new(&machine.rack);
     assert_one_line(&strict.finish("up", &[]), 1, &[&machine.rack, "refused", "see that etcd runs there"]);
 
@@ -434,7 +425,7 @@ fn without_etcd_nodes_go_on_and_programs_come_and_go() {
     machine.wait_for("change", |status| node(status, "a")["monitor"]["etcd"]["changes_taken"] == 1);
     assert_talks(&talker);
 
-    // A lease that has ended is taken anew, unless the key is another's by then.
+    // A lost lease is acquired again, unless the key belongs to another machine by then.
     let lease = etcd.lease(LEASE_OF_A).expect("it is held");
     assert!(etcd.ask("lease/revoke", &json!({ "ID": lease })).is_some());
     wait_until("another lease", || etcd.lease(LEASE_OF_A).is_some_and(|now| now != lease));
@@ -452,7 +443,7 @@ fn without_etcd_nodes_go_on_and_programs_come_and_go() {
 }
 
 #[test]
-fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
+fn an_error_in_etcd_is_one_line_and_nothing_is_started() {
     let etcd = Etcd::start();
     let machine = Machine::new(&etcd.address("bad"));
     assert_one_line(&machine.finish("up", &[]), 2, &["/bad/rack: no such key", "crosslane rack push"]);
@@ -495,26 +486,26 @@ fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
     assert!(leased.finish("status", &[]).must_succeed().stdout.contains("unreadable"));
     assert_one_line(&leased.finish("up", &[]), 1, &["node 'a'", "not known", "remove /lease/leases/a"]);
 
-    let stranger = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = stranger.local_addr().expect("an address").port();
+    let web_server = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = web_server.local_addr().expect("an address").port();
     let answer = std::thread::spawn(move || {
-        let (mut stream, _) = stranger.accept().expect("a client");
+        let (mut stream, _) = web_server.accept().expect("a client");
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").expect("a reader");
-        // What the client has sent is read, or the kernel takes the answer back.
+        // Bytes left unread would reset the connection before the answer is read.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let lost = Machine::new(&format!("etcd://127.0.0.1:{port}/r"));
     assert_one_line(&lost.finish("up", &[]), 1, &["not a response of etcd", "the port for clients"]);
     answer.join().expect("it answers");
     for machine in [&machine, &lost] {
-        assert!(!machine.folder.path().join("base").exists(), "a rack that is none leaves no trace");
+        assert!(!machine.folder.path().join("base").exists(), "an invalid rack leaves no files");
     }
     let nodes = leased.status()["nodes"].as_array().expect("nodes").clone();
     let socket = |node: &Value| Path::new(node["directory"].as_str().expect("a path")).join("monitor.sock");
-    assert!(nodes.iter().all(|node| !socket(node).exists()), "nothing half-started is left");
+    assert!(nodes.iter().all(|node| !socket(node).exists()), "no half-started process is left");
 }
 
-/// An etcd that talks TLS, and knows clients by their certificates.
+/// Starts an etcd with TLS that authenticates clients by certificates.
 fn start_with_tls(certificates: &Certificates, folder: &TempDir) -> Server {
     let peer_port = port::free_port();
     let server = start_server(|port| {
@@ -527,24 +518,24 @@ fn start_with_tls(certificates: &Certificates, folder: &TempDir) -> Server {
         }
         command
     });
-    server.process.wait_until("an answer", PATIENCE, |_| {
-        let mut command = Command::new(place::tool("curl"));
+    server.process.wait_until("an answer", WAIT_MAX, |_| {
+        let mut command = Command::new(paths::tool("curl"));
         command.args(["-sf", "--max-time", "10", "--noproxy", "*", "-d", r#"{"key":"eA=="}"#]);
         command.args(["--cacert", "ca.pem", "--cert", "client.pem", "--key", "client.key"]);
         command.arg(format!("https://127.0.0.1:{}/v3/kv/range", server.port)).current_dir(certificates.folder.path());
-        Process::start(&mut command).wait(PATIENCE).status.success()
+        Process::start(&mut command).wait(WAIT_MAX).status.success()
     });
     server
 }
 
 #[test]
-fn a_rack_lies_in_an_etcd_that_knows_clients_by_their_certificates() {
+fn a_rack_comes_up_from_an_etcd_with_client_certificates() {
     let (certificates, folder) = (Certificates::make(), tempfile::tempdir().expect("a folder"));
     let server = start_with_tls(&certificates, &folder);
-    let place = format!("127.0.0.1:{}/racks/r1", server.port);
+    let authority = format!("127.0.0.1:{}/racks/r1", server.port);
     let files = |ca: &str, cert: &str, key: &str| {
         let [ca, cert, key] = [ca, cert, key].map(|name| certificates.path(name));
-        format!("etcds://{place}?ca={ca}&cert={cert}&key={key}")
+        format!("etcds://{authority}?ca={ca}&cert={cert}&key={key}")
     };
     let machine = Machine::new(&files("ca.pem", "client.pem", "client.key"));
     machine.push(&text_of("2")).must_succeed();
@@ -561,9 +552,9 @@ fn a_rack_lies_in_an_etcd_that_knows_clients_by_their_certificates() {
         (files("client.key", "client.pem", "client.key"), &["client.key: no certificate in it"]),
         (files("ca.pem", "client.pem", "etcd.key"), &["client.pem and ", "etcd.key", "its own key"]),
         (files("ca.pem", "other-ca.pem", "other-ca.key"), &["cert and key"]),
-        (format!("etcds://{place}?ca={}", certificates.path("ca.pem")), &["cert and key"]),
-        (format!("etcd://{place}"), &["write etcds://"]),
-        (format!("etcds://{place}"), &["names no CA", "?ca="]),
+        (format!("etcds://{authority}?ca={}", certificates.path("ca.pem")), &["cert and key"]),
+        (format!("etcd://{authority}"), &["write etcds://"]),
+        (format!("etcds://{authority}"), &["names no CA", "?ca="]),
     ] {
         assert_one_line(&Machine::new(&rack).finish("up", &[]), 2, words);
     }

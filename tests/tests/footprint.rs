@@ -1,21 +1,21 @@
-//! What connections cost while they carry little or nothing: counts, not times.
+//! The resources of connections that carry little or nothing: counts, not times.
 
 use std::process::Command;
 use std::time::Duration;
 
-use system_tests::place::{package_file, python};
-use system_tests::{PATIENCE, Process, Rack, c};
+use system_tests::paths::{package_file, python};
+use system_tests::{Process, Rack, WAIT_MAX, c};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 const LONG_RUN_LIMIT: Duration = Duration::from_secs(600);
-/// Until a connection carries bulk.
+/// Memory of a connection that carries no bulk data.
 const TOUCHED_KIB_MAX: f64 = 64.0;
-/// A wait that looks again every millisecond would sleep a thousand times in the second that is counted.
+/// A wait that polls every millisecond would block a thousand times in the measured second.
 const IDLE_SWITCHES_MAX: f64 = 100.0;
-/// Of the second that is counted: one that spins uses all of it.
+/// CPU time in the measured second; a wait that spins uses all of it.
 const IDLE_CPU_MS_MAX: f64 = 250.0;
 
-/// Runs fifty connections; `ROLE FACT NUMBER` by line.
+/// Runs fifty connections, whose report has the lines `ROLE FACT NUMBER`.
 fn measure() -> Vec<(String, f64)> {
     let rack = Rack::new();
     let mut command = rack.require_lane(python());
@@ -29,19 +29,19 @@ fn measure() -> Vec<(String, f64)> {
     finished.stdout.lines().map(fact).collect()
 }
 
-/// One fact of both ends.
+/// One fact of both endpoints.
 #[track_caller]
 fn of_both(facts: &[(String, f64)], what: &str) -> Vec<f64> {
     let found: Vec<f64> =
         facts.iter().filter(|(name, _)| name.ends_with(&format!(" {what}"))).map(|(_, value)| *value).collect();
-    assert_eq!(found.len(), 2, "{what} of both ends: {facts:?}");
+    assert_eq!(found.len(), 2, "{what} of both endpoints: {facts:?}");
     found
 }
 
 #[test]
 fn a_connection_touches_little_memory_and_does_nothing_while_idle() {
     let facts = measure();
-    // A connection that has not proved busy has no lanes.
+    // A connection has no lanes until it is busy.
     assert!(of_both(&facts, "touched_kib_connected").iter().all(|kib| *kib == 0.0), "{facts:?}");
     let touched_kib: f64 = of_both(&facts, "touched_kib_used").iter().sum();
     assert!(touched_kib > 0.0 && touched_kib <= TOUCHED_KIB_MAX, "{facts:?}");
@@ -49,7 +49,7 @@ fn a_connection_touches_little_memory_and_does_nothing_while_idle() {
     assert!(of_both(&facts, "idle_cpu_ms").iter().all(|ms| *ms <= IDLE_CPU_MS_MAX), "{facts:?}");
 }
 
-/// Says how many threads it has; with an argument, after it has used a connection by way of epoll.
+/// Prints its number of threads; with an argument, after it has used a connection by epoll.
 const THREAD_COUNTER: &str = r#"
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -96,12 +96,12 @@ fn the_library_has_no_thread() {
     let rack = Rack::new();
     let program = c::build_text("count_threads", THREAD_COUNTER, &["-O2"]);
     for arguments in [&[] as &[&str], &["connect"]] {
-        let finished = Process::start(rack.require_lane(&program).args(arguments)).wait(PATIENCE).must_succeed();
+        let finished = Process::start(rack.require_lane(&program).args(arguments)).wait(WAIT_MAX).must_succeed();
         assert_eq!(finished.stdout, "1\n", "{finished}");
     }
 }
 
-/// What both endpoints and both small rings of a connection take.
+/// Bytes of both endpoints and both small rings of a connection.
 const DRAINED_BYTES: &str = "16384";
 
 #[test]
@@ -109,7 +109,7 @@ fn a_connection_that_was_read_to_the_end_keeps_only_its_small_rings() {
     let rack = Rack::new();
     let mut command = rack.require_lane(python());
     command.arg(package_file("python/drained_memory.py")).arg(DRAINED_BYTES);
-    let finished = Process::start(&mut command).wait(PATIENCE).must_succeed();
+    let finished = Process::start(&mut command).wait(WAIT_MAX).must_succeed();
     assert_eq!(finished.stdout, "ok\n", "{finished}");
 }
 
@@ -133,9 +133,9 @@ fn a_sender_whose_peer_does_not_read_is_accepted_one_to_two_times_what_tcp_accep
         let [.., write_bytes, accepted_by_tcp] = *tcp;
         let [.., accepted] = *lane;
         assert_eq!(tcp[..3], lane[..3]);
-        // The last write may be the one that is cut off or not.
+        // The last write may be partial.
         let bounds = accepted_by_tcp.saturating_sub(write_bytes)..=2 * accepted_by_tcp + write_bytes;
-        assert!(bounds.contains(&accepted), "{lane:?} by a lane, {tcp:?} by TCP");
+        assert!(bounds.contains(&accepted), "{lane:?} over a lane, {tcp:?} over TCP");
     }
 }
 
@@ -153,12 +153,12 @@ fn ten_thousand_connections_leave_nothing_behind() {
 }
 
 #[test]
-#[ignore = "half a minute; in ./x exam"]
+#[ignore = "takes half a minute; in ./x exam"]
 fn two_hundred_thousand_connections_leave_nothing_behind() {
     connections_leave_nothing("200000");
 }
 
-/// Both ends in one process: as many as the limits of ordinary machines let a program hold.
+/// Both endpoints are in one process: the number that the limits of ordinary machines allow.
 const LIVE_CONNECTIONS: usize = 4000;
 
 #[test]
@@ -174,5 +174,5 @@ fn thousands_of_live_connections_are_listed() {
     let traffic = stat.traffic_of("python");
     assert_eq!(traffic.lane_bytes, 2 * LIVE_CONNECTIONS as u64);
     drop(input);
-    process.wait(PATIENCE).must_succeed();
+    process.wait(WAIT_MAX).must_succeed();
 }

@@ -1,8 +1,7 @@
-//! Machines with no network device, joined by the memory of one device.
+//! Machines without a network device, connected by the memory of one device.
 //!
-//! What programs and nodes do between machines is tested with every change; the lab itself, and devices beyond those
-//! that racks use, in `./x exam`. Guests are emulated, some twenty times slower than the machine: no fact depends on a
-//! time.
+//! Programs and nodes on several machines are tested with every change; the lab itself, and devices that racks do not
+//! use, in `./x exam`. Guests are emulated, about twenty times slower than the machine, so no test depends on time.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -12,25 +11,25 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lab::{Device, Lab, LabFailure, Node, Report};
-use system_tests::{Process, c, place};
+use system_tests::{Process, c, paths};
 
-/// Guests share two cores with whatever else is tested and built: this only ends what hangs.
+/// Guests share two cores with other tests and builds, so this limit only ends a test that hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
 
 fn builds() -> PathBuf {
-    place::target().join("release")
+    paths::target().join("release")
 }
 
-/// A committed script with the programs of this build.
+/// A lab with a committed script and the programs of this build.
 fn committed(script: &str) -> Lab {
-    Lab::of_script(&place::package_file(&format!("lab/{script}"))).unwrap().crosslane(&builds()).limit(LIMIT)
+    Lab::of_script(&paths::package_file(&format!("lab/{script}"))).unwrap().crosslane(&builds()).limit(LIMIT)
 }
 
 fn of(script: &str) -> Lab {
     Lab::new().crosslane(&builds()).script(script).limit(LIMIT)
 }
 
-/// This machine as one more node of a lab: node 1, whose peer is guest a, node 0.
+/// Starts this machine as another node of a lab: node 1, whose peer is guest a, node 0.
 fn host_link(running: &lab::RunningLab) -> Process {
     let socket = running.device_socket().expect("a served device").display().to_string();
     let mut command = Command::new(builds().join("lab-link"));
@@ -58,8 +57,8 @@ fn a_guest_and_this_machine_wake_each_other_by_interrupts() {
     }
 }
 
-/// A rack of guest a and this machine, which reaches the device by its server.
-const BESIDE: &str = r#"version = 1
+/// A rack of guest a and this machine, which accesses the device through its server.
+const GUEST_AND_HOST: &str = r#"version = 1
 [device]
 backend = "pci"
 [timeouts]
@@ -75,8 +74,8 @@ address = "127.77.0.2"
 backend = "shm"
 "#;
 
-/// The guest comes up, then says so; its stream is over when the script ends.
-const BESIDE_THIS_MACHINE: &str = r#"
+/// The guest brings its node up and reports it; its stream is complete when the script ends.
+const GUEST_BESIDE_HOST: &str = r#"
 sed "s/0000:00:04.0/$DEVICE/" /beside.toml >"$RACK"
 crosslane up --rack "$RACK" --node a
 host up
@@ -84,15 +83,15 @@ wait_for lanes lab-stream connect 127.77.0.2:9001 3
 "#;
 
 #[test]
-fn programs_of_a_guest_and_of_this_machine_talk_by_windows() {
-    // In /tmp, whatever TMPDIR says: names of sockets must be short.
+fn programs_of_a_guest_and_of_this_machine_communicate_through_windows() {
+    // In /tmp, regardless of TMPDIR: paths of sockets must be short.
     let folder = tempfile::Builder::new().prefix("beside-").tempdir_in("/tmp").unwrap();
     let file = folder.path().join("r.toml");
-    std::fs::write(&file, BESIDE).unwrap();
-    let lab = of(BESIDE_THIS_MACHINE).guests(1).device(Device::Doorbell).file(&file, "/beside.toml");
+    std::fs::write(&file, GUEST_AND_HOST).unwrap();
+    let lab = of(GUEST_BESIDE_HOST).guests(1).device(Device::Doorbell).file(&file, "/beside.toml");
     let mut running = lab.start().unwrap();
     let crosslane = |words: &[&str]| {
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.args(words).arg("--rack").arg(&file).env("CROSSLANE_RACK", folder.path().join("base"));
         command
     };
@@ -102,7 +101,7 @@ fn programs_of_a_guest_and_of_this_machine_talk_by_windows() {
     let rack = directory.parent().unwrap();
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
     std::os::unix::fs::symlink(running.device_socket().unwrap(), rack.join("device.sock")).unwrap();
-    // Not by 'up', whose 'down' would end the device's server too, which is this process.
+    // Not by 'up', because 'down' would then also end the device server, which is this process.
     let monitor = Process::start(crosslane(&["monitor", "--node", "b"]).current_dir("/"));
     running.wait_for_guest(Node::A, "up").unwrap();
     let mut server = crosslane(&["run", "--node", "b", "--require-lane"]);
@@ -135,7 +134,7 @@ address = "127.77.0.2"
 device = "0000:00:04.0"
 "#;
 
-/// The guest connects to this machine, is connected to, and has a connection when its machine is killed.
+/// The guest connects to this machine, accepts a connection, and has one open when its machine is killed.
 const GUEST_OF_A_HOST: &str = r#"
 sed "s/0000:00:04.0/$DEVICE/" /rack.toml >"$RACK"
 crosslane up --rack "$RACK" --node a
@@ -148,14 +147,14 @@ kill $!
 crosslane down --rack "$RACK"
 "#;
 
-/// A rack that is up on this machine, and goes down with this.
+/// A rack that is up on this machine and is taken down when dropped.
 struct HostRack {
     folder: tempfile::TempDir,
 }
 
 impl HostRack {
     fn up() -> Self {
-        // In /tmp, whatever TMPDIR says: names of sockets must be short.
+        // In /tmp, regardless of TMPDIR: paths of sockets must be short.
         let folder = tempfile::Builder::new().prefix("host-").tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("r.toml"), HOST_AND_GUEST).unwrap();
         let rack = Self { folder };
@@ -164,26 +163,26 @@ impl HostRack {
     }
 
     fn crosslane(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.args(words).arg("--rack").arg(self.folder.path().join("r.toml")).current_dir("/");
         command.env("CROSSLANE_RACK", self.folder.path().join("base"));
         command
     }
 
-    /// Where guests get their device.
+    /// The socket of the device server, from which guests get their device.
     fn device_socket(&self) -> PathBuf {
         let status = Process::start(&mut self.crosslane(&["status", "--json"])).wait(LIMIT);
         let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
         PathBuf::from(status["nodes"][0]["directory"].as_str().unwrap()).with_file_name("device.sock")
     }
 
-    /// One connection with the guest, both ways at once.
+    /// One connection with the guest, with traffic in both directions.
     fn stream(&self, role: &str, address: &str, seconds: &str) -> Process {
         let mut command = self.crosslane(&["run", "--node", "host", "--require-lane"]);
         Process::start(command.arg("--").arg(builds().join("lab-stream")).args([role, address, seconds]))
     }
 
-    /// The same to a server that may not listen yet.
+    /// As [`HostRack::stream`], to a server that may not listen yet.
     fn connect_and_finish(&self, address: &str) {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -196,7 +195,7 @@ impl HostRack {
         }
     }
 
-    /// As [`HostRack::connect_and_finish`], of a connection that lasts: once bytes of it have come.
+    /// As [`HostRack::connect_and_finish`] for a connection that stays open: returns once bytes have arrived.
     fn connect_and_stay(&self, address: &str) -> Process {
         let (deadline, bytes_before) = (Instant::now() + LIMIT, self.bytes_received());
         let mut client = self.stream("connect", address, "1000");
@@ -209,7 +208,7 @@ impl HostRack {
         client
     }
 
-    /// By this machine's proxy.
+    /// Bytes that this machine's proxy has received.
     fn bytes_received(&self) -> u64 {
         let stat = Process::start(&mut self.crosslane(&["stat", "--json"])).wait(LIMIT).must_succeed();
         let stat: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap();
@@ -224,7 +223,7 @@ impl Drop for HostRack {
 }
 
 #[test]
-fn a_guest_at_the_device_server_of_up_talks_with_this_machine_and_does_so_again_after_it_was_killed() {
+fn a_guest_of_the_device_server_connects_again_after_it_was_killed() {
     let host = HostRack::up();
     let socket = host.device_socket();
     let lab = of(GUEST_OF_A_HOST).guests(1).device(Device::Vfio).vectors(3).device_server(&socket);
@@ -241,7 +240,7 @@ fn a_guest_at_the_device_server_of_up_talks_with_this_machine_and_does_so_again_
             let client = host.connect_and_stay("127.77.0.2:9003");
             running.kill(Node::A);
             let client = client.wait(LIMIT).must_exit_with(1);
-            // Which of its threads is told that it was reset, and which only finds the end, is chance.
+            // One of its threads sees the reset and the other only the end; which one does is random.
             assert!(client.stderr.contains("reset") || client.stderr.contains("ended after"), "{client}");
             running.boot(Node::A).unwrap();
         }
@@ -252,28 +251,28 @@ fn a_guest_at_the_device_server_of_up_talks_with_this_machine_and_does_so_again_
 }
 
 #[test]
-fn redis_in_one_guest_serves_a_benchmark_in_another_without_a_network_by_proxies_and_by_programs() {
+fn redis_serves_another_guest_without_a_network_through_proxies_and_directly() {
     redis(Device::Plain);
 }
 
 #[test]
-fn redis_is_served_over_vfio_with_its_doorbells_by_proxies_and_by_programs() {
+fn redis_is_served_over_vfio_with_doorbells_through_proxies_and_directly() {
     redis(Device::Vfio);
 }
 
 #[test]
-fn redis_is_served_over_dax_memory_by_proxies_and_by_programs_that_write_it_themselves() {
+fn redis_is_served_over_dax_memory_through_proxies_and_directly() {
     redis(Device::Dax);
 }
 
 fn redis(device: Device) {
     let report = committed("redis.sh").device(device).built(hand_on()).run().unwrap().must_succeed();
     let direct_runs = match device {
-        Device::Dax => 2, // Coherent, and as if it were not.
+        Device::Dax => 2, // Coherent, and treated as non-coherent.
         _ => 1,
     };
     assert_eq!(report.output(Node::B).matches("\"GET\",").count(), 2 + 2 * direct_runs, "{report}");
-    must_be_handed_on(&report, direct_runs);
+    must_be_passed_on(&report, direct_runs);
     for node in [Node::A, Node::B] {
         let direct = report.output(node).matches(" direct connections, 0 missed, 0 bytes by proxies").count();
         assert_eq!(direct, direct_runs, "{report}");
@@ -281,20 +280,20 @@ fn redis(device: Device) {
 }
 
 #[test]
-fn programs_that_write_windows_under_vfio_die_and_are_handed_on_and_keep_no_monitor_from_the_device() {
+fn killed_and_passed_on_direct_connections_under_vfio_do_not_block_the_device() {
     let report = committed("direct.sh").built(hand_on()).run().unwrap().must_succeed();
-    must_be_handed_on(&report, 1);
+    must_be_passed_on(&report, 1);
 }
 
-/// Built once, for tests that run at once.
+/// Built once for tests that run concurrently.
 fn hand_on() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let flags = ["-O2", "-Wall", "-Wextra", "-Werror"];
-    BUILT.get_or_init(|| c::build("hand-on", &[place::package_file("lab/hand_on.c")], &flags))
+    BUILT.get_or_init(|| c::build("hand-on", &[paths::package_file("lab/hand_on.c")], &flags))
 }
 
 #[track_caller]
-fn must_be_handed_on(report: &Report, times: usize) {
+fn must_be_passed_on(report: &Report, times: usize) {
     for who in ["at first", "by message", "after exec"] {
         let answers = report.output(Node::B).matches(&format!("answered {who}")).count();
         assert_eq!(answers, times, "{who}: {report}");
@@ -302,7 +301,7 @@ fn must_be_handed_on(report: &Report, times: usize) {
 }
 
 #[test]
-fn streams_both_ways_arrive_whole() {
+fn streams_in_both_directions_arrive_intact() {
     committed("streams.sh").run().unwrap().must_succeed();
 }
 
@@ -317,9 +316,9 @@ fn a_killed_proxy_and_a_killed_monitor_come_back() {
 }
 
 #[test]
-fn a_node_whose_peer_writes_garbage_lives_and_trains_again() {
+fn a_node_survives_garbage_from_its_peer_and_trains_again() {
     let report = committed("spoil.sh").run().unwrap().must_succeed();
-    // Either node may be the first to see it, and mends it then.
+    // Either node may see the garbage first and repair it.
     let seen = [Node::A, Node::B].into_iter().any(|node| report.output(node).contains("overwrote the header"));
     assert!(seen, "{report}");
 }
@@ -331,7 +330,7 @@ fn a_killed_guest_resets_its_connections_and_serves_again_when_it_is_back() {
     lab.finish().unwrap().must_succeed();
 }
 
-/// What `guest-kill.sh` is for.
+/// The host's side of `guest-kill.sh`.
 fn kill_and_boot_again(lab: &mut lab::RunningLab) {
     lab.wait_for_guest(Node::A, "serving").unwrap();
     lab.wait_for_guest(Node::B, "connected").unwrap();
@@ -348,7 +347,7 @@ fn kill_and_boot_again(lab: &mut lab::RunningLab) {
 
 #[test]
 #[ignore = "streams for minutes; in ./x exam"]
-fn on_every_device_streams_arrive_whole_and_nodes_live_through_kills_and_garbage() {
+fn on_every_device_streams_arrive_intact_and_nodes_survive_kills_and_garbage() {
     for device in [Device::Vfio, Device::Dax] {
         committed("streams.sh").device(device).run().unwrap().must_succeed();
     }
@@ -362,12 +361,12 @@ fn on_every_device_streams_arrive_whole_and_nodes_live_through_kills_and_garbage
 
 #[test]
 #[ignore = "streams for a minute; in ./x exam"]
-fn a_stream_between_guests_outlives_its_link_over_a_network() {
+fn a_stream_between_guests_survives_its_link_over_a_network() {
     committed("failover.sh").run().unwrap().must_succeed();
 }
 
 #[test]
-#[ignore = "it reports rates, which decide nothing"]
+#[ignore = "reports rates and asserts nothing about them"]
 fn bulk_between_guests_is_measured() {
     let report = committed("bulk.sh").run().unwrap().must_succeed();
     println!("{report}");
@@ -392,7 +391,7 @@ fn every_device_carries_words_and_links() {
 }
 
 #[test]
-fn three_guests_are_a_mesh_and_one_of_them_may_die_and_come_back() {
+fn a_guest_of_a_mesh_of_three_may_be_killed_and_come_back() {
     const ALL: [Node; 3] = [Node::A, Node::B, Node::C];
     let mut lab = committed("mesh.sh").start().unwrap();
     let wait_for = |lab: &mut lab::RunningLab, nodes: &[Node], what| {
@@ -437,7 +436,7 @@ fn a_killed_guest_comes_back_and_its_links_with_it() {
 
 #[test]
 #[ignore = "boots five guests: a minute"]
-fn however_a_lab_ends_its_code_says_so_and_its_machines_are_gone() {
+fn the_exit_code_tells_how_a_lab_ended_and_its_machines_are_gone() {
     let failed = of("[ $NODE = a ] || exit 7; sleep 1000").run().unwrap();
     assert_eq!((failed.code(), &failed.failure), (7, &None), "{failed}");
 

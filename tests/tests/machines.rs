@@ -1,6 +1,5 @@
-//! A cluster over several machines, as far as one can show them: each has its own network, its own shared
-//! memory and its own folder for what runs, and nothing but Ethernet leads from one to another. Control is by
-//! TCP, packets go by RoCE over UDP.
+//! A cluster over several machines, modelled by namespaces: each machine has its own network, shared memory and run
+//! folder, and only Ethernet connects them. Control uses TCP, packets use RoCEv2.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use system_tests::{Finished, PATIENCE, Process, place};
+use system_tests::{Finished, Process, WAIT_MAX, paths};
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// Three machines, a host behind each, and the two switches between them: one for control, one for packets.
+/// Three machines with a host behind each, and two switches between them: one for control, one for packets.
 struct Lab {
     name: String,
     folder: tempfile::TempDir,
@@ -24,12 +23,12 @@ struct Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // Each brings its node down.
-        self.machines.iter_mut().filter_map(Option::take).for_each(|machine| drop(machine.stop(PATIENCE)));
+        // Each machine takes its node down.
+        self.machines.iter_mut().filter_map(Option::take).for_each(|machine| drop(machine.stop(WAIT_MAX)));
         let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
         for namespace in namespaces.filter_map(|entry| entry.file_name().into_string().ok()) {
             if namespace.starts_with(&self.namespace("")) {
-                let _ = Command::new(place::tool("ip")).args(["netns", "del", &namespace]).status();
+                let _ = Command::new(paths::tool("ip")).args(["netns", "del", &namespace]).status();
             }
         }
     }
@@ -37,8 +36,8 @@ impl Drop for Lab {
 
 impl Lab {
     fn new() -> Self {
-        let name = format!("crosslane-far-{}", std::process::id());
-        let folder = tempfile::Builder::new().prefix("far-").tempdir_in("/tmp").expect("a folder");
+        let name = format!("crosslane-machines-{}", std::process::id());
+        let folder = tempfile::Builder::new().prefix("machines-").tempdir_in("/tmp").expect("a folder");
         let lab = Self { name, folder, machines: [const { None }; 3] };
         for switch in ["control", "fabric"] {
             lab.add_namespace(switch);
@@ -49,17 +48,17 @@ impl Lab {
             let number = index + 1;
             lab.add_namespace(node);
             lab.add_namespace(&format!("h{number}"));
-            lab.line(node, ("control", &format!("10.66.0.{number}/24")), "control");
-            lab.line(node, ("fabric", &format!("10.67.0.{number}/24")), "fabric");
-            lab.line(node, ("eth0", &format!("10.78.{number}.1/24")), &format!("h{number}"));
+            lab.connect(node, ("control", &format!("10.66.0.{number}/24")), "control");
+            lab.connect(node, ("fabric", &format!("10.67.0.{number}/24")), "fabric");
+            lab.connect(node, ("eth0", &format!("10.78.{number}.1/24")), &format!("h{number}"));
             let host = lab.namespace(&format!("h{number}"));
             lab.ip(&["-n", &host, "address", "add", &format!("10.78.{number}.2/24"), "dev", node]);
             lab.ip(&["-n", &host, "route", "add", "default", "via", &format!("10.78.{number}.1")]);
         }
         crosslane(&["router", "key"], &lab.folder.path().join("key")).must_succeed();
         for node in NODES {
-            fs::create_dir(lab.place(node)).expect("a folder");
-            fs::write(lab.place(node).join("cluster.toml"), lab.cluster(node)).expect("a file");
+            fs::create_dir(lab.folder_of(node)).expect("a folder");
+            fs::write(lab.folder_of(node).join("cluster.toml"), lab.cluster(node)).expect("a file");
             lab.give_key(node, &lab.folder.path().join("key"));
         }
         lab
@@ -74,8 +73,8 @@ impl Lab {
         self.ip(&["-n", &self.namespace(of), "link", "set", "lo", "up"]);
     }
 
-    /// From a machine's interface with that address to a switch or a host, where it has the machine's name.
-    fn line(&self, node: &str, interface: (&str, &str), to: &str) {
+    /// Connects a machine's interface of this address to a switch or host, where the other end has the machine's name.
+    fn connect(&self, node: &str, interface: (&str, &str), to: &str) {
         let (here, there) = (self.namespace(node), self.namespace(to));
         let (device, address) = interface;
         let peer = ["peer", "name", node, "netns", &there];
@@ -90,21 +89,21 @@ impl Lab {
 
     #[track_caller]
     fn ip(&self, words: &[&str]) {
-        Process::start(Command::new(place::tool("ip")).args(words)).wait(PATIENCE).must_succeed();
+        Process::start(Command::new(paths::tool("ip")).args(words)).wait(WAIT_MAX).must_succeed();
     }
 
     /// The folder of a machine.
-    fn place(&self, node: &str) -> PathBuf {
+    fn folder_of(&self, node: &str) -> PathBuf {
         self.folder.path().join(node)
     }
 
-    /// A machine's cluster file: all say the same, but for where the key lies.
+    /// A machine's cluster file: all are equal except for the path of the key.
     fn cluster(&self, node: &str) -> String {
-        let key = self.place(node).join("key");
-        // Beats are slow, for these machines have two processors together.
+        let key = self.folder_of(node).join("key");
+        // Heartbeats are slow because these machines share two processors.
         let mut text = format!(
-            "version = 1\nname = \"far\"\nkey = \"{}\"\n\n[interconnect]\nkind = \"rnic-udp\"\n\n[timeouts]\nbeat_ns = \
-             \"200 ms\"\nsilence_ns = \"2 s\"\nup_ns = \"1 ms\"\n",
+            "version = 1\nname = \"machines\"\nkey = \"{}\"\n\n[interconnect]\nkind = \"rnic-udp\"\n\n[timeouts]\n\
+             beat_ns = \"200 ms\"\nsilence_ns = \"2 s\"\nup_ns = \"1 ms\"\n",
             key.display()
         );
         for (index, name) in NODES.iter().enumerate() {
@@ -118,20 +117,20 @@ impl Lab {
     }
 
     fn give_key(&self, node: &str, key: &Path) {
-        let to = self.place(node).join("key");
+        let to = self.folder_of(node).join("key");
         fs::copy(key, &to).expect("a file");
         fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).expect("a file");
     }
 
-    /// The command that brings a node up, on its machine.
+    /// The command that brings a node up on its machine.
     fn up(&self, node: &str) -> Command {
-        let mut command = Command::new(place::tool("ip"));
-        command.args(["netns", "exec", &self.namespace(node)]).arg(place::tool("unshare"));
-        // Other mounts and other System V memory.
+        let mut command = Command::new(paths::tool("ip"));
+        command.args(["netns", "exec", &self.namespace(node)]).arg(paths::tool("unshare"));
+        // New mount and System V IPC namespaces.
         command.args(["--mount", "--ipc", "--"]);
         command.args(["sh", "-c", "mount -t tmpfs none /dev/shm && exec \"$@\"", "sh"]);
-        command.arg(place::crosslane()).args(["router", "up", "--foreground", "--node", node, "--cluster"]);
-        command.arg(self.place(node).join("cluster.toml")).env("CROSSLANE_RACK", self.place(node));
+        command.arg(paths::crosslane()).args(["router", "up", "--foreground", "--node", node, "--cluster"]);
+        command.arg(self.folder_of(node).join("cluster.toml")).env("CROSSLANE_RACK", self.folder_of(node));
         command
     }
 
@@ -146,30 +145,30 @@ impl Lab {
         kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it runs");
         let index = NODES.iter().position(|name| *name == node).expect("a node");
         let machine = self.machines[index].take().expect("it is up");
-        let finished = machine.wait(PATIENCE).must_exit_with(1);
+        let finished = machine.wait(WAIT_MAX).must_exit_with(1);
         assert!(finished.stderr.contains("has ended by itself"), "{finished}");
     }
 
     fn status(&self, node: &str) -> Value {
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.args(["router", "status", "--json", "--node", node, "--cluster"]);
-        command.arg(self.place(node).join("cluster.toml")).env("CROSSLANE_RACK", self.place(node));
-        let finished = Process::start(&mut command).wait(PATIENCE);
+        command.arg(self.folder_of(node).join("cluster.toml")).env("CROSSLANE_RACK", self.folder_of(node));
+        let finished = Process::start(&mut command).wait(WAIT_MAX);
         serde_json::from_str(&finished.stdout).unwrap_or(Value::Null)
     }
 
-    /// Waits until a node says this of another one.
+    /// Waits until a node reports this about another one.
     #[track_caller]
-    fn wait_for(&self, node: &str, other: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+    fn wait_for(&self, node: &str, other: &str, what: &str, holds: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let status = self.status(node);
             let peers = status["nodes"][0]["status"]["peers"].as_array();
-            if peers.into_iter().flatten().any(|peer| peer["node"] == other && is_so(peer)) {
+            if peers.into_iter().flatten().any(|peer| peer["node"] == other && holds(peer)) {
                 return;
             }
             assert!(Instant::now() < deadline, "waited for {what} of {other} at {node}: {status:#}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -185,23 +184,23 @@ impl Lab {
         self.wait_for(node, other, "down", |peer| peer["state"] == "down");
     }
 
-    /// A program at a host.
+    /// A command that runs a program on a host.
     fn at(&self, host: usize, program: &str) -> Command {
-        let mut command = Command::new(place::tool("ip"));
-        command.args(["netns", "exec", &self.namespace(&format!("h{host}"))]).arg(place::tool(program));
+        let mut command = Command::new(paths::tool("ip"));
+        command.args(["netns", "exec", &self.namespace(&format!("h{host}"))]).arg(paths::tool(program));
         command
     }
 
     fn ping(&self, from: usize, to: usize) -> Finished {
         let mut command = self.at(from, "ping");
         command.args(["-n", "-c", "2", "-i", "0.2", "-W", "2", &format!("10.78.{to}.2")]);
-        Process::start(&mut command).wait(PATIENCE)
+        Process::start(&mut command).wait(WAIT_MAX)
     }
 
-    /// Nodes that have met have not yet told each other all routes: the first packets may find none.
+    /// Waits until a host is reached: nodes that have just connected may not have exchanged all routes yet.
     #[track_caller]
     fn reaches(&self, from: usize, to: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         while !self.ping(from, to).status.success() {
             assert!(Instant::now() < deadline, "host {from} does not reach host {to}");
         }
@@ -209,15 +208,15 @@ impl Lab {
     }
 
     #[track_caller]
-    fn is_told_that_it_cannot_reach(&self, from: usize, to: usize) {
+    fn gets_unreachable(&self, from: usize, to: usize) {
         let finished = self.ping(from, to);
         assert!(!finished.status.success() && finished.stdout.contains("Unreachable"), "{finished}");
     }
 }
 
-/// The command, with a file as its last argument.
+/// Runs `crosslane` with a file as the last argument.
 fn crosslane(words: &[&str], file: &Path) -> Finished {
-    Process::start(Command::new(place::crosslane()).args(words).arg(file)).wait(PATIENCE)
+    Process::start(Command::new(paths::crosslane()).args(words).arg(file)).wait(WAIT_MAX)
 }
 
 #[test]
@@ -240,21 +239,21 @@ fn machines_joined_by_ethernet_are_one_router_and_heal() {
 fn a_stream_crosses(lab: &Lab) {
     let mut server = lab.at(2, "iperf3");
     let server = Process::start(server.args(["-s", "-1", "--forceflush"]));
-    server.wait_until("a server", PATIENCE, |server| server.stdout().contains("listening"));
+    server.wait_until("a server", WAIT_MAX, |server| server.stdout().contains("listening"));
     let mut client = lab.at(1, "iperf3");
-    Process::start(client.args(["-c", "10.78.2.2", "-n", "4M"])).wait(PATIENCE).must_succeed();
-    server.wait(PATIENCE).must_succeed();
+    Process::start(client.args(["-c", "10.78.2.2", "-n", "4M"])).wait(WAIT_MAX).must_succeed();
+    server.wait(WAIT_MAX).must_succeed();
 }
 
-/// The control network is cut at node c, and the other one is not: routes are nobody's any more, so nothing is sent.
+/// Only the control network is cut at node c: its routes are withdrawn, so no packets are sent.
 fn a_partition_of_control_is_healed(lab: &Lab) {
     let switch = lab.namespace("control");
     lab.ip(&["-n", &switch, "link", "set", "dev", "c", "down"]);
     for (node, other) in [("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")] {
         lab.wait_until_down(node, other);
     }
-    lab.is_told_that_it_cannot_reach(1, 3);
-    lab.is_told_that_it_cannot_reach(3, 2);
+    lab.gets_unreachable(1, 3);
+    lab.gets_unreachable(3, 2);
     lab.reaches(1, 2);
     lab.ip(&["-n", &switch, "link", "set", "dev", "c", "up"]);
     lab.wait_until_all_are_up();
@@ -266,12 +265,12 @@ fn a_node_dies_and_comes_back(lab: &mut Lab) {
     lab.kill("b");
     lab.wait_until_down("a", "b");
     lab.wait_until_down("c", "b");
-    lab.is_told_that_it_cannot_reach(1, 2);
+    lab.gets_unreachable(1, 2);
     lab.reaches(1, 3);
-    // It comes back with a key that others can read, then with another one: neither is heard.
-    let key = lab.place("b").join("key");
+    // It returns with a key that other users can read, then with a different key: neither is accepted.
+    let key = lab.folder_of("b").join("key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).expect("a file");
-    let finished = Process::start(&mut lab.up("b")).wait(PATIENCE).must_exit_with(2);
+    let finished = Process::start(&mut lab.up("b")).wait(WAIT_MAX).must_exit_with(2);
     assert!(finished.stderr.contains("chmod 600") && finished.stderr.lines().count() == 1, "{finished}");
     fs::remove_file(&key).expect("a file");
     crosslane(&["router", "key"], &key).must_succeed();
@@ -279,7 +278,7 @@ fn a_node_dies_and_comes_back(lab: &mut Lab) {
     let is_refused = |peer: &Value| peer["reason"].as_str().is_some_and(|reason| reason.contains("another key"));
     lab.wait_for("b", "a", "refusal", is_refused);
     lab.wait_until_down("c", "b");
-    lab.is_told_that_it_cannot_reach(1, 2);
+    lab.gets_unreachable(1, 2);
     lab.kill("b");
     lab.give_key("b", &lab.folder.path().join("key"));
     lab.start("b");

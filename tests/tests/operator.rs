@@ -1,15 +1,15 @@
-//! What an operator sees: variables set by hand, reasons, refusals.
+//! What an operator sees: environment variables set by hand, fallback reasons, refusals.
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use system_tests::place::{library, package_file, python, tool};
+use system_tests::paths::{library, package_file, python, tool};
 use system_tests::port::free_port;
-use system_tests::{Finished, PATIENCE, Process, Rack, Server, start_server};
+use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, start_server};
 
-/// The library without the command, as where a command line is not the operator's to change.
+/// Preloads the library without the command, as where an operator cannot change a command line.
 fn by_hand(rack: &Rack, variables: &[(&str, &str)], script: &str) -> Command {
     let mut command = rack.bare_command(python());
     command.args(["-c", script]).env("LD_PRELOAD", library()).env("CROSSLANE_RACK", rack.path());
@@ -18,11 +18,11 @@ fn by_hand(rack: &Rack, variables: &[(&str, &str)], script: &str) -> Command {
 }
 
 fn ended(mut command: Command) -> Finished {
-    Process::start(&mut command).wait(PATIENCE)
+    Process::start(&mut command).wait(WAIT_MAX)
 }
 
-const SAYS_SO: &str = "print('ran')";
-/// A program that takes no lane, in a rack where nobody listens.
+const PRINTS_RAN: &str = "print('ran')";
+/// A program that connects to itself, which gets no lane.
 const ECHOES_TO_ITSELF: &str = "
 import socket, threading
 listener = socket.socket()
@@ -37,7 +37,7 @@ except ConnectionRefusedError:
 ";
 
 #[test]
-fn a_variable_that_is_not_understood_keeps_the_program_from_running() {
+fn an_invalid_variable_prevents_the_program_from_running() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
@@ -49,17 +49,17 @@ fn a_variable_that_is_not_understood_keeps_the_program_from_running() {
         ("CROSSLANE_NODE", "q7", "a letter"),
         ("CROSSLANE_OFF", "2", "set 1"),
     ] {
-        let finished = ended(by_hand(&rack, &[(name, value)], SAYS_SO)).must_exit_with(2);
+        let finished = ended(by_hand(&rack, &[(name, value)], PRINTS_RAN)).must_exit_with(2);
         let line = finished.stderr.strip_suffix('\n').expect("a line");
         assert!(line.starts_with(&format!("crosslane: {name}='{value}': ")) && line.contains(remedy), "{line}");
         assert!(!line.contains('\n') && finished.stdout.is_empty(), "{finished}");
     }
-    let off = ended(by_hand(&rack, &[("CROSSLANE_OFF", "yes"), ("CROSSLANE_NODE", "q7")], SAYS_SO)).must_succeed();
+    let off = ended(by_hand(&rack, &[("CROSSLANE_OFF", "yes"), ("CROSSLANE_NODE", "q7")], PRINTS_RAN)).must_succeed();
     assert_eq!((off.stdout.as_str(), off.stderr.as_str()), ("ran\n", ""));
 }
 
 #[test]
-fn a_switch_may_be_a_word_and_valid_variables_say_nothing() {
+fn valid_variables_print_nothing_and_switches_accept_words() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
@@ -71,7 +71,7 @@ fn a_switch_may_be_a_word_and_valid_variables_say_nothing() {
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), (outcome, ""), "{value}");
     }
     for value in ["1", "true", "YES", "on"] {
-        // What filters see gets no lane.
+        // Connections that packet filters see get no lane.
         let variables = [("CROSSLANE_FILTERS", "honour"), ("CROSSLANE_REQUIRE_LANE", value)];
         let finished = ended(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
         assert_eq!(finished.stdout, "refused\n", "{value}: {finished}");
@@ -80,19 +80,19 @@ fn a_switch_may_be_a_word_and_valid_variables_say_nothing() {
 }
 
 #[test]
-fn a_variable_that_nothing_reads_is_warned_of_in_one_line() {
+fn an_unknown_variable_causes_a_warning_of_one_line() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
     }
-    let finished = ended(by_hand(&rack, &[("CROSSLANE_REQUIRELANE", "1")], SAYS_SO)).must_succeed();
+    let finished = ended(by_hand(&rack, &[("CROSSLANE_REQUIRELANE", "1")], PRINTS_RAN)).must_succeed();
     assert_eq!(finished.stdout, "ran\n");
     assert!(finished.stderr.starts_with("crosslane: CROSSLANE_REQUIRELANE: "), "{finished}");
     assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
 }
 
 #[test]
-fn a_rack_that_is_named_and_not_there_is_not_made() {
+fn a_missing_rack_that_is_named_is_not_created() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
@@ -100,14 +100,14 @@ fn a_rack_that_is_named_and_not_there_is_not_made() {
     let missing = rack.path().join("mistyped");
     let named = missing.to_str().expect("a name");
     let finished = ended(by_hand(&rack, &[("CROSSLANE_RACK", named)], ECHOES_TO_ITSELF)).must_succeed();
-    assert_eq!(finished.stdout, "b'x'\n", "kernel TCP goes on");
+    assert_eq!(finished.stdout, "b'x'\n", "kernel TCP still works");
     assert!(finished.stderr.starts_with(&format!("crosslane: rack '{named}' is not there; ")), "{finished}");
     assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
     assert!(!missing.exists());
 }
 
 #[test]
-fn the_default_directory_is_made() {
+fn the_default_directory_is_created() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
@@ -123,8 +123,8 @@ fn the_default_directory_is_made() {
 
 const ECHO_SERVER: &str = "python/echo_server.py";
 
-/// Connects, says so, and stays until its input ends.
-const HOLDS: &str = "
+/// Connects, prints a line, and stays until its input ends.
+const HOLDING_CLIENT: &str = "
 import socket, sys
 connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
 connection.sendall(b'x')
@@ -154,19 +154,19 @@ fn echo_server(rack: &Rack) -> Server {
     })
 }
 
-/// What a client that must have a lane is told.
+/// The error of a client that requires a lane.
 fn refusal(rack: &Rack, port: u16) -> String {
     let mut client = rack.require_lane(python());
-    client.args(["-c", HOLDS]).arg(port.to_string());
-    Process::start(&mut client).wait(PATIENCE).must_exit_with(1).stderr
+    client.args(["-c", HOLDING_CLIENT]).arg(port.to_string());
+    Process::start(&mut client).wait(WAIT_MAX).must_exit_with(1).stderr
 }
 
-/// What `stat` counts of a client that has fallen back.
+/// The fallback reasons that `stat` counts for a client.
 fn counted(rack: &Rack, port: u16) -> serde_json::Value {
     let mut client = rack.run(&[], python());
-    client.args(["-c", HOLDS]).arg(port.to_string());
+    client.args(["-c", HOLDING_CLIENT]).arg(port.to_string());
     let (client, _input) = Process::start_with_input(&mut client);
-    client.wait_until("an answer", PATIENCE, |client| client.stdout().contains("answered"));
+    client.wait_until("an answer", WAIT_MAX, |client| client.stdout().contains("answered"));
     let stat = rack.stat();
     let process = stat.named("python").find(|process| process["pid"] == client.pid());
     process.expect("a page of the client")["fallbacks"].clone()
@@ -177,7 +177,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_bare_server_is_not_taken_for_another_users_and_the_other_way_round() {
+fn a_bare_server_and_one_of_another_user_have_different_reasons() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
@@ -199,13 +199,13 @@ fn a_bare_server_is_not_taken_for_another_users_and_the_other_way_round() {
         command.arg(fs::read_to_string(script).expect("the server"));
         command
     });
-    let said = refusal(&rack, others.port);
-    assert!(said.contains("no lane: the server belongs to another user; refused by --require-lane"), "{said}");
+    let output = refusal(&rack, others.port);
+    assert!(output.contains("no lane: the server belongs to another user; refused by --require-lane"), "{output}");
     assert_eq!(counted(&rack, others.port), serde_json::json!({"other_user": 1}));
 }
 
 #[test]
-fn a_server_in_another_network_namespace_is_said_to_be_there() {
+fn a_server_in_another_network_namespace_has_its_reason() {
     let rack = Rack::new();
     if rack.is_bare() || !is_root() {
         return;
@@ -214,41 +214,41 @@ fn a_server_in_another_network_namespace_is_said_to_be_there() {
     server.args(["--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]).arg(python()).args(["-u", "-c"]);
     server.arg("import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1]); l.accept()");
     let server = Process::start(&mut server);
-    server.wait_until("a port", PATIENCE, |server| server.stdout().contains('\n'));
-    let said = refusal(&rack, server.stdout().trim().parse().expect("a port"));
-    assert!(said.contains("no lane: the two programs are in different network namespaces"), "{said}");
+    server.wait_until("a port", WAIT_MAX, |server| server.stdout().contains('\n'));
+    let output = refusal(&rack, server.stdout().trim().parse().expect("a port"));
+    assert!(output.contains("no lane: the two programs are in different network namespaces"), "{output}");
 }
 
 #[test]
-fn a_program_that_has_changed_its_user_is_told_whose_the_rack_is() {
+fn a_program_that_changed_its_user_reports_the_owner_of_the_rack() {
     let rack = Rack::new();
     if rack.is_bare() || !is_root() {
         return;
     }
     let listener = echo_server(&rack);
     let mut client = rack.require_lane(python());
-    client.args(["-c", &format!("import os; os.setuid(65534){HOLDS}")]).arg(listener.port.to_string());
-    let said = Process::start(&mut client).wait(PATIENCE).must_exit_with(1).stderr;
-    assert!(said.contains("no lane: the rack directory belongs to another user"), "{said}");
+    client.args(["-c", &format!("import os; os.setuid(65534){HOLDING_CLIENT}")]).arg(listener.port.to_string());
+    let output = Process::start(&mut client).wait(WAIT_MAX).must_exit_with(1).stderr;
+    assert!(output.contains("no lane: the rack directory belongs to another user"), "{output}");
 }
 
 #[test]
-fn a_server_of_another_version_is_said_to_be_one() {
+fn a_server_of_another_version_has_its_reason() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
     }
     let server = echo_server(&rack);
-    // What another version has made lies in a directory of its own.
+    // Each version has its own directory.
     fs::rename(rack.path().join("v4"), rack.path().join("v999")).expect("the directory of this version");
-    let said = refusal(&rack, server.port);
-    assert!(said.contains("no lane: the other side runs another version of crosslane"), "{said}");
+    let output = refusal(&rack, server.port);
+    assert!(output.contains("no lane: the other side runs another version of crosslane"), "{output}");
     assert_eq!(counted(&rack, server.port), serde_json::json!({"version_mismatch": 1}));
 }
 
 // --- lanes off and on ----------------------------------------------------------------------------------------------
 
-/// For each line that it reads, one round trip by a connection that stays and one by a new one.
+/// For each input line, one round trip over a connection that stays and one over a new one.
 const CLIENT_BY_LINE: &str = "
 import socket, sys
 at = ('127.0.0.1', int(sys.argv[1]))
@@ -267,7 +267,7 @@ for line in sys.stdin:
 ";
 
 fn switch_lanes(rack: &Rack, state: &str) -> String {
-    Process::start(rack.crosslane("lanes").arg(state)).wait(PATIENCE).must_succeed().stdout
+    Process::start(rack.crosslane("lanes").arg(state)).wait(WAIT_MAX).must_succeed().stdout
 }
 
 #[test]
@@ -284,24 +284,24 @@ fn lanes_are_switched_off_and_on_while_programs_run() {
     let mut client = rack.run(&[], python());
     client.args(["-c", CLIENT_BY_LINE]).arg(early.port.to_string());
     let (client, mut input) = Process::start_with_input(&mut client);
-    client.wait_until("its connection", PATIENCE, |client| client.stdout().contains("ready"));
+    client.wait_until("its connection", WAIT_MAX, |client| client.stdout().contains("ready"));
     let mut rounds = 0;
     let mut paths = |client: &Process| {
         rounds += 1;
         input.write_all(b"again\n").expect("a client that reads");
-        client.wait_until("a round", PATIENCE, |client| client.stdout().matches("done").count() == rounds);
+        client.wait_until("a round", WAIT_MAX, |client| client.stdout().matches("done").count() == rounds);
         let traffic = rack.stat().traffic_of_pid(client.pid()).expect("its page");
         (traffic.lane_connections, traffic.kernel_connections)
     };
     assert_eq!(paths(&client), (2, 0));
     switch_lanes(&rack, "off");
-    assert_eq!(paths(&client), (2, 1), "what is there goes on by its lane");
+    assert_eq!(paths(&client), (2, 1), "an open connection keeps its lane");
     assert_eq!(paths(&client), (2, 2));
-    let said = Process::start(&mut rack.crosslane("stat")).wait(PATIENCE).must_succeed().stdout;
-    assert!(said.contains("Lanes are switched off in") && said.contains("switched_off"), "{said}");
-    let doctor = Process::start(&mut rack.crosslane("doctor")).wait(PATIENCE).stdout;
+    let output = Process::start(&mut rack.crosslane("stat")).wait(WAIT_MAX).must_succeed().stdout;
+    assert!(output.contains("Lanes are switched off in") && output.contains("switched_off"), "{output}");
+    let doctor = Process::start(&mut rack.crosslane("doctor")).wait(WAIT_MAX).stdout;
     assert!(doctor.contains("lanes are switched off"), "{doctor}");
-    // One that begins to listen meanwhile has a lane as soon as lanes are on again.
+    // A server that starts to listen meanwhile gets lanes as soon as they are on again.
     let late = echo_server(&rack);
     let refused = refusal(&rack, late.port);
     assert!(refused.contains("no lane: lanes are switched off in the rack: crosslane lanes on"), "{refused}");
@@ -325,7 +325,7 @@ fn lanes_that_are_off_before_the_first_program_stay_off() {
 }
 
 #[test]
-fn a_refusal_that_repeats_itself_is_said_once() {
+fn a_repeated_refusal_is_printed_once() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
@@ -333,18 +333,18 @@ fn a_refusal_that_repeats_itself_is_said_once() {
     let mut client = rack.require_lane(python());
     let script = "import socket, sys\nfor _ in range(4): socket.socket().connect_ex(('127.0.0.1', int(sys.argv[1])))";
     client.args(["-c", script, &free_port().to_string()]);
-    let finished = Process::start(&mut client).wait(PATIENCE).must_succeed();
+    let finished = Process::start(&mut client).wait(WAIT_MAX).must_succeed();
     assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
 }
 
 #[test]
-fn stat_shows_who_listens() {
+fn stat_shows_listeners() {
     let rack = Rack::new();
     if rack.is_bare() {
         return;
     }
     let server = echo_server(&rack);
-    let said = Process::start(&mut rack.crosslane("stat")).wait(PATIENCE).must_succeed().stdout;
-    let line = said.lines().find(|line| line.contains(&format!(":{}", server.port))).expect("the listener");
-    assert!(said.contains("LISTENER") && line.contains("python"), "{said}");
+    let output = Process::start(&mut rack.crosslane("stat")).wait(WAIT_MAX).must_succeed().stdout;
+    let line = output.lines().find(|line| line.contains(&format!(":{}", server.port))).expect("the listener");
+    assert!(output.contains("LISTENER") && line.contains("python"), "{output}");
 }

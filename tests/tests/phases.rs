@@ -1,5 +1,5 @@
-//! Connections of every age: whatever their endpoints do, each step is answered as kernel TCP answers it, or the
-//! difference stands in `phase-differences.txt`.
+//! Connections of every age: each step of their endpoints has the same result as over kernel TCP, or
+//! `phase-differences.txt` lists the difference.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -8,13 +8,14 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use system_tests::place::{package_file, python};
+use system_tests::paths::{package_file, python};
 use system_tests::{Process, Rack};
 
 const RUN_LIMIT: Duration = Duration::from_secs(300);
-/// Kernel TCP answers a scenario alike at every age, so few ages are enough.
+/// Over kernel TCP the results of a scenario do not depend on the age, so few ages are enough.
 const TCP_AGES: &[&str] = &["unaccepted", "fresh"];
-/// Seeds, and the ages of the connections with each: all of "middle" in two, for a seed chooses the acting endpoint.
+/// Seeds, and the ages of the connections with each. "middle" has two seeds, because a seed chooses the acting
+/// endpoint.
 const PASSES: [(u64, &[&str]); 3] =
     [(1, &["unaccepted", "fresh", "one", "twenty"]), (2, &["middle", "oneway"]), (3, &["middle", "full"])];
 const SCENARIOS_MIN: usize = 150;
@@ -31,7 +32,7 @@ struct Run {
 
 impl Run {
     fn parse(line: &str) -> Self {
-        let (name, steps) = line.split_once(": ").unwrap_or_else(|| panic!("'{line}' is no run"));
+        let (name, steps) = line.split_once(": ").unwrap_or_else(|| panic!("'{line}' is not a run"));
         Self { name: name.to_owned(), steps: steps.to_owned() }
     }
 
@@ -51,7 +52,7 @@ fn play(mut command: Command, seed: u64, ages: &[&str]) -> Vec<Run> {
     finished.stdout.lines().map(Run::parse).collect()
 }
 
-/// The steps of each scenario over kernel TCP; panics where two runs of one are not answered alike.
+/// The steps of each scenario over kernel TCP; panics if two runs of a scenario have different results.
 fn steps_of_tcp(runs: Vec<Run>) -> BTreeMap<String, String> {
     let mut first_runs: BTreeMap<String, Run> = BTreeMap::new();
     for run in runs {
@@ -83,22 +84,22 @@ impl Explained {
 
     fn explains(&self, run: &Run, by_tcp: &str, over_lanes: &str) -> bool {
         let words = [run.scenario(), run.age(), by_tcp, over_lanes];
-        let matches = self.patterns.iter().zip(words).all(|(pattern, word)| is_like(pattern, word));
+        let matches = self.patterns.iter().zip(words).all(|(pattern, word)| matches_pattern(pattern, word));
         self.has_matched.set(self.has_matched.get() || matches);
         matches
     }
 
-    /// Faults that show in every run and have shown in none.
+    /// Whether this is a defect that should show in every run and has shown in none.
     fn is_outdated(&self) -> bool {
         !self.line.starts_with('?') && !self.has_matched.get()
     }
 }
 
-/// Whether a word is a pattern whose `*` stand for anything.
-fn is_like(pattern: &str, word: &str) -> bool {
+/// Whether a word matches a pattern in which `*` matches anything.
+fn matches_pattern(pattern: &str, word: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == word };
     let Some(word) = word.strip_prefix(start) else { return false };
-    (0..=word.len()).any(|skipped| word.get(skipped..).is_some_and(|word| is_like(rest, word)))
+    (0..=word.len()).any(|skipped| word.get(skipped..).is_some_and(|word| matches_pattern(rest, word)))
 }
 
 fn explained() -> Vec<Explained> {
@@ -107,12 +108,12 @@ fn explained() -> Vec<Explained> {
     text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()).map(Explained::parse).collect()
 }
 
-/// A run whose steps are not TCP's.
+/// A run whose steps differ from those of TCP.
 struct Difference<'a> {
     seed: u64,
     run: Run,
     by_tcp: &'a str,
-    /// The first step that nothing explains: over TCP and over lanes.
+    /// The first unexplained step, over TCP and over lanes.
     step: (String, String),
 }
 
@@ -152,7 +153,7 @@ fn report(differences: &[Difference]) -> String {
     text
 }
 
-/// What no entry of the list explains, and of how many runs that is.
+/// The unexplained differences, and the number of runs.
 fn differences<'a>(
     rack: &Rack,
     by_tcp: &'a BTreeMap<String, String>,
@@ -172,24 +173,24 @@ fn differences<'a>(
 }
 
 #[test]
-fn connections_of_every_age_are_answered_as_by_kernel_tcp() {
+fn connections_of_every_age_behave_as_over_kernel_tcp() {
     let rack = Rack::new();
     let by_tcp = steps_of_tcp(play(rack.bare_command(python()), 1, TCP_AGES));
     assert!(by_tcp.len() >= SCENARIOS_MIN, "only {} scenarios", by_tcp.len());
     let explained = explained();
     let (mut differences, runs_count) = differences(&rack, &by_tcp, &explained);
     if !differences.is_empty() {
-        // Beside heavy load two connections of one wait may change places, once in some hundred waits.
+        // Under heavy load two connections may be reported in the other order, once in some hundred waits.
         let again = self::differences(&rack, &by_tcp, &explained).0;
         differences.retain(|one| again.iter().any(|other| (other.seed, &other.run.name) == (one.seed, &one.run.name)));
     }
     assert!(differences.is_empty(), "{} of {runs_count} runs differ:\n{}", differences.len(), report(&differences));
     let outdated: Vec<&str> = explained.iter().filter(|entry| entry.is_outdated()).map(|entry| &*entry.line).collect();
-    assert!(rack.is_bare() || outdated.is_empty(), "no longer seen, take them from the list: {outdated:#?}");
+    assert!(rack.is_bare() || outdated.is_empty(), "no longer seen, remove them from the list: {outdated:#?}");
 }
 
 #[test]
-fn a_server_is_told_in_order_of_what_one_client_sends_by_two_connections() {
+fn epoll_reports_two_connections_of_a_client_in_the_order_of_its_sends() {
     let rack = Rack::new();
     let mut command = rack.require_lane(python());
     let finished = Process::start(command.arg(package_file("python/event_order.py"))).wait(RUN_LIMIT).must_succeed();
@@ -197,7 +198,11 @@ fn a_server_is_told_in_order_of_what_one_client_sends_by_two_connections() {
 }
 
 #[test]
-fn a_pattern_stands_for_what_it_says() {
-    assert!(is_like("exit_*_recv", "exit_unread_recv") && is_like("*", "") && is_like("a*b*", "a-b"));
-    assert!(!is_like("exit_*_recv", "exit_recv") && !is_like("a", "ab") && !is_like("", "a"));
+fn a_star_in_a_pattern_matches_anything() {
+    assert!(
+        matches_pattern("exit_*_recv", "exit_unread_recv")
+            && matches_pattern("*", "")
+            && matches_pattern("a*b*", "a-b")
+    );
+    assert!(!matches_pattern("exit_*_recv", "exit_recv") && !matches_pattern("a", "ab") && !matches_pattern("", "a"));
 }

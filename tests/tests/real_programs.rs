@@ -1,4 +1,4 @@
-//! Servers and clients that nobody changed, over lanes; the ledgers say that the bytes went there.
+//! Unmodified servers and clients over lanes; their stats pages show that the bytes used lanes.
 
 use std::fs;
 use std::io::Write;
@@ -7,21 +7,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::place::{package_file, postgresql, python, tool};
+use system_tests::paths::{package_file, postgresql, python, tool};
 use system_tests::port::free_port;
-use system_tests::{Finished, PATIENCE, Process, Rack, Server, Traffic, start_server};
+use system_tests::{Finished, Process, Rack, Server, Traffic, WAIT_MAX, start_server};
 
 const HOST: &str = "127.0.0.1";
 const LOAD_LIMIT: Duration = Duration::from_secs(180);
 
-/// A client run to its end, which must be a good one; its bytes too crossed lanes if its ledger was ever seen.
+/// Runs a client, which must succeed; its bytes must have crossed lanes if its stats page was seen.
 fn run_client(rack: &Rack, command: &mut Command) -> (Finished, Traffic) {
     let (finished, traffic) = rack.run_watched(command, LOAD_LIMIT);
     rack.assert_over_lanes(&finished.name, traffic, 0);
     (finished.must_succeed(), traffic)
 }
 
-/// A client that runs long enough to be seen at work.
+/// Runs a client that takes long enough for its stats page to be seen.
 fn run_long_client(rack: &Rack, command: &mut Command) -> Finished {
     let (finished, traffic) = run_client(rack, command);
     rack.assert_over_lanes(&finished.name, traffic, 1);
@@ -32,7 +32,7 @@ fn scratch() -> tempfile::TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// Bytes that no compression and no repetition makes equal to another part of themselves.
+/// Bytes without repetitions, so that a misplaced part is detected.
 fn content(bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = || {
@@ -67,26 +67,26 @@ fn redis_answers_redis_cli() {
     let server = start_redis(&rack, folder.path());
     let (client, mut input) = Process::start_with_input(&mut redis_cli(&rack, server.port));
     input.write_all(b"SET greeting hello\nGET greeting\n").unwrap();
-    client.wait_until("the answer", PATIENCE, |client| client.stdout().contains("hello"));
+    client.wait_until("the answer", WAIT_MAX, |client| client.stdout().contains("hello"));
     rack.assert_program_over_lanes("redis-server", 40);
     rack.assert_program_over_lanes("redis-cli", 40);
     drop(input);
-    client.wait(PATIENCE).must_succeed();
+    client.wait(WAIT_MAX).must_succeed();
     let finished = run_client(&rack, redis_cli(&rack, server.port).args(["GET", "greeting"])).0;
     assert_eq!(finished.stdout, "hello\n");
 }
 
 #[test]
-fn redis_keeps_a_large_value() {
+fn redis_stores_a_large_value() {
     let (rack, folder) = (Rack::new(), scratch());
     let server = start_redis(&rack, folder.path());
     let text = content(3_000_000).iter().map(|byte| char::from(b'a' + byte % 26)).collect::<String>();
     let (client, mut input) = Process::start_with_input(redis_cli(&rack, server.port).args(["-x", "SET", "large"]));
     input.write_all(text.as_bytes()).unwrap();
     drop(input);
-    client.wait(PATIENCE).must_succeed();
+    client.wait(WAIT_MAX).must_succeed();
     let finished = run_client(&rack, redis_cli(&rack, server.port).args(["--raw", "GET", "large"])).0;
-    assert!(finished.stdout.trim_end() == text, "the value came back with {} bytes", finished.stdout.len());
+    assert!(finished.stdout.trim_end() == text, "the returned value has {} bytes", finished.stdout.len());
     rack.assert_program_over_lanes("redis-server", 6_000_000);
 }
 
@@ -127,18 +127,18 @@ fn redis_loads_from_a_pipe_and_copies_to_a_replica() {
         input.write_all(format!("SET key-{key} {key:0100}\r\n").as_bytes()).unwrap();
     }
     drop(input);
-    let loaded = client.wait(PATIENCE).must_succeed();
+    let loaded = client.wait(WAIT_MAX).must_succeed();
     assert!(loaded.stdout.contains(&format!("errors: 0, replies: {KEYS}")), "{loaded}");
 
     run_client(&rack, redis_cli(&rack, server.port).args(["CONFIG", "SET", "repl-diskless-sync-delay", "0"]));
     let replica = start_redis(&rack, copies.path());
     let ours = server.port.to_string();
     run_client(&rack, redis_cli(&rack, replica.port).args(["REPLICAOF", HOST, &ours]));
-    // WAIT speaks of what its own connection wrote: both go by one.
+    // WAIT concerns the writes of its own connection, so both commands use one connection.
     let (writer, mut input) = Process::start_with_input(&mut redis_cli(&rack, server.port));
     input.write_all(b"SET late arrival\nWAIT 1 30000\n").unwrap();
     drop(input);
-    assert_eq!(writer.wait(PATIENCE).must_succeed().stdout, "OK\n1\n", "{}", replica.process.stdout());
+    assert_eq!(writer.wait(WAIT_MAX).must_succeed().stdout, "OK\n1\n", "{}", replica.process.stdout());
     for (key, value) in [("late", "arrival".to_owned()), ("key-17", format!("{:0100}", 17))] {
         let copied = run_client(&rack, redis_cli(&rack, replica.port).args(["GET", key])).0;
         assert_eq!(copied.stdout, value + "\n");
@@ -157,7 +157,7 @@ fn start_memcached(rack: &Rack) -> Server {
 }
 
 #[test]
-fn memcached_keeps_what_a_client_stores() {
+fn memcached_returns_stored_values() {
     let rack = Rack::new();
     let server = start_memcached(&rack);
     let mut command = rack.require_lane(python());
@@ -232,7 +232,7 @@ fn fetch(rack: &Rack, folder: &Path, url: &str, want: &[u8]) {
     let got = folder.join("fetched");
     run_client(rack, curl(rack, url).arg("--output").arg(&got));
     let got = fs::read(got).unwrap();
-    assert!(got == want, "{url}: {} bytes came back, want {}", got.len(), want.len());
+    assert!(got == want, "{url}: got {} bytes, want {}", got.len(), want.len());
 }
 
 #[test]
@@ -243,14 +243,14 @@ fn nginx_serves_curl() {
     let url = format!("http://{HOST}:{}", server.port);
     fetch(&rack, folder.path(), &format!("{url}/small"), b"a small page\n");
     fetch(&rack, folder.path(), &format!("{url}/large"), &large);
-    fetch(&rack, folder.path(), &format!("{url}/copy/large"), &large); // through nginx as its own client
+    fetch(&rack, folder.path(), &format!("{url}/copy/large"), &large); // nginx as a client of itself
     let many = vec![format!("{url}/small"); 50];
     let finished = run_client(&rack, curl(&rack, &format!("{url}/small")).args(many)).0;
     assert_eq!(finished.stdout, "a small page\n".repeat(51));
     rack.assert_program_over_lanes("nginx", 20_000_000);
 }
 
-/// What wrk says is good only if every answer came whole and in time.
+/// Runs wrk and panics unless every answer was complete and in time.
 fn load(rack: &Rack, port: u16, page: &str, connections: &str) {
     let url = format!("http://{HOST}:{port}/{page}");
     let mut command = rack.require_lane(tool("wrk"));
@@ -273,7 +273,7 @@ fn nginx_serves_wrk() {
         if rack.programs_that_sent("nginx").is_none_or(|workers| workers == NGINX_WORKERS) {
             return;
         }
-        load(&rack, server.port, "small", "32"); // on one processor, one worker may have taken all
+        load(&rack, server.port, "small", "32"); // on one processor, one worker may have accepted all connections
     }
     panic!("not all workers served: {:?}", rack.stat());
 }
@@ -286,7 +286,7 @@ fn requests(output: &str) -> u64 {
 
 // --- HAProxy -------------------------------------------------------------------------------------------------------
 
-/// In front of a web server, as a proxy of HTTP and as one of bytes; `splice` makes it move bytes through pipes.
+/// A reverse proxy for HTTP and one for TCP; with `splice` it moves bytes through pipes.
 fn haproxy_configuration(http_port: u16, tcp_port: u16, server_port: u16, splice: bool) -> String {
     let splice = if splice { "    option splice-request\n    option splice-response\n" } else { "" };
     let proxy = |mode: &str, port: u16| {
@@ -315,7 +315,7 @@ fn haproxy(splice: bool) {
     for port in [proxy.port, tcp_port] {
         let url = format!("http://{HOST}:{port}");
         fetch(&rack, folder.path(), &format!("{url}/large"), &large);
-        let many = vec![format!("{url}/small"); 20]; // on one connection
+        let many = vec![format!("{url}/small"); 20]; // over one connection
         let finished = run_client(&rack, curl(&rack, &format!("{url}/small")).args(many)).0;
         assert_eq!(finished.stdout, "a small page\n".repeat(21));
     }
@@ -325,7 +325,7 @@ fn haproxy(splice: bool) {
 }
 
 #[test]
-fn haproxy_stands_between_curl_and_nginx() {
+fn haproxy_forwards_between_curl_and_nginx() {
     haproxy(false);
 }
 
@@ -347,11 +347,11 @@ fn start_postgres(rack: &Rack, folder: &Path) -> Server {
         command
     });
     let is_up = |process: &Process| process.stderr().contains("ready to accept connections");
-    server.process.wait_until("the data base", PATIENCE, is_up);
+    server.process.wait_until("the data base", WAIT_MAX, is_up);
     server
 }
 
-/// A client of PostgreSQL, as the server's user.
+/// A PostgreSQL client that runs as the server's user.
 fn postgres_client(rack: &Rack, name: &str, port: u16) -> Command {
     let mut command = rack.require_lane(postgresql(name));
     command.args(["-h", HOST, "-p", &port.to_string(), "-U", "tester"]).env("PGDATABASE", "postgres");
@@ -370,13 +370,13 @@ fn postgres_serves_psql_and_pgbench() {
     input.write_all(select.as_bytes()).unwrap();
     client.wait_until("all rows", LOAD_LIMIT, |client| client.stdout().ends_with("done\n"));
     let want: String = (1..=ROWS).map(|i| i.to_string().repeat(100) + "\n").collect();
-    assert!(client.stdout() == want.clone() + "done\n", "{} bytes came", client.stdout().len());
-    // At the server, a child that inherited the connection counts what it does on it.
+    assert!(client.stdout() == want.clone() + "done\n", "{} bytes received", client.stdout().len());
+    // In the server, a child that inherited the connection counts its traffic.
     for program in ["psql", "postgres"] {
         rack.assert_program_over_lanes(program, want.len() as u64);
     }
     drop(input);
-    client.wait(PATIENCE).must_succeed();
+    client.wait(WAIT_MAX).must_succeed();
 
     run_client(&rack, postgres_client(&rack, "pgbench", server.port).args(["--initialize", "--quiet"]));
     for options in [&["-t", "200"][..], &["-t", "10", "--connect"]] {
@@ -384,7 +384,7 @@ fn postgres_serves_psql_and_pgbench() {
         let finished = run_client(&rack, pgbench.args(["-c", "4", "-j", "2"]).args(options)).0;
         assert!(finished.stdout.contains("number of failed transactions: 0 "), "{finished}");
     }
-    server.process.stop(PATIENCE).must_succeed();
+    server.process.stop(WAIT_MAX).must_succeed();
 }
 
 // --- iperf3 --------------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ fn iperf3(streams: &str, direction: &[&str]) {
     let finished = run_client(&rack, command.args(direction)).0;
     let report: Value = serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished}"));
     let bytes = |side: &str| report["end"][side]["bytes"].as_u64().unwrap_or_default();
-    // Both ways at once, it ends as soon as one way is done.
+    // With traffic in both directions it ends as soon as one direction is done.
     assert!(bytes("sum_sent").max(bytes("sum_sent_bidir_reverse")) >= IPERF_BYTES, "{finished}");
     assert!(bytes("sum_received") > 0 && bytes("sum_received") <= bytes("sum_sent"), "{finished}");
     rack.assert_program_over_lanes("iperf3", bytes("sum_received"));
@@ -430,13 +430,13 @@ fn iperf3_receives_four_streams() {
 }
 
 #[test]
-fn iperf3_goes_both_ways_at_once() {
+fn iperf3_sends_in_both_directions_at_once() {
     iperf3("2", &["--bidir"]);
 }
 
 // --- sockperf ------------------------------------------------------------------------------------------------------
 
-/// Left alone, sockperf makes room for the figures of 600000 round trips a second and gives up when there are more.
+/// By default sockperf reserves memory for 600000 round trips a second and fails if there are more.
 const SOCKPERF_ROUND_TRIPS_PER_S: &str = "5000000";
 
 fn sockperf(test: &str, options: &[&str]) {
@@ -452,7 +452,7 @@ fn sockperf(test: &str, options: &[&str]) {
     rack.assert_program_over_lanes("sockperf", 10_000);
 }
 
-/// sockperf takes its address from a file where it is to wait with something else than recv().
+/// sockperf reads its address from a file if it should wait by something other than recv().
 fn sockperf_command(rack: &Rack, folder: &Path, subcommand: &str, port: u16, options: &[&str]) -> Command {
     let mut command = rack.require_lane(tool("sockperf"));
     command.arg(subcommand).args(options);
@@ -467,17 +467,17 @@ fn sockperf_command(rack: &Rack, folder: &Path, subcommand: &str, port: u16, opt
 }
 
 #[test]
-fn sockperf_plays_ping_pong() {
+fn sockperf_runs_ping_pong() {
     sockperf("ping-pong", &[]);
 }
 
 #[test]
-fn sockperf_plays_ping_pong_through_epoll() {
+fn sockperf_runs_ping_pong_through_epoll() {
     sockperf("ping-pong", &["-F", "epoll"]);
 }
 
 #[test]
-fn sockperf_plays_ping_pong_through_select() {
+fn sockperf_runs_ping_pong_through_select() {
     sockperf("ping-pong", &["-F", "select"]);
 }
 
@@ -518,10 +518,10 @@ fn redis_over_lanes_serves_a_bare_client_too() {
     });
     let mut bare = rack.bare_command(tool("redis-cli"));
     bare.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
-    assert_eq!(Process::start(&mut bare).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+    assert_eq!(Process::start(&mut bare).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
     let mut laned = rack.require_lane(tool("redis-cli"));
     laned.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
-    assert_eq!(Process::start(&mut laned).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+    assert_eq!(Process::start(&mut laned).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
 }
 
 #[test]
@@ -534,5 +534,5 @@ fn a_bare_redis_serves_a_client_over_kernel_tcp() {
     });
     let mut client = rack.run(&[], tool("redis-cli"));
     client.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
-    assert_eq!(Process::start(&mut client).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+    assert_eq!(Process::start(&mut client).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
 }

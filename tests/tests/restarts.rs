@@ -1,5 +1,5 @@
-//! Racks as `crosslane up` brings them up. Monitors and proxies die and come back, and programs go on: the same
-//! connections, the same descriptors, no byte lost.
+//! Racks started by `crosslane up`. Monitors and proxies are killed and restarted while programs continue with the same
+//! connections and descriptors and lose no byte.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -14,29 +14,29 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use system_tests::script::{COMMON, ECHO};
-use system_tests::{Finished, PATIENCE, Process, Stat, place, port};
+use system_tests::{Finished, Process, Stat, WAIT_MAX, paths, port, rack_file};
 use tempfile::TempDir;
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// Room for two windows of the usual size.
 const FILE_BYTES: u64 = 16 << 20;
 
-/// Nodes of this machine: two, where nothing else is said.
+/// Nodes of this machine, two by default.
 struct Nodes {
     folder: TempDir,
 }
 
 impl Drop for Nodes {
-    /// Nothing of a failed test goes on running.
+    /// Ends all processes, also after a failed test.
     fn drop(&mut self) {
         self.finish("down", &[]);
     }
 }
 
 impl Nodes {
-    /// Connections wait for so long for a node that has died.
+    /// Two nodes whose connections wait this long for a dead node.
     fn up(return_time: &str) -> Self {
         Self::up_for("direct", return_time)
     }
@@ -55,20 +55,17 @@ impl Nodes {
         nodes
     }
 
-    /// Nodes of which there is nothing but the rack file.
+    /// Nodes that are described in a rack file and not started.
     fn described(example: &[&str], change: impl Fn(&str) -> String) -> Self {
         let folder = tempfile::Builder::new().prefix("p-").tempdir_in("/tmp").expect("a folder");
-        let mut command = Command::new(place::crosslane());
-        let example = Process::start(command.args(["rack", "example"]).args(example));
-        let text = change(&example.wait(PATIENCE).must_succeed().stdout);
-        fs::write(folder.path().join("r.toml"), text).expect("a file");
+        fs::write(folder.path().join("r.toml"), change(&rack_file::example(example))).expect("a file");
         Self { folder }
     }
 
-    /// Two nodes that have nothing but a file between them.
+    /// Two nodes that share only a file.
     fn over_file(coherence: &str) -> Self {
         let nodes = Self::described(&["--nodes", "2", "--backend", "dax"], |text| {
-            // One node after the other: there is nobody yet for whom the first could wait.
+            // The nodes start one after the other: the first must not wait for the second.
             let text = patient(text, "10 s").replace("up_ns = 10000000000", "up_ns = \"1 ms\"");
             text.replace("\"coherent\"", &format!("{coherence:?}"))
         });
@@ -85,25 +82,20 @@ impl Nodes {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(place::crosslane());
-        command.args(arguments).current_dir(self.folder.path()).env("CROSSLANE_RACK", self.folder.path().join("base"));
-        for variable in ["NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"] {
-            command.env_remove(format!("CROSSLANE_{variable}"));
-        }
-        command
+        rack_file::command(self.folder.path(), arguments)
     }
 
     fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
-        Process::start(self.command(&[subcommand, "--rack", "r.toml"]).args(arguments)).wait(PATIENCE)
+        Process::start(self.command(&[subcommand, "--rack", "r.toml"]).args(arguments)).wait(WAIT_MAX)
     }
 
     fn status(&self) -> Value {
-        // It fails where nothing runs, and says so beside the state.
+        // It fails if no node is up, and prints the state nevertheless.
         let finished = self.finish("status", &["--json"]);
         serde_json::from_str(&finished.stdout).expect("JSON")
     }
 
-    /// A node's metrics, as a reader gets them.
+    /// A node's metrics, as a scraper reads them.
     fn metrics(&self, node: usize) -> String {
         let status = self.status();
         let directory = Path::new(status["nodes"][node]["directory"].as_str().expect("a path"));
@@ -124,7 +116,7 @@ impl Nodes {
         [&monitor["pid"], &monitor["proxy"]["pid"]].map(|pid| pid.as_u64().expect("it runs"))
     }
 
-    /// Waits until both nodes have so many connections in the windows, all of them over a link.
+    /// Waits until both nodes have this number of open connections, all of them over the link.
     #[track_caller]
     fn wait_for_connections(&self, count: u64) {
         let has_all = |link: &Value| {
@@ -134,33 +126,33 @@ impl Nodes {
         (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
     }
 
-    /// As [`Nodes::wait_for_connections`], of any.
+    /// As [`Nodes::wait_for_connections`], also for connections that are not over the link.
     #[track_caller]
     fn wait_for_open(&self, count: u64) {
         let has_all = |link: &Value| link["state"] == "up" && link["carried"]["connections_open"] == count;
         (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
     }
 
-    /// Waits until a node's link is as it should be.
+    /// Waits until a node's link meets a condition.
     #[track_caller]
-    fn wait_for_link(&self, node: usize, what: &str, is_so: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+    fn wait_for_link(&self, node: usize, what: &str, holds: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let monitor = self.monitor(node);
-            if is_so(&monitor["links"][0]) {
+            if holds(&monitor["links"][0]) {
                 return;
             }
             assert!(Instant::now() < deadline, "no {what}: {monitor:#}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// A program of a node, which must not use the kernel's TCP.
+    /// A program on a node that must not use kernel TCP.
     fn run(&self, node: usize) -> Command {
         self.command(&["run", "--rack", "r.toml", "--node", NAMES[node], "--require-lane", "--"])
     }
 
-    /// A program of a node, in Python, with an address of node b and a file to talk about.
+    /// Starts a Python program on a node, with an address of node b and the path of [`Nodes::file`].
     fn python(&self, node: usize, script: &str, port: u16) -> Process {
         self.python_for(node, 1, script, port)
     }
@@ -170,59 +162,58 @@ impl Nodes {
         let mut command = self.run(node);
         let script = format!("{COMMON}\n{script}");
         let (address, port) = (format!("127.77.0.{}", server + 1), port.to_string());
-        Process::start(command.arg(place::python()).args(["-c", &script, &address, &port]).arg(self.file()))
+        Process::start(command.arg(paths::python()).args(["-c", &script, &address, &port]).arg(self.file()))
     }
 
     fn file(&self) -> PathBuf {
         self.folder.path().join("go on")
     }
 
-    /// A program of node b, once it listens.
+    /// Starts a program on node b and waits until it listens.
     fn serve(&self, script: &str) -> (Process, u16) {
         self.serve_on(1, script)
     }
 
-    /// The same of any node.
+    /// As [`Nodes::serve`], on any node.
     fn serve_on(&self, node: usize, script: &str) -> (Process, u16) {
         let port = port::free_port();
         let server = self.python_for(node, node, script, port);
-        server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+        server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
         (server, port)
     }
 
-    /// A program of node a, once it has said something.
-    fn client(&self, script: &str, port: u16, said: &str) -> Process {
-        self.client_of(0, 1, script, port, said)
+    /// Starts a program on node a and waits until it has printed `output`.
+    fn client(&self, script: &str, port: u16, output: &str) -> Process {
+        self.client_of(0, 1, script, port, output)
     }
 
-    /// A program of any node, of a server on any other, once it has said something.
-    fn client_of(&self, node: usize, server: usize, script: &str, port: u16, said: &str) -> Process {
+    /// As [`Nodes::client`], on any node, with a server on any other node.
+    fn client_of(&self, node: usize, server: usize, script: &str, port: u16, output: &str) -> Process {
         let client = self.python_for(node, server, script, port);
-        client.wait_until(said, PATIENCE, |client| client.stdout().contains(said));
+        client.wait_until(output, WAIT_MAX, |client| client.stdout().contains(output));
         client
     }
 }
 
-/// A rack file whose nodes are not missed for being late, and are waited for.
+/// A rack file with long timeouts, whose nodes are waited for.
 fn patient(text: &str, return_time: &str) -> String {
-    // A machine on which much goes on may keep a monitor from its processor for long.
-    let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
+    let text = rack_file::with_long_silence(text);
     text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"))
 }
 
-/// Also waits until its sockets are gone: until then others may take them for those of a process that answers.
+/// Kills a process and waits until its sockets are closed: until then other processes may connect to them.
 #[track_caller]
 fn kill(number: u64) {
     let pid = Pid::from_raw(number as i32).expect("a process");
     let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
     kill_process(pid, Signal::KILL).expect("it runs");
-    let limit = Timespec::try_from(PATIENCE).expect("short");
-    // Readable once its last thread is gone.
+    let limit = Timespec::try_from(WAIT_MAX).expect("short");
+    // Readable once its last thread has ended.
     let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit));
     assert_eq!(ended, Ok(1), "process {number} does not end");
 }
 
-/// A process that stands still until this is dropped.
+/// A process that is stopped until this is dropped.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -244,8 +235,8 @@ fn is_running(pid: u64) -> bool {
     state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-/// A stream, and words there and back between which both ends sleep, until a file is there. Whether all came back as it
-/// was sent, and by the descriptor that it began with.
+/// A stream, and words to the server and back between which both endpoints block, until a file exists. Prints whether
+/// all bytes came back unchanged over the initial descriptor.
 const TALK: &str = r#"
 go_on = sys.argv[3]
 def identity(server):
@@ -299,7 +290,7 @@ fn words(client: &Process) -> usize {
 }
 
 #[test]
-fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
+fn direct_connections_survive_killed_proxies_and_monitors() {
     let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(ECHO);
     let client = pair.client(TALK, port, "words");
@@ -313,7 +304,7 @@ fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
             let [[monitor, _], [_, proxy]] = [0, 1].map(|node| pair.processes(node));
             [monitor, proxy].into_iter().for_each(kill);
         },
-        // Not by a death, but as after an upgrade.
+        // An orderly stop, as for an upgrade.
         &|| {
             let before = [0, 1].map(|node| pair.processes(node));
             pair.finish("up", &["--restart"]).must_succeed();
@@ -326,20 +317,20 @@ fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
         die();
         pair.finish("up", &[]).must_succeed();
         pair.wait_for_connections(2);
-        client.wait_until("more words", PATIENCE, |client| words(client) > before + 3);
+        client.wait_until("more words", WAIT_MAX, |client| words(client) > before + 3);
         assert!(!client.stdout().contains("rror"), "after death {index}: {}", client.stdout());
     }
     let metrics = pair.metrics(0);
     let of_programs = "crosslane_programs_sent_bytes{node=\"a\",path=\"window\"} ";
     let sent: Option<u64> = metrics.lines().find_map(|line| line.strip_prefix(of_programs)?.parse().ok());
-    assert!(sent > Some(0), "what programs write themselves: {metrics}");
+    assert!(sent > Some(0), "bytes that programs write themselves: {metrics}");
     fs::write(pair.file(), "").expect("a file");
-    let said = client.wait(PATIENCE).must_succeed().stdout;
-    assert!(said.ends_with("over [True, True]\n"), "{said}");
+    let output = client.wait(WAIT_MAX).must_succeed().stdout;
+    assert!(output.ends_with("over [True, True]\n"), "{output}");
     pair.wait_for_connections(0);
 }
 
-/// Each end reads until something happens, and says what that was.
+/// Each endpoint reads until the connection ends and prints how it ended.
 const SERVER: &str = r#"
 listener = listen()
 def serve(connection):
@@ -358,33 +349,33 @@ with socket.create_connection(address) as server:
 "#;
 
 #[test]
-fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have_it() {
+fn programs_killed_while_a_monitor_is_dead_end_connections_as_kernel_tcp_does() {
     let pair = Nodes::up("60 s");
-    // One that dies with bytes unread resets. It says so once they are there: what is still under way is not unread.
+    // A program that dies with unread bytes resets. It reports when they have arrived: bytes in flight are not unread.
     let reads_none = "connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL); say(\"unread\"); time.sleep(60)";
-    let (deaf, deaf_port) = pair.serve(&SERVER.replace("say(outcome(connection))", reads_none));
+    let (unreading, unreading_port) = pair.serve(&SERVER.replace("say(outcome(connection))", reads_none));
     let unread = CLIENT.replace("say(\"connected\")", "server.sendall(b'unread'); say(\"connected\")");
-    let unread = pair.client(&unread, deaf_port, "connected");
-    deaf.wait_until("what it does not read", PATIENCE, |deaf| deaf.stdout().contains("unread"));
+    let unread = pair.client(&unread, unreading_port, "connected");
+    unreading.wait_until("unread bytes", WAIT_MAX, |unreading| unreading.stdout().contains("unread"));
     let (server, port) = pair.serve(SERVER);
     let (here, there) = (pair.client(CLIENT, port, "connected"), pair.client(CLIENT, port, "connected"));
     pair.wait_for_connections(3);
     kill(pair.processes(0)[0]);
-    drop((here, deaf));
-    server.wait_until("the end of a client", PATIENCE, |server| server.stdout() == "listening\nend\n");
-    assert_eq!(unread.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    drop((here, unreading));
+    server.wait_until("the end of a client", WAIT_MAX, |server| server.stdout() == "listening\nend\n");
+    assert_eq!(unread.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     pair.finish("up", &[]).must_succeed();
     pair.wait_for_connections(1);
     kill(pair.processes(1)[0]);
     drop(server);
-    assert_eq!(there.wait(PATIENCE).must_succeed().stdout, "connected\nend\n");
+    assert_eq!(there.wait(WAIT_MAX).must_succeed().stdout, "connected\nend\n");
     pair.finish("up", &[]).must_succeed();
     pair.wait_for_connections(0);
 }
 
-/// As long as a monitor is dead, its proxy goes on, also with connections that other nodes' programs begin.
+/// While a monitor is dead, its proxy continues, also with new connections of other nodes' programs.
 #[test]
-fn proxied_connections_stream_on_through_the_deaths_of_monitors_with_the_same_proxies() {
+fn proxied_connections_and_their_proxies_survive_killed_monitors() {
     let pair = Nodes::up_for("proxy", "60 s");
     let (_server, port) = pair.serve(ECHO);
     let client = pair.client(TALK, port, "words");
@@ -393,7 +384,7 @@ fn proxied_connections_stream_on_through_the_deaths_of_monitors_with_the_same_pr
     for victims in [&[1][..], &[0], &[0, 1]] {
         let (before, epoch_before) = (words(&client), epoch());
         victims.iter().map(|node| pair.processes(*node)[0]).collect::<Vec<_>>().into_iter().for_each(kill);
-        client.wait_until("words without a monitor", PATIENCE, |client| words(client) > before + 3);
+        client.wait_until("words without a monitor", WAIT_MAX, |client| words(client) > before + 3);
         if !victims.contains(&0) {
             pair.client(CLIENT, port, "connected");
         }
@@ -401,18 +392,18 @@ fn proxied_connections_stream_on_through_the_deaths_of_monitors_with_the_same_pr
         pair.wait_for_open(2);
         assert!(epoch() > epoch_before, "the link was trained again");
         let before = words(&client);
-        client.wait_until("words over the next link", PATIENCE, |client| words(client) > before + 3);
+        client.wait_until("words over the next link", WAIT_MAX, |client| words(client) > before + 3);
         assert!(!client.stdout().contains("rror"), "after {victims:?}: {}", client.stdout());
     }
     assert_eq!([0, 1].map(|node| pair.processes(node)[1]), proxies);
     fs::write(pair.file(), "").expect("a file");
-    let said = client.wait(PATIENCE).must_succeed().stdout;
-    assert!(said.ends_with("over [True, True]\n"), "{said}");
+    let output = client.wait(WAIT_MAX).must_succeed().stdout;
+    assert!(output.ends_with("over [True, True]\n"), "{output}");
     pair.wait_for_open(0);
 }
 
 #[test]
-fn proxied_connections_of_a_monitor_that_does_not_come_back_are_reset_or_go_on_over_kernel_tcp() {
+fn proxied_connections_of_a_monitor_that_does_not_return_are_reset_or_fail_over() {
     for is_failover in [false, true] {
         let pair = Nodes::up_with("proxy", |text| {
             let text = text.replace("failover = false", &format!("failover = {is_failover}"));
@@ -424,27 +415,28 @@ fn proxied_connections_of_a_monitor_that_does_not_come_back_are_reset_or_go_on_o
         let [monitor, proxy] = pair.processes(1);
         kill(monitor);
         if !is_failover {
-            assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
-            server.wait_until("the reset", PATIENCE, |server| server.stdout() == "listening\nreset\n");
+            assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
+            server.wait_until("the reset", WAIT_MAX, |server| server.stdout() == "listening\nreset\n");
             pair.finish("up", &[]).must_succeed();
             continue;
         }
         pair.wait_for_link(0, "connections over kernel TCP", |link| link["carried"]["failover_open"] == 2);
         let before = words(&client);
-        client.wait_until("words over kernel TCP", PATIENCE, |client| words(client) > before + 3);
-        // The next monitor finds them there.
+        client.wait_until("words over kernel TCP", WAIT_MAX, |client| words(client) > before + 3);
+        // The next monitor adopts them.
         pair.finish("up", &[]).must_succeed();
         assert_eq!(pair.processes(1)[1], proxy);
         pair.wait_for_link(1, "connections over kernel TCP", |link| link["carried"]["failover_open"] == 2);
         fs::write(pair.file(), "").expect("a file");
-        let said = client.wait(PATIENCE).must_succeed().stdout;
-        assert!(said.ends_with("over [True, True]\n"), "{said}");
+        let output = client.wait(WAIT_MAX).must_succeed().stdout;
+        assert!(output.ends_with("over [True, True]\n"), "{output}");
     }
 }
 
-/// What a proxy has is in its memory only: without it, and nobody who has the lifelines, programs are told at once.
+/// A proxy's state is only in its memory: without the proxy, and without a monitor that holds the lifelines, programs
+/// see the reset at once.
 #[test]
-fn where_monitor_and_proxy_die_at_once_proxied_connections_are_reset_at_both_ends_also_with_failover() {
+fn proxied_connections_are_reset_if_monitor_and_proxy_die_at_once_also_with_failover() {
     for is_failover in [false, true] {
         let pair =
             Nodes::up_with("proxy", |text| text.replace("failover = false", &format!("failover = {is_failover}")));
@@ -452,24 +444,24 @@ fn where_monitor_and_proxy_die_at_once_proxied_connections_are_reset_at_both_end
         let client = pair.client(CLIENT, port, "connected");
         pair.wait_for_open(1);
         pair.processes(1).into_iter().for_each(kill);
-        assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
-        server.wait_until("the reset", PATIENCE, |server| server.stdout() == "listening\nreset\n");
+        assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
+        server.wait_until("the reset", WAIT_MAX, |server| server.stdout() == "listening\nreset\n");
         pair.finish("up", &[]).must_succeed();
         pair.client(CLIENT, port, "connected");
     }
 }
 
 #[test]
-fn connections_of_a_node_that_does_not_come_back_are_reset_and_down_leaves_nothing() {
+fn connections_of_a_node_that_does_not_return_are_reset_and_down_leaves_nothing() {
     let pair = Nodes::up("500 ms");
     let (server, port) = pair.serve(SERVER);
     let client = pair.client(CLIENT, port, "connected");
     kill(pair.processes(1)[0]);
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
-    server.wait_until("the reset", PATIENCE, |server| server.stdout() == "listening\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
+    server.wait_until("the reset", WAIT_MAX, |server| server.stdout() == "listening\nreset\n");
     pair.finish("up", &[]).must_succeed();
 
-    // Who leaves in good order is not waited for. Both at once leave nobody who has the lifelines.
+    // A node that leaves in order is not waited for. If monitor and proxy die at once, no process holds the lifelines.
     for is_order in [true, false] {
         let client = pair.client(CLIENT, port, "connected");
         pair.wait_for_connections(1);
@@ -478,13 +470,13 @@ fn connections_of_a_node_that_does_not_come_back_are_reset_and_down_leaves_nothi
         } else {
             pair.processes(1).into_iter().for_each(kill);
         }
-        assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+        assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
         pair.finish("up", &[]).must_succeed();
     }
 }
 
 #[test]
-fn two_nodes_talk_on_while_a_third_dies_wholly_and_with_it_again_once_it_is_back() {
+fn two_nodes_are_not_affected_by_the_death_and_return_of_a_third() {
     for trust in ["proxy", "direct"] {
         let nodes = Nodes::up_as(&["--nodes", "3", "--trust", trust], |text| patient(text, "500 ms"));
         let (_echo, echo_port) = nodes.serve(ECHO);
@@ -499,26 +491,26 @@ fn two_nodes_talk_on_while_a_third_dies_wholly_and_with_it_again_once_it_is_back
         let (before, epoch_before) = (words(&talk), epoch());
         nodes.processes(2).into_iter().for_each(kill);
         for client in reset {
-            assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+            assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
         }
-        server.wait_until("resets", PATIENCE, |server| server.stdout() == "listening\nreset\nreset\n");
-        talk.wait_until("more words", PATIENCE, |talk| words(talk) > before + 3);
+        server.wait_until("resets", WAIT_MAX, |server| server.stdout() == "listening\nreset\nreset\n");
+        talk.wait_until("more words", WAIT_MAX, |talk| words(talk) > before + 3);
         nodes.finish("up", &[]).must_succeed();
         for node in [0, 1] {
             nodes.client_of(node, 2, CLIENT, port, "connected");
         }
         let before = words(&talk);
-        talk.wait_until("words beside the node that is back", PATIENCE, |talk| words(talk) > before + 3);
-        assert_eq!(epoch(), epoch_before, "the link of the others is the same");
+        talk.wait_until("words while the third node is back", WAIT_MAX, |talk| words(talk) > before + 3);
+        assert_eq!(epoch(), epoch_before, "the link between the others has not changed");
         fs::write(nodes.file(), "").expect("a file");
-        let said = talk.wait(PATIENCE).must_succeed().stdout;
-        assert!(said.ends_with("over [True, True]\n") && !said.contains("rror"), "{said}");
+        let output = talk.wait(WAIT_MAX).must_succeed().stdout;
+        assert!(output.ends_with("over [True, True]\n") && !output.contains("rror"), "{output}");
     }
 }
 
-/// Proxies write back and drop what they have cached of the one file where that is not coherent.
+/// Proxies write back and invalidate their caches of the file where it is not coherent.
 #[test]
-fn streams_and_words_cross_a_file_both_ways_whether_it_is_coherent_or_not() {
+fn streams_and_words_cross_a_coherent_and_a_non_coherent_file() {
     for coherence in ["coherent", "non-coherent"] {
         let nodes = Nodes::over_file(coherence);
         let (_servers, ports): (Vec<_>, Vec<_>) = [0, 1].map(|node| nodes.serve_on(node, ECHO)).into_iter().unzip();
@@ -526,12 +518,12 @@ fn streams_and_words_cross_a_file_both_ways_whether_it_is_coherent_or_not() {
         for node in [0, 1] {
             let carried = |link: &Value, name: &str| link["carried"][name].as_u64() > Some(FILE_BYTES);
             let has_wrapped = |link: &Value| carried(link, "bytes_sent") && carried(link, "bytes_received");
-            nodes.wait_for_link(node, "more than the file has room for", has_wrapped);
+            nodes.wait_for_link(node, "more bytes than the file holds", has_wrapped);
         }
         fs::write(nodes.file(), "").expect("a file");
         for client in clients {
-            let said = client.wait(PATIENCE).must_succeed().stdout;
-            assert!(said.ends_with("over [True, True]\n"), "{coherence}: {said}");
+            let output = client.wait(WAIT_MAX).must_succeed().stdout;
+            assert!(output.ends_with("over [True, True]\n"), "{coherence}: {output}");
         }
         nodes.wait_for_open(0);
         for node in [0, 1] {
@@ -550,14 +542,14 @@ fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
     let [monitor, proxy] = pair.processes(0);
     kill(monitor);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(is_running(proxy), "it has a connection to hand over");
+    assert!(is_running(proxy), "it has a connection for the next monitor");
     pair.finish("down", &[]).must_succeed();
     assert!(!is_running(proxy));
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
 }
 
 #[test]
-fn a_proxy_that_hangs_when_its_monitor_dies_is_killed_by_the_next_before_it_touches_windows_again() {
+fn a_hung_proxy_of_a_dead_monitor_is_killed_by_the_next_monitor() {
     let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(SERVER);
     let client = pair.client(CLIENT, port, "connected");
@@ -567,16 +559,16 @@ fn a_proxy_that_hangs_when_its_monitor_dies_is_killed_by_the_next_before_it_touc
     kill(monitor);
     pair.finish("up", &[]).must_succeed();
     assert!(!is_running(proxy));
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     pair.wait_for_connections(0);
 }
 
 #[test]
-fn with_failover_streams_go_on_over_kernel_tcp_when_a_monitor_hangs_and_new_ones_use_the_link_again() {
+fn failover_moves_streams_to_kernel_tcp_while_a_monitor_hangs() {
     fail_over_and_back("127.77.0.", "");
 }
 
-/// As [`COMMON`], of nodes with IPv6 addresses.
+/// As [`COMMON`], for nodes with IPv6 addresses.
 const BY_IPV6: &str = r#"
 address = ("fd00:77::2", address[1])
 def listen():
@@ -585,22 +577,22 @@ def listen():
     return listener
 "#;
 
-/// In a network of its own, where the machine has the nodes' addresses.
+/// Runs in a new network namespace that has the nodes' addresses.
 #[test]
-fn connections_of_nodes_with_ipv6_addresses_go_on_over_kernel_tcp_too() {
+fn failover_works_between_nodes_with_ipv6_addresses() {
     let network = match Namespace::new() {
         Ok(network) => network,
-        Err(error) => return println!("skipped: no network of its own ({error}); run it as root"),
+        Err(error) => return println!("skipped: no network namespace ({error}); run it as root"),
     };
     let test = || {
-        let ip = |words: &[&str]| Process::start(Command::new(place::tool("ip")).args(words)).wait(PATIENCE);
+        let ip = |words: &[&str]| Process::start(Command::new(paths::tool("ip")).args(words)).wait(WAIT_MAX);
         ip(&["link", "set", "lo", "up"]).must_succeed();
         for address in ["fd00:77::1/128", "fd00:77::2/128"] {
             ip(&["-6", "address", "add", address, "dev", "lo", "nodad"]).must_succeed();
         }
         fail_over_and_back("fd00:77::", BY_IPV6);
     };
-    network.within(test).expect("a network of its own");
+    network.within(test).expect("a network namespace");
 }
 
 fn fail_over_and_back(addresses: &str, prelude: &str) {
@@ -616,21 +608,21 @@ fn fail_over_and_back(addresses: &str, prelude: &str) {
     let is_moved = |link: &Value| link["carried"]["failover_open"] == 2 && link["state"] != "up";
     pair.wait_for_link(0, "connections over kernel TCP", is_moved);
     let before = words(&client);
-    client.wait_until("more words", PATIENCE, |client| words(client) > before + 3);
+    client.wait_until("more words", WAIT_MAX, |client| words(client) > before + 3);
     drop(hung);
-    (0..2).for_each(|node| pair.wait_for_link(node, "link again", |link| link["state"] == "up"));
+    (0..2).for_each(|node| pair.wait_for_link(node, "link that is up again", |link| link["state"] == "up"));
     let by_window = pair.monitor(0)["links"][0]["carried"]["connections_total"].as_u64().expect("a count");
     let next = pair.client(&script(CLIENT), pair.serve(&script(SERVER)).1, "connected");
-    pair.wait_for_link(0, "new connection by the link", |link| {
+    pair.wait_for_link(0, "new connection over the link", |link| {
         link["carried"]["connections_total"].as_u64() > Some(by_window)
     });
     fs::write(pair.file(), "").expect("a file");
-    let said = client.wait(PATIENCE).must_succeed().stdout;
-    assert!(said.ends_with("over [True, True]\n"), "{said}");
+    let output = client.wait(WAIT_MAX).must_succeed().stdout;
+    assert!(output.ends_with("over [True, True]\n"), "{output}");
     drop(next);
 }
 
-/// A server that takes both families, as most do.
+/// A server for both address families, like most servers.
 const DUAL_SERVER: &str = r#"
 listener = socket.create_server(("::", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
 say("listening")
@@ -641,7 +633,7 @@ while True:
 "#;
 
 #[test]
-fn nodes_with_ipv6_addresses_talk_as_others_do() {
+fn programs_of_nodes_with_ipv6_addresses_connect() {
     for trust in ["proxy", "direct"] {
         let pair = Nodes::up_with(trust, |text| text.replace("127.77.0.", "fd00:77::"));
         let (_server, port) = pair.serve(DUAL_SERVER);
@@ -649,9 +641,9 @@ fn nodes_with_ipv6_addresses_talk_as_others_do() {
 with socket.create_connection(("fd00:77::2", address[1])) as server:
     say(server.getpeername()[0], server.getsockname()[0], server.recv(100).decode())
 "#;
-        let said = [0, 1].map(|node| pair.python(node, script, port).wait(PATIENCE).must_succeed().stdout);
-        assert_eq!(said[0], "fd00:77::2 fd00:77::1 fd00:77::1 fd00:77::2 fd00:77::1\n", "from another node");
-        assert_eq!(said[1], "fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2\n", "from the same");
+        let output = [0, 1].map(|node| pair.python(node, script, port).wait(WAIT_MAX).must_succeed().stdout);
+        assert_eq!(output[0], "fd00:77::2 fd00:77::1 fd00:77::1 fd00:77::2 fd00:77::1\n", "from another node");
+        assert_eq!(output[1], "fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2\n", "from the same node");
         let carried = pair.monitor(0)["links"][0]["carried"].clone();
         assert_eq!(
             (&carried["connections_total"], &carried["direct_total"]),
@@ -661,12 +653,12 @@ with socket.create_connection(("fd00:77::2", address[1])) as server:
         let port = port::free_port().to_string();
         let mut redis = pair.run(1);
         let save = ["--save", "", "--appendonly", "no", "--protected-mode", "no"];
-        redis.arg(place::tool("redis-server")).args(["--bind", "::", "--port", &port]).args(save);
+        redis.arg(paths::tool("redis-server")).args(["--bind", "::", "--port", &port]).args(save);
         let redis = Process::start(&mut redis);
-        redis.wait_until("redis", PATIENCE, |redis| redis.stdout().contains("Ready to accept"));
+        redis.wait_until("redis", WAIT_MAX, |redis| redis.stdout().contains("Ready to accept"));
         let mut client = pair.run(0);
-        client.arg(place::tool("redis-cli")).args(["-h", "fd00:77::2", "-p", &port, "ping"]);
-        assert_eq!(Process::start(&mut client).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+        client.arg(paths::tool("redis-cli")).args(["-h", "fd00:77::2", "-p", &port, "ping"]);
+        assert_eq!(Process::start(&mut client).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
         let stat = Stat::parse(&pair.finish("stat", &["--json"]).must_succeed().stdout);
         let nodes: Vec<_> = stat.named("redis-server").map(|process| &process["node"]).collect();
         assert_eq!(nodes, ["b"]);

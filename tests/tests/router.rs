@@ -1,5 +1,5 @@
-//! Clusters of routers in network namespaces: programs that nobody changed cross them, a routing daemon speaks through
-//! them, nodes die and come back, and nothing is left behind.
+//! Clusters of routers in network namespaces: they forward traffic of unmodified programs and of routing daemons, nodes
+//! are killed and restarted, and nothing is left behind.
 
 use std::fs;
 use std::ops::Deref;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use system_tests::{Finished, PATIENCE, Process, place};
+use system_tests::{Finished, Process, WAIT_MAX, paths};
 
-use cluster::{Cluster, LOOK_EVERY, can_make_namespaces, wait_until};
+use cluster::{Cluster, POLL_INTERVAL, can_make_namespaces, wait_until};
 
 #[path = "router/bird.rs"]
 mod bird;
@@ -26,10 +26,10 @@ mod redirects;
 
 const DAY_US: u64 = 86_400_000_000;
 const NODES: [&str; 3] = ["a", "b", "c"];
-/// Lines of the demo that say `ok` when all is well.
+/// Number of lines of the demo that report `ok`.
 const STEPS: usize = 13;
 
-/// A demo that stays.
+/// A demo that keeps its cluster up.
 struct Demo {
     process: Option<Process>,
     cluster: Cluster,
@@ -44,28 +44,28 @@ impl Deref for Demo {
 }
 
 impl Drop for Demo {
-    /// Nothing of a failed test goes on running: the demo cleans up when it is told to end.
+    /// Ends the demo, which then cleans up, also after a failed test.
     fn drop(&mut self) {
         if let Some(process) = self.process.take() {
-            drop(process.stop(PATIENCE));
+            drop(process.stop(WAIT_MAX));
         }
     }
 }
 
 impl Demo {
-    /// All its steps have been taken, and were fine.
+    /// Starts a demo and waits until all its steps have succeeded.
     fn stay(interconnect: &str, ports: &str) -> Self {
         let demo = Self::start(&["--quick", "--stay", "--interconnect", interconnect, "--ports", ports]);
-        demo.process().wait_until("the end of its steps", PATIENCE, |demo| demo.stdout().contains("it stays until"));
-        let said = demo.process().stdout();
-        let fine = said.lines().filter(|line| line.starts_with("ok ")).count();
-        assert!(fine == STEPS && !said.contains("FAILED"), "{said}");
+        demo.process().wait_until("the end of its steps", WAIT_MAX, |demo| demo.stdout().contains("it stays until"));
+        let output = demo.process().stdout();
+        let fine = output.lines().filter(|line| line.starts_with("ok ")).count();
+        assert!(fine == STEPS && !output.contains("FAILED"), "{output}");
         assert_eq!(demo.node(0)["interconnect"], interconnect);
         demo
     }
 
     fn start(arguments: &[&str]) -> Self {
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         let process = Process::start(command.args(["router", "demo"]).args(arguments).env("TMPDIR", "/tmp"));
         let name = format!("crosslane-demo-{}", process.pid());
         let folder = Path::new("/tmp").join(&name);
@@ -76,16 +76,16 @@ impl Demo {
         self.process.as_ref().expect("it was not ended")
     }
 
-    /// Interrupts it as a keyboard does, and waits for its end.
+    /// Sends SIGINT, as a terminal does, and waits for its end.
     fn interrupt(mut self) -> Finished {
         let process = self.process.take().expect("it was not ended");
         let pid = Pid::from_raw(process.pid() as i32).expect("a process");
         kill_process(pid, Signal::INT).expect("it runs");
-        process.wait(PATIENCE)
+        process.wait(WAIT_MAX)
     }
 }
 
-/// Hundredths of a second of processor that a process has taken.
+/// CPU time of a process in hundredths of a second.
 fn ticks(pid: u64) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let rest = stat.rsplit(") ").next().expect("its state");
@@ -93,8 +93,8 @@ fn ticks(pid: u64) -> u64 {
 }
 
 #[test]
-fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
-    if !can_make_namespaces("a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing") {
+fn a_cluster_forwards_for_unmodified_programs_survives_a_kill_and_leaves_nothing() {
+    if !can_make_namespaces("a_cluster_forwards_for_unmodified_programs_survives_a_kill_and_leaves_nothing") {
         return;
     }
     let demo = Demo::stay("lane", "auto");
@@ -102,22 +102,22 @@ fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
     an_idle_node_uses_no_processor(&demo);
     routes_of_the_kernel_are_the_clusters(&demo);
     packets_are_followed_through_all_nodes(&demo);
-    a_stopped_node_is_left_while_it_is_and_met_again(&demo);
-    a_frozen_node_is_left_while_it_is_and_met_again(&demo);
+    a_stopped_node_is_lost_until_it_continues(&demo);
+    a_frozen_node_is_lost_until_it_continues(&demo);
     a_killed_node_is_in_no_route_of_the_others(&demo);
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     demo.interrupt().must_succeed();
     Cluster::assert_gone(&name, &folder);
 }
 
-/// The demo has killed node c, and no other.
+/// The demo has killed only node c.
 fn a_death_was_counted(demo: &Demo) {
     let status = demo.node(0);
     let [b, c] = &status["peers"].as_array().expect("peers")[..] else { panic!("{status:#}") };
     assert_eq!((&b["node"], &c["node"]), (&Value::from("b"), &Value::from("c")), "{status:#}");
     for (peer, losses) in [(b, 0), (c, 1)] {
         assert_eq!((&peer["state"], &peer["losses"]), (&Value::from("up"), &Value::from(losses)), "{status:#}");
-        // How long it took is up to the machine; who was never lost was never withdrawn.
+        // The time depends on the machine; a node that was never lost was never withdrawn.
         assert_eq!(peer["withdrawn_us"].is_u64(), losses > 0, "{status:#}");
     }
     assert_eq!(status["buffers_free"], status["buffers"], "no buffer is lost: {status:#}");
@@ -125,8 +125,8 @@ fn a_death_was_counted(demo: &Demo) {
 
 fn an_idle_node_uses_no_processor(demo: &Demo) {
     const SPAN: Duration = Duration::from_secs(2);
-    // Beats of 500 ms to two nodes, and each 20 ms a look whether their processes are stopped, took 0 to 2 hundredths
-    // of a second in this span, beside other tests; a thread that looks on instead of sleeping takes all it can get.
+    // Heartbeats to two nodes every 500 ms, and checks every 20 ms whether their processes are stopped, took 0 to 2
+    // hundredths of a second in this span, concurrently with other tests; a thread that spins uses all of it.
     const SHARE_MAX: f64 = 0.05;
     let pids: Vec<u64> = (0..NODES.len()).map(|node| demo.node(node)["pid"].as_u64().expect("up")).collect();
     let before: Vec<u64> = pids.iter().map(|pid| ticks(*pid)).collect();
@@ -153,10 +153,10 @@ fn routes_of_the_kernel_are_the_clusters(demo: &Demo) {
 fn packets_are_followed_through_all_nodes(demo: &Demo) {
     let mut command = demo.command("trace", &["--to", "10.77.1.2", "--protocol", "icmp", "--count", "1", "--json"]);
     let trace = Process::start(command.args(["--seconds", "30"]));
-    trace.wait_until("its beginning", PATIENCE, |trace| trace.stderr().contains("following packets"));
+    trace.wait_until("its beginning", WAIT_MAX, |trace| trace.stderr().contains("following packets"));
     demo.ping("h3", "10.77.1.2").must_succeed();
     let sent = |line: &str| line.contains(r#""node":"a""#) && line.contains("sent by");
-    trace.wait_until("the packet's end", PATIENCE, |trace| trace.stdout().lines().any(sent));
+    trace.wait_until("the packet's end", WAIT_MAX, |trace| trace.stdout().lines().any(sent));
     let steps = trace.stdout();
     let at = |node: &str, what: &str| {
         let node = format!(r#""node":"{node}""#);
@@ -165,13 +165,13 @@ fn packets_are_followed_through_all_nodes(demo: &Demo) {
     assert!(at("c", "received") && at("c", "looked up") && at("c", "to node a") && at("a", "from another"), "{steps}");
 }
 
-/// Whether a process is stopped, as the kernel has it.
+/// Whether the kernel reports that a process is stopped.
 fn is_stopped(pid: u64) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     stat.rsplit(") ").next().expect("its state").starts_with('T')
 }
 
-/// What a node says of another one. One that is stopped cannot be asked.
+/// The state of a node as another one, which is not stopped, reports it.
 fn peer(demo: &Demo, of: usize, name: &str) -> Value {
     let status = demo.json("status", &["--node", NODES[of]])["nodes"][0]["status"].clone();
     let peers = status["peers"].as_array().expect("peers");
@@ -180,26 +180,26 @@ fn peer(demo: &Demo, of: usize, name: &str) -> Value {
 
 #[track_caller]
 fn wait_for_peer(demo: &Demo, of: usize, name: &str, state: &str) -> Value {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     loop {
         let peer = peer(demo, of, name);
         if peer["state"] == state {
             return peer;
         }
         assert!(Instant::now() < deadline, "{peer:#}");
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// On a machine with more to do than processors: who waits for one is not taken for dead, and who is stopped is, long
-/// before its silence would tell, and is met again when it goes on. What lay there meanwhile goes nowhere.
-fn a_stopped_node_is_left_while_it_is_and_met_again(demo: &Demo) {
-    /// Longer than packets are kept by a node that was away.
+/// On an oversubscribed machine a node that waits for a processor is not declared dead. A stopped node is declared lost
+/// long before its silence limit and reconnects when it continues; packets queued there meanwhile are dropped.
+fn a_stopped_node_is_lost_until_it_continues(demo: &Demo) {
+    /// Longer than a stopped node keeps packets.
     const STOP: Duration = Duration::from_millis(1500);
-    let busy = || Process::start(Command::new(place::tool("sh")).args(["-c", "while :; do :; done"]));
+    let busy = || Process::start(Command::new(paths::tool("sh")).args(["-c", "while :; do :; done"]));
     let mut load: Vec<Process> = (0..3).map(|_| busy()).collect();
     let traffic = |from: &str, to: &str| {
-        let mut ping = demo.at(from, place::tool("ping"));
+        let mut ping = demo.at(from, paths::tool("ping"));
         Process::start(ping.args(["-n", "-q", "-i", "0.01", "-s", "1000", to]))
     };
     let _traffic = [traffic("h1", "10.77.3.2"), traffic("h3", "10.77.1.2"), traffic("h2", "10.77.1.2")];
@@ -220,20 +220,20 @@ fn a_stopped_node_is_left_while_it_is_and_met_again(demo: &Demo) {
         let finished = demo.ping(&format!("h{}", one + 1), &host(stopped));
         assert!(!finished.status.success(), "{finished}");
         std::thread::sleep(STOP.saturating_sub(began.elapsed()));
-        assert_eq!(losses(), before.map(|losses| losses + 1), "who is stopped is not tried again and again");
+        assert_eq!(losses(), before.map(|losses| losses + 1), "a stopped node is not contacted repeatedly");
         kill_process(process, Signal::CONT).expect("it is stopped");
         for of in others {
             wait_for_peer(demo, of, name, "up");
         }
         demo.ping(&format!("h{}", one + 1), &host(stopped)).must_succeed();
-        assert_eq!(losses(), before.map(|losses| losses + 1), "it has come once");
+        assert_eq!(losses(), before.map(|losses| losses + 1), "it was lost once");
         load.clear();
         let status = demo.node(stopped);
         assert!(status["drops"]["stale"].as_u64().is_some_and(|packets| packets > 0), "{status:#}");
     }
 }
 
-/// A control group of version 2 with one process, which is where it was before when the guard ends.
+/// A control group (version 2) with one process, which returns to its previous group when the guard is dropped.
 struct Group {
     root: &'static Path,
     folder: PathBuf,
@@ -241,7 +241,7 @@ struct Group {
 }
 
 impl Group {
-    /// Nothing where this machine does not let one be made.
+    /// `None` if this machine does not allow creating one.
     fn with(pid: u64) -> Option<Self> {
         let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
         let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
@@ -267,8 +267,8 @@ impl Drop for Group {
     }
 }
 
-/// The kernel says that it is frozen, which no silence of a busy machine looks like.
-fn a_frozen_node_is_left_while_it_is_and_met_again(demo: &Demo) {
+/// The kernel reports that the node is frozen, which differs from the silence of a busy machine.
+fn a_frozen_node_is_lost_until_it_continues(demo: &Demo) {
     let (name, others) = (NODES[1], [0, 2]);
     let Some(group) = Group::with(demo.node(1)["pid"].as_u64().expect("up")) else {
         println!("a frozen node is skipped: no control group of version 2 can be made for it here");
@@ -287,7 +287,7 @@ fn a_frozen_node_is_left_while_it_is_and_met_again(demo: &Demo) {
     demo.ping("h1", "10.77.2.2").must_succeed();
 }
 
-/// Kills a node, and says when that was, in microseconds of the day.
+/// Kills a node and returns the time, in microseconds of the day.
 fn kill(demo: &Demo, node: usize) -> u64 {
     let pid = demo.node(node)["pid"].as_u64().expect("up");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
@@ -295,13 +295,13 @@ fn kill(demo: &Demo, node: usize) -> u64 {
     (now.as_micros() % u128::from(DAY_US)) as u64
 }
 
-/// What a node said to its log when it lost another one.
+/// The lines of a node's log about the loss of another one.
 fn losses<'a>(log: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let node = format!("node=\"{name}\"");
     log.lines().filter(move |line| line.contains(" lost: ") && line.contains(&node))
 }
 
-/// What nodes a and b know of c's ports they forget: in their own tables, and in what their kernels have of it.
+/// Nodes a and b remove the routes of c's ports from their own tables and from those of their kernels.
 fn a_killed_node_is_in_no_route_of_the_others(demo: &Demo) {
     let (name, others) = (NODES[2], [0, 1]);
     let is_by_it = |route: &Value| route["hops"].as_array().expect("ways").iter().any(|hop| hop["node"] == name);
@@ -311,17 +311,17 @@ fn a_killed_node_is_in_no_route_of_the_others(demo: &Demo) {
     };
     let of_kernel = |of: usize| demo.ip(NODES[of], &["route", "show", "10.77.3.0/24"]);
     for of in others {
-        assert!(by_it(of) > 0 && of_kernel(of).contains("crosslane0"), "{} knows what to forget", NODES[of]);
+        assert!(by_it(of) > 0 && of_kernel(of).contains("crosslane0"), "{} has routes to remove", NODES[of]);
     }
     kill(demo, 2);
     for of in others {
         let peer = wait_for_peer(demo, of, name, "down");
         assert_eq!(peer["routes"], 0, "{peer:#}");
         let log = demo.log(NODES[of]);
-        let said: Vec<&str> = losses(&log, name).collect();
+        let output: Vec<&str> = losses(&log, name).collect();
         let reason = peer["reason"].as_str().expect("a reason");
-        assert_eq!(Some(said.len() as u64), peer["losses"].as_u64(), "{log}");
-        assert!(said.last().is_some_and(|line| line.contains(reason)), "{peer:#}: {log}");
+        assert_eq!(Some(output.len() as u64), peer["losses"].as_u64(), "{log}");
+        assert!(output.last().is_some_and(|line| line.contains(reason)), "{peer:#}: {log}");
         wait_until("an end of its routes", || by_it(of) == 0);
         demo.wait_for_route(NODES[of], "10.77.3.2", None);
         wait_until("an end of its routes in the kernel", || of_kernel(of).is_empty());
@@ -331,8 +331,8 @@ fn a_killed_node_is_in_no_route_of_the_others(demo: &Demo) {
     demo.ping("h1", "10.77.2.2").must_succeed();
 }
 
-/// When a node lost another one last, in microseconds of the day: by the time with which that line of its log begins,
-/// as in `2026-11-23T23:33:35.470603Z  WARN lost: its connection ended node="c"`.
+/// The time at which a node last lost another one, in microseconds of the day, from the log line, such as
+/// `2026-11-23T23:33:35.470603Z  WARN lost: its connection ended node="c"`.
 fn lost_us(log: &str, name: &str) -> u64 {
     let line = losses(log, name).last().unwrap_or_else(|| panic!("{log}"));
     let time = line.split(['T', 'Z']).nth(1).expect("a time");
@@ -341,15 +341,15 @@ fn lost_us(log: &str, name: &str) -> u64 {
     ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + us
 }
 
-/// From a kill of node c until the others know, and until they send nothing there any more.
+/// Measures the times from a kill of node c until the others detect it and until they stop sending to it.
 #[test]
-#[ignore = "it reports times, which decide nothing"]
+#[ignore = "reports times and asserts nothing about them"]
 fn times_from_kills_to_withdrawals() {
     const KILLS: usize = 10;
     if !can_make_namespaces("times_from_kills_to_withdrawals") {
         return;
     }
-    // The kernel takes its time to end what a process had, and a socket of AF_XDP takes longer than others.
+    // The kernel needs time to release the resources of a process, most of all for an AF_XDP socket.
     for ports in ["af-packet", "af-xdp"] {
         let demo = Demo::stay("lane", ports);
         let mut all_us: Vec<u64> = (0..KILLS).flat_map(|_| withdrawals_us(&demo)).collect();
@@ -359,16 +359,16 @@ fn times_from_kills_to_withdrawals() {
     }
 }
 
-/// Kills node c once: how long after that each other node sent nothing there any more.
+/// Kills node c once; returns the time until each other node stopped sending to it.
 fn withdrawals_us(demo: &Demo) -> [u64; 2] {
-    /// Nothing else of this test takes a processor until all is over.
+    /// The test itself uses no processor until all is over.
     const CALM: Duration = Duration::from_millis(300);
     std::thread::sleep(CALM);
     let killed_us = kill(demo, 2);
     std::thread::sleep(CALM);
-    Process::start(&mut demo.command("up", &["--node", NODES[2]])).wait(PATIENCE).must_succeed();
+    Process::start(&mut demo.command("up", &["--node", NODES[2]])).wait(WAIT_MAX).must_succeed();
     [0, 1].map(|of| {
-        // It was not joined again before the withdrawal was told.
+        // It did not rejoin before the withdrawal was reported.
         let withdrawn_us = wait_for_peer(demo, of, NODES[2], "up")["withdrawn_us"].as_u64().expect("it was lost");
         let known_us = (lost_us(&demo.log(NODES[of]), NODES[2]) + DAY_US - killed_us) % DAY_US;
         println!("node {}: known {known_us} us after the kill, withdrawn {withdrawn_us} us after that", NODES[of]);
@@ -382,14 +382,14 @@ fn an_interrupted_demo_leaves_nothing() {
         return;
     }
     let demo = Demo::start(&["--quick", "--interconnect", "rnic-lane"]);
-    demo.process().wait_until("a first step", PATIENCE, |demo| demo.stdout().contains("ok "));
+    demo.process().wait_until("a first step", WAIT_MAX, |demo| demo.stdout().contains("ok "));
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     let finished = demo.interrupt().must_exit_with(1);
     assert!(finished.stderr.contains("interrupted"), "{finished}");
     Cluster::assert_gone(&name, &folder);
 }
 
-/// A routing daemon of FRR's, where a node or host is. It ends with its guard.
+/// FRR's routing daemons in the namespace of a node or host. They end with the guard.
 struct Daemons {
     _zebra: Process,
     bgpd: Process,
@@ -401,9 +401,9 @@ impl Daemons {
         fs::create_dir(&folder).expect("a folder");
         fs::write(folder.join("zebra.conf"), "").expect("a file");
         fs::write(folder.join("bgpd.conf"), bgp).expect("a file");
-        // The daemons give root up.
-        let mut chown = Command::new(place::tool("chown"));
-        Process::start(chown.args(["-R", "frr:frr"]).arg(&folder)).wait(PATIENCE).must_succeed();
+        // The daemons drop root.
+        let mut chown = Command::new(paths::tool("chown"));
+        Process::start(chown.args(["-R", "frr:frr"]).arg(&folder)).wait(WAIT_MAX).must_succeed();
         let start = |daemon: &str| {
             let file = |ending: &str| folder.join(format!("{daemon}.{ending}"));
             let mut command = demo.at(at, Path::new("/usr/lib/frr").join(daemon));
@@ -412,7 +412,7 @@ impl Daemons {
         };
         let zebra = start("zebra");
         let socket = folder.join("zserv.api");
-        zebra.wait_until("its socket", PATIENCE, |_| socket.exists());
+        zebra.wait_until("its socket", WAIT_MAX, |_| socket.exists());
         Self { _zebra: zebra, bgpd: start("bgpd") }
     }
 }
@@ -425,7 +425,7 @@ fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
     let demo = Demo::stay("window", "auto");
     let folder = tempfile::Builder::new().prefix("frr-").tempdir_in("/tmp").expect("a folder");
     fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
-    // Host h1 is a router of somebody else's, with a network behind it.
+    // Host h1 is an external router with a network behind it.
     demo.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
     let bgp = |own: (&str, u32), other: (&str, u32), what: &str| {
         let ((own, own_as), (other, other_as)) = (own, other);
@@ -440,9 +440,9 @@ fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
     let of_host = Daemons::start(&demo, folder.path(), "h1", &bgp(host, node, "network 203.0.113.0/24"));
     demo.wait_for_route("c", "203.0.113.1", Some("a"));
     demo.ping("h3", "203.0.113.1").must_succeed();
-    // The other router knows the cluster's networks from node a alone.
-    let mut routes = demo.at("h1", place::tool("ip"));
-    let routes = Process::start(routes.args(["route", "show", "proto", "bgp"])).wait(PATIENCE).must_succeed();
+    // The other router learns the cluster's networks from node a only.
+    let mut routes = demo.at("h1", paths::tool("ip"));
+    let routes = Process::start(routes.args(["route", "show", "proto", "bgp"])).wait(WAIT_MAX).must_succeed();
     assert!(routes.stdout.contains("10.77.3.0/24"), "{routes}");
     drop(of_host.bgpd);
     demo.wait_for_route("c", "203.0.113.1", None);
@@ -450,18 +450,18 @@ fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
     assert!(!finished.status.success() && finished.stdout.contains("Unreachable"), "{finished}");
 }
 
-/// What is wrong with a cluster file is said in one line, with what to do, before anything is touched.
+/// An error in a cluster file is reported in one line with its remedy before anything is changed.
 #[test]
 fn a_bad_cluster_file_is_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut example = Command::new(place::crosslane());
-    let example = Process::start(example.args(["router", "example"])).wait(PATIENCE).must_succeed().stdout;
+    let mut example = Command::new(paths::crosslane());
+    let example = Process::start(example.args(["router", "example"])).wait(WAIT_MAX).must_succeed().stdout;
     let port = "[[nodes.ports]]\ndevice = \"eth0\"\nkind = \"auto\"\n";
     let up = |text: &str, arguments: &[&str]| {
         fs::write(folder.path().join("c.toml"), text).expect("a file");
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.args(["router", "up", "--cluster", "c.toml"]).args(arguments).current_dir(folder.path());
-        Process::start(command.env("CROSSLANE_RACK", folder.path().join("base"))).wait(PATIENCE)
+        Process::start(command.env("CROSSLANE_RACK", folder.path().join("base"))).wait(WAIT_MAX)
     };
     let cases: [(String, &[&str], &[&str]); 6] = [
         (example.replacen(port, &(port.to_owned() + port), 1), &[], &["ports[1].device", "'eth0'", "once"]),

@@ -1,43 +1,42 @@
-//! The examination of socket semantics, three ways: bare, preloaded but passed through, and over lanes.
+//! The suite of socket semantics in three configurations: bare, preloaded but passed through, and over lanes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use system_tests::{Finished, PATIENCE, Process, Rack, Traffic, c};
+use system_tests::{Finished, Process, Rack, Traffic, WAIT_MAX, c};
 
 const RUN_LIMIT: Duration = Duration::from_secs(1500);
 const CHECKS_MIN: usize = 400;
-/// What the one socket that connects to itself sends and receives: the kernel carries it, because there is no second
-/// program.
+/// Bytes of the one socket that connects to itself: they use the kernel, because there is no second endpoint.
 const BYTES_TO_ITSELF: u64 = 12;
 
-/// How the names of checks begin whose connections must not go by lanes.
+/// Prefix of the names of checks whose connections must not use lanes.
 const KERNEL_PATH: &str = "kernel_path_";
 
-/// A check that lanes answer differently from kernel TCP, and why that is right.
+/// A check whose result over lanes differs from kernel TCP, and why that is correct.
 struct Difference {
     check: &'static str,
     reason: &'static str,
 }
 
-/// Every exception, with its reason. A check named here that passes after all is reported as well.
+/// All exceptions with their reasons. A check in this list that passes is reported as well.
 const EXPLAINED: &[Difference] = &[Difference {
     check: "bad_addresses_are_efault",
-    reason: "a library copies by the program's own loads and stores: a bad address is a SIGSEGV, not EFAULT",
+    reason: "the library copies by ordinary loads and stores: a bad address raises SIGSEGV instead of EFAULT",
 }];
 
-/// Checks of lanes alone: the kernel passes them nearly always. When a connect is refused, it wakes who sleeps once as
-/// the state changes and again for the error (tcp_done_with_error). Who is quick in between has taken the error by the
-/// second time and hears of the end twice: 3 of 176 runs did, eight at a time on two cores, with Linux 6.18.
+/// Checks that kernel TCP passes nearly always. When a connect is refused, the kernel wakes waiters as the state
+/// changes and again for the error (tcp_done_with_error). A thread that polls in between has consumed the error by the
+/// second wake-up and sees the end twice: in 3 of 176 runs, eight at a time on two cores, with Linux 6.18.
 const KERNEL_RACES: &[Difference] = &[Difference {
     check: "waiting_connects_are_refused_once_to_a_blocked_epoll_wait",
-    reason: "the kernel tells of an end in two steps, and a program that looks in between is told of both",
+    reason: "the kernel reports an end in two steps, and a program that polls in between sees both",
 }];
 
-/// How they fail then, and no other way is excused: the end once more, without the error that was taken.
-const HEARD_TWICE: &str = "event.events is 21 ";
+/// The only failure that is excused then: the end is reported again, without the consumed error.
+const REPORTED_TWICE: &str = "event.events is 21 ";
 
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
@@ -46,13 +45,13 @@ enum Verdict {
     Failed(String),
 }
 
-struct Examination {
+struct SuiteResult {
     verdicts: BTreeMap<String, Verdict>,
     infos: Vec<String>,
     traffic: Traffic,
 }
 
-impl Examination {
+impl SuiteResult {
     fn run(rack: &Rack, command: &mut Command) -> Self {
         let (finished, traffic) = rack.watch(Process::start(command), RUN_LIMIT, |stat| stat.traffic_of("semantics"));
         Self::of(&finished, traffic)
@@ -71,7 +70,7 @@ impl Examination {
         self.must_pass_but_for(explained, &[]);
     }
 
-    /// Where the kernel does the work.
+    /// As [`SuiteResult::must_pass`], for connections over kernel TCP.
     #[track_caller]
     fn must_pass_as_the_kernel_does(&self) {
         self.must_pass_but_for(&[], KERNEL_RACES);
@@ -86,9 +85,9 @@ impl Examination {
             let is_among = |differences: &[Difference]| differences.iter().any(|difference| difference.check == name);
             let excused = is_among(explained);
             match verdict {
-                Verdict::Failed(why) if is_among(by_chance) && why.contains(HEARD_TWICE) => {}
+                Verdict::Failed(why) if is_among(by_chance) && why.contains(REPORTED_TWICE) => {}
                 Verdict::Failed(why) if !excused => wrong.push_str(&format!("FAIL {name}: {why}\n")),
-                Verdict::Passed if excused => wrong.push_str(&format!("{name} passes: take it from the table\n")),
+                Verdict::Passed if excused => wrong.push_str(&format!("{name} passes: remove it from the table\n")),
                 _ => {}
             }
         }
@@ -110,12 +109,12 @@ fn verdict(line: &str) -> Option<(String, Verdict)> {
 }
 
 fn listed() -> BTreeSet<String> {
-    let finished = Process::start(Command::new(c::semantics()).arg("--list")).wait(PATIENCE).must_succeed();
+    let finished = Process::start(Command::new(c::semantics()).arg("--list")).wait(WAIT_MAX).must_succeed();
     finished.stdout.lines().map(str::to_owned).collect()
 }
 
 #[test]
-fn the_examination_is_complete() {
+fn the_suite_is_complete() {
     let names = listed();
     assert!(names.len() >= CHECKS_MIN, "{} checks", names.len());
     for difference in EXPLAINED.iter().chain(KERNEL_RACES) {
@@ -125,46 +124,46 @@ fn the_examination_is_complete() {
 }
 
 #[test]
-fn fortified_calls_are_what_the_compiler_made() {
+fn the_compiler_generates_fortified_calls() {
     let program = fs::read(c::semantics()).unwrap();
     for name in ["__read_chk", "__recv_chk", "__recvfrom_chk", "__poll_chk", "__ppoll_chk"] {
         let found = program.windows(name.len()).any(|bytes| bytes == name.as_bytes());
-        assert!(found, "the compiler made no call of {name}");
+        assert!(found, "the compiler generated no call of {name}");
     }
 }
 
 #[test]
 fn an_unknown_check_is_wrong_use() {
-    let finished = Process::start(Command::new(c::semantics()).arg("no_such_check")).wait(PATIENCE).must_exit_with(2);
+    let finished = Process::start(Command::new(c::semantics()).arg("no_such_check")).wait(WAIT_MAX).must_exit_with(2);
     assert!(finished.stderr.contains("no_such_check"), "{finished}");
 }
 
 #[test]
 fn kernel_tcp_passes() {
     let finished = Process::start(&mut Rack::new().bare_command(c::semantics())).wait(RUN_LIMIT);
-    Examination::of(&finished, Traffic::default()).must_pass_as_the_kernel_does();
+    SuiteResult::of(&finished, Traffic::default()).must_pass_as_the_kernel_does();
 }
 
 #[test]
 fn passed_through_passes() {
     let rack = Rack::new();
-    let examination = Examination::run(&rack, &mut rack.run(&["--except", "1-65535"], c::semantics()));
-    examination.must_pass_as_the_kernel_does();
-    assert_eq!(examination.traffic.lane_bytes, 0, "{:?}", examination.traffic);
+    let result = SuiteResult::run(&rack, &mut rack.run(&["--except", "1-65535"], c::semantics()));
+    result.must_pass_as_the_kernel_does();
+    assert_eq!(result.traffic.lane_bytes, 0, "{:?}", result.traffic);
 }
 
 #[test]
 fn lanes_pass() {
     let rack = Rack::new();
     let (by_kernel, by_lane): (Vec<_>, Vec<_>) = listed().into_iter().partition(|name| name.starts_with(KERNEL_PATH));
-    let mut examination = Examination::run(&rack, rack.require_lane(c::semantics()).args(by_lane));
-    let left_to_kernel = Examination::run(&rack, rack.run(&[], c::semantics()).args(by_kernel));
-    examination.verdicts.extend(left_to_kernel.verdicts);
-    examination.must_pass(EXPLAINED);
-    let traffic = examination.traffic;
+    let mut result = SuiteResult::run(&rack, rack.require_lane(c::semantics()).args(by_lane));
+    let left_to_kernel = SuiteResult::run(&rack, rack.run(&[], c::semantics()).args(by_kernel));
+    result.verdicts.extend(left_to_kernel.verdicts);
+    result.must_pass(EXPLAINED);
+    let traffic = result.traffic;
     assert!(traffic.kernel_bytes <= BYTES_TO_ITSELF, "{traffic:?}");
     rack.assert_over_lanes("semantics", Traffic { kernel_bytes: 0, ..traffic }, 1);
-    let uring = examination.infos.iter().find(|line| line.starts_with("info io_uring_setup"));
+    let uring = result.infos.iter().find(|line| line.starts_with("info io_uring_setup"));
     assert_eq!(uring.map(String::as_str), Some("info io_uring_setup: ENOSYS"));
 }
 
@@ -175,7 +174,7 @@ fn a_thousand_conversations_at_random_keep_every_byte() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
     let mut command = rack.require_lane(c::semantics());
     command.args(["conversations_at_random.processes", "conversations_at_random.threads"]);
-    // Whoever looks for a failure sets the seed that its report names.
+    // To reproduce a failure, set the seed that its report names.
     command.env("RANDOM_SEED", now.as_secs().to_string()).env("RANDOM_COUNT", "500").env("SEMANTICS_TIMEOUT_S", "600");
-    Examination::run(&rack, &mut command).must_pass(&[]);
+    SuiteResult::run(&rack, &mut command).must_pass(&[]);
 }

@@ -1,5 +1,5 @@
-//! Two nodes on this machine whose programs reach each other through emulated windows only, by way of two proxies. The
-//! monitors are the test's: they train the link, and answer programs that ask for another node's listener.
+//! Two nodes on this machine whose programs reach each other only through emulated windows, by way of two proxies. The
+//! test acts as both monitors: it trains the link and answers programs that request another node's listener.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -24,13 +24,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use segment::Segment;
 use socket::rendezvous::monitor::{ListenerResponse, PACKET_BYTES_MAX, SOCKET_NAME, decode_query};
 use system_tests::script::{COMMON, ECHO};
-use system_tests::{PATIENCE, Process, Rack, place, port};
+use system_tests::{Process, Rack, WAIT_MAX, paths, port};
 use tempfile::TempDir;
 
 #[path = "windows/connects.rs"]
 mod connects;
-#[path = "windows/handed_on.rs"]
-mod handed_on;
+#[path = "windows/passed_on.rs"]
+mod passed_on;
 
 const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;
@@ -38,11 +38,11 @@ const CONTROL_BYTES: u64 = 64 << 10;
 const DATA_BYTES: u64 = 4 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// By way of the proxies, and by programs that store into windows themselves: those of links that are as fast as their
-/// memory, of a modelled one, and of memory that is no ordinary memory, for both nodes or for one of them.
-const WAYS: [Settings; 6] = [BY_PROXIES, DIRECT, MODELLED, WRITE_COMBINED, HALF_COMBINED, NON_COHERENT];
-/// Those without proxies.
-const DIRECT_WAYS: [Settings; 5] = [DIRECT, MODELLED, WRITE_COMBINED, HALF_COMBINED, NON_COHERENT];
+/// Connections through the proxies, and connections whose programs store into windows themselves: over links as fast as
+/// their memory, over a modelled link, and over memory that is not ordinary memory, for both nodes or for one of them.
+const ALL_SETTINGS: [Settings; 6] = [BY_PROXIES, DIRECT, MODELLED, WRITE_COMBINED, HALF_COMBINED, NON_COHERENT];
+/// The configurations in which programs store into windows.
+const DIRECT_SETTINGS: [Settings; 5] = [DIRECT, MODELLED, WRITE_COMBINED, HALF_COMBINED, NON_COHERENT];
 const BY_PROXIES: Settings = Settings {
     timing: None,
     is_failover: false,
@@ -56,39 +56,34 @@ const BY_PROXIES: Settings = Settings {
 const DIRECT: Settings = Settings { spans: 8, ..BY_PROXIES };
 const MODELLED: Settings = Settings { timing: Some("ntb"), ..DIRECT };
 const WRITE_COMBINED: Settings = Settings { coherence: [Coherence::WriteCombined; 2], ..DIRECT };
-/// A host beside a guest that has its memory on a BAR.
+/// A host and a guest that has the memory on a BAR.
 const HALF_COMBINED: Settings = Settings { coherence: [Coherence::Coherent, Coherence::WriteCombined], ..DIRECT };
 const NON_COHERENT: Settings = Settings { coherence: [Coherence::NonCoherent; 2], trains_partitions: true, ..DIRECT };
-/// The delay of that model: 500 ns one way.
+/// The round-trip time of the modelled link: 500 ns in each direction.
 const MODELLED_RTT_NS: u64 = 1_000;
 
 fn address(slot: usize) -> [u8; 4] {
     [127, 77, 0, slot as u8 + 1]
 }
 
-/// What has come from a proxy, and what has been asked of it.
-#[derive(Default)]
-struct Said {
-    messages: Vec<FromProxy>,
-}
-
-/// The monitor's end of a proxy.
+/// The monitor's channel to a proxy.
 struct Monitor {
     channel: Arc<Channel>,
-    said: Arc<Mutex<Said>>,
-    /// Held while programs get no answer.
+    /// The messages from the proxy.
+    received: Arc<Mutex<Vec<FromProxy>>>,
+    /// Locked while programs get no answer.
     silence: Arc<Mutex<()>>,
 }
 
 impl Monitor {
-    /// Listens to a proxy, and to programs at the socket in `rack`.
+    /// Starts threads for the messages of a proxy and for requests of programs at the socket in `rack`.
     fn start(channel: Channel, own: usize, rack: &Path) -> Self {
         let channel = Arc::new(channel);
-        let said = Arc::<Mutex<Said>>::default();
-        let (heard, from) = (Arc::clone(&said), Arc::clone(&channel));
-        // It ends with the proxy.
-        std::thread::spawn(move || listen_to_proxy(&from, &heard));
-        let monitor = Self { channel, said, silence: Arc::default() };
+        let received = Arc::<Mutex<Vec<FromProxy>>>::default();
+        let (messages, from) = (Arc::clone(&received), Arc::clone(&channel));
+        // The thread ends with the proxy.
+        std::thread::spawn(move || listen_to_proxy(&from, &messages));
+        let monitor = Self { channel, received, silence: Arc::default() };
         monitor.answer_programs(own, rack);
         monitor
     }
@@ -97,18 +92,18 @@ impl Monitor {
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
         rustix::net::bind(&socket, &SocketAddrUnix::new(rack.join(SOCKET_NAME)).expect("a path")).expect("a name");
         rustix::net::listen(&socket, 64).expect("a listener");
-        let (channel, said) = (Arc::clone(&self.channel), Arc::clone(&self.said));
+        let (channel, received) = (Arc::clone(&self.channel), Arc::clone(&self.received));
         let silence = Arc::clone(&self.silence);
-        // It ends with the test's process: nothing is left to tidy up after it.
+        // The thread ends with the test's process.
         std::thread::spawn(move || {
-            while let Ok(asker) = rustix::net::accept(&socket) {
+            while let Ok(program) = rustix::net::accept(&socket) {
                 drop(silence.lock());
-                answer(&asker, own, &channel, &said);
+                answer(&program, own, &channel, &received);
             }
         });
     }
 
-    /// Programs get no answer for as long as the guard lives.
+    /// Programs get no answer while the guard lives.
     fn keep_silent(&self) -> MutexGuard<'_, ()> {
         self.silence.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,23 +113,23 @@ impl Monitor {
     }
 
     #[track_caller]
-    fn wait_for(&self, what: &str, is_it: impl Fn(&FromProxy) -> bool) {
-        wait_for(&self.said, what, is_it);
+    fn wait_for(&self, what: &str, matches: impl Fn(&FromProxy) -> bool) {
+        wait_for(&self.received, what, matches);
     }
 
-    /// What the proxy has reported.
+    /// The reports of the proxy.
     fn reports(&self) -> Vec<Report> {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         let report = |message: &FromProxy| match message {
             FromProxy::Report(report) => Some(report.clone()),
             _ => None,
         };
-        said.messages.iter().filter_map(report).collect()
+        received.iter().filter_map(report).collect()
     }
 
     #[track_caller]
     fn wait_for_more_reports_than(&self, seen: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         while self.reports().len() <= seen {
             assert!(Instant::now() < deadline, "no report");
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -143,24 +138,24 @@ impl Monitor {
 }
 
 #[track_caller]
-fn wait_for(said: &Mutex<Said>, what: &str, is_it: impl Fn(&FromProxy) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+fn wait_for(received: &Mutex<Vec<FromProxy>>, what: &str, matches: impl Fn(&FromProxy) -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
     loop {
-        let said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.messages.iter().any(&is_it) {
+        let received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        if received.iter().any(&matches) {
             return;
         }
-        assert!(Instant::now() < deadline, "no {what} among {:?}", said.messages);
-        drop(said);
+        assert!(Instant::now() < deadline, "no {what} among {:?}", received);
+        drop(received);
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
-fn listen_to_proxy(channel: &Channel, said: &Mutex<Said>) {
+fn listen_to_proxy(channel: &Channel, received: &Mutex<Vec<FromProxy>>) {
     loop {
         match channel.receive::<FromProxy>() {
             Ok(Received::Message(message, _)) => {
-                said.lock().unwrap_or_else(PoisonError::into_inner).messages.push(message);
+                received.lock().unwrap_or_else(PoisonError::into_inner).push(message);
             }
             Ok(Received::Nothing) => {
                 let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -171,16 +166,17 @@ fn listen_to_proxy(channel: &Channel, said: &Mutex<Said>) {
     }
 }
 
-/// A program asks for a listener of the other node: the proxy is to stand in for it, whether it is there or not.
-fn answer(asker: &OwnedFd, own: usize, channel: &Channel, said: &Mutex<Said>) {
+/// Answers a program that requests a listener of the other node: the proxy creates a remote listener, whether the
+/// listener exists or not.
+fn answer(program: &OwnedFd, own: usize, channel: &Channel, received: &Mutex<Vec<FromProxy>>) {
     let mut packet = [0; PACKET_BYTES_MAX];
-    let Ok((length, _)) = rustix::net::recv(asker, &mut packet, RecvFlags::empty()) else { return };
-    let Some(address_asked) = decode_query(&packet[..length]) else { return };
+    let Ok((length, _)) = rustix::net::recv(program, &mut packet, RecvFlags::empty()) else { return };
+    let Some(requested) = decode_query(&packet[..length]) else { return };
     let peer = 1 - own as u8;
-    channel.send(&ToProxy::Listen { peer, address: address_asked }, &[]).expect("a proxy that listens");
-    wait_for(said, "mirror", |message| *message == FromProxy::Listening { address: address_asked });
+    channel.send(&ToProxy::Listen { peer, address: requested }, &[]).expect("a proxy that listens");
+    wait_for(received, "remote listener", |message| *message == FromProxy::Listening { address: requested });
     let ready = ListenerResponse::Ready { node: address(own).into() };
-    let _ = rustix::net::send(asker, ready.encode().as_bytes(), SendFlags::NOSIGNAL);
+    let _ = rustix::net::send(program, ready.encode().as_bytes(), SendFlags::NOSIGNAL);
 }
 
 /// A node: its rack directory, its device, its monitor and its proxy.
@@ -192,24 +188,24 @@ struct Node {
     proxy: Process,
 }
 
-/// What is out of the ordinary.
+/// The configuration of a test.
 #[derive(Clone, Copy)]
 struct Settings {
-    /// The link is as slow as this modelled one.
+    /// Name of the model whose delay and rate the link has.
     timing: Option<&'static str>,
-    /// Connections outlive it.
+    /// Connections survive the loss of the link.
     is_failover: bool,
-    /// The proxies listen for each other at this port.
+    /// The proxies listen for failover connections at this port.
     failover_port: Option<u16>,
-    /// The nodes admit nobody.
+    /// The nodes deny all connections.
     denies: bool,
-    /// Spans of each window for programs that store into it themselves.
+    /// Number of spans of each window for programs that store into it themselves.
     spans: u64,
-    /// Training cleans the data partitions, as where memory is not coherent.
+    /// Training clears the data partitions, as for non-coherent memory.
     trains_partitions: bool,
-    /// Where the threads of both proxies run.
+    /// The core on which the threads of both proxies run.
     core: Option<u16>,
-    /// What each node takes the memory for. Where one takes it for other than coherent memory, there are no bells.
+    /// The coherence that each node assumes. Unless both assume coherent memory, there are no doorbells.
     coherence: [Coherence; 2],
 }
 
@@ -219,11 +215,11 @@ impl Default for Settings {
     }
 }
 
-/// Two nodes joined by a link that is up.
+/// Two nodes connected by a link that is up.
 struct Nodes {
     nodes: Vec<Node>,
     _server: Process,
-    /// The device's, where it has no server.
+    /// The memory of the device, if it has no server.
     memory: OwnedFd,
     _folder: TempDir,
 }
@@ -233,11 +229,11 @@ impl Nodes {
         Self::start_as(Settings::default())
     }
 
-    /// As [`Nodes::start`], with something out of the ordinary.
+    /// As [`Nodes::start`], with other settings.
     fn start_as(settings: Settings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("device.sock");
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.args(["device-server", "--size", "32M", "--vectors"]).arg(VECTORS.to_string());
         let server = Process::start(command.arg("--socket").arg(&socket));
         let memory = memory_of_a_file();
@@ -249,8 +245,8 @@ impl Nodes {
             if settings.coherence != [Coherence::Coherent; 2] {
                 return Device::open_dax(&path, settings.coherence[usize::from(own)], &config).expect("a device");
             }
-            // The server's name is there a moment before it listens.
-            server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &config).is_ok());
+            // The server's socket file exists a moment before it listens.
+            server.wait_until("the device", WAIT_MAX, |_| Device::connect_server(&socket, &config).is_ok());
             Device::connect_server(&socket, &config).expect("a device")
         };
         let devices = [device(0), device(1)];
@@ -259,7 +255,7 @@ impl Nodes {
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
         let nodes = Self { nodes, _server: server, memory, _folder: folder };
-        // Each has learned of the other's bells by now.
+        // Each node has learned of the other's doorbells by now.
         for node in &nodes.nodes {
             node.device.poll().expect("a device");
             node.hand_over();
@@ -274,7 +270,7 @@ impl Nodes {
         }
     }
 
-    /// Both monitors take the link down; the proxies stop to touch it.
+    /// Both monitors take the link down; the proxies stop using it.
     fn link_down(&mut self) {
         for (own, node) in self.nodes.iter_mut().enumerate() {
             let (peer, epoch) = (1 - own as u8, node.link.epoch().0);
@@ -284,25 +280,25 @@ impl Nodes {
         }
     }
 
-    /// Trains the link, and tells the proxies of it.
+    /// Trains the link and informs the proxies.
     fn link_up_again(&mut self) {
         let [a, b] = &mut self.nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
         self.link_up();
     }
 
-    /// What a node's proxy says of the link, once that is as it should be.
+    /// Waits until a proxy's report about the link meets a condition, and returns it.
     #[track_caller]
-    fn report(&self, node: usize, what: &str, is_it: impl Fn(&PeerReport) -> bool) -> PeerReport {
+    fn report(&self, node: usize, what: &str, holds: impl Fn(&PeerReport) -> bool) -> PeerReport {
         let monitor = &self.nodes[node].monitor;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let seen = monitor.reports().len();
             monitor.send(&ToProxy::Report);
             monitor.wait_for_more_reports_than(seen);
             let last = monitor.reports().pop().expect("a report");
             let report = last.peers[1 - node];
-            if is_it(&report) {
+            if holds(&report) {
                 return report;
             }
             assert!(Instant::now() < deadline, "{what}: {report:?}");
@@ -310,26 +306,26 @@ impl Nodes {
         }
     }
 
-    /// What a node's proxy says once so many connections have been in the windows, and none is there any more.
+    /// A proxy's report once this number of direct connections has been made and none of them is open.
     #[track_caller]
     fn wait_for_free_spans(&self, node: usize, direct_total: u64) -> PeerReport {
         let open = |report: &PeerReport| (report.direct_total, report.direct_open, report.connections_open);
         self.report(node, "free spans", |report| open(report) == (direct_total, 0, 0))
     }
 
-    /// A program on a node, in Python.
+    /// A command that runs a Python program on a node.
     fn python(&self, node: usize, script: &str, port: u16) -> Command {
-        let mut command = self.nodes[node].rack.run(&["--node", NODES[node], "--require-lane"], place::tool("python3"));
+        let mut command = self.nodes[node].rack.run(&["--node", NODES[node], "--require-lane"], paths::tool("python3"));
         command.args(["-c", script]).arg(SocketAddr::from((address(1), port)).ip().to_string()).arg(port.to_string());
         command
     }
 
-    /// A server on node b, once it listens.
+    /// Starts a server on node b and waits until it listens.
     fn serve(&self, script: &str) -> (Process, u16) {
         let port = port::free_port();
         let script = format!("{COMMON}\n{script}");
         let server = Process::start(&mut self.python(1, &script, port));
-        server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+        server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
         (server, port)
     }
 
@@ -337,32 +333,32 @@ impl Nodes {
     #[track_caller]
     fn client(&self, script: &str, port: u16) -> String {
         let script = format!("{COMMON}\n{script}");
-        Process::start(&mut self.python(0, &script, port)).wait(PATIENCE).must_succeed().stdout
+        Process::start(&mut self.python(0, &script, port)).wait(WAIT_MAX).must_succeed().stdout
     }
 
-    /// A connection that comes and goes: both proxies have begun.
+    /// Makes one short connection, after which both proxies have started.
     fn serve_once(&self) {
         let (_server, port) = self.serve(ECHO);
         assert_eq!(self.client(&READER.replace("say(outcome(server))", "pass"), port), "connected\n");
     }
 
-    /// Starts a client on node a, and waits until it has said something.
-    fn start_client(&self, script: &str, port: u16, said: &str) -> Process {
+    /// Starts a client on node a and waits until it has printed `output`.
+    fn start_client(&self, script: &str, port: u16, output: &str) -> Process {
         let script = format!("{COMMON}\n{script}");
         let client = Process::start(&mut self.python(0, &script, port));
-        client.wait_until(said, PATIENCE, |client| client.stdout().contains(said));
+        client.wait_until(output, WAIT_MAX, |client| client.stdout().contains(output));
         client
     }
 }
 
-/// Memory like a device's, which nobody can cut off.
+/// Memory like that of a device, which cannot be truncated.
 fn memory_of_a_file() -> OwnedFd {
     let (memory, _mapping) = fabric::shm::create(32 << 20).expect("memory");
     rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).expect("a file of our own");
     memory
 }
 
-/// By which this process and those that it starts open the memory.
+/// The path by which this process and its children open the memory.
 fn path_of(memory: &OwnedFd) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd()).into()
 }
@@ -371,7 +367,7 @@ impl Node {
     fn start(own: usize, device: Device, settings: Settings) -> Self {
         let rack = Rack::new();
         let (channel, theirs) = Channel::pair().expect("a channel");
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.args(["proxy", "--channel", "0"]);
         let proxy = Process::start_on(&mut command, theirs.as_fd().try_clone_to_owned().expect("a descriptor"));
         drop(theirs);
@@ -411,7 +407,7 @@ impl Node {
         node
     }
 
-    /// The other node has ended.
+    /// The message that the other node has ended.
     fn link_down_for_good(&self) -> ToProxy {
         ToProxy::LinkDown { peer: 1, epoch: self.link.epoch().0, policy: LinkLossPolicy::Reset }
     }
@@ -423,12 +419,12 @@ impl Node {
 }
 
 #[test]
-fn programs_of_two_nodes_talk_by_windows() {
+fn programs_of_two_nodes_communicate_through_windows() {
     talk(&Nodes::start());
 }
 
 #[test]
-fn programs_talk_by_windows_that_are_as_late_as_a_modelled_links() {
+fn programs_communicate_through_windows_of_a_modelled_link() {
     talk(&Nodes::start_as(Settings { timing: Some("ntb"), ..Settings::default() }));
 }
 
@@ -437,13 +433,13 @@ fn programs_store_into_windows_themselves_and_the_proxies_see_no_byte() {
     [DIRECT, WRITE_COMBINED, NON_COHERENT].map(Nodes::start_as).iter().for_each(talk_directly);
 }
 
-/// One-sided: how long it takes is for benchmarks.
+/// Checks only a lower bound; benchmarks measure the time.
 #[test]
-fn programs_that_store_into_windows_of_a_modelled_link_are_never_quicker_than_it() {
+fn direct_connections_are_never_faster_than_their_modelled_link() {
     let nodes = Nodes::start_as(MODELLED);
     talk_directly(&nodes);
     let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 with socket.create_connection(address, timeout=20) as server:
     server.settimeout(None)
@@ -458,7 +454,7 @@ say(least)
 "#,
         port,
     );
-    let least_ns: u64 = said.trim().parse().expect("nanoseconds");
+    let least_ns: u64 = output.trim().parse().expect("nanoseconds");
     assert!(least_ns >= MODELLED_RTT_NS, "{least_ns} ns");
 }
 
@@ -474,7 +470,7 @@ fn talk_directly(nodes: &Nodes) {
 #[track_caller]
 fn talk(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 with socket.create_connection(address, timeout=20) as server:
     say(server.getpeername()[0], server.getsockname()[0])
@@ -491,17 +487,17 @@ say("echoed")
 "#,
         port,
     );
-    assert_eq!(said, "127.77.0.2 127.77.0.1\nechoed\n");
+    assert_eq!(output, "127.77.0.2 127.77.0.1\nechoed\n");
 }
 
 #[test]
-fn streams_arrive_whole_both_ways_and_a_half_close_ends_one_of_them() {
-    WAYS.map(Nodes::start_as).iter().for_each(stream_both_ways);
+fn streams_arrive_intact_in_both_directions_and_a_half_close_ends_one() {
+    ALL_SETTINGS.map(Nodes::start_as).iter().for_each(stream_both_ways);
 }
 
 fn stream_both_ways(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 block = os.urandom(1 << 20)
 with socket.create_connection(address, timeout=20) as server:
@@ -520,7 +516,7 @@ say(size, digest == sent.hexdigest())
 "#,
         port,
     );
-    assert_eq!(said, format!("{} True\n", 40 << 20));
+    assert_eq!(output, format!("{} True\n", 40 << 20));
 }
 
 #[test]
@@ -529,7 +525,7 @@ fn many_connections_at_once_get_their_own_bytes() {
 }
 
 #[test]
-fn connections_that_find_no_span_go_by_the_proxies() {
+fn connections_without_a_free_span_use_the_proxies() {
     let nodes = Nodes::start_as(Settings { spans: 3, ..DIRECT });
     many_connections(&nodes);
     for own in 0..2 {
@@ -544,7 +540,7 @@ fn connections_that_find_no_span_go_by_the_proxies() {
 
 fn many_connections(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 def talk(number):
     with socket.create_connection(address, timeout=20) as server:
@@ -569,13 +565,13 @@ say(len(right))
 "#,
         port,
     );
-    assert_eq!(said, "50\n");
+    assert_eq!(output, "50\n");
     assert_eq!(nodes.report(0, "report", |_| true).connections_total, 50);
 }
 
 #[test]
 fn a_span_is_used_again_by_the_next_connection() {
-    DIRECT_WAYS.map(|way| Nodes::start_as(Settings { spans: 1, ..way })).iter().for_each(use_again);
+    DIRECT_SETTINGS.map(|way| Nodes::start_as(Settings { spans: 1, ..way })).iter().for_each(use_again);
 }
 
 fn use_again(nodes: &Nodes) {
@@ -586,10 +582,10 @@ fn use_again(nodes: &Nodes) {
     }
 }
 
-/// Those who sleep in every way there is, and are woken across the windows.
+/// Threads that block in every kind of wait are woken across the windows.
 #[test]
-fn sleepers_of_another_node_are_woken_for_bytes_for_room_and_for_the_end() {
-    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(wake_sleepers);
+fn waiters_on_another_node_are_woken_for_bytes_for_room_and_for_the_end() {
+    DIRECT_SETTINGS.map(Nodes::start_as).iter().for_each(wake_sleepers);
 }
 
 fn wake_sleepers(nodes: &Nodes) {
@@ -611,7 +607,7 @@ connection.close()
 time.sleep(60)
 "#,
     );
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 import select
 server = socket.create_connection(address, timeout=20)
@@ -633,18 +629,18 @@ say(epoll.poll(20) != [], server.recv(1))
 "#,
         port,
     );
-    assert_eq!(said, "True b''\n");
+    assert_eq!(output, "True b''\n");
     assert_eq!(nodes.report(0, "report", |_| true).direct_total, 1);
 }
 
 #[test]
-fn a_forked_program_shares_a_connection_in_the_windows_and_its_end_comes_with_the_last() {
-    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(share_by_fork);
+fn a_connection_in_the_windows_is_shared_by_fork_and_ends_with_its_last_holder() {
+    DIRECT_SETTINGS.map(Nodes::start_as).iter().for_each(share_by_fork);
 }
 
 fn share_by_fork(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 server = socket.create_connection(address, timeout=20)
 server.sendall(b"parent")
@@ -659,13 +655,13 @@ say(os.waitpid(child, 0)[1])
 "#,
         port,
     );
-    assert_eq!(said, "0\n");
+    assert_eq!(output, "0\n");
     assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
 }
 
-/// A program that does not notice that its link was lost may still store into the other node's window.
+/// A program that has not noticed the loss of its link may still store into the other node's window.
 #[test]
-fn a_span_that_an_old_program_can_reach_is_nobody_elses_until_that_is_gone() {
+fn a_span_that_an_old_program_can_write_is_used_again_only_after_its_end() {
     for way in [DIRECT, WRITE_COMBINED, HALF_COMBINED] {
         leave_span_to_old_program(Nodes::start_as(Settings { spans: 1, ..way }));
     }
@@ -682,19 +678,19 @@ fn leave_span_to_old_program(mut nodes: Nodes) {
     let report = nodes.report(0, "report", |_| true);
     assert_eq!((report.direct_total, report.direct_missed), (1, 1));
     drop(old);
-    // The server's end of the old connection was reset, and is closed when the server gets to it.
-    let deadline = Instant::now() + PATIENCE;
+    // The server's endpoint of the old connection was reset; the span is free once the server has closed it.
+    let deadline = Instant::now() + WAIT_MAX;
     while nodes.report(0, "report", |_| true).direct_total < 2 {
-        assert!(Instant::now() < deadline, "the span is nobody's, and nobody gets it");
+        assert!(Instant::now() < deadline, "the free span is not used again");
         nodes.client(&client, port);
     }
     drop(server);
 }
 
 #[test]
-fn a_port_that_nobody_listens_at_refuses() {
+fn connect_to_a_port_without_a_listener_is_refused() {
     let nodes = Nodes::start();
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 try:
     socket.create_connection(address, timeout=20)
@@ -703,11 +699,11 @@ except ConnectionRefusedError:
 "#,
         port::free_port(),
     );
-    assert_eq!(said, "refused\n");
+    assert_eq!(output, "refused\n");
     nodes.nodes[0].monitor.wait_for("word of the refusal", |message| matches!(message, FromProxy::Refused { .. }));
 }
 
-/// A client that reads until something happens, and what that was.
+/// A client that reads until the connection ends and prints how it ended.
 const READER: &str = r#"
 with socket.create_connection(address) as server:
     server.sendall(b"hello")
@@ -718,15 +714,15 @@ with socket.create_connection(address) as server:
 
 #[test]
 fn a_server_that_is_killed_ends_its_connections_as_the_kernel_would() {
-    WAYS.map(Nodes::start_as).iter().for_each(kill_server);
+    ALL_SETTINGS.map(Nodes::start_as).iter().for_each(kill_server);
 }
 
 fn kill_server(nodes: &Nodes) {
     let (server, port) = nodes.serve(ECHO);
     let client = nodes.start_client(READER, port, "connected");
     drop(server);
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nend\n");
-    // With bytes unread, TCP resets. The server answers once they are there: what is still under way is not unread.
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nend\n");
+    // With unread bytes, TCP resets. The server answers once they have arrived: bytes in flight are not unread.
     let (server, port) = nodes.serve(
         r#"
 listener = listen()
@@ -741,12 +737,12 @@ time.sleep(60)
     let script = READER.replace(r#"say("connected")"#, unread);
     let client = nodes.start_client(&script, port, "connected");
     drop(server);
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
 }
 
 #[test]
 fn a_proxy_that_is_killed_resets_connections_at_both_nodes() {
-    WAYS.map(Nodes::start_as).iter().for_each(kill_proxy);
+    ALL_SETTINGS.map(Nodes::start_as).iter().for_each(kill_proxy);
 }
 
 fn kill_proxy(nodes: &Nodes) {
@@ -761,39 +757,39 @@ say(outcome(connection))
     let client = nodes.start_client(READER, port, "connected");
     let victim = Pid::from_raw(nodes.nodes[1].proxy.pid() as i32).expect("a pid");
     kill_process(victim, Signal::KILL).expect("a proxy");
-    assert_eq!(server.wait(PATIENCE).must_succeed().stdout, "listening\nreset\n");
-    // The monitor notices, and takes the link down.
+    assert_eq!(server.wait(WAIT_MAX).must_succeed().stdout, "listening\nreset\n");
+    // The monitor notices and takes the link down.
     nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     nodes.nodes[0].monitor.wait_for("stop", |message| matches!(message, FromProxy::Stopped { peer: 1, .. }));
 }
 
 #[test]
 fn a_link_that_goes_down_resets_and_carries_new_connections_once_it_is_up_again() {
     let trained = Settings { trains_partitions: true, ..BY_PROXIES };
-    WAYS.into_iter().chain([trained]).map(Nodes::start_as).for_each(|mut nodes| lose_link(&mut nodes));
+    ALL_SETTINGS.into_iter().chain([trained]).map(Nodes::start_as).for_each(|mut nodes| lose_link(&mut nodes));
 }
 
 fn lose_link(nodes: &mut Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let client = nodes.start_client(READER, port, "connected");
     nodes.link_down();
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     nodes.link_up_again();
     let mut counts = HashMap::new();
     for _ in 0..3 {
-        let said = nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
-        *counts.entry(said).or_insert(0) += 1;
+        let output = nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
+        *counts.entry(output).or_insert(0) += 1;
     }
     assert_eq!(counts, HashMap::from([("connected\n".to_owned(), 3)]));
 }
 
-/// The other proxy is told of the link only when a program has come already, and waits.
+/// The other proxy is informed of the link only when a program already waits.
 #[test]
-fn programs_that_come_before_the_other_proxy_has_begun_wait_for_it() {
+fn programs_that_connect_before_the_other_proxy_has_started_wait_for_it() {
     let mut nodes = Nodes::start();
     let (_server, port) = nodes.serve(ECHO);
-    // From here on the proxy stands in for the server.
+    // From here on the proxy has a remote listener for the server.
     nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
     let connect = READER.replace("say(outcome(server))", "pass");
     let connects_early = |nodes: &mut Nodes| {
@@ -805,21 +801,21 @@ fn programs_that_come_before_the_other_proxy_has_begun_wait_for_it() {
         let descriptors = || std::fs::read_dir(format!("/proc/{proxy}/fd")).expect("it runs").count();
         let before = descriptors();
         let client = Process::start(&mut nodes.python(0, &format!("{COMMON}\n{connect}"), port));
-        client.wait_until("a program at the proxy", PATIENCE, |_| descriptors() > before);
+        client.wait_until("a program at the proxy", WAIT_MAX, |_| descriptors() > before);
         let b = &nodes.nodes[1];
         b.monitor.send(&ToProxy::LinkUp { peer: 0, epoch: b.link.epoch().0 });
-        client.wait(PATIENCE).stdout == "connected\n"
+        client.wait(WAIT_MAX).stdout == "connected\n"
     };
-    // A program does not wait for ever, and this machine may keep the test from its processor for as long.
+    // A program's wait is bounded, and on a busy machine the test may be delayed for longer.
     assert!((0..5).any(|_| connects_early(&mut nodes)), "refused each time");
 }
 
-/// The monitors of this test ask nobody, as a hostile node's would not.
+/// The monitors of this test do not request permission, like those of a hostile node.
 #[test]
-fn what_is_opened_without_asking_is_held_to_the_rules_of_the_node_that_is_connected_to() {
+fn access_rules_apply_to_connections_opened_without_a_request() {
     let nodes = Nodes::start_as(Settings { denies: true, ..Settings::default() });
     let (server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 try:
     socket.create_connection(address, timeout=20)
@@ -828,28 +824,29 @@ except ConnectionRefusedError:
 "#,
         port,
     );
-    assert_eq!((said.as_str(), server.stdout().as_str()), ("refused\n", "listening\n"));
+    assert_eq!((output.as_str(), server.stdout().as_str()), ("refused\n", "listening\n"));
     let proxy = &nodes.nodes[1].proxy;
-    proxy.wait_until("the offence", PATIENCE, |proxy| proxy.stderr().contains("node 0: opened without asking"));
+    proxy.wait_until("the offence", WAIT_MAX, |proxy| proxy.stderr().contains("node 0: opened without asking"));
 }
 
 #[test]
-fn a_link_that_nothing_goes_over_any_more_is_told_to_the_monitor() {
+fn a_broken_link_is_reported_to_the_monitor() {
     for trains_partitions in [true, false] {
         let mut nodes = Nodes::start_as(Settings { trains_partitions, ..BY_PROXIES });
         nodes.serve_once();
         let epoch = nodes.nodes[1].link.epoch().0;
         nodes.nodes[1].link.take_down();
-        let is_told = |message: &FromProxy| match message {
+        let is_reported = |message: &FromProxy| match message {
             FromProxy::Broken { peer: 1, epoch: of, .. } => trains_partitions && *of == epoch,
             FromProxy::PeerLeft { peer: 1, epoch: of } => !trains_partitions && *of == epoch,
             _ => false,
         };
-        nodes.nodes[0].monitor.wait_for("loss", is_told);
+        nodes.nodes[0].monitor.wait_for("loss", is_reported);
     }
 }
 
-/// A client with streams both ways that go on until a file is there, and some more; it tells whether all came back.
+/// A client with streams in both directions that continue until shortly after a file exists; prints whether all bytes
+/// came back.
 const STREAMS: &str = r#"
 go_on = sys.argv[3]
 block = os.urandom(1 << 20)
@@ -884,47 +881,47 @@ say("streaming")
 say(right)
 "#;
 
-/// The streams of [`STREAMS`] to an echo on node b, under way.
+/// Starts the streams of [`STREAMS`] to an echo server on node b and waits until bytes flow.
 fn start_streams(nodes: &Nodes, port: u16, go_on: &Path) -> Process {
     let script = format!("{COMMON}\n{STREAMS}");
     let client = Process::start(nodes.python(0, &script, port).arg(go_on));
-    client.wait_until("streaming", PATIENCE, |client| client.stdout().contains("streaming"));
+    client.wait_until("streaming", WAIT_MAX, |client| client.stdout().contains("streaming"));
     client
 }
 
 #[test]
-fn connections_outlive_their_link_over_kernel_tcp_and_new_ones_use_the_link_again() {
+fn connections_survive_their_link_over_kernel_tcp_and_new_ones_use_the_link_again() {
     let mut nodes = Nodes::start_as(Settings { is_failover: true, ..Settings::default() });
     let (_server, port) = nodes.serve(ECHO);
-    let idle = nodes.start_client(&READER.replace("say(outcome(server))", IDLE_UNTIL_TOLD), port, "connected");
+    let idle = nodes.start_client(&READER.replace("say(outcome(server))", EXCHANGE_LATER), port, "connected");
     let folder = tempfile::tempdir().expect("a folder");
     let go_on = folder.path().join("go on");
     let client = start_streams(&nodes, port, &go_on);
-    // What a program has sent may still lie in its lane.
+    // Bytes that a program has sent may still be in its lane.
     nodes.report(0, "bytes through the windows", |report| report.bytes_sent > 3_000_000);
     nodes.link_down();
     let both_ways = |report: &PeerReport| report.failover_bytes_sent.min(report.failover_bytes_received) > 1_000_000;
     let moved = nodes.report(0, "bytes over TCP", both_ways);
     assert_eq!((moved.failover_open, moved.failover_total, moved.failover_resets), (4, 4, 0));
-    assert!(moved.bytes_sent > 3_000_000, "what went by windows is counted apart: {moved:?}");
+    assert!(moved.bytes_sent > 3_000_000, "bytes through windows are counted separately: {moved:?}");
     nodes.link_up_again();
     for _ in 0..3 {
         assert_eq!(nodes.client(&READER.replace("say(outcome(server))", "pass"), port), "connected\n");
     }
     let report = nodes.report(0, "new connections", |report| report.connections_total >= 7);
     assert_eq!(report.failover_total, 4, "new ones use the link");
-    // Once more: what is on TCP stays there, and what is not moves there too.
+    // Again: connections over TCP stay there, and the others move there too.
     nodes.link_down();
     nodes.link_up_again();
     std::fs::write(&go_on, "").expect("a file");
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "streaming\n[True, True, True]\n");
-    assert_eq!(idle.wait(PATIENCE).must_succeed().stdout, "connected\nback\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "streaming\n[True, True, True]\n");
+    assert_eq!(idle.wait(WAIT_MAX).must_succeed().stdout, "connected\nback\n");
     let end = nodes.report(0, "all over", |report| report.failover_open == 0);
     assert_eq!((end.failover_total, end.failover_resets), (4, 0));
 }
 
-/// Something to say over a connection long after it moved.
-const IDLE_UNTIL_TOLD: &str = r#"
+/// An exchange over a connection long after it moved.
+const EXCHANGE_LATER: &str = r#"
     time.sleep(2)
     server.sendall(b"again")
     got = b""
@@ -934,64 +931,64 @@ const IDLE_UNTIL_TOLD: &str = r#"
     say("back")"#;
 
 #[test]
-fn connections_are_reset_when_there_is_nobody_to_go_on_with_or_tcp_breaks_too() {
+fn connections_are_reset_when_the_other_proxy_is_dead_or_tcp_breaks_too() {
     let rescue_port = port::free_port();
     let settings = Settings { is_failover: true, failover_port: Some(rescue_port), ..Settings::default() };
     let mut nodes = Nodes::start_as(settings);
     let (_server, port) = nodes.serve(ECHO);
     let client = nodes.start_client(READER, port, "connected");
-    must_drop_strangers(rescue_port);
+    must_drop_unauthenticated(rescue_port);
     nodes.link_down();
     nodes.report(0, "a connection over TCP", |report| report.failover_open == 1);
-    must_drop_strangers(rescue_port);
+    must_drop_unauthenticated(rescue_port);
     nodes.link_up_again();
     let later = nodes.start_client(READER, port, "connected");
     let victim = Pid::from_raw(nodes.nodes[1].proxy.pid() as i32).expect("a pid");
     kill_process(victim, Signal::KILL).expect("a proxy");
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
-    assert_eq!(later.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(later.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     nodes.report(0, "resets", |report| report.failover_resets == 2 && report.failover_open == 0);
-    // Nobody is there who could come, so nobody was waited for.
-    let said = nodes.nodes[0].proxy.stderr();
+    // The other proxy is dead, so this one did not wait for it.
+    let output = nodes.nodes[0].proxy.stderr();
     let why = "1 connections of a lost link are reset: no TCP connection to 127.77.0.2:";
-    assert!(said.contains(why) && !said.contains("did not come within"), "{said}");
+    assert!(output.contains(why) && !output.contains("did not come within"), "{output}");
 }
 
-/// Nobody can come to it, so nobody waits for somebody who might.
+/// No proxy can connect to it, so neither waits.
 #[test]
 fn connections_are_reset_at_once_when_a_proxy_listens_nowhere() {
-    // The port is another program's.
+    // The port belongs to another program.
     let taken = TcpListener::bind((Ipv4Addr::from(address(0)), 0)).expect("a port");
     let failover_port = Some(taken.local_addr().expect("an address").port());
     let mut nodes = Nodes::start_as(Settings { is_failover: true, failover_port, ..Settings::default() });
     let (_server, port) = nodes.serve(ECHO);
     let client = nodes.start_client(READER, port, "connected");
     nodes.link_down();
-    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
     for (node, who) in nodes.nodes.iter().zip(["this node's proxy", "its proxy"]) {
         let why = format!("1 connections of a lost link are reset: {who} listens nowhere");
-        node.proxy.wait_until(&why, PATIENCE, |proxy| proxy.stderr().contains(&why));
+        node.proxy.wait_until(&why, WAIT_MAX, |proxy| proxy.stderr().contains(&why));
     }
 }
 
-/// Who comes to node a's proxy without the token of a link is dropped without a word.
-fn must_drop_strangers(port: u16) {
+/// Panics unless node a's proxy closes connections without the token of a link, and sends them nothing.
+fn must_drop_unauthenticated(port: u16) {
     let right_but_for_the_token = |peer: u8| {
         let words = [u64::from_le_bytes(*b"clresum1"), 1, u64::from(peer), 3, 4];
         words.map(u64::to_le_bytes).concat()
     };
     for hello in [vec![0; 40], right_but_for_the_token(1), b"GET / HTTP/1.1\r\n\r\n and so on, for long".to_vec()] {
-        let mut stranger = TcpStream::connect((Ipv4Addr::from(address(0)), port)).expect("a proxy that listens");
-        stranger.set_read_timeout(Some(PATIENCE)).expect("a limit");
-        stranger.write_all(&hello).expect("a proxy that receives");
+        let mut client = TcpStream::connect((Ipv4Addr::from(address(0)), port)).expect("a proxy that listens");
+        client.set_read_timeout(Some(WAIT_MAX)).expect("a limit");
+        client.write_all(&hello).expect("a proxy that receives");
         // An end or a reset, and no byte.
-        assert!(!matches!(stranger.read(&mut [0; 1]), Ok(1)));
+        assert!(!matches!(client.read(&mut [0; 1]), Ok(1)));
     }
 }
 
-/// How long after the word that a link is lost a program sees the reset, without failover. Reports, and asserts nothing
-/// of time.
+/// Measures the time from the message that the link is lost until a program sees the reset, without failover. Asserts
+/// nothing about the time.
 #[test]
 #[ignore = "reports times: run it on an idle machine"]
 fn resets_after_a_lost_link_are_measured() {
@@ -1001,12 +998,12 @@ fn resets_after_a_lost_link_are_measured() {
         let (_server, port) = nodes.serve(ECHO);
         let script = READER.replace("say(outcome(server))", "say(outcome(server), time.monotonic_ns())");
         let client = nodes.start_client(&script, port, "connected");
-        // Long enough to sleep, everywhere.
+        // Long enough for all threads to block.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let lost = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
-        let said = client.wait(PATIENCE).must_succeed().stdout;
-        let seen_ns: i64 = said.trim().rsplit_once("reset ").expect("a reset").1.parse().expect("a time");
+        let output = client.wait(WAIT_MAX).must_succeed().stdout;
+        let seen_ns: i64 = output.trim().rsplit_once("reset ").expect("a reset").1.parse().expect("a time");
         times_us.push((seen_ns - lost.tv_sec * 1_000_000_000 - lost.tv_nsec) / 1000);
     }
     times_us.sort_unstable();
@@ -1025,7 +1022,7 @@ connection, peer = listener.accept()
 connection.sendall(peer[0].encode())
 "#,
     );
-    let said = nodes.client(
+    let output = nodes.client(
         r#"
 with socket.socket(socket.AF_INET6) as server:
     server.connect(("::ffff:" + address[0], address[1]))
@@ -1033,22 +1030,22 @@ with socket.socket(socket.AF_INET6) as server:
 "#,
         port,
     );
-    assert_eq!(said, "::ffff:127.77.0.2 ::ffff:127.77.0.1 ::ffff:127.77.0.1\n");
+    assert_eq!(output, "::ffff:127.77.0.2 ::ffff:127.77.0.1 ::ffff:127.77.0.1\n");
 }
 
 #[test]
-fn redis_serves_another_node_by_windows_that_no_proxy_touches() {
+fn redis_serves_another_node_through_windows_without_proxies() {
     const REQUESTS: u64 = 10_000;
     let nodes = Nodes::start_as(Settings { spans: 24, ..DIRECT });
     let folder = tempfile::tempdir().expect("a folder");
     let (host, port) = (SocketAddr::from((address(1), 0)).ip().to_string(), port::free_port().to_string());
-    let mut server = nodes.nodes[1].rack.run(&["--node", NODES[1], "--require-lane"], place::tool("redis-server"));
+    let mut server = nodes.nodes[1].rack.run(&["--node", NODES[1], "--require-lane"], paths::tool("redis-server"));
     server
         .args(["--bind", &host, "--port", &port, "--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir"])
         .arg(folder.path());
     let server = Process::start(&mut server);
-    server.wait_until("redis", PATIENCE, |server| server.stdout().contains("Ready to accept"));
-    let mut client = nodes.nodes[0].rack.run(&["--node", NODES[0], "--require-lane"], place::tool("redis-benchmark"));
+    server.wait_until("redis", WAIT_MAX, |server| server.stdout().contains("Ready to accept"));
+    let mut client = nodes.nodes[0].rack.run(&["--node", NODES[0], "--require-lane"], paths::tool("redis-benchmark"));
     client.args([
         "-h",
         &host,
@@ -1064,7 +1061,7 @@ fn redis_serves_another_node_by_windows_that_no_proxy_touches() {
         &REQUESTS.to_string(),
         "--csv",
     ]);
-    let finished = Process::start(&mut client).wait(PATIENCE).must_succeed();
+    let finished = Process::start(&mut client).wait(WAIT_MAX).must_succeed();
     assert!(finished.stdout.contains("\"GET\"") && !finished.stderr.contains("rror"), "{finished}");
     let report = nodes.report(0, "report", |_| true);
     assert!(report.direct_total >= 10 && report.direct_missed == 0, "{report:?}");
@@ -1072,10 +1069,11 @@ fn redis_serves_another_node_by_windows_that_no_proxy_touches() {
     let stat = nodes.nodes[1].rack.stat();
     let sent =
         stat.named("redis-server").filter_map(|process| process["totals"]["window_bytes_sent"].as_u64()).sum::<u64>();
-    assert!(sent > REQUESTS * 64, "{sent} bytes by windows: {stat:?}");
+    assert!(sent > REQUESTS * 64, "{sent} bytes through windows: {stat:?}");
 }
 
-/// A server each of whose connections waits in another way, until the client has gone; and that says what came of them.
+/// A server whose connections wait in different ways until the client has ended, and which prints those that still
+/// wait.
 const WATCHED: &str = r#"
 import select
 listener = listen()
@@ -1122,10 +1120,10 @@ for line in sys.stdin:
     say("waiting", waiting)
 "#;
 
-/// Clients, several at a time, each of which ends somewhere between its socket() and its last byte.
+/// Concurrent clients, each of which ends somewhere between its socket() and its last byte.
 const ENDING: &str = r#"
 import random, select, signal
-# Each with a seed of its own, so that one that fails can be run alone.
+# Each has its own seed, so that a failing one can be run alone.
 CLIENTS, AT_ONCE = 120, 8
 def leave(how):
     if how == "kill":
@@ -1181,24 +1179,24 @@ for number in range(CLIENTS):
 say("failed", failed)
 "#;
 
-/// A server that closes none of its ends, and clients that have closed theirs: some of them choose a port which the
-/// server still has a connection of, and then another one.
+/// The server closes no connection, and the clients close theirs: some clients choose a port that is still in use by a
+/// connection of the server, and must then choose another one.
 #[test]
-fn a_port_that_the_server_still_has_a_connection_of_is_not_chosen_again() {
+fn a_port_still_used_by_a_connection_of_the_server_is_not_chosen_again() {
     let nodes = Nodes::start_as(DIRECT);
     let (_server, port) = nodes.serve("listener, held = listen(), []\nwhile True: held.append(listener.accept())");
-    // Of some 14,000 ports: the chance that none is chosen twice is below one in a billion.
-    let said = nodes.client("for _ in range(800): socket.create_connection(address).close()\nsay('done')", port);
-    assert_eq!(said, "done\n");
+    // With about 14,000 ports, the probability that no port is chosen twice is below one in a billion.
+    let output = nodes.client("for _ in range(800): socket.create_connection(address).close()\nsay('done')", port);
+    assert_eq!(output, "done\n");
 }
 
-/// In every way; and by proxies that share a core, where each hand-over waits for a turn.
+/// In every configuration, and with proxies that share a core, where each handover waits for the other thread.
 #[test]
 fn no_server_waits_for_a_client_that_has_ended() {
     let few_spans = |settings: Settings| Settings { spans: settings.spans.min(4), ..settings };
     let failover = Settings { is_failover: true, ..BY_PROXIES };
     let crowded = Settings { core: Some(0), ..BY_PROXIES };
-    for (settings, seed) in WAYS.map(few_spans).into_iter().chain([failover, crowded]).zip(1..) {
+    for (settings, seed) in ALL_SETTINGS.map(few_spans).into_iter().chain([failover, crowded]).zip(1..) {
         end_clients_anywhere(&Nodes::start_as(settings), seed);
     }
 }
@@ -1208,12 +1206,12 @@ fn end_clients_anywhere(nodes: &Nodes, seed: u32) {
     let port = port::free_port();
     let watched = format!("{COMMON}\n{WATCHED}");
     let (server, mut input) = Process::start_with_input(&mut nodes.python(1, &watched, port));
-    server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
     let script = format!("{COMMON}\nSEED = {seed}\n{ENDING}");
-    let clients = Process::start(&mut nodes.python(0, &script, port)).wait(PATIENCE).must_succeed();
+    let clients = Process::start(&mut nodes.python(0, &script, port)).wait(WAIT_MAX).must_succeed();
     assert_eq!(clients.stdout, "failed 0\n", "seed {seed}: {}", clients.stderr);
-    writeln!(input, "what came of them").expect("a server that reads");
-    server.wait_until("outcomes", PATIENCE, |server| server.stdout().contains("waiting"));
+    writeln!(input, "print the outcomes").expect("a server that reads");
+    server.wait_until("outcomes", WAIT_MAX, |server| server.stdout().contains("waiting"));
     assert!(server.stdout().contains("waiting {}"), "seed {seed}: {}", server.stdout());
     for own in 0..2 {
         nodes.report(own, "no connection", |report| report.connections_open == 0);

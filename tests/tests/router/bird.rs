@@ -1,15 +1,15 @@
-//! BIRD on a node: OSPF and BGP with a router beside the cluster.
+//! BIRD on a node: OSPF and BGP with an external router.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use system_tests::{Process, place};
+use system_tests::{Process, paths};
 
 use crate::cluster::{Cluster, Lab, joined_by, wait_until};
 
-/// Of the node, which tells others the cluster's routes: to it they are *alien*, for another program put them into the
-/// kernel.
+/// Configuration of the node, which announces the cluster's routes. For BIRD they are *alien*, because another program
+/// added them to the kernel.
 const OF_NODE: &str = "router id 10.77.1.1;
 protocol device { scan time 1; }
 protocol kernel { learn; scan time 1; ipv4 { import all; export all; }; }
@@ -27,7 +27,7 @@ protocol bgp {
 }
 ";
 
-/// Of the router beside it, which has networks of its own.
+/// Configuration of the external router, which has its own networks.
 const OF_HOST: &str = "router id 10.77.1.2;
 protocol device { scan time 1; }
 protocol direct { ipv4; ipv6; interface \"lo\"; }
@@ -49,20 +49,20 @@ protocol bgp {
 fn start(cluster: &Cluster, folder: &Path, at: &str, configuration: &str) -> Process {
     let file = |ending: &str| folder.join(format!("{at}.{ending}"));
     fs::write(file("conf"), configuration).expect("a file");
-    let mut command: Command = cluster.at(at, place::tool("bird"));
+    let mut command: Command = cluster.at(at, paths::tool("bird"));
     command.arg("-f").arg("-c").arg(file("conf")).arg("-s").arg(file("ctl"));
     Process::start(&mut command)
 }
 
-/// Host `h1` is a router with networks of its own, which it tells node a by OSPF (IPv4) and BGP (IPv6); host `h2`,
-/// behind node b, reaches them for as long as it does.
+/// Host `h1` is a router that announces its networks to node a by OSPF (IPv4) and BGP (IPv6); host `h2`, behind node b,
+/// reaches them as long as they are announced.
 #[test]
 fn routes_of_bird_are_learnt_by_all_nodes_and_withdrawn() {
     let namespaces = ["a", "b", "h1", "h2"];
     let Some(lab) = Lab::new("routes_of_bird_are_learnt_by_all_nodes_and_withdrawn", &namespaces) else { return };
     lab.join(("a", "eth0"), ("h1", "eth0"), 1);
     lab.join(("b", "eth0"), ("h2", "eth0"), 2);
-    // What it knows of the cluster it knows by BIRD.
+    // It knows the cluster's networks only from BIRD.
     lab.ip("h1", &["route", "del", "default"]);
     lab.ip("h1", &["-6", "route", "del", "default"]);
     lab.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
@@ -84,7 +84,7 @@ fn routes_of_bird_are_learnt_by_all_nodes_and_withdrawn() {
     wait_until("the cluster's IPv4 network at h1", || has_route("-4", "10.77.2.0/24"));
     lab.ping("h2", "203.0.113.1").must_succeed();
 
-    // OSPF says that the network is gone; of BGP's end its connection tells.
+    // OSPF withdraws the network; BGP's routes end with its connection.
     lab.ip("h1", &["address", "del", "203.0.113.1/24", "dev", "lo"]);
     lab.wait_for_route("b", "203.0.113.1", None);
     drop(of_host);

@@ -1,4 +1,4 @@
-//! Clusters in network namespaces, and what tests ask of them.
+//! Clusters in network namespaces, with queries for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use system_tests::{Finished, PATIENCE, Process, place};
+use system_tests::{Finished, Process, WAIT_MAX, paths};
 use tempfile::TempDir;
 
-pub const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Two nodes with a kernel interface each, for [`Lab::write`].
 pub const PLAIN: &str = r#"version = 1
@@ -31,13 +31,13 @@ namespace = "NAMESPACE-b"
 device = "eth0"
 "#;
 
-/// [`PLAIN`], whose nodes are joined by something else than lanes, and look whether a link is hot.
+/// [`PLAIN`] with another interconnect and with detection of hot links.
 pub fn joined_by(interconnect: &str) -> String {
     let how = format!("\n[interconnect]\nkind = \"{interconnect}\"\nbalance = \"valiant\"\n\n[[nodes]]");
     PLAIN.replacen("\n[[nodes]]", &how, 1)
 }
 
-/// Whether network namespaces can be made here; a line says so where not.
+/// Whether network namespaces can be created here; prints a line if not.
 pub fn can_make_namespaces(test: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
@@ -46,17 +46,17 @@ pub fn can_make_namespaces(test: &str) -> bool {
     is_root
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(LOOK_EVERY);
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !holds() {
+        assert!(Instant::now() < deadline, "no {what}");
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// A cluster whose namespaces are named by it and by what is in them, and whose file lies in a folder of its own.
+/// A cluster. The names of its namespaces begin with its name, and its file is in its own folder.
 pub struct Cluster {
     pub name: String,
     pub folder: PathBuf,
@@ -64,7 +64,7 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn command(&self, subcommand: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(place::crosslane());
+        let mut command = Command::new(paths::crosslane());
         command.env("CROSSLANE_RACK", &self.folder).args(["router", subcommand, "--cluster"]);
         command.arg(self.file()).args(arguments);
         command
@@ -77,16 +77,16 @@ impl Cluster {
 
     pub fn json(&self, subcommand: &str, arguments: &[&str]) -> Value {
         let mut command = self.command(subcommand, &["--json"]);
-        let finished = Process::start(command.args(arguments)).wait(PATIENCE).must_succeed();
+        let finished = Process::start(command.args(arguments)).wait(WAIT_MAX).must_succeed();
         serde_json::from_str(&finished.stdout).expect("JSON")
     }
 
-    /// The state of a node, by its place in the file.
+    /// The state of a node, by its index in the file.
     pub fn node(&self, index: usize) -> Value {
         self.json("status", &[])["nodes"][index]["status"].clone()
     }
 
-    /// What a node has said to its log.
+    /// The log of a node.
     pub fn log(&self, node: &str) -> String {
         let nodes = self.json("status", &["--node", node]);
         fs::read_to_string(nodes["nodes"][0]["log"].as_str().expect("a path")).expect("a log")
@@ -97,21 +97,21 @@ impl Cluster {
         format!("{}-{at}", self.name)
     }
 
-    /// A program where a node or host is.
+    /// A command that runs a program in the namespace of a node or host.
     pub fn at(&self, at: &str, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new(place::tool("ip"));
+        let mut command = Command::new(paths::tool("ip"));
         command.args(["netns", "exec", &self.namespace(at)]).arg(program.as_ref());
         command
     }
 
     pub fn ping(&self, from: &str, to: &str) -> Finished {
-        let mut command = self.at(from, place::tool("ping"));
-        Process::start(command.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", to])).wait(PATIENCE)
+        let mut command = self.at(from, paths::tool("ping"));
+        Process::start(command.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", to])).wait(WAIT_MAX)
     }
 
     pub fn ip(&self, at: &str, words: &[&str]) -> String {
-        let mut command = self.at(at, place::tool("ip"));
-        Process::start(command.args(words)).wait(PATIENCE).must_succeed().stdout
+        let mut command = self.at(at, paths::tool("ip"));
+        Process::start(command.args(words)).wait(WAIT_MAX).must_succeed().stdout
     }
 
     /// The routes that packets to an address take from a node.
@@ -119,25 +119,25 @@ impl Cluster {
         self.json("fib", &["--node", node, address])["routes"].as_array().expect("routes").clone()
     }
 
-    /// Waits until an address is reached from node `from` by way of node `by`, or not at all.
+    /// Waits until node `from` has a route to an address by way of node `by`, or no route.
     #[track_caller]
     pub fn wait_for_route(&self, from: &str, address: &str, by: Option<&str>) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let routes = self.routes(from, address);
-            let is_so = match (routes.first(), by) {
+            let holds = match (routes.first(), by) {
                 (Some(route), Some(by)) => route["hops"][0]["node"] == by,
                 (route, by) => route.is_none() && by.is_none(),
             };
-            if is_so {
+            if holds {
                 return;
             }
             assert!(Instant::now() < deadline, "{address}: {routes:?}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// That nothing of it is there any more.
+    /// Panics unless nothing of the cluster is left.
     #[track_caller]
     pub fn assert_gone(name: &str, folder: &Path) {
         let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
@@ -152,7 +152,7 @@ impl Cluster {
     }
 }
 
-/// A cluster of the test's own making. It ends with its guard.
+/// A cluster that the test configures. It ends with its guard.
 pub struct Lab {
     cluster: Cluster,
     _folder: TempDir,
@@ -169,37 +169,37 @@ impl std::ops::Deref for Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         if self.file().exists() {
-            drop(Process::start(&mut self.command("down", &[])).wait(PATIENCE));
+            drop(Process::start(&mut self.command("down", &[])).wait(WAIT_MAX));
         }
         let names = fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|entry| entry.file_name());
         let names = names.filter_map(|name| name.into_string().ok());
         for name in names.filter(|name| name.starts_with(&format!("{}-", self.name))) {
-            drop(Process::start(Command::new(place::tool("ip")).args(["netns", "del", &name])).wait(PATIENCE));
+            drop(Process::start(Command::new(paths::tool("ip")).args(["netns", "del", &name])).wait(WAIT_MAX));
         }
     }
 }
 
 impl Lab {
-    /// With namespaces of these names; `None`, and a line that says why, where there cannot be any.
+    /// Creates namespaces of these names; prints a line and returns `None` if that is not possible.
     pub fn new(test: &str, namespaces: &[&str]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !can_make_namespaces(test) {
             return None;
         }
         let name = format!("crosslane-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        // Sockets lie there, whose paths are short.
+        // It contains sockets, whose paths must be short.
         let folder = tempfile::Builder::new().prefix("router-").tempdir_in("/tmp").expect("a folder");
         let lab = Self { cluster: Cluster { name, folder: folder.path().to_owned() }, _folder: folder };
         for at in namespaces {
-            let mut command = Command::new(place::tool("ip"));
-            Process::start(command.args(["netns", "add", &lab.namespace(at)])).wait(PATIENCE).must_succeed();
+            let mut command = Command::new(paths::tool("ip"));
+            Process::start(command.args(["netns", "add", &lab.namespace(at)])).wait(WAIT_MAX).must_succeed();
             lab.ip(at, &["link", "set", "lo", "up"]);
         }
         Some(lab)
     }
 
-    /// A line between a node and a host, whose networks have this number: 10.77.N.0/24 and fd77:N::/64. The node is 1
-    /// there and the host 2, which sends everything to the node.
+    /// Connects a node and a host by networks with this number: 10.77.N.0/24 and fd77:N::/64. The node has address 1,
+    /// the host address 2 and a default route to the node.
     pub fn join(&self, (node, device): (&str, &str), (host, host_device): (&str, &str), number: u8) {
         let there = self.namespace(host);
         let peer = ["type", "veth", "peer", "name", host_device, "netns", &there];
@@ -214,7 +214,7 @@ impl Lab {
         self.ip(host, &["-6", "route", "add", "default", "via", &format!("fd77:{number}::1"), "metric", &metric]);
     }
 
-    /// Writes the cluster file: `NAMESPACE` stands for the beginning of all namespaces' names, and `FOLDER` for the
+    /// Writes the cluster file: `NAMESPACE` is replaced by the common prefix of the namespaces' names, `FOLDER` by the
     /// folder.
     pub fn write(&self, text: &str) {
         let folder = self.folder.display().to_string();
@@ -223,6 +223,6 @@ impl Lab {
     }
 
     pub fn up(&self) {
-        Process::start(&mut self.command("up", &[])).wait(PATIENCE).must_succeed();
+        Process::start(&mut self.command("up", &[])).wait(WAIT_MAX).must_succeed();
     }
 }

@@ -1,9 +1,9 @@
-//! Cluster files that say something else than what runs.
+//! Cluster files that differ from the running cluster.
 
 use std::fs;
 use std::path::Path;
 
-use system_tests::{Finished, PATIENCE, Process};
+use system_tests::{Finished, Process, WAIT_MAX};
 
 use crate::cluster::{Lab, PLAIN, wait_until};
 
@@ -18,10 +18,10 @@ fn lab(test: &str) -> Option<Lab> {
 }
 
 fn run(lab: &Lab, subcommand: &str, arguments: &[&str]) -> Finished {
-    Process::start(&mut lab.command(subcommand, arguments)).wait(PATIENCE)
+    Process::start(&mut lab.command(subcommand, arguments)).wait(WAIT_MAX)
 }
 
-/// A process that has ended has no command any more, whether somebody has asked how it ended or not.
+/// Whether a process is alive: one that has ended, also a zombie, has no command line.
 fn is_alive(pid: u64) -> bool {
     fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).is_ok_and(|command| !command.is_empty())
 }
@@ -36,8 +36,8 @@ fn assert_refused(finished: Finished, words: &[&str]) {
 }
 
 #[test]
-fn nodes_end_whatever_their_file_says_by_now() {
-    let Some(lab) = lab("nodes_end_whatever_their_file_says_by_now") else { return };
+fn down_ends_nodes_whose_file_has_changed() {
+    let Some(lab) = lab("down_ends_nodes_whose_file_has_changed") else { return };
     lab.write(PLAIN);
     lab.up();
     let pids = [0, 1].map(|index| lab.node(index)["pid"].as_u64().expect("a number"));
@@ -49,11 +49,11 @@ fn nodes_end_whatever_their_file_says_by_now() {
     assert_eq!(alive(), [true, true]);
     run(&lab, "down", &["--node", "a"]).must_succeed();
     assert_eq!(alive(), [false, true]);
-    // By another name its directory is another one, and node b is not in it.
+    // Under another name the cluster has another directory, which does not contain node b.
     lab.write(&PLAIN.replace("\"plain\"", "\"other\"").replace("\"b\"", "\"c\""));
     run(&lab, "down", &[]).must_succeed();
     assert_eq!(alive(), [false, false]);
-    // Nothing to do is fine, for a file that says what would be.
+    // Taking down a valid cluster that is not up succeeds.
     run(&lab, "down", &[]).must_succeed();
     lab.write(broken);
     assert_refused(run(&lab, "down", &[]), &["cluster.toml", "line 2", "run here: none"]);
@@ -62,8 +62,8 @@ fn nodes_end_whatever_their_file_says_by_now() {
 }
 
 #[test]
-fn an_mtu_beyond_the_interfaces_is_said_with_its_remedy() {
-    let Some(lab) = lab("an_mtu_beyond_the_interfaces_is_said_with_its_remedy") else { return };
+fn an_mtu_above_the_interfaces_is_reported_with_its_remedy() {
+    let Some(lab) = lab("an_mtu_above_the_interfaces_is_reported_with_its_remedy") else { return };
     let with_mtu = |mtu: u32| PLAIN.replacen("\"eth0\"", &format!("\"eth0\"\nmtu_bytes = {mtu}"), 1);
     lab.write(&with_mtu(1600));
     let line = "mtu_bytes = 1600 is cut to 1500, which is the interface's; run 'ip link set eth0 mtu 1600', or lower \

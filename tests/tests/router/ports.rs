@@ -1,5 +1,5 @@
-//! Ports of every kind on whole clusters: files of packets, TAPs, VLANs; and ports, routes and settings that change
-//! while the nodes are up.
+//! Ports of every kind on whole clusters: packet files, TAPs, VLANs; and changes of ports, routes and settings while
+//! the nodes are up.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use packet::{Protocol, arp, icmpv4, ipv4, ipv6, ndisc};
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use serde_json::Value;
-use system_tests::{PATIENCE, Process, place};
+use system_tests::{Process, WAIT_MAX, paths};
 
 use crate::cluster::{Lab, PLAIN, joined_by, wait_until};
 
@@ -34,7 +34,7 @@ fn frame(to: MacAddress, from: MacAddress, tag: Option<u8>, ethertype: EtherType
     [&to.0[..], &from.0, &tag, &ethertype.0.to_be_bytes(), packet].concat()
 }
 
-fn question(from: MacAddress, tag: Option<u8>, sender: &str, target: &str) -> Vec<u8> {
+fn arp_request(from: MacAddress, tag: Option<u8>, sender: &str, target: &str) -> Vec<u8> {
     let mut bytes = vec![0; arp::PACKET_BYTES];
     let (sender, target) = (v4(sender), v4(target));
     let operation = arp::Operation::Request;
@@ -77,7 +77,7 @@ fn packet_v6(source: Ipv6Addr, destination: Ipv6Addr, next_header: Protocol, hop
     [&bytes[..], payload].concat()
 }
 
-/// UDP without a checksum from and to port 9, told apart by its last byte.
+/// A UDP datagram without a checksum from and to port 9, identified by its last byte.
 fn datagram(mark: u8) -> Vec<u8> {
     vec![0, 9, 0, 9, 0, 12, 0, 0, b'u', b'd', b'p', mark]
 }
@@ -91,7 +91,7 @@ fn write(path: &Path, frames: &[Vec<u8>]) {
     }
 }
 
-/// Frames of a file whose packets are IP, without neighbour discovery.
+/// The frames of a file that contain IP packets, without neighbour discovery.
 fn read(path: &Path) -> Vec<Vec<u8>> {
     let mut reader = PcapReader::new(File::open(path).expect("a file")).expect("a file of packets");
     let mut frames = Vec::new();
@@ -147,7 +147,7 @@ vlan = 7
 addresses = ["10.7.0.1/24"]
 "#;
 
-/// From host A, behind node a, as node a is to get it.
+/// A packet from host A, behind node a, as it arrives at node a.
 fn from_a(to: &str, ttl: u8, mark: u8) -> Vec<u8> {
     packet_v4("10.1.0.2", to, Protocol::UDP, ttl, &datagram(mark))
 }
@@ -156,12 +156,12 @@ fn from_a_v6(hops: u8) -> Vec<u8> {
     packet_v6(v6("fd01::2"), v6("fd02::2"), Protocol::UDP, hops, &datagram(6))
 }
 
-/// From the host in the VLAN to host B, both behind node b.
+/// A packet from the host in the VLAN to host B, both behind node b.
 fn from_vlan(ttl: u8) -> Vec<u8> {
     packet_v4("10.7.0.2", "10.2.0.2", Protocol::UDP, ttl, &datagram(5))
 }
 
-/// What comes in at node a, whose hardware address this is.
+/// The frames that arrive at node a, which has this hardware address.
 fn frames_to_a(router: MacAddress) -> Vec<Vec<u8>> {
     let message = icmpv4::Message::EchoRequest { identifier: 5, sequence: 6, data: b"here?" };
     let mut asked = vec![0; message.total_bytes()];
@@ -169,7 +169,7 @@ fn frames_to_a(router: MacAddress) -> Vec<Vec<u8>> {
     let asked = packet_v4("10.1.0.2", "10.1.0.1", Protocol::ICMP, 64, &asked);
     let to_router = |packet: &[u8]| frame(router, HOST_A, None, EtherType::IPV4, packet);
     vec![
-        question(HOST_A, None, "10.1.0.2", "10.1.0.1"),
+        arp_request(HOST_A, None, "10.1.0.2", "10.1.0.1"),
         to_router(&asked),
         to_router(&from_a("10.2.0.2", 9, 1)),
         to_router(&from_a("10.7.0.2", 9, 2)),
@@ -179,21 +179,22 @@ fn frames_to_a(router: MacAddress) -> Vec<Vec<u8>> {
     ]
 }
 
-/// What comes in at node b; the last one in a VLAN that no port is of.
+/// The frames that arrive at node b; the last one is in an unknown VLAN.
 fn frames_to_b(router: MacAddress) -> Vec<Vec<u8>> {
     vec![
-        question(HOST_B, None, "10.2.0.2", "10.2.0.1"),
-        question(HOST_OF_VLAN, Some(VLAN), "10.7.0.2", "10.7.0.1"),
+        arp_request(HOST_B, None, "10.2.0.2", "10.2.0.1"),
+        arp_request(HOST_OF_VLAN, Some(VLAN), "10.7.0.2", "10.7.0.1"),
         solicitation(HOST_B, "fd02::2", "fd02::1"),
         frame(router, HOST_OF_VLAN, Some(VLAN), EtherType::IPV4, &from_vlan(9)),
         frame(router, HOST_OF_VLAN, Some(8), EtherType::IPV4, &from_vlan(33)),
     ]
 }
 
-/// A cluster between two pairs of files: what comes in at one node goes out at the other one, rewritten, in its VLAN.
+/// A cluster between two pairs of files: packets received by one node are sent by the other one, rewritten, in their
+/// VLAN.
 #[test]
-fn packets_of_one_file_come_out_of_the_other_one_rewritten_and_tagged() {
-    let Some(lab) = Lab::new("packets_of_one_file_come_out_of_the_other_one_rewritten_and_tagged", &["a", "b"]) else {
+fn packets_of_one_file_are_written_to_the_other_rewritten_and_tagged() {
+    let Some(lab) = Lab::new("packets_of_one_file_are_written_to_the_other_rewritten_and_tagged", &["a", "b"]) else {
         return;
     };
     let path = |name: &str| lab.folder.join(name);
@@ -205,23 +206,23 @@ fn packets_of_one_file_come_out_of_the_other_one_rewritten_and_tagged() {
     assert_eq!(mac(&lab.node(1)["ports"][1]), router_b, "a VLAN has the address of its port");
     write(&path("more-a.pcap"), &frames_to_a(router_a));
     write(&path("more-b.pcap"), &frames_to_b(router_b));
-    // Node b first: it knows who is there when packets for them come.
+    // Node b first, so that it knows its neighbours when packets for them arrive.
     for node in ["b", "a"] {
         let text = fs::read_to_string(lab.file()).expect("a file");
         let text = text.replace(&format!("in-{node}.pcap"), &format!("more-{node}.pcap"));
         fs::write(lab.file(), text.replace(&format!("out-{node}.pcap"), &format!("sent-{node}.pcap"))).expect("a file");
-        let reload = Process::start(&mut lab.command("reload", &["--node", node])).wait(PATIENCE).must_succeed();
-        let said = format!("node {node}: port 'file-{node}': input: \"more-{node}.pcap\" instead of");
-        assert!(reload.stdout.contains(&said), "{reload}");
+        let reload = Process::start(&mut lab.command("reload", &["--node", node])).wait(WAIT_MAX).must_succeed();
+        let output = format!("node {node}: port 'file-{node}': input: \"more-{node}.pcap\" instead of");
+        assert!(reload.stdout.contains(&output), "{reload}");
     }
     let sent = |node: usize, port: usize| lab.node(node)["ports"][port]["traffic"]["sent_packets"].as_u64();
-    // At a: the answers to ARP and to the echo, and two errors. At b: three answers to who asks for neighbours, and
-    // four packets, of which one is to the VLAN, as one of the answers is.
-    wait_until("what node a sends", || sent(0, 0) >= Some(4));
-    wait_until("what node b sends", || sent(1, 0) >= Some(7) && sent(1, 1) >= Some(2));
+    // At a: the replies to ARP and to the echo request, and two errors. At b: three replies to neighbour requests, and
+    // four packets; one of the replies and one of the packets are in the VLAN.
+    wait_until("packets sent by node a", || sent(0, 0) >= Some(4));
+    wait_until("packets sent by node b", || sent(1, 0) >= Some(7) && sent(1, 1) >= Some(2));
     let drops = lab.node(1)["ports"][0]["drops"].clone();
     assert_eq!(drops["unknown VLAN"], 1, "{drops}");
-    Process::start(&mut lab.command("down", &[])).wait(PATIENCE).must_succeed();
+    Process::start(&mut lab.command("down", &[])).wait(WAIT_MAX).must_succeed();
 
     let mut wanted = vec![
         frame(HOST_B, router_b, None, EtherType::IPV4, &from_a("10.2.0.2", 8, 1)),
@@ -231,13 +232,13 @@ fn packets_of_one_file_come_out_of_the_other_one_rewritten_and_tagged() {
     ];
     wanted.sort();
     assert_eq!(read(&path("sent-b.pcap")), wanted);
-    what_is_answered_to_host_a_is_right(&read(&path("sent-a.pcap")));
+    replies_to_host_a_are_correct(&read(&path("sent-a.pcap")));
 }
 
-fn what_is_answered_to_host_a_is_right(frames: &[Vec<u8>]) {
+fn replies_to_host_a_are_correct(frames: &[Vec<u8>]) {
     let mut kinds: Vec<(u8, u8)> = frames.iter().map(|frame| (frame[34], frame[35])).collect();
     kinds.sort_unstable();
-    assert_eq!(kinds, [(0, 0), (3, 0), (11, 0)], "an answer, no route, and time exceeded: {frames:02x?}");
+    assert_eq!(kinds, [(0, 0), (3, 0), (11, 0)], "a reply, no route, and time exceeded: {frames:02x?}");
     for frame in frames {
         let packet = ipv4::Packet::new_checked(&frame[14..]).expect("a packet");
         assert_eq!((packet.source(), packet.destination()), (v4("10.1.0.1"), v4("10.1.0.2")));
@@ -268,7 +269,7 @@ namespace = "NAMESPACE-b"
 device = "eth0"
 "#;
 
-/// Waits until all addresses of a port of node a are used: until then they are looked for on its network.
+/// Waits until all addresses of a port of node a are in use, after duplicate address detection.
 #[track_caller]
 fn wait_for_addresses(lab: &Lab, port: usize) {
     let is_used = || {
@@ -276,16 +277,16 @@ fn wait_for_addresses(lab: &Lab, port: usize) {
         assert_eq!(port["addresses_duplicate"], Value::Array(Vec::new()), "{port}");
         port["addresses_tentative"] == Value::Array(Vec::new())
     };
-    wait_until("the use of own addresses", is_used);
+    wait_until("addresses in use", is_used);
 }
 
-/// What a reload says, after the file was changed.
+/// Changes the file and returns the output of a reload.
 fn reload(lab: &Lab, text: &str) -> String {
     lab.write(text);
-    Process::start(&mut lab.command("reload", &[])).wait(PATIENCE).must_succeed().stdout
+    Process::start(&mut lab.command("reload", &[])).wait(WAIT_MAX).must_succeed().stdout
 }
 
-/// Namespace `h9` stands for a virtual machine that has the other end of the TAP.
+/// Namespace `h9` models a virtual machine that has the other end of the TAP.
 #[test]
 fn ports_routes_and_settings_change_while_packets_cross() {
     let namespaces = ["a", "b", "h1", "h2", "h9"];
@@ -306,7 +307,7 @@ fn ports_routes_and_settings_change_while_packets_cross() {
         lab.ip("h9", words);
     }
     wait_for_addresses(&lab, 1);
-    // The router's own address there, through it, from elsewhere, and from a node's own programs.
+    // The router's address there, an address behind it, from another host, and from programs of a node.
     for (from, to) in [
         ("h9", "10.9.0.1"),
         ("h9", "10.77.2.2"),
@@ -318,18 +319,20 @@ fn ports_routes_and_settings_change_while_packets_cross() {
     ] {
         lab.ping(from, to).must_succeed();
     }
-    a_reload_brings_a_port_and_takes_one(&lab);
+    a_reload_adds_and_removes_a_port(&lab);
     weights_of_the_kernels_routes_share_the_flows(&lab);
     what_cannot_change_is_refused_in_one_line(&lab);
     a_signal_reloads_too(&lab);
 }
 
-/// An interface that goes and comes again is another one to the kernel, whose addresses and routes are there before the
+/// An interface that is removed and created again is a new one for the kernel, with addresses and routes before the
 /// node has found it.
 #[test]
-fn a_device_that_comes_again_brings_its_networks_and_routes() {
+fn a_device_that_is_created_again_brings_its_networks_and_routes() {
     let namespaces = ["a", "b", "h1", "h2"];
-    let Some(lab) = Lab::new("a_device_that_comes_again_brings_its_networks_and_routes", &namespaces) else { return };
+    let Some(lab) = Lab::new("a_device_that_is_created_again_brings_its_networks_and_routes", &namespaces) else {
+        return;
+    };
     lab.join(("a", "eth0"), ("h1", "eth0"), 1);
     lab.join(("b", "eth0"), ("h2", "eth0"), 2);
     lab.write(PLAIN);
@@ -345,32 +348,32 @@ fn a_device_that_comes_again_brings_its_networks_and_routes() {
     lab.ping("h1", "fd77:2::2").must_succeed();
 }
 
-/// Who came by AF_XDP is told by the address that the interface had, and has room for packets that it carried.
+/// A port attached by AF_XDP follows the hardware address and the MTU of its interface.
 #[test]
 fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
     let namespaces = ["a", "b", "h1", "h2"];
     let Some(lab) = Lab::new("a_port_follows_the_address_and_the_mtu_of_its_interface", &namespaces) else { return };
     lab.join(("a", "eth0"), ("h1", "eth0"), 1);
     lab.join(("b", "eth0"), ("h2", "eth0"), 2);
-    // A long packet is one record of a lane, and several packets of the RDMA transport.
+    // A long packet is one record on a lane and several packets on the RDMA transport.
     for (kind, interconnect) in [("af-xdp", "lane"), ("af-packet", "rnic-lane")] {
         lab.write(&joined_by(interconnect).replace("\"eth0\"\n", &format!("\"eth0\"\nkind = \"{kind}\"\n")));
         lab.up();
         lab.ping("h1", "10.77.2.2").must_succeed();
         lab.ip("a", &["link", "set", "eth0", "address", "02:00:00:00:05:05"]);
         lab.ip("h1", &["neighbour", "flush", "dev", "eth0"]);
-        wait_until("a way by the new address", || lab.ping("h1", "10.77.2.2").status.success());
+        wait_until("route by the new address", || lab.ping("h1", "10.77.2.2").status.success());
         for (at, mtu) in [("a", "3000"), ("b", "3000"), ("h1", "3000"), ("h2", "3000")] {
             lab.ip(at, &["link", "set", "eth0", "mtu", mtu]);
         }
         let long = || {
-            // What a port said of its MTU just before it followed holds for ten minutes else.
+            // A path MTU reported just before the port followed would otherwise be cached for ten minutes.
             lab.ip("h1", &["route", "flush", "cache"]);
-            let mut ping = lab.at("h1", place::tool("ping"));
+            let mut ping = lab.at("h1", paths::tool("ping"));
             Process::start(ping.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", "-M", "do", "-s", "2900", "10.77.2.2"]))
         };
-        wait_until("long packets", || long().wait(PATIENCE).status.success());
-        Process::start(&mut lab.command("down", &[])).wait(PATIENCE).must_succeed();
+        wait_until("long packets", || long().wait(WAIT_MAX).status.success());
+        Process::start(&mut lab.command("down", &[])).wait(WAIT_MAX).must_succeed();
         for at in namespaces {
             lab.ip(at, &["link", "set", "eth0", "mtu", "1500"]);
         }
@@ -379,12 +382,12 @@ fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
     }
 }
 
-/// What `ip route` can say of a way: a router that is on no network of the port, or whose address is the other
-/// version's, and that a search ends.
+/// Routes of `ip route` with a router on no network of the port, with a router of the other IP version, and of type
+/// `throw`, which ends the lookup.
 #[test]
-fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
+fn routes_by_an_off_network_router_work_and_throw_routes_end_the_lookup() {
     let namespaces = ["a", "b", "h1", "h2"];
-    let Some(lab) = Lab::new("routes_by_a_router_of_no_network_lead_there", &namespaces) else { return };
+    let Some(lab) = Lab::new("routes_by_an_off_network_router_work", &namespaces) else { return };
     lab.join(("a", "eth0"), ("h1", "eth0"), 1);
     lab.join(("b", "eth0"), ("h2", "eth0"), 2);
     for words in ["address add 203.0.113.9/32 dev eth0", "address add fd99::9/128 dev eth0 nodad"] {
@@ -405,9 +408,9 @@ fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
         lab.wait_for_route("a", address, Some("b"));
         lab.ping("h1", address).must_succeed();
     }
-    routes_by_a_link_local_address_lead_there(&lab);
+    routes_by_a_link_local_address_work(&lab);
     lab.ip("b", &["route", "add", "throw", "198.51.100.0/28"]);
-    wait_until("the end of a search", || lab.routes("a", "198.51.100.1")[0]["kind"] == "throw");
+    wait_until("throw route", || lab.routes("a", "198.51.100.1")[0]["kind"] == "throw");
     let finished = lab.ping("h1", "198.51.100.1");
     assert!(finished.stdout.contains("Destination Net Unreachable"), "{finished}");
     lab.ip("b", &["route", "del", "throw", "198.51.100.0/28"]);
@@ -415,14 +418,14 @@ fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
     lab.ping("h1", "198.51.100.1").must_succeed();
 }
 
-/// As BGP by unnumbered neighbours has them: the next hop, of IPv4 too, is the other router's link-local address.
-fn routes_by_a_link_local_address_lead_there(lab: &Lab) {
+/// As with BGP unnumbered: the next hop, also of IPv4 routes, is the other router's link-local address.
+fn routes_by_a_link_local_address_work(lab: &Lab) {
     lab.ip("h2", &["address", "add", "fe80::9/64", "dev", "eth0", "nodad"]);
     for (address, network, version) in [("192.0.2.1", "192.0.2.0/24", "-4"), ("fd92::1", "fd92::/64", "-6")] {
         lab.ip("h2", &[version, "address", "add", address, "dev", "lo"]);
         lab.ip("b", &[version, "route", "add", network, "via", "inet6", "fe80::9", "dev", "eth0"]);
         lab.wait_for_route("a", address, Some("b"));
-        // Host h2 would answer too who asks its network for the address itself, which is adjacency 0.
+        // Host h2 would also answer requests for the address itself, which would be adjacency 0.
         assert_ne!(lab.routes("a", address)[0]["hops"][0]["adjacency"], 0);
         lab.ping("h1", address).must_succeed();
         let neighbours = lab.node(1)["neighbours"].as_array().expect("neighbours").clone();
@@ -432,15 +435,15 @@ fn routes_by_a_link_local_address_lead_there(lab: &Lab) {
     }
 }
 
-/// Port `eth1` comes before the TAP, which keeps what it knows by another number, and goes again.
-fn a_reload_brings_a_port_and_takes_one(lab: &Lab) {
+/// Port `eth1` is inserted before the TAP, which keeps its state under another number, and is removed again.
+fn a_reload_adds_and_removes_a_port(lab: &Lab) {
     assert_eq!(reload(lab, LIVE), "node a: nothing has changed\nnode b: nothing has changed\n");
     let with_eth1 = LIVE.replacen("device = \"tap0\"", "device = \"eth1\"\n\n[[nodes.ports]]\ndevice = \"tap0\"", 1);
     let batch = with_eth1.replacen("\n[[nodes]]", "\n[interconnect]\nbatch = 4\n\n[[nodes]]", 1);
-    let said = reload(lab, &batch);
+    let output = reload(lab, &batch);
     let wanted = "node a: interconnect.batch: 4 instead of adaptive\nnode a: port 'eth1' is new, by auto\nnode b: \
                   interconnect.batch: 4 instead of adaptive\n";
-    assert_eq!(said, wanted);
+    assert_eq!(output, wanted);
     assert_eq!(lab.node(1)["batch"], "4");
     lab.wait_for_route("b", "10.77.3.2", Some("a"));
     lab.ping("h2", "10.77.3.2").must_succeed();
@@ -453,10 +456,10 @@ fn a_reload_brings_a_port_and_takes_one(lab: &Lab) {
     lab.ping("h9", "10.77.2.2").must_succeed();
     let address =
         LIVE.replace("10.9.0.1/24", "10.9.0.5/24") + "\n[[nodes.routes]]\nto = \"10.8.0.0/16\"\nport = \"eth0\"\n";
-    let said = reload(lab, &address);
+    let output = reload(lab, &address);
     let address_lines =
         "node a: port 'tap0': address 10.9.0.1/24 is gone\nnode a: port 'tap0': address 10.9.0.5/24 is new\n";
-    assert!(said.starts_with(address_lines) && said.contains("node b: route to 10.8.0.0/16 by 'eth0'"), "{said}");
+    assert!(output.starts_with(address_lines) && output.contains("node b: route to 10.8.0.0/16 by 'eth0'"), "{output}");
     wait_for_addresses(lab, 1);
     lab.ping("h9", "10.9.0.5").must_succeed();
     lab.wait_for_route("a", "10.8.1.1", Some("b"));
@@ -464,8 +467,7 @@ fn a_reload_brings_a_port_and_takes_one(lab: &Lab) {
     lab.wait_for_route("a", "10.8.1.1", None);
 }
 
-/// Host h1 has two lines to node a, of which the first is to have three quarters of what h2 sends to a network behind
-/// it.
+/// Host h1 has two links to node a; the first must carry three quarters of the flows from h2 to a network behind h1.
 fn weights_of_the_kernels_routes_share_the_flows(lab: &Lab) {
     const FLOWS: u16 = 400;
     lab.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
@@ -477,8 +479,8 @@ fn weights_of_the_kernels_routes_share_the_flows(lab: &Lab) {
         let hops = routes.first().and_then(|route| route["hops"].as_array().cloned()).unwrap_or_default();
         hops.iter().map(|hop| (hop["port"].clone(), hop["weight"].clone())).collect::<Vec<_>>()
     };
-    wait_until("a route with weights", || weights() == [("eth0".into(), 3.into()), ("eth1".into(), 1.into())]);
-    // Both ways lead to somebody who is known: of what waits for an unknown one a little is kept.
+    wait_until("route with weights", || weights() == [("eth0".into(), 3.into()), ("eth1".into(), 1.into())]);
+    // Both next hops are resolved before, because few packets are queued for an unresolved one.
     lab.ping("h2", "10.77.1.2").must_succeed();
     lab.ping("h2", "10.77.3.2").must_succeed();
     let received = |device: &str| {
@@ -491,14 +493,14 @@ fn weights_of_the_kernels_routes_share_the_flows(lab: &Lab) {
     let send = || {
         for port in 20_000..20_000 + FLOWS {
             let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).expect("a port");
-            // The answer that nobody listens there may come meanwhile.
+            // An ICMP port unreachable may arrive meanwhile.
             let _ = socket.send_to(b"flow", (IpAddr::from([203, 0, 113, 1]), 9));
         }
     };
     namespace.within(send).expect("it can be entered");
-    let came = || [received("eth0") - before[0], received("eth1") - before[1]];
-    wait_until("what was sent", || came().iter().sum::<u64>() >= u64::from(FLOWS));
-    let [first, second] = came();
+    let arrived = || [received("eth0") - before[0], received("eth1") - before[1]];
+    wait_until("packets of all flows", || arrived().iter().sum::<u64>() >= u64::from(FLOWS));
+    let [first, second] = arrived();
     assert!(
         (FLOWS * 13 / 20..=FLOWS * 17 / 20).contains(&(first as u16)),
         "{first} and {second} of {FLOWS}, weights 3 and 1"
@@ -535,13 +537,13 @@ fn what_cannot_change_is_refused_in_one_line(lab: &Lab) {
     for (what, text, words) in cases {
         assert_ne!(text, kept, "{what}");
         fs::write(lab.file(), text).expect("a file");
-        let finished = Process::start(&mut lab.command("reload", &[])).wait(PATIENCE).must_exit_with(2);
+        let finished = Process::start(&mut lab.command("reload", &[])).wait(WAIT_MAX).must_exit_with(2);
         assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
         for word in [&["cluster.toml, line "][..], words].concat() {
             assert!(finished.stderr.contains(word), "{word:?} is not in {finished}");
         }
         fs::write(lab.file(), &kept).expect("a file");
-        assert_eq!(lab.node(0)["batch"], "4", "half of nothing");
+        assert_eq!(lab.node(0)["batch"], "4", "a refused file changes nothing");
     }
     lab.ping("h2", "10.77.3.2").must_succeed();
 }
@@ -552,6 +554,6 @@ fn a_signal_reloads_too(lab: &Lab) {
     fs::write(lab.file(), text).expect("a file");
     let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("it runs");
-    wait_until("another batch", || lab.node(0)["batch"] == "9");
+    wait_until("other batch size", || lab.node(0)["batch"] == "9");
     assert_eq!(lab.node(0)["pid"].as_u64(), Some(pid.as_raw_nonzero().get() as u64));
 }

@@ -1,15 +1,17 @@
-//! Hosts that are told of a nearer way.
+//! ICMP redirects.
 
-use system_tests::{PATIENCE, Process, place};
+use system_tests::{Process, WAIT_MAX, paths};
 
 use super::cluster::{Lab, PLAIN, wait_until};
 
-/// Host h1 and somebody else's router h2 are on the network of node a, which has the route by h2: h1, whose only route
-/// is by node a, learns of h2, and what it sends on the way there is not lost.
+/// Host h1 and an external router h2 are on the network of node a, which has a route by way of h2: h1, whose only route
+/// is by way of node a, is redirected to h2, and its packets meanwhile are not lost.
 #[test]
-fn a_host_learns_the_nearer_way_and_loses_nothing_meanwhile() {
+fn a_host_is_redirected_to_the_nearer_router_and_loses_nothing() {
     let namespaces = ["a", "b", "net", "h1", "h2", "h3"];
-    let Some(lab) = Lab::new("a_host_learns_the_nearer_way_and_loses_nothing_meanwhile", &namespaces) else { return };
+    let Some(lab) = Lab::new("a_host_is_redirected_to_the_nearer_router_and_loses_nothing", &namespaces) else {
+        return;
+    };
     lab.ip("net", &["link", "add", "bridge", "type", "bridge"]);
     lab.ip("net", &["link", "set", "bridge", "up"]);
     for (at, last) in [("a", 1), ("h1", 2), ("h2", 3)] {
@@ -29,13 +31,13 @@ fn a_host_learns_the_nearer_way_and_loses_nothing_meanwhile() {
     lab.up();
     lab.wait_for_route("b", "203.0.113.1", Some("a"));
     let redirects = || lab.node(0)["redirects_sent"].as_u64().expect("a number");
-    // From another network there is no nearer way, and none is told.
+    // A host on another network gets no redirect.
     lab.ping("h3", "203.0.113.1").must_succeed();
     assert_eq!(redirects(), 0);
-    let mut ping = lab.at("h1", place::tool("ping"));
-    Process::start(ping.args(["-n", "-c", "3", "-i", "0.2", "-w", "20", "203.0.113.1"])).wait(PATIENCE).must_succeed();
-    let way = || lab.ip("h1", &["route", "get", "203.0.113.1"]);
-    wait_until("the nearer way", || way().contains("via 10.77.1.3"));
+    let mut ping = lab.at("h1", paths::tool("ping"));
+    Process::start(ping.args(["-n", "-c", "3", "-i", "0.2", "-w", "20", "203.0.113.1"])).wait(WAIT_MAX).must_succeed();
+    let route = || lab.ip("h1", &["route", "get", "203.0.113.1"]);
+    wait_until("a route by the nearer router", || route().contains("via 10.77.1.3"));
     assert!(redirects() > 0);
-    assert!(lab.ip("h1", &["route", "get", "203.0.113.2"]).contains("via 10.77.1.1"), "for this host alone");
+    assert!(lab.ip("h1", &["route", "get", "203.0.113.2"]).contains("via 10.77.1.1"), "only for this host");
 }

@@ -1,15 +1,15 @@
-//! Connects to another node while who should answer does not: they wait in the background, as TCP's do.
+//! Connects to another node whose proxy or monitor does not answer: they continue in the background, as TCP's do.
 //!
-//! Each program says `pending` once its calls have returned, and only then monitor or proxy go on: a call that waited
-//! for them would end in another answer.
+//! Each program prints `pending` once its calls have returned, and only then does the monitor or proxy continue: a call
+//! that waited for them would have a different result.
 
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use system_tests::script::{COMMON, ECHO};
-use system_tests::{PATIENCE, Process, place, port};
+use system_tests::{Process, WAIT_MAX, paths, port};
 
-use super::{DIRECT, Nodes, READER, Settings, WAYS};
+use super::{ALL_SETTINGS, DIRECT, Nodes, READER, Settings};
 
 const CODES: &str = r#"
 import asyncio, errno, select
@@ -27,27 +27,27 @@ def begin():
     return server, code(server.connect, address)
 "#;
 
-/// Who does not answer.
+/// The process that does not answer.
 #[derive(Clone, Copy)]
-enum Deaf {
-    /// The proxy of the program's node, for a listener that it stands in for already.
+enum Stalled {
+    /// The proxy of the program's node, which already has the remote listener.
     Proxy,
     /// The monitor of the program's node.
     Monitor,
 }
 
-const BOTH: [Deaf; 2] = [Deaf::Proxy, Deaf::Monitor];
+const BOTH: [Stalled; 2] = [Stalled::Proxy, Stalled::Monitor];
 
-/// Runs a client on node a, and lets who is deaf hear again once it has said `pending`.
-fn client(nodes: &Nodes, deaf: Deaf, script: &str, port: u16) -> String {
-    client_after(|| (), nodes, deaf, script, port)
+/// Runs a client on node a, and lets the stalled process continue once the client has printed `pending`.
+fn client(nodes: &Nodes, stalled: Stalled, script: &str, port: u16) -> String {
+    client_after(|| (), nodes, stalled, script, port)
 }
 
-/// As [`client`], with something that happens when nobody hears any more.
-fn client_after(happens: impl FnOnce(), nodes: &Nodes, deaf: Deaf, script: &str, port: u16) -> String {
+/// As [`client`], and calls `happens` once the process is stalled.
+fn client_after(happens: impl FnOnce(), nodes: &Nodes, stalled: Stalled, script: &str, port: u16) -> String {
     let start = || nodes.start_client(&format!("{CODES}\n{script}"), port, "pending");
-    let client = match deaf {
-        Deaf::Proxy => {
+    let client = match stalled {
+        Stalled::Proxy => {
             let proxy = Pid::from_raw(nodes.nodes[0].proxy.pid() as i32).expect("a pid");
             kill_process(proxy, Signal::STOP).expect("a proxy");
             happens();
@@ -55,53 +55,53 @@ fn client_after(happens: impl FnOnce(), nodes: &Nodes, deaf: Deaf, script: &str,
             kill_process(proxy, Signal::CONT).expect("a proxy");
             client
         }
-        Deaf::Monitor => {
+        Stalled::Monitor => {
             let _silence = nodes.nodes[0].monitor.keep_silent();
             happens();
             start()
         }
     };
-    client.wait(PATIENCE).must_succeed().stdout
+    client.wait(WAIT_MAX).must_succeed().stdout
 }
 
-/// A server, and the proxy stands in for it where that is to be deaf.
-fn serve(nodes: &Nodes, deaf: Deaf) -> (Process, u16) {
+/// Starts a server; if the proxy will be stalled, also makes it create the remote listener.
+fn serve(nodes: &Nodes, stalled: Stalled) -> (Process, u16) {
     let (server, port) = nodes.serve(ECHO);
-    if matches!(deaf, Deaf::Proxy) {
+    if matches!(stalled, Stalled::Proxy) {
         nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
     }
     (server, port)
 }
 
-fn for_all(check: impl Fn(&Nodes, Deaf)) {
-    for settings in WAYS {
+fn for_all(check: impl Fn(&Nodes, Stalled)) {
+    for settings in ALL_SETTINGS {
         let nodes = Nodes::start_as(settings);
-        BOTH.into_iter().for_each(|deaf| check(&nodes, deaf));
+        BOTH.into_iter().for_each(|stalled| check(&nodes, stalled));
     }
 }
 
 #[test]
-fn a_connect_that_does_not_block_answers_as_tcps_until_it_is_there_and_after() {
-    for_all(|nodes, deaf| {
-        let (_server, port) = serve(nodes, deaf);
-        let said = client(
+fn a_nonblocking_connect_answers_as_tcp_while_pending_and_after() {
+    for_all(|nodes, stalled| {
+        let (_server, port) = serve(nodes, stalled);
+        let output = client(
             nodes,
-            deaf,
+            stalled,
             r#"
 server, first = begin()
-said = [first, code(server.connect, address), code(server.send, b"x"), code(server.recv, 1), code(server.getpeername)]
+output = [first, code(server.connect, address), code(server.send, b"x"), code(server.recv, 1), code(server.getpeername)]
 one = select.poll()
 one.register(server, select.POLLIN | select.POLLOUT)
-said += [error_of(server), one.poll(0), select.select([server], [server], [server], 0)]
+output += [error_of(server), one.poll(0), select.select([server], [server], [server], 0)]
 child = os.fork()
 if child == 0:
     os._exit(len(one.poll(50)))
-said.append(os.waitpid(child, 0)[1])
+output.append(os.waitpid(child, 0)[1])
 twin = server.dup()
 epoll = select.epoll()
 epoll.register(server, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-said.append(epoll.poll(0))
-say("pending", *said)
+output.append(epoll.poll(0))
+say("pending", *output)
 say(epoll.poll(20) == [(server.fileno(), select.EPOLLOUT)], epoll.poll(0), error_of(server))
 say(code(server.connect, address), code(server.connect, address), server.getpeername() == address)
 data = os.urandom(1 << 20)
@@ -113,18 +113,18 @@ say(read(server, len(data)) == data)
             port,
         );
         let pending = "pending EINPROGRESS EALREADY EAGAIN EAGAIN ENOTCONN 0 [] ([], [], []) 0 []";
-        assert_eq!(said, format!("{pending}\nTrue [] 0\n0 EISCONN True\nTrue\n"));
+        assert_eq!(output, format!("{pending}\nTrue [] 0\n0 EISCONN True\nTrue\n"));
     });
 }
 
 #[test]
-fn a_connect_that_waits_is_refused_as_tcps_where_nobody_listens_any_more() {
-    for_all(|nodes, deaf| {
-        let (server, port) = serve(nodes, deaf);
-        let said = client_after(
+fn a_waiting_connect_is_refused_as_by_tcp_without_a_listener() {
+    for_all(|nodes, stalled| {
+        let (server, port) = serve(nodes, stalled);
+        let output = client_after(
             || drop(server),
             nodes,
-            deaf,
+            stalled,
             r#"
 server, first = begin()
 epoll = select.epoll()
@@ -139,17 +139,17 @@ say(errno.errorcode[error_of(server)], error_of(server))
 "#,
             port,
         );
-        assert_eq!(said, "pending EINPROGRESS EALREADY\nTrue []\nTrue\nECONNREFUSED 0\n");
+        assert_eq!(output, "pending EINPROGRESS EALREADY\nTrue []\nTrue\nECONNREFUSED 0\n");
     });
 }
 
 #[test]
-fn a_connect_that_waits_leaves_nothing_behind_when_it_is_closed_or_taken_back() {
-    for_all(|nodes, deaf| {
-        let (_server, port) = serve(nodes, deaf);
-        let said = client(
+fn a_waiting_connect_leaves_nothing_behind_when_closed_or_cancelled() {
+    for_all(|nodes, stalled| {
+        let (_server, port) = serve(nodes, stalled);
+        let output = client(
             nodes,
-            deaf,
+            stalled,
             r#"
 def come_and_go():
     begun = [begin() for _ in range(20)]
@@ -167,20 +167,20 @@ with socket.create_connection(address, timeout=20) as server:
 "#,
             port,
         );
-        assert_eq!(said, "pending True\nb'hello'\n");
+        assert_eq!(output, "pending True\nb'hello'\n");
         nodes.report(0, "no connection", |report| report.connections_open == 0);
     });
 }
 
 #[test]
-fn an_event_loop_goes_on_while_connects_wait() {
+fn an_event_loop_continues_while_connects_wait() {
     let spans_for_some = Settings { spans: 3, ..DIRECT };
     let nodes = Nodes::start_as(spans_for_some);
-    for deaf in BOTH {
-        let (_server, port) = serve(&nodes, deaf);
-        let said = client(
+    for stalled in BOTH {
+        let (_server, port) = serve(&nodes, stalled);
+        let output = client(
             &nodes,
-            deaf,
+            stalled,
             r#"
 async def talk(number):
     reader, writer = await asyncio.open_connection(*address)
@@ -199,18 +199,18 @@ asyncio.run(main())
 "#,
             port,
         );
-        assert_eq!(said, "pending 0\nall\n");
+        assert_eq!(output, "pending 0\nall\n");
     }
 }
 
 #[test]
-fn a_connect_that_blocks_ends_with_its_timeout_and_goes_on_in_the_background() {
+fn a_blocking_connect_times_out_and_continues_in_the_background() {
     let nodes = Nodes::start_as(DIRECT);
-    for deaf in BOTH {
-        let (_server, port) = serve(&nodes, deaf);
-        let said = client(
+    for stalled in BOTH {
+        let (_server, port) = serve(&nodes, stalled);
+        let output = client(
             &nodes,
-            deaf,
+            stalled,
             r#"
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
@@ -223,21 +223,21 @@ say(read(server, 5))
 "#,
             port,
         );
-        assert_eq!(said, "pending EINPROGRESS\nTrue 0\nb'hello'\n");
+        assert_eq!(output, "pending EINPROGRESS\nTrue 0\nb'hello'\n");
     }
 }
 
 #[test]
-fn a_connect_that_waits_goes_by_kernel_tcp_to_a_server_without_lanes() {
+fn a_waiting_connect_uses_kernel_tcp_to_a_server_without_lanes() {
     let nodes = Nodes::start();
     let port = port::free_port();
     let with_address = |mut command: Command, script: &str| {
         command.args(["-c", &format!("{COMMON}\n{CODES}\n{script}"), "127.77.0.2", &port.to_string()]);
         Process::start(&mut command)
     };
-    let python = place::tool("python3");
+    let python = paths::tool("python3");
     let server = with_address(nodes.nodes[1].rack.bare_command(&python), ECHO);
-    server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
     let silence = nodes.nodes[0].monitor.keep_silent();
     let client = with_address(
         nodes.nodes[0].rack.run(&["--node", "a"], &python),
@@ -245,8 +245,8 @@ fn a_connect_that_waits_goes_by_kernel_tcp_to_a_server_without_lanes() {
 server, first = begin()
 epoll = select.epoll()
 epoll.register(server, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-said = [code(server.connect, address), epoll.poll(0)]
-say("pending", first, *said)
+output = [code(server.connect, address), epoll.poll(0)]
+say("pending", first, *output)
 say(epoll.poll(20) == [(server.fileno(), select.EPOLLOUT)], error_of(server))
 say(code(server.connect, address), code(server.connect, address), server.getpeername() == address)
 server.setblocking(True)
@@ -254,8 +254,8 @@ server.sendall(b"hello")
 say(read(server, 5))
 "#,
     );
-    client.wait_until("pending", PATIENCE, |client| client.stdout().contains("pending"));
+    client.wait_until("pending", WAIT_MAX, |client| client.stdout().contains("pending"));
     drop(silence);
-    let said = client.wait(PATIENCE).must_succeed().stdout;
-    assert_eq!(said, "pending EINPROGRESS EALREADY []\nTrue 0\n0 EISCONN True\nb'hello'\n");
+    let output = client.wait(WAIT_MAX).must_succeed().stdout;
+    assert_eq!(output, "pending EINPROGRESS EALREADY []\nTrue 0\n0 EISCONN True\nb'hello'\n");
 }

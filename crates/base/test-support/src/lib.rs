@@ -1,4 +1,4 @@
-//! Helpers for tests of several crates. The crate is only ever a dev-dependency: no product code uses it.
+//! Helpers for tests of several crates. The crate is only a dev-dependency: no product code uses it.
 
 #![forbid(unsafe_code)]
 

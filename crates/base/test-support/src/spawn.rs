@@ -10,7 +10,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static SPAWNING: RwLock<()> = RwLock::new(());
 
-/// Returns a guard. No test starts a program while it is held.
+/// Returns a guard during whose lifetime no test starts a program.
 pub fn forbid() -> RwLockReadGuard<'static, ()> {
     SPAWNING.read().unwrap_or_else(PoisonError::into_inner)
 }

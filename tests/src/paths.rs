@@ -1,4 +1,4 @@
-//! Where things are.
+//! Paths of the repository, of built programs and of installed tools.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::process::Command;
 /// The root of the repository.
 pub fn repository() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.parent().expect("the package lies in the repository").to_owned()
+    package.parent().expect("the package is in the repository").to_owned()
 }
 
 /// A file of this package.
@@ -21,14 +21,14 @@ pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
 }
 
-/// Where this package puts what it builds.
+/// The folder for programs that this package builds.
 pub fn built() -> PathBuf {
     let folder = target().join("system-tests");
     std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     folder
 }
 
-/// The release build of the command, with the library beside it.
+/// The release build of the command, in the folder of the library.
 pub fn crosslane() -> PathBuf {
     release_file("crosslane")
 }
@@ -44,7 +44,7 @@ fn release_file(name: &str) -> PathBuf {
     path
 }
 
-/// A program that the tests need, by its name in PATH or where Debian keeps servers.
+/// A program that the tests need, found in PATH or in Debian's folders for servers.
 pub fn tool(name: &str) -> PathBuf {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&search).chain(["/usr/sbin", "/usr/bin"].map(PathBuf::from));
@@ -52,23 +52,23 @@ pub fn tool(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("no program '{name}': './x test' installs what the tests need"))
 }
 
-/// A program of PostgreSQL, which Debian keeps in a folder by version: the newest.
+/// The newest version of a PostgreSQL program, which Debian installs in a folder per version.
 pub fn postgresql(name: &str) -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let programs = versions.map(|version| version.path().join("bin").join(name)).filter(|path| path.is_file());
     programs.max().unwrap_or_else(|| tool(name))
 }
 
-/// The system's own python3, for whose tests `./x test` installs the package; not a wrapper that a version manager puts
-/// first in PATH.
+/// The system's python3, for which `./x test` installs the package of its tests; not a wrapper that a version manager
+/// puts first in PATH.
 pub fn python() -> PathBuf {
     let system = Path::new("/usr/bin/python3");
     if system.is_file() { system.to_owned() } else { tool("python3") }
 }
 
-/// Copies a program to where everybody may run it, whatever the umask is. Another process copies: a descriptor open for
-/// writing here would be inherited by what other tests start meanwhile, and a file that anybody has open for writing
-/// cannot be executed.
+/// Copies a program so that every user may run it, whatever the umask is. Another process copies, because children that
+/// other tests start meanwhile would inherit a descriptor open for writing, and a file that is open for writing cannot
+/// be executed.
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new(tool("cp")).arg(from).arg(to).status();
     assert!(status.is_ok_and(|status| status.success()), "copying {} to {}", from.display(), to.display());

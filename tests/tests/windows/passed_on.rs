@@ -1,11 +1,11 @@
-//! Connections in the windows that are handed on: by exec and by SCM_RIGHTS.
+//! Connections in windows that are passed on by exec and by SCM_RIGHTS.
 
 use system_tests::script::ECHO;
 
-use super::{DIRECT, DIRECT_WAYS, Nodes, WRITE_COMBINED, path_of};
+use super::{DIRECT, DIRECT_SETTINGS, Nodes, WRITE_COMBINED, path_of};
 
-/// Connects, and has programs that get the connection.
-const GIVER: &str = r#"
+/// Connects and starts programs that receive the connection.
+const SENDER: &str = r#"
 import errno, fcntl, resource, subprocess
 TALK = '''
 import os, socket, sys
@@ -26,44 +26,44 @@ server.settimeout(None)
 talk(server, b"before")
 "#;
 
-/// Runs a client on node a, and waits until its connection is gone from the windows.
+/// Runs a client on node a and waits until no connection is left in the windows.
 #[track_caller]
-fn give(nodes: &Nodes, script: &str) -> String {
+fn run_sender(nodes: &Nodes, script: &str) -> String {
     let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(&format!("{GIVER}\n{script}"), port);
+    let output = nodes.client(&format!("{SENDER}\n{script}"), port);
     assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
-    said
+    output
 }
 
 #[test]
-fn a_connection_in_the_windows_is_handed_on_by_exec_and_by_scm_rights() {
-    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(hand_on);
+fn a_connection_in_the_windows_is_passed_on_by_exec_and_by_scm_rights() {
+    DIRECT_SETTINGS.map(Nodes::start_as).iter().for_each(pass_on);
 }
 
-fn hand_on(nodes: &Nodes) {
-    let said = give(
+fn pass_on(nodes: &Nodes) {
+    let output = run_sender(
         nodes,
         r#"
 ours, theirs = socket.socketpair()
-heir = start('''
+receiver = start('''
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 10, 4)[1]
 assert len(fds) == 1, fds
 talk(socket.socket(fileno=fds[0]), b"by message")
 ''', theirs)
 socket.send_fds(ours, [b"x"], [server.fileno()])
-say(heir.wait())
+say(receiver.wait())
 become('''
 talk(socket.socket(fileno=int(sys.argv[1])), b"after exec")
 print("after exec")
 ''')
 "#,
     );
-    assert_eq!(said, "0\nafter exec\n");
+    assert_eq!(output, "0\nafter exec\n");
 }
 
-/// At the highest number that a descriptor can have: higher than all that is hidden.
+/// The descriptor has the highest possible number, above all hidden descriptors.
 #[test]
-fn a_program_that_has_the_device_open_itself_has_it_after_exec_and_after_its_connection() {
+fn a_program_keeps_its_own_descriptor_of_the_device_after_exec_and_close() {
     let nodes = Nodes::start_as(WRITE_COMBINED);
     let script = r#"
 highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 16) - 1
@@ -75,22 +75,22 @@ server.close()
 print(os.pread(own, 6, 0) == os.pread(os.open(sys.argv[3], os.O_RDONLY), 6, 0))
 ''', str(own), MEMORY)
 "#;
-    let said = give(&nodes, &format!("MEMORY = '{}'\n{script}", path_of(&nodes.memory).display()));
-    assert_eq!(said, "True\n");
+    let output = run_sender(&nodes, &format!("MEMORY = '{}'\n{script}", path_of(&nodes.memory).display()));
+    assert_eq!(output, "True\n");
 }
 
-/// Whoever takes one maps a device that the sender names.
+/// The receiver maps a device that the sender names.
 #[test]
-fn a_connection_on_a_device_is_taken_only_from_the_same_user_or_root() {
-    let said = give(
+fn a_connection_on_a_device_is_accepted_only_from_the_same_user_or_root() {
+    let output = run_sender(
         &Nodes::start_as(WRITE_COMBINED),
         r#"
-def hand_over(kind, uid):
+def send_to(kind, uid):
     theirs = socket.socket(socket.AF_UNIX, kind)
     theirs.bind(f"\0crosslane-test-{os.getpid()}-{kind}-{uid}")
     if kind == socket.SOCK_STREAM:
         theirs.listen()
-    heir = start('''
+    receiver = start('''
 carrier = socket.socket(fileno=int(sys.argv[1]))
 if carrier.type == socket.SOCK_STREAM:
     carrier = carrier.accept()[0]
@@ -103,25 +103,25 @@ print(socket.socket(fileno=fds[0]).family.name)
         ours.connect(theirs.getsockname())
         socket.send_fds(ours, [b"x"], [server.fileno()])
     os.seteuid(OWN)
-    return heir.communicate()[0].strip()
+    return receiver.communicate()[0].strip()
 OWN, NOBODY = os.geteuid(), 65534
-say("same user", hand_over(socket.SOCK_STREAM, OWN))
-say("unknown", hand_over(socket.SOCK_DGRAM, OWN))
-# Only root can become somebody else.
-say("another", hand_over(socket.SOCK_STREAM, NOBODY) if OWN == 0 else "AF_UNIX")
+say("same user", send_to(socket.SOCK_STREAM, OWN))
+say("unknown", send_to(socket.SOCK_DGRAM, OWN))
+# Only root can change its user.
+say("another", send_to(socket.SOCK_STREAM, NOBODY) if OWN == 0 else "AF_UNIX")
 talk(server, b"after all")
 "#,
     );
-    assert_eq!(said, "same user AF_INET\nunknown AF_UNIX\nanother AF_UNIX\n");
+    assert_eq!(output, "same user AF_INET\nunknown AF_UNIX\nanother AF_UNIX\n");
 }
 
-/// A connection in memory that says itself what lies where takes two of a message's 253 descriptors, on a device three.
+/// A connection in self-describing memory takes two of a message's 253 descriptors, one on a device takes three.
 #[test]
 fn a_message_with_more_connections_than_it_has_room_for_is_refused_as_a_whole() {
     for (way, most) in [(DIRECT, 126), (WRITE_COMBINED, 84)] {
         let script = r#"
 ours, theirs = socket.socketpair()
-heir = start('''
+receiver = start('''
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 10, 253)[1]
 talk(socket.socket(fileno=fds[-1]), b"the last one")
 print(len(fds))
@@ -133,17 +133,17 @@ except OSError as error:
     say(errno.errorcode[error.errno])
 talk(server, b"refused")
 socket.send_fds(ours, [b"x"], [server.fileno()] * MOST)
-say(heir.communicate()[0].strip())
+say(receiver.communicate()[0].strip())
 "#;
-        let said = give(&Nodes::start_as(way), &format!("MOST = {most}\n{script}"));
-        assert_eq!(said, format!("EINVAL\n{most}\n"));
+        let output = run_sender(&Nodes::start_as(way), &format!("MOST = {most}\n{script}"));
+        assert_eq!(output, format!("EINVAL\n{most}\n"));
     }
 }
 
 #[test]
-fn a_connection_that_comes_back_to_who_holds_it_is_the_same_one() {
-    for way in DIRECT_WAYS {
-        let said = give(
+fn a_connection_passed_back_to_its_holder_is_the_same_one() {
+    for way in DIRECT_SETTINGS {
+        let output = run_sender(
             &Nodes::start_as(way),
             r#"
 ours, theirs = socket.socketpair()
@@ -160,37 +160,37 @@ server.close()
 talk(again, b"still there")
 "#,
         );
-        assert_eq!(said, "True\n");
+        assert_eq!(output, "True\n");
     }
 }
 
-/// It looks like what stands for a part of windows: sealed, and with a position that is a place.
+/// The memfd looks like one that represents spans of windows: sealed, and with a file position that is an offset.
 #[test]
-fn a_memfd_of_the_programs_own_comes_with_a_message_in_its_place() {
-    let said = give(
+fn a_memfd_of_the_program_is_passed_unchanged() {
+    let output = run_sender(
         &Nodes::start_as(DIRECT),
         r#"
 own = os.memfd_create("own", os.MFD_ALLOW_SEALING)
 os.write(own, b"its own" * 100_000)
 fcntl.fcntl(own, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 ours, theirs = socket.socketpair()
-heir = start('''
+receiver = start('''
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 10, 5)[1]
 assert len(fds) == 3, fds
 talk(socket.socket(fileno=fds[1]), b"by message")
 print(*[os.pread(fd, 7, 0).decode() for fd in (fds[0], fds[2])])
 ''', theirs)
 socket.send_fds(ours, [b"x"], [own, server.fileno(), own])
-say(heir.communicate()[0].strip())
+say(receiver.communicate()[0].strip())
 "#,
     );
-    assert_eq!(said, "its own its own\n");
+    assert_eq!(output, "its own its own\n");
 }
 
-/// What travels with it has made room for descriptors of the program, which alone count.
+/// The connection's hidden descriptors were closed to make room for descriptors of the program.
 #[test]
-fn a_connection_whose_memory_has_made_room_is_not_handed_on() {
-    let said = give(
+fn a_connection_whose_memory_was_closed_cannot_be_passed_on() {
+    let output = run_sender(
         &Nodes::start_as(DIRECT),
         r#"
 ours, theirs = socket.socketpair()
@@ -215,12 +215,12 @@ except OSError as error:
 talk(server, b"still there")
 "#,
     );
-    assert_eq!(said, "EMFILE\nETOOMANYREFS\n");
+    assert_eq!(output, "EMFILE\nETOOMANYREFS\n");
 }
 
 #[test]
-fn connections_are_handed_on_by_several_messages_at_once() {
-    let said = give(
+fn connections_are_passed_on_by_several_messages_at_once() {
+    let output = run_sender(
         &Nodes::start_as(DIRECT),
         r#"
 import ctypes
@@ -254,5 +254,5 @@ for room in into:
 talk(server, b"still there")
 "#,
     );
-    assert_eq!(said, "2\n2\n");
+    assert_eq!(output, "2\n2\n");
 }
