@@ -1,4 +1,4 @@
-//! Kernel interfaces: their numbers, names, and what they are.
+//! Kernel interfaces: index, name and properties.
 
 use std::ffi::{c_char, c_ulong};
 use std::fmt;
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::system::checked;
 
-/// The kernel's number of an interface; it never means another interface in the same network namespace.
+/// The kernel's index of an interface, which is not reused within a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceIndex(pub u32);
 
@@ -21,33 +21,33 @@ impl fmt::Display for InterfaceIndex {
     }
 }
 
-/// A kernel interface, as it was when it was looked at.
+/// A kernel interface, as it was when it was queried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// The kernel's number.
+    /// The kernel's index.
     pub index: InterfaceIndex,
     /// The kernel's name.
     pub name: String,
-    /// Its own hardware address.
+    /// The hardware address.
     pub mac: MacAddress,
-    /// The longest IP packet that it carries.
+    /// The MTU: the longest IP packet that it carries, in bytes.
     pub mtu_bytes: u32,
-    /// The driver's name; empty where the driver does not say.
+    /// The name of the driver; empty if the driver does not report it.
     pub driver: String,
-    /// Queues that frames come in by, at least 1.
+    /// The number of receive queues, at least 1.
     pub receive_queues: u32,
 }
 
-/// What can be wrong with an interface.
+/// The reason why an interface cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// No such interface.
+    /// There is no such interface.
     #[error("interface '{name}': not in this network namespace; `ip link` lists those that are")]
     Unknown {
         /// The name.
         name: String,
     },
-    /// An interface without Ethernet frames.
+    /// The interface does not carry Ethernet frames.
     #[error("interface '{name}': its hardware type is {kind}, not Ethernet (1); a port needs Ethernet")]
     NotEthernet {
         /// The name.
@@ -55,25 +55,25 @@ pub enum InterfaceError {
         /// The kernel's `ARPHRD_` number.
         kind: u16,
     },
-    /// The kernel does not answer.
+    /// The kernel refused a request.
     #[error("interface '{name}': {doing}: {source}")]
     Refused {
         /// The name.
         name: String,
-        /// What was asked for.
+        /// What was attempted.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
 impl Interface {
-    /// The interface of that name in the calling thread's network namespace.
+    /// Returns the interface with this name in the calling thread's network namespace.
     pub fn by_name(name: &str) -> Result<Interface, InterfaceError> {
-        let asked = Asked::open(name)?;
-        let index = rustix::net::netdevice::name_to_index(&asked.socket, name)
+        let query = InterfaceQuery::open(name)?;
+        let index = rustix::net::netdevice::name_to_index(&query.socket, name)
             .map_err(|_| InterfaceError::Unknown { name: name.to_string() })?;
-        let (kind, mac) = asked.hardware_address()?;
+        let (kind, mac) = query.hardware_address()?;
         if kind != libc::ARPHRD_ETHER {
             return Err(InterfaceError::NotEthernet { name: name.to_string(), kind });
         }
@@ -81,21 +81,21 @@ impl Interface {
             index: InterfaceIndex(index),
             name: name.to_string(),
             mac,
-            mtu_bytes: asked.mtu_bytes()?,
-            driver: asked.driver(),
-            receive_queues: asked.receive_queues(),
+            mtu_bytes: query.mtu_bytes()?,
+            driver: query.driver(),
+            receive_queues: query.receive_queues(),
         })
     }
 }
 
-/// What a network card or its kernel does for the sender of a packet and the receiver of several: checksums left open,
-/// packets cut late or put together, VLAN tags kept beside the frame. Switches all of it off at the interface of that
-/// name, so that what crosses it is what a wire carries.
-pub fn offloads_off(name: &str) -> Result<(), InterfaceError> {
-    let asked = Asked::open(name)?;
+/// Switches off all offloads of an interface, so that it carries the frames that a wire would carry. Offloads are the
+/// work that a network card or its kernel does for senders and receivers: partial checksums, late segmentation, merging
+/// of packets, and VLAN tags outside frames.
+pub fn disable_offloads(name: &str) -> Result<(), InterfaceError> {
+    let query = InterfaceQuery::open(name)?;
     for (command, doing) in OFFLOADS {
-        match asked.ethtool(&mut Value { command, value: 0 }) {
-            // Whatever cannot be switched is not there.
+        match query.ethtool(&mut Value { command, value: 0 }) {
+            // An offload that cannot be switched does not exist.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(source) => return Err(InterfaceError::Refused { name: name.to_string(), doing, source }),
             Ok(()) => {}
@@ -104,28 +104,31 @@ pub fn offloads_off(name: &str) -> Result<(), InterfaceError> {
     Ok(())
 }
 
-/// Has a network card leave VLAN tags in received frames, where a program at the driver finds them.
-pub(crate) fn tags_in_frames(name: &str) -> Result<(), InterfaceError> {
-    let asked = Asked::open(name)?;
-    let refused = |source| InterfaceError::Refused { name: name.to_string(), doing: "keeping VLAN tags", source };
+/// Disables VLAN stripping, so that a network card leaves VLAN tags in received frames, where an XDP program in the
+/// driver finds them.
+pub(crate) fn disable_vlan_stripping(name: &str) -> Result<(), InterfaceError> {
+    let query = InterfaceQuery::open(name)?;
+    let refused =
+        |source| InterfaceError::Refused { name: name.to_string(), doing: "keeping VLAN tags in frames", source };
     let mut flags = Value { command: ETHTOOL_GFLAGS, value: 0 };
-    asked.ethtool(&mut flags).map_err(refused)?;
+    query.ethtool(&mut flags).map_err(refused)?;
     let mut wanted = Value { command: ETHTOOL_SFLAGS, value: flags.value & !FLAG_RECEIVED_TAGS };
-    asked.ethtool(&mut wanted).map_err(refused)
+    query.ethtool(&mut wanted).map_err(refused)
 }
 
-/// `linux/ethtool.h`: ETHTOOL_STXCSUM, _SSG, _STSO, _SGSO, _SGRO, and _SFLAGS, which has LRO and VLAN tags.
+/// Commands of `linux/ethtool.h`: ETHTOOL_STXCSUM, _SSG, _STSO, _SGSO, _SGRO, and _SFLAGS, which covers LRO and VLAN
+/// tags.
 const OFFLOADS: [(u32, &str); 6] = [
-    (0x17, "switching checksums of what is sent off"),
-    (0x1f, "switching TCP segmentation off"),
-    (0x24, "switching segmentation off"),
-    (0x2c, "switching merging of received packets off"),
-    (ETHTOOL_SFLAGS, "switching merging by the card and VLAN tags off"),
-    (0x19, "switching scattered frames off"),
+    (0x17, "disabling transmit checksumming"),
+    (0x1f, "disabling TCP segmentation"),
+    (0x24, "disabling generic segmentation"),
+    (0x2c, "disabling generic receive offload"),
+    (ETHTOOL_SFLAGS, "disabling large receive offload and VLAN offload"),
+    (0x19, "disabling scatter-gather"),
 ];
 
-/// A name, and a socket to ask about it.
-pub(crate) struct Asked<'a> {
+/// The name of an interface, and a socket for queries about it.
+pub(crate) struct InterfaceQuery<'a> {
     name: &'a str,
     socket: OwnedFd,
 }
@@ -163,24 +166,24 @@ const FLAG_RECEIVED_TAGS: u32 = 1 << 8;
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
-impl<'a> Asked<'a> {
-    pub fn open(name: &'a str) -> Result<Asked<'a>, InterfaceError> {
+impl<'a> InterfaceQuery<'a> {
+    pub fn open(name: &'a str) -> Result<InterfaceQuery<'a>, InterfaceError> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             return Err(InterfaceError::Unknown { name: name.to_string() });
         }
         let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .map_err(|source| InterfaceError::Refused {
                 name: name.to_string(),
-                doing: "a socket to ask by",
+                doing: "opening a socket for queries",
                 source: source.into(),
             })?;
-        Ok(Asked { name, socket })
+        Ok(InterfaceQuery { name, socket })
     }
 
     fn hardware_address(&self) -> Result<(u16, MacAddress), InterfaceError> {
         let mut request = request(self.name);
-        self.control(libc::SIOCGIFHWADDR, &mut request, "asking for the hardware address")?;
-        // SAFETY: the kernel has filled in an address, and every pattern of bits is one.
+        self.control(libc::SIOCGIFHWADDR, &mut request, "querying the hardware address")?;
+        // SAFETY: the successful `ioctl` has filled in an address, and every bit pattern is a valid `sockaddr`.
         let address = unsafe { request.ifr_ifru.ifru_hwaddr };
         let mac = std::array::from_fn(|byte| address.sa_data[byte] as u8);
         Ok((address.sa_family, MacAddress(mac)))
@@ -188,8 +191,8 @@ impl<'a> Asked<'a> {
 
     fn mtu_bytes(&self) -> Result<u32, InterfaceError> {
         let mut request = request(self.name);
-        self.control(libc::SIOCGIFMTU, &mut request, "asking for the MTU")?;
-        // SAFETY: the kernel has filled in a number.
+        self.control(libc::SIOCGIFMTU, &mut request, "querying the MTU")?;
+        // SAFETY: the successful `ioctl` has filled in a number, and every bit pattern is a valid integer.
         let bytes = unsafe { request.ifr_ifru.ifru_mtu };
         Ok(bytes.unsigned_abs())
     }
@@ -211,26 +214,28 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// `command` is one of ethtool's structures; its first word says which.
+    /// Runs a command. `command` is one of ethtool's structures, whose first word is the command.
     fn ethtool<T>(&self, command: &mut T) -> io::Result<()> {
         let mut request = request(self.name);
         request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast::<c_char>();
-        // SAFETY: `request` is an `ifreq` whose data is the structure that its first word says, alive and writable.
+        // SAFETY: `request` is an `ifreq` whose data pointer refers to `command`, the structure that its first word
+        // announces; it is exclusively borrowed during the call.
         checked(unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) }).map(|_| ())
     }
 
     fn control(&self, control: c_ulong, request: &mut libc::ifreq, doing: &'static str) -> Result<(), InterfaceError> {
-        // SAFETY: the controls used here read the name and write the union of an `ifreq`.
+        // SAFETY: the requests passed to this function read the name and write the union of an `ifreq`, and `request`
+        // is one.
         let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), control as _, std::ptr::from_mut(request)) };
         let refused = |source| InterfaceError::Refused { name: self.name.to_string(), doing, source };
         checked(result).map(|_| ()).map_err(refused)
     }
 }
 
-/// An `ifreq` of a name, which is shorter than the room for it.
+/// Returns an `ifreq` with a name that fits into it.
 pub(crate) fn request(name: &str) -> libc::ifreq {
     assert!(name.len() < libc::IFNAMSIZ, "interface name '{name}' was not checked");
-    // SAFETY: zeroes are a name without letters and a union of numbers and null pointers.
+    // SAFETY: an `ifreq` of zeroes is valid: an empty name and a union of numbers and null pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as c_char;
@@ -238,8 +243,8 @@ pub(crate) fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// Whether the interface is still there. `socket` decides in which network namespace.
-pub(crate) fn is_there(socket: BorrowedFd, index: InterfaceIndex) -> bool {
+/// Returns whether the interface still exists in the network namespace of `socket`.
+pub(crate) fn interface_exists(socket: BorrowedFd, index: InterfaceIndex) -> bool {
     rustix::net::netdevice::index_to_name(socket.as_fd(), index.0).is_ok()
 }
 
@@ -249,19 +254,19 @@ const _: () = assert!(size_of::<DriverInfo>() == 196 && size_of::<Channels>() ==
 mod tests {
     use super::*;
     use crate::namespace;
-    use crate::netlink::{Requests, VethEnd};
+    use crate::netlink::{Requests, VethEndpoint};
 
     #[test]
-    fn a_veth_is_known_by_its_driver_and_an_unknown_name_is_said() {
+    fn a_veth_is_known_by_its_driver_and_an_unknown_name_is_reported() {
         let Some(namespace) = namespace::for_test("a_veth_is_known_by_its_driver") else { return };
         let test = || {
             let mac = MacAddress([2, 0, 0, 0, 0, 7]);
-            let end = |name| VethEnd { name, namespace: None, mac: Some(mac) };
+            let end = |name| VethEndpoint { name, namespace: None, mac: Some(mac) };
             Requests::open().unwrap().add_veth(end("here"), end("there")).unwrap();
             let interface = Interface::by_name("here").unwrap();
             assert_eq!((interface.driver.as_str(), interface.mac, interface.mtu_bytes), ("veth", mac, 1500));
             assert_eq!(interface.receive_queues, 1);
-            offloads_off("here").unwrap();
+            disable_offloads("here").unwrap();
             let error = Interface::by_name("gone").unwrap_err().to_string();
             assert!(error.starts_with("interface 'gone': not in this network namespace"), "{error}");
             let error = Interface::by_name("lo").unwrap_err().to_string();

@@ -1,11 +1,9 @@
-//! What a router is plugged into: Ethernet ports of several kinds, and the kernel's routes, addresses and neighbours.
+//! The ports of a router: Ethernet ports of several kinds, and the kernel's routes, addresses and neighbours.
 //!
-//! Whatever is opened here is opened in the calling thread's network namespace, and stays in it.
-// The kernel is asked by calls and rings that only C describes: packet rings, BPF, `ioctl`.
+//! Everything is opened in the calling thread's network namespace, and stays in it.
+// Unsafe code: system calls and rings that only C describes, such as packet rings, BPF and `ioctl`.
 #![allow(unsafe_code)]
 
-#[cfg(test)]
-mod crossing;
 pub mod ethernet;
 mod interface;
 mod mapping;
@@ -17,9 +15,11 @@ mod pcap;
 mod sysctl;
 mod system;
 mod tap;
+#[cfg(test)]
+mod test_network;
 mod xdp;
 
-pub use interface::{Interface, InterfaceError, InterfaceIndex, offloads_off};
+pub use interface::{Interface, InterfaceError, InterfaceIndex, disable_offloads};
 pub use namespace::Namespace;
 pub use packet_socket::PacketSocket;
 pub use pcap::{PcapError, PcapPort};

@@ -1,4 +1,4 @@
-//! Memory that is shared with the kernel.
+//! Memory mappings that are shared with the kernel.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,50 +6,53 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A mapping, readable and writable, until it is dropped.
+/// A readable and writable mapping, which is unmapped when it is dropped.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: a mapping is the same for every thread of the process. What is done with its memory, its users answer for.
+// SAFETY: a mapping is valid in every thread of the process and belongs to this value alone; access to its memory
+// through [`Mapping::at`] is unsafe code with its own argument.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Memory that a socket shares with the kernel.
+    /// Maps memory that a socket shares with the kernel.
     pub fn of_socket(socket: impl AsFd, offset: u64, bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping, at an address that the kernel chooses.
+        // SAFETY: the mapping is new, at an address that the kernel chooses, so it replaces no other memory.
         let start =
             unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, socket, offset) }?;
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
-    /// Zeroes of this process's own.
+    /// Maps private memory of this process, filled with zeroes.
     pub fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: a new mapping, at an address that the kernel chooses.
+        // SAFETY: the mapping is new, at an address that the kernel chooses, so it replaces no other memory.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
-    /// How long it is.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The byte at `offset`, with `bytes` behind it within the mapping; anything else is a bug, or a kernel that lies.
+    /// Returns a pointer to the byte at `offset`. Panics unless `bytes` bytes from there lie within the mapping: a
+    /// wrong offset is a bug or an invalid value of the kernel.
     pub fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.bytes), "{bytes} B at {offset} of a mapping of {} B", self.bytes);
-        // SAFETY: within the mapping, as was just checked.
+        // SAFETY: the assertion above has checked that `offset` lies within the mapping.
         unsafe { self.start.as_ptr().add(offset) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's, and what points into it is dropped with its user.
+        // SAFETY: this value owns the mapping of `self.bytes` bytes at `self.start`, and its users, which hold the
+        // pointers into it, own this value.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

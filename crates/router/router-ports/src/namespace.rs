@@ -1,4 +1,4 @@
-//! Network namespaces without names: they last as long as somebody has them open.
+//! Unnamed network namespaces, which exist while a descriptor refers to them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,35 +9,37 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-/// A network namespace. It goes, with its interfaces, when the last thread, socket and descriptor in it are gone.
+/// A network namespace. It is destroyed, with its interfaces, when the last thread, socket and descriptor that refer to
+/// it are gone.
 #[derive(Debug)]
 pub struct Namespace {
     fd: OwnedFd,
 }
 
 impl Namespace {
-    /// A new one, with nothing but a loopback interface that is down. Needs `CAP_SYS_ADMIN`.
+    /// Creates a namespace with only a loopback interface that is down. Needs `CAP_SYS_ADMIN`.
     pub fn new() -> io::Result<Namespace> {
         on_a_thread(|| {
-            // SAFETY: the thread is new, runs nothing but this, and a network namespace is not memory or descriptors
-            // that another thread could count on.
+            // SAFETY: the thread is new and runs only this closure, and unsharing a network namespace affects neither
+            // memory nor descriptors of other threads.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             Namespace::of_thread()
         })
     }
 
-    /// The calling thread's.
+    /// Returns the namespace of the calling thread.
     pub fn of_thread() -> io::Result<Namespace> {
         Namespace::at(Path::new("/proc/thread-self/ns/net"))
     }
 
-    /// The one that has a name: `ip netns` keeps them in `/run/netns`.
+    /// Opens a named namespace; `ip netns` keeps them in `/run/netns`.
     pub fn at(path: &Path) -> io::Result<Namespace> {
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Namespace { fd })
     }
 
-    /// Runs something inside, on a thread of its own, and waits for it. What it opens there stays there.
+    /// Runs a closure inside the namespace, on a separate thread, and waits for it. Sockets that it opens stay in the
+    /// namespace.
     pub fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> io::Result<T> {
         on_a_thread(|| {
             self.enter()?;
@@ -45,12 +47,12 @@ impl Namespace {
         })
     }
 
-    /// As [`Namespace::within`], with a `/sys` that shows the namespace's interfaces, for this thread alone.
+    /// Like [`Namespace::within`], with a `/sys` that shows the namespace's interfaces to this thread alone.
     pub fn within_with_sysfs<T: Send>(&self, run: impl FnOnce() -> T + Send) -> io::Result<T> {
         on_a_thread(|| {
             self.enter()?;
-            // SAFETY: the thread is new and runs nothing but this; what it unshares is its view of file systems and of
-            // its own directory and mask, which nobody else counts on.
+            // SAFETY: the thread is new and runs only this closure; it unshares its view of file systems, its working
+            // directory and its umask, on which no other thread depends.
             unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
             mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
             mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
@@ -58,7 +60,7 @@ impl Namespace {
         })
     }
 
-    /// Moves the calling thread inside, for good.
+    /// Moves the calling thread into the namespace permanently.
     pub fn enter(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
@@ -75,13 +77,13 @@ fn on_a_thread<T: Send>(run: impl FnOnce() -> io::Result<T> + Send) -> io::Resul
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// For tests: a new namespace, or a line that says why the test is not run.
+/// For tests: creates a namespace, or prints why the test is skipped.
 #[cfg(test)]
 pub(crate) fn for_test(name: &str) -> Option<Namespace> {
     match Namespace::new() {
         Ok(namespace) => Some(namespace),
         Err(error) => {
-            println!("{name} is skipped: no network namespace of its own ({error}); run it as root");
+            println!("{name} is skipped: cannot create a network namespace ({error}); run it as root");
             None
         }
     }

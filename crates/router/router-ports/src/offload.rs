@@ -1,102 +1,105 @@
-//! What a sender left to hardware that is not there: checksums to be completed, TCP's and UDP's big packets to be cut,
-//! VLAN tags to be put back.
+//! Offloads without hardware: checksums to be completed, large TCP and UDP packets to be segmented, and VLAN tags to be
+//! inserted.
 //!
-//! Virtual Ethernet has no hardware. A frame comes from its sender's kernel as that would hand it to a network card,
-//! with a note (`struct virtio_net_hdr`) of what the card would still have to do.
+//! Virtual Ethernet has no hardware. A frame arrives as the sender's kernel would pass it to a network card, with a
+//! header (`struct virtio_net_hdr`) that describes what the card would have to do.
 
 use packet::checksum::{self, Sum};
 use packet::ethernet::{EtherType, Frame};
 use packet::{Protocol, ipv4, ipv6, tcp, udp, vlan};
 
 /// `sizeof(struct virtio_net_hdr)`.
-pub const NOTE_BYTES: usize = 10;
+pub const VIRTIO_HEADER_BYTES: usize = 10;
 
-/// Bytes of a frame's two addresses: a VLAN tag comes behind them.
+/// Bytes of the two addresses of a frame, after which a VLAN tag is inserted.
 const ADDRESSES_BYTES: usize = 12;
 
-const FLAG_CHECKSUM_OPEN: u8 = 1;
-const CUT_NOT: u8 = 0;
-const CUT_TCP_V4: u8 = 1;
-const CUT_TCP_V6: u8 = 4;
-const CUT_UDP: u8 = 5;
-const CUT_FLAG_CONGESTION: u8 = 0x80;
+const FLAG_NEEDS_CHECKSUM: u8 = 1;
+const GSO_NONE: u8 = 0;
+const GSO_TCP_V4: u8 = 1;
+const GSO_TCP_V6: u8 = 4;
+const GSO_UDP: u8 = 5;
+const GSO_FLAG_ECN: u8 = 0x80;
 
-/// What is still to be done to a frame.
+/// The offloads that a frame still needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Note {
-    /// Where checksumming starts, and where behind that the field is.
-    open_checksum: Option<(usize, usize)>,
-    cut: Option<Cut>,
+pub struct VirtioHeader {
+    /// The offset where the checksum starts, and the offset of its field from there.
+    partial_checksum: Option<(usize, usize)>,
+    segmentation: Option<Segmentation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct Segmentation {
     is_udp: bool,
-    /// What each packet carries.
+    /// The payload of each segment.
     payload_bytes: usize,
     transport: usize,
 }
 
-/// A note that cannot be followed.
+/// The offload cannot be carried out for this frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unusable;
+pub struct InvalidOffload;
 
-impl Note {
-    /// The kernel's note, whose offsets count from the frame's start, before a VLAN tag of `shift` bytes is put in.
-    pub fn read(bytes: &[u8; NOTE_BYTES], shift: usize) -> Result<Note, Unusable> {
+impl VirtioHeader {
+    /// Parses the kernel's header, whose offsets refer to the frame before a VLAN tag of `shift` bytes is inserted.
+    pub fn read(bytes: &[u8; VIRTIO_HEADER_BYTES], shift: usize) -> Result<VirtioHeader, InvalidOffload> {
         let word = |at: usize| usize::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
         let (start, field) = (word(6) + shift, word(8));
-        let open_checksum = (bytes[0] & FLAG_CHECKSUM_OPEN != 0).then_some((start, field));
-        let is_udp = match bytes[1] & !CUT_FLAG_CONGESTION {
-            CUT_NOT => return Ok(Note { open_checksum, cut: None }),
-            CUT_TCP_V4 | CUT_TCP_V6 => false,
-            CUT_UDP => true,
-            _ => return Err(Unusable),
+        let partial_checksum = (bytes[0] & FLAG_NEEDS_CHECKSUM != 0).then_some((start, field));
+        let is_udp = match bytes[1] & !GSO_FLAG_ECN {
+            GSO_NONE => return Ok(VirtioHeader { partial_checksum, segmentation: None }),
+            GSO_TCP_V4 | GSO_TCP_V6 => false,
+            GSO_UDP => true,
+            _ => return Err(InvalidOffload),
         };
         let payload_bytes = word(4);
-        if payload_bytes == 0 || open_checksum.is_none() {
-            return Err(Unusable);
+        if payload_bytes == 0 || partial_checksum.is_none() {
+            return Err(InvalidOffload);
         }
-        Ok(Note { open_checksum, cut: Some(Cut { is_udp, payload_bytes, transport: start }) })
+        Ok(VirtioHeader {
+            partial_checksum,
+            segmentation: Some(Segmentation { is_udp, payload_bytes, transport: start }),
+        })
     }
 
-    /// Whether the frame is several packets.
-    pub fn is_to_be_cut(&self) -> bool {
-        self.cut.is_some()
+    /// Returns whether the frame must be segmented into several packets.
+    pub fn needs_segmentation(&self) -> bool {
+        self.segmentation.is_some()
     }
 
-    /// Does what is to be done to a frame that is one packet.
-    pub fn complete(&self, frame: &mut [u8]) -> Result<(), Unusable> {
-        let Some((start, field)) = self.open_checksum else { return Ok(()) };
-        // UDP's field is its seventh byte, TCP's its seventeenth; ICMPv6 and others are like TCP.
+    /// Completes the checksum of a frame that is one packet.
+    pub fn complete(&self, frame: &mut [u8]) -> Result<(), InvalidOffload> {
+        let Some((start, field)) = self.partial_checksum else { return Ok(()) };
+        // The field is at offset 6 in UDP and 16 in TCP; ICMPv6 and others are treated like TCP.
         let is_udp = field == 6;
-        checksum::complete_partial(frame, start, field, is_udp).ok_or(Unusable)
+        checksum::complete_partial(frame, start, field, is_udp).ok_or(InvalidOffload)
     }
 
-    /// The packets that the frame is to be cut into.
-    pub fn pieces(&self, frame: &[u8]) -> Result<Pieces, Unusable> {
-        let cut = self.cut.ok_or(Unusable)?;
+    /// Returns the segments of the frame.
+    pub fn segments(&self, frame: &[u8]) -> Result<Segments, InvalidOffload> {
+        let segmentation = self.segmentation.ok_or(InvalidOffload)?;
         let network = Frame::new_checked(frame).map_err(drop).and_then(|frame| frame.network_header().map_err(drop));
-        let network = network.map_err(|()| Unusable)?;
-        let segment = frame.get(cut.transport..).ok_or(Unusable)?;
-        let header_bytes = match cut.is_udp {
+        let network = network.map_err(|()| InvalidOffload)?;
+        let segment = frame.get(segmentation.transport..).ok_or(InvalidOffload)?;
+        let header_bytes = match segmentation.is_udp {
             true => udp::HEADER_BYTES,
-            false => tcp::Packet::new_checked(segment).map_err(|_| Unusable)?.header_bytes(),
+            false => tcp::Packet::new_checked(segment).map_err(|_| InvalidOffload)?.header_bytes(),
         };
-        let headers_bytes = cut.transport + header_bytes;
+        let headers_bytes = segmentation.transport + header_bytes;
         let is_v4 = network.ethertype == EtherType::IPV4;
         let is_ip = is_v4 || network.ethertype == EtherType::IPV6;
-        if !is_ip || cut.transport <= network.offset || headers_bytes >= frame.len() {
-            return Err(Unusable);
+        if !is_ip || segmentation.transport <= network.offset || headers_bytes >= frame.len() {
+            return Err(InvalidOffload);
         }
-        Ok(Pieces { cut, network: network.offset, is_v4, headers_bytes, number: 0, at: headers_bytes })
+        Ok(Segments { segmentation, network: network.offset, is_v4, headers_bytes, number: 0, at: headers_bytes })
     }
 }
 
-/// A frame that is several packets, and how many of them have been taken.
+/// A frame that is being segmented, and the progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pieces {
-    cut: Cut,
+pub struct Segments {
+    segmentation: Segmentation,
     network: usize,
     is_v4: bool,
     headers_bytes: usize,
@@ -104,32 +107,32 @@ pub struct Pieces {
     at: usize,
 }
 
-impl Pieces {
-    /// How long the next frame is; `None` when all have been taken.
+impl Segments {
+    /// Returns the length of the next segment; `None` after the last one.
     pub fn next_bytes(&self, frame: &[u8]) -> Option<usize> {
         let left = frame.len() - self.at;
-        (left > 0).then(|| self.headers_bytes + left.min(self.cut.payload_bytes))
+        (left > 0).then(|| self.headers_bytes + left.min(self.segmentation.payload_bytes))
     }
 
-    /// Writes the next frame to `to`, which is as long as [`Pieces::next_bytes`] said.
-    pub fn take(&mut self, frame: &[u8], to: &mut [u8]) -> Result<(), Unusable> {
+    /// Writes the next segment to `to`, which has the length that [`Segments::next_bytes`] returned.
+    pub fn write_next(&mut self, frame: &[u8], to: &mut [u8]) -> Result<(), InvalidOffload> {
         let payload = to.len() - self.headers_bytes;
         to[..self.headers_bytes].copy_from_slice(&frame[..self.headers_bytes]);
         to[self.headers_bytes..].copy_from_slice(&frame[self.at..self.at + payload]);
         let is_last = self.at + payload == frame.len();
-        let pseudo = self.fit_network(&mut to[self.network..]).ok_or(Unusable)?;
-        self.fit_transport(&mut to[self.cut.transport..], pseudo, is_last).ok_or(Unusable)?;
+        let pseudo = self.adapt_network(&mut to[self.network..]).ok_or(InvalidOffload)?;
+        self.adapt_transport(&mut to[self.segmentation.transport..], pseudo, is_last).ok_or(InvalidOffload)?;
         self.at += payload;
         self.number += 1;
         Ok(())
     }
 
-    /// Fits the IP header of a piece to its length and place. The sum of the pseudo-header.
-    fn fit_network(&self, bytes: &mut [u8]) -> Option<Sum> {
-        let protocol = if self.cut.is_udp { Protocol::UDP } else { Protocol::TCP };
-        let (whole, upper) = (bytes.len(), bytes.len() - (self.cut.transport - self.network));
+    /// Adapts the IP header of a segment to its length and position, and returns the sum of the pseudo-header.
+    fn adapt_network(&self, bytes: &mut [u8]) -> Option<Sum> {
+        let protocol = if self.segmentation.is_udp { Protocol::UDP } else { Protocol::TCP };
+        let (whole, upper) = (bytes.len(), bytes.len() - (self.segmentation.transport - self.network));
         if self.is_v4 {
-            // The length comes first: the whole's would not be within the piece.
+            // The length is set first, because that of the whole frame would exceed the segment.
             bytes.get_mut(2..4)?.copy_from_slice(&u16::try_from(whole).ok()?.to_be_bytes());
             let mut packet = ipv4::Packet::new_checked(bytes).ok()?;
             let identification = packet.identification().wrapping_add(self.number as u16);
@@ -144,18 +147,18 @@ impl Pieces {
         }
     }
 
-    fn fit_transport(&self, bytes: &mut [u8], pseudo: Sum, is_last: bool) -> Option<()> {
-        if self.cut.is_udp {
+    fn adapt_transport(&self, bytes: &mut [u8], pseudo: Sum, is_last: bool) -> Option<()> {
+        if self.segmentation.is_udp {
             let length = u16::try_from(bytes.len()).ok()?;
             bytes.get_mut(4..6)?.copy_from_slice(&length.to_be_bytes());
             udp::Packet::new_checked(bytes).ok()?.fill_checksum(pseudo);
             return Some(());
         }
         let mut segment = tcp::Packet::new_checked(bytes).ok()?;
-        let sent = (self.number * self.cut.payload_bytes) as u32;
+        let sent = (self.number * self.segmentation.payload_bytes) as u32;
         segment.set_sequence(segment.sequence().wrapping_add(sent));
         let mut flags = segment.flags();
-        // What ends or pushes a stream stands with its last byte, what answers congestion with its first.
+        // FIN and PSH belong to the last segment, CWR to the first (RFC 9293, RFC 3168).
         if !is_last {
             flags = flags.without(tcp::Flags::FIN).without(tcp::Flags::PSH);
         }
@@ -168,19 +171,19 @@ impl Pieces {
     }
 }
 
-/// Copies a frame, with a VLAN tag put in behind its addresses. `to` is 4 bytes longer.
-pub fn put_tag(frame: &[u8], tag: [u8; 4], to: &mut [u8]) -> Result<(), Unusable> {
-    let (addresses, rest) = frame.split_at_checked(ADDRESSES_BYTES).ok_or(Unusable)?;
+/// Copies a frame and inserts a VLAN tag after its addresses. `to` is 4 bytes longer than `frame`.
+pub fn insert_tag(frame: &[u8], tag: [u8; 4], to: &mut [u8]) -> Result<(), InvalidOffload> {
+    let (addresses, rest) = frame.split_at_checked(ADDRESSES_BYTES).ok_or(InvalidOffload)?;
     to[..ADDRESSES_BYTES].copy_from_slice(addresses);
     to[ADDRESSES_BYTES..ADDRESSES_BYTES + vlan::HEADER_BYTES].copy_from_slice(&tag);
     to[ADDRESSES_BYTES + vlan::HEADER_BYTES..].copy_from_slice(rest);
     Ok(())
 }
 
-/// Completes a checksum that was left open, where no note says so: the field of a TCP or UDP packet then is the sum
-/// of the pseudo-header, which a finished one is by chance once in 65,536, and the checksum is wrong, which that is
-/// not.
-pub fn complete_unnoted(frame: &mut [u8]) {
+/// Completes a partial checksum that no header describes. The field of a TCP or UDP packet with a partial checksum is
+/// the sum of the pseudo-header, which a complete one equals by chance once in 65,536; a complete checksum is also
+/// correct, and a partial one is not.
+pub fn complete_unannounced(frame: &mut [u8]) {
     let Some(UpperChecksum { start, end, field, pseudo }) = upper_checksum(frame) else { return };
     let Some(frame) = frame.get_mut(..end) else { return };
     let at = start + field;
@@ -189,18 +192,18 @@ pub fn complete_unnoted(frame: &mut [u8]) {
         return;
     }
     let covered = &frame[start..];
-    // With a finished checksum, all and the pseudo-header sum up to ones.
-    let is_finished = pseudo.add_bytes(covered).folded() == 0xffff;
-    if !is_finished {
+    // With a complete checksum, the sum including the pseudo-header is all ones.
+    let is_complete = pseudo.add_bytes(covered).folded() == 0xffff;
+    if !is_complete {
         let _ = checksum::complete_partial(frame, start, field, field == 6);
     }
 }
 
-/// What the checksum of a TCP or UDP packet covers.
+/// The range that the checksum of a TCP or UDP packet covers.
 struct UpperChecksum {
     start: usize,
     end: usize,
-    /// Where behind the start the checksum itself is.
+    /// The offset of the checksum field from the start.
     field: usize,
     pseudo: Sum,
 }

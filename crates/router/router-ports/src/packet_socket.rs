@@ -1,7 +1,8 @@
-//! AF_PACKET: frames in by a ring that the kernel writes, out by calls that take many.
+//! AF_PACKET ports: frames are received from a ring that the kernel writes, and sent by system calls that take many.
 //!
-//! The kernel sees every frame too. On virtual Ethernet senders leave work to hardware ([`crate::offload`]); the kernel
-//! says of each frame what is left, and this port does it: what comes out of it is what a wire would carry.
+//! The kernel processes every received frame too. On virtual Ethernet, senders leave work to hardware
+//! ([`crate::offload`]); the kernel describes for each frame what is left, and this port does it, so that its frames
+//! are those that a wire would carry.
 
 mod ring;
 mod send;
@@ -14,14 +15,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use router::{Packet, Pool, Port, PortLosses};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use crate::interface::{Interface, InterfaceIndex, is_there};
-use crate::offload::{NOTE_BYTES, Note, Pieces, Unusable, put_tag};
+use crate::interface::{Interface, InterfaceIndex, interface_exists};
+use crate::offload::{InvalidOffload, Segments, VIRTIO_HEADER_BYTES, VirtioHeader, insert_tag};
 use crate::system::{checked, option, set_option};
 use ring::{Ring, Slot};
 
-/// TCP's big packets with their headers; bigger ones (BIG TCP) are lost, and counted.
-const WHOLE_BYTES_MAX: usize = 72 << 10;
-/// What the kernel may hold of big packets.
+/// The longest unsegmented TCP packet with its headers; longer ones (BIG TCP) are lost, and counted.
+const LARGE_FRAME_BYTES_MAX: usize = 72 << 10;
+/// The size of the kernel's queue of large packets.
 const QUEUE_BYTES: usize = 16 << 20;
 
 /// A kernel interface as a port.
@@ -30,14 +31,14 @@ pub struct PacketSocket {
     receiver: OwnedFd,
     ring: Ring,
     sender: OwnedFd,
-    /// A frame that was read whole, the note before it.
-    whole: Vec<u8>,
-    whole_bytes: usize,
-    held: Option<Held>,
+    /// A frame that did not fit into a ring slot or is segmented, after its header.
+    large_frame: Vec<u8>,
+    large_frame_bytes: usize,
+    pending: Option<PendingFrame>,
     unusable: u64,
     refused: u64,
     overflows: Cell<u64>,
-    /// It was, once.
+    /// Whether the interface has been down.
     is_down: bool,
     is_gone: bool,
 }
@@ -55,16 +56,16 @@ impl PacketSocket {
         }
         set_filter(&receiver, &FILTER_OURS)?;
         let ring = Ring::open(&receiver, interface.mtu_bytes)?;
-        // Bound last: no frame is before its ring.
+        // Bound last, so that no frame arrives before the ring exists.
         bind(&receiver, interface.index, libc::ETH_P_ALL as u16)?;
         Ok(PacketSocket {
             interface: interface.index,
             ring,
             receiver,
             sender: send::socket(interface.index)?,
-            whole: vec![0; NOTE_BYTES + WHOLE_BYTES_MAX],
-            whole_bytes: 0,
-            held: None,
+            large_frame: vec![0; VIRTIO_HEADER_BYTES + LARGE_FRAME_BYTES_MAX],
+            large_frame_bytes: 0,
+            pending: None,
             unusable: 0,
             refused: 0,
             overflows: Cell::new(0),
@@ -73,22 +74,23 @@ impl PacketSocket {
         })
     }
 
-    /// Hands on what is held until `into` has `end` packets, or there is no buffer. Whether nothing is held any more.
-    fn give_held(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, end: usize) -> bool {
-        let Some(mut held) = self.held.take() else { return true };
-        let frame = &self.whole[NOTE_BYTES..self.whole_bytes];
-        while let Some(bytes) = held.next_bytes(frame) {
+    /// Delivers the pending frame until `into` has `end` packets or no buffer is free, and returns whether nothing is
+    /// pending any more.
+    fn deliver_pending(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, end: usize) -> bool {
+        let Some(mut pending) = self.pending.take() else { return true };
+        let frame = &self.large_frame[VIRTIO_HEADER_BYTES..self.large_frame_bytes];
+        while let Some(bytes) = pending.next_bytes(frame) {
             if bytes > pool.bytes_max() {
                 self.unusable += 1;
                 return true;
             }
             let packet = if into.len() < end { pool.alloc() } else { None };
             let Some(mut packet) = packet else {
-                self.held = Some(held);
+                self.pending = Some(pending);
                 return false;
             };
             pool.resize(&mut packet, bytes);
-            if held.take(frame, pool.bytes_mut(&packet)).is_err() {
+            if pending.write_next(frame, pool.bytes_mut(&packet)).is_err() {
                 pool.free(packet);
                 self.unusable += 1;
                 return true;
@@ -98,15 +100,15 @@ impl PacketSocket {
         true
     }
 
-    /// Takes the frame in the ring's next slot, one packet or the first step to several. `false` when there is no
-    /// buffer for it.
-    fn take_slot(&mut self, pool: &mut Pool, into: &mut Vec<Packet>) -> bool {
+    /// Receives the frame in the next slot of the ring, as one packet or as a pending frame. Returns `false` if no
+    /// buffer is free.
+    fn receive_slot(&mut self, pool: &mut Pool, into: &mut Vec<Packet>) -> bool {
         let Some(slot) = self.ring.next() else { return true };
-        let note = Note::read(slot.note, slot.tag_bytes());
-        let taken = match note {
+        let header = VirtioHeader::read(slot.header, slot.tag_bytes());
+        let result = match header {
             Err(unusable) => Err(unusable),
-            Ok(note) if slot.is_copied || note.is_to_be_cut() => self.hold(),
-            Ok(note) => match place(&slot, note, pool) {
+            Ok(header) if slot.is_copied || header.needs_segmentation() => self.read_large_frame(),
+            Ok(header) => match copy_slot(&slot, header, pool) {
                 Ok(None) => return false,
                 Ok(Some(packet)) => {
                     into.push(packet);
@@ -115,106 +117,107 @@ impl PacketSocket {
                 Err(unusable) => Err(unusable),
             },
         };
-        self.unusable += u64::from(taken.is_err());
-        self.ring.give_back();
+        self.unusable += u64::from(result.is_err());
+        self.ring.release();
         true
     }
 
-    /// The frame in the next slot did not fit, or is to be cut: it is read whole, and held.
-    fn hold(&mut self) -> Result<(), Unusable> {
-        let slot = self.ring.next().ok_or(Unusable)?;
+    /// Reads a frame that did not fit into the slot or must be segmented, and makes it pending.
+    fn read_large_frame(&mut self) -> Result<(), InvalidOffload> {
+        let slot = self.ring.next().ok_or(InvalidOffload)?;
         let tag = slot.tag;
-        let room = tag.map_or(0, |tag| tag.len());
+        let tag_bytes = tag.map_or(0, |tag| tag.len());
         if slot.is_copied {
-            // The tag, if there is one, is put in afterwards: the frame is read with room for it.
-            let buffer = &mut self.whole[room..];
+            // The frame is read with room for the tag, which is inserted afterwards.
+            let buffer = &mut self.large_frame[tag_bytes..];
             let receiver = &self.receiver;
             let mut receive = || rustix::net::recv(receiver, &mut *buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
-            // That the interface went down is said before the frame is given, once. A frame that is left here would be
-            // taken for the next slot's.
+            // The error for an interface that went down is reported once, before the frame. A frame that is not read
+            // here would be mistaken for that of the next slot.
             let mut received = receive();
             if received.is_err() {
                 self.is_down = true;
                 received = receive();
             }
-            let (_, bytes) = received.map_err(|_| Unusable)?;
-            self.whole_bytes = bytes + room;
+            let (_, bytes) = received.map_err(|_| InvalidOffload)?;
+            self.large_frame_bytes = bytes + tag_bytes;
         } else {
-            self.whole_bytes = NOTE_BYTES + room + slot.bytes.len();
-            if self.whole_bytes > self.whole.len() || slot.is_cut_off {
-                return Err(Unusable);
+            self.large_frame_bytes = VIRTIO_HEADER_BYTES + tag_bytes + slot.bytes.len();
+            if self.large_frame_bytes > self.large_frame.len() || slot.is_cut_off {
+                return Err(InvalidOffload);
             }
-            self.whole[room..room + NOTE_BYTES].copy_from_slice(slot.note);
-            self.whole[room + NOTE_BYTES..self.whole_bytes].copy_from_slice(slot.bytes);
+            self.large_frame[tag_bytes..tag_bytes + VIRTIO_HEADER_BYTES].copy_from_slice(slot.header);
+            self.large_frame[tag_bytes + VIRTIO_HEADER_BYTES..self.large_frame_bytes].copy_from_slice(slot.bytes);
         }
-        if self.whole_bytes > self.whole.len() || self.whole_bytes < NOTE_BYTES + room {
-            return Err(Unusable);
+        if self.large_frame_bytes > self.large_frame.len() || self.large_frame_bytes < VIRTIO_HEADER_BYTES + tag_bytes {
+            return Err(InvalidOffload);
         }
         if let Some(tag) = tag {
-            // Note and addresses move to the front, the tag behind them.
-            let front = NOTE_BYTES + 12;
-            self.whole.copy_within(room..room + front, 0);
-            self.whole[front..front + room].copy_from_slice(&tag);
+            // The header and the addresses move to the front, and the tag follows them.
+            let front = VIRTIO_HEADER_BYTES + 12;
+            self.large_frame.copy_within(tag_bytes..tag_bytes + front, 0);
+            self.large_frame[front..front + tag_bytes].copy_from_slice(&tag);
         }
-        let (note, frame) = self.whole[..self.whole_bytes].split_first_chunk_mut().ok_or(Unusable)?;
-        let note = Note::read(note, room)?;
-        self.held = Some(match note.is_to_be_cut() {
-            true => Held::Pieces(note.pieces(frame)?),
+        let (header, frame) =
+            self.large_frame[..self.large_frame_bytes].split_first_chunk_mut().ok_or(InvalidOffload)?;
+        let header = VirtioHeader::read(header, tag_bytes)?;
+        self.pending = Some(match header.needs_segmentation() {
+            true => PendingFrame::Segments(header.segments(frame)?),
             false => {
-                note.complete(frame)?;
-                Held::One
+                header.complete(frame)?;
+                PendingFrame::One
             }
         });
         Ok(())
     }
 }
 
-/// What is left to be handed on of a frame that was read whole.
-enum Held {
-    Pieces(Pieces),
+/// The part of a large frame that is not yet delivered.
+enum PendingFrame {
+    Segments(Segments),
     One,
     Nothing,
 }
 
-impl Held {
+impl PendingFrame {
     fn next_bytes(&self, frame: &[u8]) -> Option<usize> {
         match self {
-            Held::Pieces(pieces) => pieces.next_bytes(frame),
-            Held::One => Some(frame.len()),
-            Held::Nothing => None,
+            PendingFrame::Segments(segments) => segments.next_bytes(frame),
+            PendingFrame::One => Some(frame.len()),
+            PendingFrame::Nothing => None,
         }
     }
 
-    fn take(&mut self, frame: &[u8], to: &mut [u8]) -> Result<(), Unusable> {
+    fn write_next(&mut self, frame: &[u8], to: &mut [u8]) -> Result<(), InvalidOffload> {
         match self {
-            Held::Pieces(pieces) => pieces.take(frame, to)?,
-            Held::One => {
+            PendingFrame::Segments(segments) => segments.write_next(frame, to)?,
+            PendingFrame::One => {
                 to.copy_from_slice(frame);
-                *self = Held::Nothing;
+                *self = PendingFrame::Nothing;
             }
-            Held::Nothing => {}
+            PendingFrame::Nothing => {}
         }
         Ok(())
     }
 }
 
-/// The frame of a slot in a buffer; `None` when there is no buffer.
-fn place(slot: &Slot, note: Note, pool: &mut Pool) -> Result<Option<Packet>, Unusable> {
+/// Copies the frame of a slot to a buffer; `None` if no buffer is free.
+fn copy_slot(slot: &Slot, header: VirtioHeader, pool: &mut Pool) -> Result<Option<Packet>, InvalidOffload> {
     let bytes = slot.bytes.len() + slot.tag_bytes();
     if slot.is_cut_off || bytes > pool.bytes_max() {
-        return Err(Unusable);
+        return Err(InvalidOffload);
     }
     let Some(mut packet) = pool.alloc() else { return Ok(None) };
     pool.resize(&mut packet, bytes);
     let to = pool.bytes_mut(&packet);
-    let placed = match slot.tag {
-        Some(tag) => put_tag(slot.bytes, tag, to),
+    let copied = match slot.tag {
+        Some(tag) => insert_tag(slot.bytes, tag, to),
         None => {
             to.copy_from_slice(slot.bytes);
             Ok(())
         }
     };
-    match placed.and_then(|()| note.complete(to)) {
+    match copied.and_then(|()| header.complete(to)) {
         Ok(()) => Ok(Some(packet)),
         Err(unusable) => {
             pool.free(packet);
@@ -226,12 +229,12 @@ fn place(slot: &Slot, note: Note, pool: &mut Pool) -> Result<Option<Packet>, Unu
 impl Port for PacketSocket {
     fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
         if self.is_gone {
-            return Err(gone(self.interface));
+            return Err(gone_error(self.interface));
         }
         let before = into.len();
         let end = before + packets_max;
-        while self.give_held(pool, into, end) && into.len() < end && self.ring.next().is_some() {
-            if !self.take_slot(pool, into) {
+        while self.deliver_pending(pool, into, end) && into.len() < end && self.ring.next().is_some() {
+            if !self.receive_slot(pool, into) {
                 break;
             }
         }
@@ -239,8 +242,10 @@ impl Port for PacketSocket {
     }
 
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
-        let sent = send::all(&self.sender, pool, from, &mut self.refused);
-        sent.map_err(|error| if is_there(self.sender.as_fd(), self.interface) { error } else { gone(self.interface) })
+        let sent = send::send_all(&self.sender, pool, from, &mut self.refused);
+        sent.map_err(|error| {
+            if interface_exists(self.sender.as_fd(), self.interface) { error } else { gone_error(self.interface) }
+        })
     }
 
     fn wakes(&self) -> Option<BorrowedFd<'_>> {
@@ -248,11 +253,11 @@ impl Port for PacketSocket {
     }
 
     fn may_sleep(&mut self) -> bool {
-        // An interface that goes down says so by an error, which wakes sleepers until it is taken. That it is removed
-        // after that, nobody says.
+        // An interface that goes down reports an error, which wakes sleepers until it is read. Its later removal is not
+        // reported.
         self.is_down |= !matches!(sockopt::socket_error(&self.receiver), Ok(Ok(())));
-        self.is_gone |= self.is_down && !is_there(self.receiver.as_fd(), self.interface);
-        !self.is_gone && self.held.is_none() && self.ring.next().is_none()
+        self.is_gone |= self.is_down && !interface_exists(self.receiver.as_fd(), self.interface);
+        !self.is_gone && self.pending.is_none() && self.ring.next().is_none()
     }
 
     fn has_kernel(&self) -> bool {
@@ -260,7 +265,7 @@ impl Port for PacketSocket {
     }
 
     fn losses(&self) -> PortLosses {
-        // Packets and drops, from zero again after each question.
+        // The counters of packets and drops, which the kernel resets at each query.
         if let Ok([_, drops]) = option::<[u32; 2]>(&self.receiver, libc::SOL_PACKET, libc::PACKET_STATISTICS) {
             self.overflows.set(self.overflows.get() + u64::from(drops));
         }
@@ -272,8 +277,8 @@ impl Port for PacketSocket {
     }
 }
 
-/// The VLAN tag that the kernel keeps beside a frame, as it stands in one: by the frame's status, the tag's type and
-/// what is in it.
+/// Returns the VLAN tag that the kernel stores as metadata, in the format of a frame, from the status of the frame, the
+/// type of the tag and its control information.
 pub(crate) fn tag(status: u32, tag_type: u16, control: u16) -> Option<[u8; 4]> {
     if status & libc::TP_STATUS_VLAN_VALID == 0 {
         return None;
@@ -284,31 +289,31 @@ pub(crate) fn tag(status: u32, tag_type: u16, control: u16) -> Option<[u8; 4]> {
     Some([a, b, c, d])
 }
 
-pub(crate) fn gone(interface: InterfaceIndex) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("{interface} is gone"))
+pub(crate) fn gone_error(interface: InterfaceIndex) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("{interface} is gone_error"))
 }
 
-/// A packet socket that hears nothing until it is bound.
+/// Opens a packet socket that receives nothing until it is bound.
 pub(crate) fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
 }
 
-/// Binds a packet socket to an interface, and to frames of a type (in the host's order; 0 for none).
+/// Binds a packet socket to an interface, and to frames of a type (in host byte order; 0 for none).
 pub(crate) fn bind(socket: impl AsFd, interface: InterfaceIndex, ethertype: u16) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    // SAFETY: zeroes are a `sockaddr_ll`.
+    // SAFETY: a `sockaddr_ll` consists of integers, for which zeroes are valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = ethertype.to_be();
     address.sll_ifindex = interface.0 as i32;
     let bytes = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: `address` is a socket address of that length.
+    // SAFETY: `address` is a local `sockaddr_ll`, and `bytes` is its size.
     let result = unsafe { libc::bind(socket.as_fd().as_raw_fd(), (&raw const address).cast(), bytes) };
     checked(result).map(|_| ())
 }
 
-/// An instruction of the classic packet filter.
+/// Returns an instruction of the classic packet filter (cBPF).
 const fn filter(code: u16, then: u8, otherwise: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt: then, jf: otherwise, k }
 }
@@ -322,18 +327,19 @@ const IF_MORE: u16 = 0x25;
 const RETURN: u16 = 0x06;
 /// `SKF_AD_OFF + SKF_AD_PKTTYPE`.
 const PACKET_TYPE: u32 = 0xffff_f004;
-const WHOLE: u32 = u32::MAX;
+const ACCEPT_ALL: u32 = u32::MAX;
 
-/// All but frames for other stations.
+/// Accepts all frames except those for other stations.
 const FILTER_OURS: [libc::sock_filter; 4] = [
     filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
     filter(IF_EQUAL, 1, 0, libc::PACKET_OTHERHOST as u32),
-    filter(RETURN, 0, 0, WHOLE),
+    filter(RETURN, 0, 0, ACCEPT_ALL),
     filter(RETURN, 0, 0, 0),
 ];
 
-/// ARP; ICMPv6 of types 133 to 137: router and neighbour solicitations and advertisements, redirects; and of type 130
-/// behind a hop-by-hop header of 8 bytes: who asks for listeners. Behind one VLAN tag or none.
+/// Accepts ARP; ICMPv6 of types 133 to 137, which are router and neighbour solicitations and advertisements and
+/// redirects; and type 130, multicast listener queries, after a hop-by-hop header of 8 bytes. Frames have at most one
+/// VLAN tag.
 pub(crate) const FILTER_NEIGHBOURS: [libc::sock_filter; 18] = [
     filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
     filter(IF_EQUAL, 15, 0, libc::PACKET_OTHERHOST as u32),
@@ -351,12 +357,12 @@ pub(crate) const FILTER_NEIGHBOURS: [libc::sock_filter; 18] = [
     filter(LOAD_BYTE, 0, 0, 54),
     filter(IF_AT_LEAST, 0, 2, 133),
     filter(IF_MORE, 1, 0, 137),
-    filter(RETURN, 0, 0, WHOLE),
+    filter(RETURN, 0, 0, ACCEPT_ALL),
     filter(RETURN, 0, 0, 0),
 ];
 
 pub(crate) fn set_filter(socket: impl AsFd, instructions: &'static [libc::sock_filter]) -> io::Result<()> {
-    // The kernel reads the instructions during the call and changes nothing; they are `'static`.
+    // The kernel only reads the instructions during the call, and they are `'static`.
     let program = libc::sock_fprog { len: instructions.len() as u16, filter: instructions.as_ptr().cast_mut() };
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }

@@ -1,4 +1,4 @@
-//! A port that receives what is in one file, and writes what it sends to another.
+//! A port that receives the frames of one pcap file and writes sent frames to another.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,58 +11,58 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use pcap_file::{DataLink, PcapError as FileError, TsResolution};
 use router::{Packet, Pool, Port, PortLosses};
 
-/// What can be wrong with a file of packets.
+/// The reason why a packet file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PcapError {
-    /// The system refuses it.
+    /// A file operation failed.
     #[error("{path}: {source}")]
     File {
         /// The file.
         path: String,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Not what a port can receive.
+    /// The format is not one that a port can receive.
     #[error("{path}: {reason}; save it as pcap, with Ethernet frames (`editcap -F pcap` converts)")]
     Format {
         /// The file.
         path: String,
-        /// What it is.
+        /// The defect.
         reason: String,
     },
 }
 
-/// A port on files.
+/// A port that reads and writes pcap files.
 pub struct PcapPort {
     received: Option<PcapReader<BufReader<File>>>,
-    /// A frame that found no buffer.
-    held: Option<Vec<u8>>,
+    /// A frame that was read when no buffer was free.
+    pending: Option<Vec<u8>>,
     transmitted: Option<PcapWriter<BufWriter<File>>>,
     unusable: u64,
 }
 
 impl PcapPort {
-    /// What is in `received` comes, as fast as it is taken. What is sent is appended to `transmitted`, which is made
-    /// anew, or is gone.
+    /// Opens a port that receives the frames of `received` as fast as they are polled, and writes sent frames to
+    /// `transmitted`, which is created or truncated. Without `transmitted`, sent frames are discarded.
     pub fn open(received: Option<&Path>, transmitted: Option<&Path>) -> Result<PcapPort, PcapError> {
         let received = received.map(open_to_read).transpose()?;
         let transmitted = transmitted.map(open_to_write).transpose()?;
-        Ok(PcapPort { received, held: None, transmitted, unusable: 0 })
+        Ok(PcapPort { received, pending: None, transmitted, unusable: 0 })
     }
 
-    /// The same, with what is sent appended to this file, which is made anew.
+    /// Replaces the output: sent frames are written to this file, which is created or truncated.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// Fails if the file cannot be created.
     pub fn with_output(mut self, transmitted: Option<&Path>) -> Result<PcapPort, PcapError> {
         self.transmitted = transmitted.map(open_to_write).transpose()?;
         Ok(self)
     }
 
-    /// The next frame; a file that ends within one has no more.
+    /// Returns the next frame. After a truncated frame, the file has no more frames.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        if let Some(held) = self.held.take() {
-            return Ok(Some(held));
+        if let Some(pending) = self.pending.take() {
+            return Ok(Some(pending));
         }
         let Some(reader) = &mut self.received else { return Ok(None) };
         match reader.next_packet() {
@@ -83,7 +83,7 @@ fn open_to_read(path: &Path) -> Result<PcapReader<BufReader<File>>, PcapError> {
     let name = path.display().to_string();
     let file = File::open(path).map_err(|source| PcapError::File { path: name.clone(), source })?;
     let format = |reason: String| PcapError::Format { path: name.clone(), reason };
-    let reader = PcapReader::new(BufReader::new(file)).map_err(|error| format(format!("no pcap file: {error}")))?;
+    let reader = PcapReader::new(BufReader::new(file)).map_err(|error| format(format!("not a pcap file: {error}")))?;
     match reader.header().datalink {
         DataLink::ETHERNET => Ok(reader),
         other => Err(format(format!("its packets are {other:?}, not Ethernet"))),
@@ -115,7 +115,7 @@ impl Port for PcapPort {
                 continue;
             }
             let Some(packet) = pool.alloc_copy(&frame) else {
-                self.held = Some(frame);
+                self.pending = Some(frame);
                 break;
             };
             into.push(packet);
@@ -142,9 +142,9 @@ impl Port for PcapPort {
         None
     }
 
-    /// What is left in the file does not wait for anything.
+    /// Frames that remain in the file are available at once.
     fn may_sleep(&mut self) -> bool {
-        self.received.is_none() && self.held.is_none()
+        self.received.is_none() && self.pending.is_none()
     }
 
     fn losses(&self) -> PortLosses {
@@ -155,7 +155,7 @@ impl Port for PcapPort {
 impl Drop for PcapPort {
     fn drop(&mut self) {
         if let Some(writer) = self.transmitted.take() {
-            // Nobody is left to be told.
+            // An error can no longer be reported.
             let _ = writer.into_writer().flush();
         }
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_to_a_file_is_received_from_it() {
+    fn frames_that_were_sent_to_a_file_are_received_from_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("frames.pcap");
         let mut pool = Pool::new(2, 512, 64);
@@ -195,10 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_is_full_costs_packets_and_no_buffers() {
+    fn a_full_file_system_loses_packets_but_no_buffers() {
         let mut pool = Pool::new(64, 2048, 64);
         let mut port = PcapPort::open(None, Some(Path::new("/dev/full"))).unwrap();
-        // What is written goes out by the buffer.
+        // Writes are buffered, so that an error appears only after several packets.
         let is_refused = (0..16).any(|_| {
             let mut queue: VecDeque<Packet> = (0..64).map(|_| pool.alloc_copy(&[7; 1500]).unwrap()).collect();
             let refused = port.transmit(&mut pool, &mut queue).is_err();
@@ -209,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_frames_are_refused_and_one_that_is_cut_off_ends() {
+    fn files_without_frames_are_refused_and_a_truncated_file_ends() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("frames.pcap");
         let refusal = |path: &Path| PcapPort::open(Some(path), None).err().unwrap().to_string();
         assert!(refusal(&path).ends_with("No such file or directory (os error 2)"), "{}", refusal(&path));
         std::fs::write(&path, [0u8; 40]).unwrap();
-        assert!(refusal(&path).contains(": no pcap file: "), "{}", refusal(&path));
+        assert!(refusal(&path).contains(": not a pcap file: "), "{}", refusal(&path));
         let header = PcapHeader { datalink: DataLink::RAW, ..PcapHeader::default() };
         drop(PcapWriter::with_header(File::create(&path).unwrap(), header).unwrap());
         assert!(refusal(&path).contains("its packets are RAW, not Ethernet"), "{}", refusal(&path));

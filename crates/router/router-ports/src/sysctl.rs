@@ -1,76 +1,77 @@
-//! The kernel's settings of a network namespace, changed for a while and put back.
+//! Kernel settings (sysctls) of a network namespace, which are changed temporarily and restored.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// Settings that were changed, and what they were before. Dropping it puts them back, the last one first: in the
-/// network namespace of the thread that drops it, which is to be the one that they were changed in.
+/// Changed settings and their former values. Dropping it restores them in reverse order, in the network namespace of
+/// the dropping thread, which must be the one in which they were changed.
 #[derive(Debug, Default)]
 pub struct Sysctls {
     before: Vec<(PathBuf, String)>,
 }
 
 impl Sysctls {
-    /// Nothing changed yet.
+    /// Creates an empty set.
     pub fn new() -> Sysctls {
         Sysctls::default()
     }
 
     /// Changes a setting of the calling thread's network namespace, such as `net/ipv4/conf/eth0/forwarding`. The error
-    /// names it.
+    /// names the setting.
     pub fn set(&mut self, name: &str, value: &str) -> io::Result<()> {
         let path = PathBuf::from("/proc/sys").join(name);
         let failed = |source: io::Error| io::Error::new(source.kind(), format!("setting {name} to {value}: {source}"));
         let before = fs::read_to_string(&path).map_err(failed)?.trim().to_string();
         if before != value {
             fs::write(&path, value).map_err(failed)?;
-            self.note(path, before);
+            self.remember(path, before);
         }
         Ok(())
     }
 
-    /// What a setting was before it was changed for the first time counts: of an interface that comes and goes, it is
-    /// changed each time.
-    fn note(&mut self, path: PathBuf, before: String) {
-        if !self.before.iter().any(|(noted, _)| *noted == path) {
+    /// Records the former value of a setting, unless one is recorded: the settings of an interface that is removed and
+    /// added again are changed each time, and the first value counts.
+    fn remember(&mut self, path: PathBuf, before: String) {
+        if !self.before.iter().any(|(recorded, _)| *recorded == path) {
             self.before.push((path, before));
         }
     }
 
-    /// Puts back what was changed of an interface that is no port any more.
-    pub fn put_back(&mut self, interface: &str) {
+    /// Restores the settings of an interface that is no longer a port.
+    pub fn restore(&mut self, interface: &str) {
         let folders = ["ipv4", "ipv6"].map(|family| PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}")));
         for (path, before) in
             self.before.extract_if(.., |(path, _)| folders.iter().any(|folder| path.starts_with(folder)))
         {
-            // The interface, and its settings with it, may be gone.
+            // The interface may have been removed together with its settings.
             let _ = fs::write(path, before);
         }
     }
 
-    /// What another one changed is put back by this one.
+    /// Takes over the settings that `other` changed, so that this value restores them.
     pub fn adopt(&mut self, mut other: Sysctls) {
-        other.before.drain(..).for_each(|(path, before)| self.note(path, before));
+        other.before.drain(..).for_each(|(path, before)| self.remember(path, before));
     }
 
-    /// What was changed stays: its namespace is not kept either.
-    pub fn keep(mut self) {
+    /// Leaves the settings changed, for a namespace that is not kept either.
+    pub fn forget(mut self) {
         self.before.clear();
     }
 
-    /// What a port's interface needs: the kernel behind it is a host there, not a second router. It forwards nothing
-    /// that comes in there, takes no routes from advertisements and redirects, which are for hosts and not for a router
-    /// (RFC 1812, section 5.2.7.2), and receives what is for it whichever way the answer goes.
+    /// Changes the settings of a port's interface: behind it, the kernel is a host and not a second router. It does not
+    /// forward packets received there, ignores routes from router advertisements and redirects, which are meant for
+    /// hosts and not for routers (RFC 1812, section 5.2.7.2), and accepts packets for this node independent of the
+    /// return path.
     pub fn for_port(&mut self, interface: &str) -> io::Result<()> {
         self.set(&format!("net/ipv4/conf/{interface}/forwarding"), "0")?;
         self.set(&format!("net/ipv4/conf/{interface}/rp_filter"), "0")?;
         self.set("net/ipv4/conf/all/rp_filter", "0")?;
-        // Where nothing is forwarded, either of the two settings suffices for them to be believed.
+        // Without forwarding, each of the two settings alone enables redirects.
         self.set(&format!("net/ipv4/conf/{interface}/accept_redirects"), "0")?;
         self.set("net/ipv4/conf/all/accept_redirects", "0")?;
         if self.has_v6(interface) {
-            // IPv6 has one switch for all interfaces.
+            // IPv6 has one setting for all interfaces.
             self.set("net/ipv6/conf/all/forwarding", "0")?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_ra"), "0")?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_redirects"), "0")?;
@@ -78,11 +79,11 @@ impl Sysctls {
         Ok(())
     }
 
-    /// What the line between the router and its own kernel needs: any source may come in there, and the kernel forwards
-    /// nothing into it.
+    /// Changes the settings of the interface between the router and its own kernel: packets from any source may arrive
+    /// there, and the kernel forwards nothing into it.
     pub fn for_tun(&mut self, interface: &str) -> io::Result<()> {
         self.for_port(interface)?;
-        // Packets to other addresses of the node are its own, whichever interface has them.
+        // Packets to any address of the node are local, whichever interface has the address.
         self.set(&format!("net/ipv4/conf/{interface}/accept_local"), "1")
     }
 
@@ -94,7 +95,7 @@ impl Sysctls {
 impl Drop for Sysctls {
     fn drop(&mut self) {
         for (path, before) in self.before.drain(..).rev() {
-            // The interface, and its settings with it, may be gone.
+            // The interface may have been removed together with its settings.
             let _ = fs::write(path, before);
         }
     }
@@ -106,8 +107,8 @@ mod tests {
     use crate::namespace;
 
     #[test]
-    fn what_was_changed_is_put_back() {
-        let Some(namespace) = namespace::for_test("what_was_changed_is_put_back") else { return };
+    fn changed_settings_are_restored() {
+        let Some(namespace) = namespace::for_test("changed_settings_are_restored") else { return };
         let test = || {
             let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/{name}")).unwrap().trim().to_string();
             let mut outer = Sysctls::new();
@@ -126,7 +127,7 @@ mod tests {
             drop(inner);
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "1"]);
             assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "1", "1"]);
-            // Of one that comes and goes, and then is no port any more.
+            // An interface that is removed and added again, and then is no longer a port.
             let mut again = Sysctls::new();
             for _ in 0..3 {
                 again.for_port("lo").unwrap();
@@ -134,7 +135,7 @@ mod tests {
             }
             assert_eq!(again.before.iter().filter(|(path, _)| path.ends_with("ipv4/conf/lo/forwarding")).count(), 1);
             again.for_port("lo").unwrap();
-            again.put_back("lo");
+            again.restore("lo");
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "0"]);
             assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "0", "1"]);
             drop(again);

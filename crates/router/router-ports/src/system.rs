@@ -1,46 +1,49 @@
-//! System calls that no library has: socket options and controls whose arguments are plain C structures.
+//! System calls that no library offers: socket options whose arguments are plain C structures.
 
 use std::ffi::c_int;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Structures of which every pattern of bits is a value, and that hold no pointer into memory that may go.
+/// C structures for which every bit pattern is a valid value.
 ///
 /// # Safety
-/// The type has no invalid patterns. Where the kernel follows a pointer in it, who sets that pointer answers for it.
+/// Every bit pattern is a valid value of the type. If the kernel follows a pointer in it, the code that sets the
+/// pointer ensures that it is valid.
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: a number.
+// SAFETY: every bit pattern is a valid integer.
 unsafe impl Plain for c_int {}
-// SAFETY: numbers.
+// SAFETY: all fields are integers, for which every bit pattern is valid.
 unsafe impl Plain for libc::tpacket_req {}
-// SAFETY: numbers and one pointer; `packet_socket::filter` answers for that.
+// SAFETY: the fields are integers and one pointer; `packet_socket::set_filter` is the only code that sets the pointer,
+// to instructions that are `'static`.
 unsafe impl Plain for libc::sock_fprog {}
-// SAFETY: two numbers.
+// SAFETY: both elements are integers, for which every bit pattern is valid.
 unsafe impl Plain for [u32; 2] {}
 
 pub(crate) fn set_option<T: Plain>(fd: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
     let bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is readable for `bytes`, as `T` is a plain structure, during the call.
+    // SAFETY: `value` is borrowed during the call and `bytes` is its length.
     let result =
         unsafe { libc::setsockopt(fd.as_fd().as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), bytes) };
     checked(result).map(|_| ())
 }
 
-/// What the kernel does not fill in is zero.
+/// Returns the value of a socket option; bytes that the kernel does not fill in are zero.
 pub(crate) fn option<T: Plain>(fd: impl AsFd, level: c_int, option: c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     let mut bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is writable for `bytes` during the call.
+    // SAFETY: `value` is exclusively owned by this function and has room for `bytes` bytes.
     let result =
         unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), level, option, value.as_mut_ptr().cast(), &raw mut bytes) };
     checked(result)?;
-    // SAFETY: zeroed, or written by the kernel; every pattern is a value of a plain type.
+    // SAFETY: all bytes are initialized, with zeroes or by the kernel, and every bit pattern is a valid value of a
+    // `Plain` type.
     Ok(unsafe { value.assume_init() })
 }
 
-/// The result of a system call that is negative on failure.
+/// Converts the result of a system call that is negative on failure.
 pub(crate) fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -1,7 +1,7 @@
-//! TAP and TUN: interfaces whose other end is this process.
+//! TAP and TUN: virtual interfaces whose peer is this process.
 //!
-//! A TAP is a line to this machine's kernel, or to a virtual machine, with Ethernet frames: a port like others. A TUN
-//! is a line to this machine's kernel without Ethernet: its packets begin with their IP header.
+//! A TAP connects to this machine's kernel or to a virtual machine, with Ethernet frames, and is a port like others. A
+//! TUN connects to this machine's kernel without Ethernet: its packets begin with their IP header.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,31 +16,31 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::interface::{InterfaceIndex, request};
 use crate::system::checked;
 
-/// What can go wrong with a TAP or TUN.
+/// The reason why a TAP or TUN interface cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// Not a name.
+    /// The name is not valid.
     #[error("interface name '{name}': not 1 to 15 letters, digits, '-', '_' or '.'; choose another")]
     Name {
         /// The name.
         name: String,
     },
-    /// The kernel refuses.
+    /// The kernel refused a request.
     #[error("interface '{name}': {doing}: {source}")]
     Refused {
         /// The name.
         name: String,
-        /// What was asked for.
+        /// What was attempted.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// An Ethernet interface of the kernel's whose line ends here.
+/// An Ethernet interface of the kernel whose peer is this process.
 pub struct Tap(Device);
 
-/// An IP interface of the kernel's whose line ends here. Its packets have no Ethernet header.
+/// An IP interface of the kernel whose peer is this process. Its packets have no Ethernet header.
 pub struct Tun(Device);
 
 struct Device {
@@ -51,25 +51,25 @@ struct Device {
 }
 
 impl Tap {
-    /// Makes the interface in the calling thread's network namespace, or takes a lasting one that nobody uses. It is
-    /// down, and goes with the port unless it was there before. Needs `CAP_NET_ADMIN`.
+    /// Creates the interface in the calling thread's network namespace, or attaches to a persistent one that is not in
+    /// use. It is down, and is removed with the port unless it existed before. Needs `CAP_NET_ADMIN`.
     pub fn open(name: &str) -> Result<Tap, TapError> {
         Device::open(name, libc::IFF_TAP).map(Tap)
     }
 
-    /// The kernel's number of the interface.
+    /// Returns the kernel's index of the interface.
     pub fn interface(&self) -> InterfaceIndex {
         self.0.index
     }
 }
 
 impl Tun {
-    /// As [`Tap::open`].
+    /// Creates or attaches to the interface as [`Tap::open`] does.
     pub fn open(name: &str) -> Result<Tun, TapError> {
         Device::open(name, libc::IFF_TUN).map(Tun)
     }
 
-    /// The kernel's number of the interface.
+    /// Returns the kernel's index of the interface.
     pub fn interface(&self) -> InterfaceIndex {
         self.0.index
     }
@@ -77,9 +77,9 @@ impl Tun {
 
 impl Device {
     fn open(name: &str, kind: i32) -> Result<Device, TapError> {
-        let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         let is_path = matches!(name, "." | "..");
-        if !(1..libc::IFNAMSIZ).contains(&name.len()) || !name.bytes().all(is_fine) || is_path {
+        if !(1..libc::IFNAMSIZ).contains(&name.len()) || !name.bytes().all(is_allowed) || is_path {
             return Err(TapError::Name { name: name.to_string() });
         }
         let refused = |doing| move |source| TapError::Refused { name: name.to_string(), doing, source };
@@ -89,13 +89,14 @@ impl Device {
             .map_err(refused("opening /dev/net/tun"))?;
         let mut request = request(name);
         request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as i16;
-        // SAFETY: `request` is an `ifreq` with a name and flags, which is what TUNSETIFF reads and writes.
+        // SAFETY: `request` is an `ifreq` with a name and flags, which TUNSETIFF reads and writes, and is alive during
+        // the call.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) };
-        checked(result).map_err(refused("making it"))?;
+        checked(result).map_err(refused("creating it"))?;
         let index = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .and_then(|socket| rustix::net::netdevice::name_to_index(socket, name))
             .map_err(io::Error::from)
-            .map_err(refused("asking for its number"))?;
+            .map_err(refused("querying its index"))?;
         Ok(Device { fd, index: InterfaceIndex(index), unusable: 0, refused: 0 })
     }
 
@@ -109,7 +110,7 @@ impl Device {
                     pool.resize(&mut packet, bytes);
                     into.push(packet);
                 }
-                // Longer than the buffer, and cut off.
+                // The packet is longer than the buffer and was truncated.
                 Ok(_) => {
                     pool.free(packet);
                     self.unusable += 1;
@@ -138,7 +139,7 @@ impl Device {
             match written {
                 Ok(_) => {}
                 Err(Errno::BADFD) => return Err(Errno::BADFD.into()),
-                // Down, or no packet that the kernel takes.
+                // The interface is down, or the kernel does not accept the packet.
                 Err(_) => self.refused += 1,
             }
         }
@@ -147,8 +148,8 @@ impl Device {
 
     fn may_sleep(&mut self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut polled, Some(&at_once)), Ok(0))
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut polled, Some(&no_wait)), Ok(0))
     }
 
     fn losses(&self) -> PortLosses {
@@ -194,7 +195,7 @@ mod tests {
     use crate::namespace;
     use crate::netlink::{Requests, RouteRequest};
 
-    /// A UDP packet to 10.3.0.1, port 9, with the payload "hi": what the kernel is to receive.
+    /// Returns a UDP packet to 10.3.0.1, port 9, with the payload "hi", which the kernel is to receive.
     fn datagram() -> Vec<u8> {
         let mut bytes = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0, 10, 4, 0, 9, 10, 3, 0, 1];
         bytes.extend([0, 9, 0, 9, 0, 10, 0, 0, b'h', b'i']);
@@ -202,7 +203,7 @@ mod tests {
         bytes
     }
 
-    /// The next that is it; the kernel also says that there is an IPv6 host, again and again.
+    /// Returns the next packet that satisfies `is_it`; the kernel also sends its own IPv6 packets.
     fn next(port: &mut impl Port, pool: &mut Pool, is_it: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         for _ in 0..100 {
             let mut into = Vec::new();
@@ -216,10 +217,10 @@ mod tests {
             } else if port.may_sleep() {
                 let mut wakes = [PollFd::from_borrowed_fd(port.wakes().unwrap(), PollFlags::IN)];
                 let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-                assert_eq!(poll(&mut wakes, Some(&limit)), Ok(1), "nothing came");
+                assert_eq!(poll(&mut wakes, Some(&limit)), Ok(1), "nothing arrived");
             }
         }
-        panic!("only other things came");
+        panic!("only other packets arrived");
     }
 
     #[test]
@@ -264,7 +265,7 @@ mod tests {
             let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(4, 2048, 64));
             requests.set_up(tap.interface()).unwrap();
             requests.add_address(tap.interface(), "10.3.0.1/24".parse().unwrap()).unwrap();
-            // The kernel asks who has the neighbour's address.
+            // The kernel sends an ARP request for the neighbour's address.
             UdpSocket::bind("10.3.0.1:9").unwrap().send_to(b"out", "10.3.0.9:9").unwrap();
             let frame = next(&mut tap, &mut pool, |frame| frame[12..14] == [0x08, 0x06]);
             assert!(frame.ends_with(&[10, 3, 0, 9]), "{frame:02x?}");
@@ -273,7 +274,7 @@ mod tests {
                 assert!(error.starts_with(&format!("interface name '{name}': not 1 to 15")), "{error}");
             }
             let error = Tun::open("tap7").err().unwrap().to_string();
-            assert!(error.starts_with("interface 'tap7': making it: "), "{error}");
+            assert!(error.starts_with("interface 'tap7': creating it: "), "{error}");
         };
         namespace.within(test).unwrap();
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use packet::ethernet::MacAddress;
-use router_ports::netlink::{Requests, RouteRequest, VethEnd};
+use router_ports::netlink::{Requests, RouteRequest, VethEndpoint};
 use router_ports::{Interface, Namespace, Sysctls};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::Random;
@@ -78,7 +78,7 @@ impl Bed {
         let destinations = destinations(options);
         let mut sysctls = Sysctls::new();
         within(&node, || prepare_kernel(subject, &destinations, &mut sysctls))??;
-        sysctls.keep();
+        sysctls.forget();
         if subject == Subject::KernelSteered {
             let steer = || steer_to_second(PORTS[0]);
             node.within_with_sysfs(steer).and_then(|result| result).map_err(system("steering packets"))?;
@@ -149,8 +149,8 @@ fn connect(hosts: &[&Namespace; 2]) -> Result<(), Error> {
     for (side, host) in hosts.iter().enumerate() {
         let mac = |place| Some(MacAddress([2, 0, 0, 0, place, side as u8]));
         requests.add_veth(
-            VethEnd { name: PORTS[side], namespace: None, mac: mac(1) },
-            VethEnd { name: PORTS[side], namespace: Some(host.as_fd()), mac: mac(2) },
+            VethEndpoint { name: PORTS[side], namespace: None, mac: mac(1) },
+            VethEndpoint { name: PORTS[side], namespace: Some(host.as_fd()), mac: mac(2) },
         )?;
         set_up(PORTS[side], NODE[side])?;
     }

@@ -178,7 +178,7 @@ impl Node {
     fn release_interfaces(&mut self, new: &NodeConfig) {
         let is_port = |device: &String| new.ports.iter().any(|port| port.device == *device);
         let former: Vec<String> = self.settings.node().ports.iter().map(|port| port.device.clone()).collect();
-        former.iter().filter(|device| !is_port(device)).for_each(|device| self.sysctls.put_back(device));
+        former.iter().filter(|device| !is_port(device)).for_each(|device| self.sysctls.restore(device));
     }
 
     /// Sets changed MTUs on the kernel interfaces of TAP ports that stay open.

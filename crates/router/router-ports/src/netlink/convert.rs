@@ -1,4 +1,5 @@
-//! From the library's messages to the router's words. `None` is what the router has nothing to do with.
+//! Conversion of the library's messages to the model of the router. `None` is returned for what the router does not
+//! use.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +22,7 @@ use super::model::{
 };
 use crate::InterfaceIndex;
 
-/// The kernel's metric of an IPv6 route that was given none.
+/// The kernel's metric for an IPv6 route without an explicit one.
 const METRIC_V6_DEFAULT: u32 = 1024;
 /// `RT_TABLE_LOCAL` (`linux/rtnetlink.h`).
 const TABLE_LOCAL: u32 = 255;
@@ -29,7 +30,7 @@ const TABLE_LOCAL: u32 = 255;
 pub(super) fn link(message: &LinkMessage) -> Option<Link> {
     let header = &message.header;
     if header.interface_family != AddressFamily::Unspec {
-        return None; // what a bridge or an address family adds
+        return None; // attributes that a bridge or an address family adds
     }
     let mut link = Link {
         index: InterfaceIndex(header.index),
@@ -65,19 +66,19 @@ pub(super) fn address(message: &AddressMessage) -> Option<Address> {
     }
     let own = local.or(address)?;
     let is_optimistic = flags.contains(AddressFlags::Optimistic);
-    let is_doubtful = flags.contains(AddressFlags::Tentative) && !is_optimistic;
+    let is_tentative = flags.contains(AddressFlags::Tentative) && !is_optimistic;
     Some(Address {
         interface: InterfaceIndex(message.header.index),
         network: IpNet::new(own, message.header.prefix_len).ok()?,
         peer: address.filter(|peer| *peer != own),
-        is_usable: !is_doubtful && !flags.contains(AddressFlags::Dadfailed),
+        is_usable: !is_tentative && !flags.contains(AddressFlags::Dadfailed),
     })
 }
 
 pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     let header = &message.header;
     if header.flags.contains(NeighbourFlags::Proxy) || header.state == Nud::Noarp {
-        return None; // addresses that the kernel answers for; multicast
+        return None; // proxy entries; multicast
     }
     let (mut address, mut mac) = (None, None);
     for attribute in &message.attributes {
@@ -97,7 +98,7 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     Some(Neighbour { interface: InterfaceIndex(header.ifindex), address: address?, mac, state })
 }
 
-/// A route, and the next-hop object that it was made with.
+/// Returns a route, and the next-hop object that it refers to.
 pub(super) fn route(message: &RouteMessage) -> Option<(Route, Option<u32>)> {
     let header = &message.header;
     let protocol = u8::from(header.protocol);
@@ -123,7 +124,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<(Route, Option<u32>)> {
     Some((Route { key, protocol, kind, hops, mtu_bytes: read.mtu_bytes }, read.object))
 }
 
-/// Whether it is of the main table; of those in table local, one that the kernel did not make for an address.
+/// Returns whether the route is of the main table or, in table local, was not made by the kernel for an address.
 fn is_of_table(kind: RouteKind, protocol: RouteProtocol, table: u32) -> bool {
     match kind {
         RouteKind::Local => protocol != RouteProtocol::Kernel && table == TABLE_LOCAL,
@@ -143,14 +144,14 @@ fn kind(kind: RouteType) -> Option<RouteKind> {
     }
 }
 
-/// What a route's attributes say.
+/// The attributes of a route.
 struct Attributes<'a> {
     table: u32,
     destination: Option<IpAddr>,
     metric: Option<u32>,
     interface: Option<u32>,
     gateway: Option<IpAddr>,
-    several: Option<&'a [RouteNextHop]>,
+    multipath: Option<&'a [RouteNextHop]>,
     object: Option<u32>,
     mtu_bytes: Option<u32>,
     is_encapsulated: bool,
@@ -164,7 +165,7 @@ impl Attributes<'_> {
             metric: None,
             interface: None,
             gateway: None,
-            several: None,
+            multipath: None,
             object: None,
             mtu_bytes: None,
             is_encapsulated: message.attributes.iter().any(is_encapsulation),
@@ -175,7 +176,7 @@ impl Attributes<'_> {
                 RouteAttribute::Destination(to) => read.destination = ip(to),
                 RouteAttribute::Priority(metric) => read.metric = Some(*metric),
                 RouteAttribute::Oif(index) => read.interface = Some(*index),
-                RouteAttribute::MultiPath(several) => read.several = Some(several),
+                RouteAttribute::MultiPath(multipath) => read.multipath = Some(multipath),
                 RouteAttribute::NhId(id) => read.object = Some(*id),
                 RouteAttribute::Metrics(metrics) => read.mtu_bytes = metrics.iter().find_map(mtu_bytes),
                 _ => read.gateway = gateway(attribute).or(read.gateway),
@@ -191,8 +192,8 @@ impl Attributes<'_> {
             weight: 1,
             is_encapsulated: self.is_encapsulated,
         });
-        match self.several {
-            Some(several) => several.iter().map(hop).collect(),
+        match self.multipath {
+            Some(multipath) => multipath.iter().map(hop).collect(),
             None => single.into_iter().collect(),
         }
     }

@@ -1,7 +1,7 @@
-//! The kernel's links, addresses, routes and neighbours: told as they are, and kept told.
+//! The kernel's links, addresses, routes and neighbours: their state, and its changes.
 //!
-//! [`Monitor`] says what there is as changes from nothing, and then what changes. [`Requests`] asks the kernel to
-//! change.
+//! [`Monitor`] reports the state as changes from nothing, and then each change. [`Requests`] asks the kernel for
+//! changes.
 
 mod convert;
 mod model;
@@ -16,5 +16,5 @@ pub use model::{
     Address, Change, Link, Neighbour, NeighbourState, PROTOCOL_CROSSLANE, Route, RouteHop, RouteKey, RouteKind,
 };
 pub use monitor::Monitor;
-pub use requests::{Requests, RouteRequest, VethEnd};
+pub use requests::{Requests, RouteRequest, VethEndpoint};
 pub use socket::NetlinkError;

@@ -1,4 +1,4 @@
-//! What the kernel says of itself, in the router's words.
+//! The kernel's links, addresses, routes and neighbours, as the router models them.
 
 use std::net::IpAddr;
 
@@ -7,37 +7,38 @@ use packet::ethernet::MacAddress;
 
 use crate::InterfaceIndex;
 
-/// The routing protocol number of routes that the router itself puts into the kernel: none that `linux/rtnetlink.h` or
-/// a routing daemon gives a meaning to. Zebra takes routes of its own daemons' numbers, 186 to 192, for left over.
+/// The routing protocol number of routes that the router installs in the kernel; neither `linux/rtnetlink.h` nor a
+/// routing daemon uses it. Zebra treats routes with the numbers of its own daemons, 186 to 192, as left over from an
+/// earlier run.
 pub const PROTOCOL_CROSSLANE: u8 = 119;
 
-/// What is different from what the last changes said.
+/// A difference from the last reported state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// An interface came or changed.
+    /// An interface was added or changed.
     Link(Link),
-    /// An interface went.
+    /// An interface was removed.
     LinkGone(InterfaceIndex),
-    /// An address came or changed.
+    /// An address was added or changed.
     Address(Address),
-    /// An address went.
+    /// An address was removed.
     AddressGone {
-        /// Where it was.
+        /// Its interface.
         interface: InterfaceIndex,
-        /// The address, and the length of its network's prefix.
+        /// The address, and the prefix length of its network.
         network: IpNet,
     },
-    /// A route came or changed.
+    /// A route was added or changed.
     Route(Route),
-    /// A route went.
+    /// A route was removed.
     RouteGone(RouteKey),
-    /// A neighbour came or changed.
+    /// A neighbour was added or changed.
     Neighbour(Neighbour),
-    /// A neighbour went.
+    /// A neighbour was removed.
     NeighbourGone {
-        /// Where it was.
+        /// Its interface.
         interface: InterfaceIndex,
-        /// Whose hardware address was known or asked for.
+        /// Its IP address.
         address: IpAddr,
     },
 }
@@ -45,109 +46,112 @@ pub enum Change {
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// The kernel's number.
+    /// The kernel's index.
     pub index: InterfaceIndex,
     /// The kernel's name, at most 15 bytes.
     pub name: String,
-    /// Its hardware address, where that is an Ethernet one.
+    /// The hardware address, if it is an Ethernet address.
     pub mac: Option<MacAddress>,
-    /// The longest IP packet that it carries.
+    /// The MTU: the longest IP packet that it carries, in bytes.
     pub mtu_bytes: u32,
-    /// Set up by its administrator.
+    /// Whether it is administratively up.
     pub is_up: bool,
-    /// The line works.
+    /// Whether it has a carrier.
     pub has_carrier: bool,
 }
 
 /// An address of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Where it is.
+    /// Its interface.
     pub interface: InterfaceIndex,
-    /// The address, and the length of its network's prefix. On a line between two, the prefix is the other end's.
+    /// The address, and the prefix length of its network. On a point-to-point link, the prefix is that of the peer.
     pub network: IpNet,
-    /// The other end of a line between two.
+    /// The peer of a point-to-point link.
     pub peer: Option<IpAddr>,
-    /// It is this node's for sure: no duplicate of it is looked for, and none was found.
+    /// Whether the address can be used: duplicate address detection is not in progress and has not failed.
     pub is_usable: bool,
 }
 
-/// Which routes stand for each other.
+/// The key of a route: of routes with the same key, the kernel uses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RouteKey {
-    /// To where.
+    /// The destination prefix.
     pub prefix: IpNet,
-    /// The lowest one of a prefix counts.
+    /// The metric; the kernel prefers the lowest one of a prefix.
     pub metric: u32,
 }
 
-/// A route of the main table that the router did not put there itself. Where the kernel has several under one key, the
-/// one that it uses.
+/// A route of the main table that was not installed by the router. If the kernel has several with the same key, this is
+/// the one that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// To where, and how good.
+    /// The destination and the metric.
     pub key: RouteKey,
-    /// Who made it: 2 is the kernel, 4 an administrator, 186 BGP, ... (`/etc/iproute2/rt_protos`).
+    /// The routing protocol that installed it: 2 is the kernel, 4 an administrator, 186 BGP, ...
+    /// (`/etc/iproute2/rt_protos`).
     pub protocol: u8,
-    /// What becomes of a packet.
+    /// What the route does with packets.
     pub kind: RouteKind,
-    /// Equal ways, sorted; none unless the kind is [`RouteKind::Unicast`] or [`RouteKind::Local`].
+    /// The next hops, sorted; empty unless the kind is [`RouteKind::Unicast`] or [`RouteKind::Local`].
     pub hops: Vec<RouteHop>,
-    /// The longest packet that is to take it, where that is not its interface's.
+    /// The MTU of the route, if it differs from that of the interface.
     pub mtu_bytes: Option<u32>,
 }
 
 /// What a route does with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteKind {
-    /// Sends them on.
+    /// Forwards them.
     Unicast,
-    /// Takes them as for an address of the node's, although none is configured (AnyIP): a route of an administrator's
-    /// in table local, which is looked in before main. Those of addresses are not told as routes.
+    /// Delivers them locally, as for an address of the node, although none is configured (AnyIP). These are routes of
+    /// an administrator in table local, which is searched before main; the kernel's own routes for addresses are not
+    /// reported.
     Local,
     /// Drops them.
     Blackhole,
-    /// Drops them, and says so to the sender.
+    /// Drops them, and reports to the sender that the destination is unreachable.
     Unreachable,
-    /// Drops them, and says to the sender that it is forbidden.
+    /// Drops them, and reports to the sender that communication is prohibited.
     Prohibit,
-    /// Ends the search in this table: to a router that has no other, as if there were no route, and no wider one.
+    /// Ends the lookup in this table. For a router without other tables this means that there is no route, even if a
+    /// shorter prefix matches.
     Throw,
 }
 
-/// One way of a route.
+/// A next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RouteHop {
-    /// Out of which interface.
+    /// The output interface.
     pub interface: InterfaceIndex,
-    /// To whom; `None` when the destination itself is a neighbour.
+    /// The gateway; `None` if the destination itself is a neighbour.
     pub gateway: Option<IpAddr>,
-    /// How many parts of the flows, 1 to 256.
+    /// The weight of the next hop in the distribution of flows, 1 to 256.
     pub weight: u16,
-    /// In which the kernel wraps packets: MPLS, SRv6, a tunnel without an interface.
+    /// Whether the kernel encapsulates packets: MPLS, SRv6, a tunnel without an interface.
     pub is_encapsulated: bool,
 }
 
-/// What the kernel knows of a neighbour.
+/// An entry of the kernel's neighbour table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// On which interface.
+    /// Its interface.
     pub interface: InterfaceIndex,
-    /// Who.
+    /// Its IP address.
     pub address: IpAddr,
-    /// The hardware address, when it is known.
+    /// The hardware address, if it is known.
     pub mac: Option<MacAddress>,
-    /// How sure the kernel is.
+    /// The state of the entry.
     pub state: NeighbourState,
 }
 
-/// How sure the kernel is of a neighbour.
+/// The state of a neighbour entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NeighbourState {
-    /// An administrator said so, or the line needs no hardware addresses.
+    /// Configured by an administrator, or the link needs no hardware addresses.
     Permanent,
-    /// It has answered once.
+    /// The neighbour has answered.
     Known,
-    /// It has not answered (yet).
+    /// The neighbour has not answered, or not yet.
     Unresolved,
 }

@@ -1,10 +1,13 @@
-//! What there is, then what changes.
+//! Monitoring of the kernel's state: what exists, then each change.
 //!
-//! Some things of the kernel's are not as one would think. When events found no room, it says so once, and drops all
-//! that follow, without a word, until the queue was empty. Of IPv6 it tells routes in pieces: when one comes between
-//! two of them, it begins anew and passes over as many as it had told, which are too many where others went. So all
-//! is heard before all is read, and what is read while routes of IPv6 go is read again. So is a route that was hidden
-//! among the ways of another one, once these go.
+//! Three properties of the kernel need care:
+//! - If the event queue overflows, the kernel reports it once (`ENOBUFS`) and then drops all events silently until the
+//!   queue has been drained. All queued events are therefore received before a dump.
+//! - The kernel dumps IPv6 routes in parts. If a route is added between two parts, it restarts and skips as many routes
+//!   as it had sent, which is too many if others were removed. Routes that were dumped while IPv6 routes were removed
+//!   are therefore dumped again.
+//! - The kernel does not report an IPv6 route that lies among the next hops of a multipath route. When these are
+//!   removed, routes are dumped again as well.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -27,166 +30,168 @@ use super::state::State;
 const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31;
 /// `RTM_DELNEXTHOP`; the library has no next-hop objects.
 const NEXTHOP_GONE: u16 = 105;
-/// The kernel's messages of one look, so that a flood of them does not keep the caller for ever.
+/// The largest number of messages in a batch, so that a flood of events does not block the caller.
 const RECEIVES_MAX: u32 = 10_000;
-/// Such looks until a queue must be empty that the kernel adds nothing to.
-const LOOKS_MAX: u32 = 16;
-/// How often routes are read at a time, while some of them go.
-const READS_MAX: u32 = 3;
-/// When routes went each time, all is read again after a pause: so many times as long as reading took, and twice as
-/// long whenever that happens again.
-const PAUSE_READS: u32 = 10;
+/// The largest number of batches after which a queue is empty to which the kernel adds nothing.
+const BATCHES_MAX: u32 = 16;
+/// The largest number of dumps in a resynchronization while routes are removed.
+const DUMPS_MAX: u32 = 3;
+/// If routes were removed during each of these dumps, everything is dumped again after a pause: this multiple of the
+/// time of the dumps, doubled each time that it happens again.
+const PAUSE_DUMPS: u32 = 10;
 const PAUSE_MAX: Duration = Duration::from_secs(64);
-/// Routes that are read in some milliseconds: of more of them, one that may have been hidden has to wait.
+/// The number of routes that are dumped in some milliseconds. With more routes, a route that may have been hidden is
+/// reported after `PAUSE_HIDDEN`.
 const ROUTES_FEW: usize = 10_000;
 const PAUSE_HIDDEN: Duration = Duration::from_secs(10);
 
-/// The kernel's links, addresses, routes and neighbours, as changes.
+/// Monitors the kernel's links, addresses, routes and neighbours, and reports changes.
 pub struct Monitor {
     events: Socket,
-    questions: Socket,
+    dumps: Socket,
     state: State,
     is_stale: bool,
     resyncs: u64,
-    /// Some of what there is may be missing: when all is to be read again, and after which pause.
-    again: Option<(Instant, Duration)>,
-    /// What the state has already, and the caller was not told because something failed.
-    untold: Vec<Change>,
-    /// Events that could not be read.
+    /// The time of the next resynchronization and the pause before it, if the state may be incomplete.
+    next_resync: Option<(Instant, Duration)>,
+    /// Changes that the state contains but that were not reported because of an error.
+    unreported: Vec<Change>,
+    /// The number of events that could not be parsed.
     unreadable: u64,
-    /// Messages that are heard at a time.
+    /// The largest number of messages in a batch.
     receives_max: u32,
 }
 
 impl Monitor {
-    /// Hears of everything from now on. What there is comes with the first [`Monitor::changes`].
+    /// Subscribes to all events. The first [`Monitor::changes`] reports the existing state.
     pub fn open() -> Result<Monitor, NetlinkError> {
         let compatible = std::fs::read_to_string("/proc/sys/net/ipv4/nexthop_compat_mode");
         if compatible.is_ok_and(|mode| mode.trim() == "0") {
             return Err(NetlinkError::HopsHidden);
         }
-        let (events, questions) = (Socket::open(GROUPS)?, Socket::open(0)?);
-        let (state, untold) = (State::default(), Vec::new());
+        let (events, dumps) = (Socket::open(GROUPS)?, Socket::open(0)?);
+        let (state, unreported) = (State::default(), Vec::new());
         let receives_max = RECEIVES_MAX;
-        let (is_stale, again, resyncs, unreadable) = (true, None, 0, 0);
-        Ok(Monitor { events, questions, state, is_stale, resyncs, again, untold, unreadable, receives_max })
+        let (is_stale, next_resync, resyncs, unreadable) = (true, None, 0, 0);
+        Ok(Monitor { events, dumps, state, is_stale, resyncs, next_resync, unreported, unreadable, receives_max })
     }
 
-    /// Becomes readable when there may be changes.
+    /// Returns a descriptor that becomes readable when there may be changes.
     pub fn wakes(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    /// How often everything was read anew, the first time included: an event was lost, or left a doubt.
+    /// Returns how often everything was dumped, the first time included: because an event was lost or was ambiguous.
     pub fn resyncs(&self) -> u64 {
         self.resyncs
     }
 
-    /// The kernel's messages that could not be read, and were passed over: of a kernel that is newer than this program,
-    /// or interfaces of a rare kind.
+    /// Returns the number of kernel messages that could not be parsed and were skipped, because the kernel is newer
+    /// than this program or an interface is of a rare kind.
     pub fn unreadable(&self) -> u64 {
-        self.unreadable + self.questions.unreadable()
+        self.unreadable + self.dumps.unreadable()
     }
 
-    /// All that there is, as far as it was told: as changes from nothing.
+    /// Returns the reported state, as changes from nothing.
     pub fn all(&self) -> Vec<Change> {
         self.state.differences(&State::default())
     }
 
-    /// What has changed since the last call. Waits for nothing but the kernel's answers to a resync. After an error,
-    /// the next call makes up for it.
+    /// Returns the changes since the last call. Waits only for the kernel's answers in a resynchronization. After an
+    /// error, the next call reports what is missing.
     pub fn changes(&mut self) -> Result<Vec<Change>, NetlinkError> {
-        let (mut state, mut untold) = (std::mem::take(&mut self.state), std::mem::take(&mut self.untold));
-        let heard = self.hear_all(&mut state, &mut untold);
-        (self.state, self.untold) = (state, untold);
-        if self.state.may_hide() && self.again.is_none() {
+        let (mut state, mut unreported) = (std::mem::take(&mut self.state), std::mem::take(&mut self.unreported));
+        let batch = self.receive_all(&mut state, &mut unreported);
+        (self.state, self.unreported) = (state, unreported);
+        if self.state.may_hide_routes() && self.next_resync.is_none() {
             let pause = if self.state.routes() > ROUTES_FEW { PAUSE_HIDDEN } else { Duration::ZERO };
-            self.again = Some((Instant::now() + pause, pause));
+            self.next_resync = Some((Instant::now() + pause, pause));
         }
-        let is_again = self.again.is_some_and(|(at, _)| at <= Instant::now());
-        // What is still queued after a loss is older than what would be read.
-        let is_ready = heard?.is_all || !self.is_stale;
-        if is_ready && (self.is_stale || self.state.is_doubtful() || is_again) {
+        let is_due = self.next_resync.is_some_and(|(at, _)| at <= Instant::now());
+        // Events that are still queued after a loss are older than what a dump would return.
+        let is_ready = batch?.is_all || !self.is_stale;
+        if is_ready && (self.is_stale || self.state.may_be_incomplete() || is_due) {
             self.is_stale = false;
             self.resync().inspect_err(|_| self.is_stale = true)?;
         }
-        Ok(std::mem::take(&mut self.untold))
+        Ok(std::mem::take(&mut self.unreported))
     }
 
-    /// Hears all there is, where some was lost: what comes later was told only if none is left. The kernel adds nothing
-    /// until then.
-    fn hear_all(&mut self, state: &mut State, changes: &mut Vec<Change>) -> Result<Heard, NetlinkError> {
-        let mut heard = self.hear(state, changes)?;
-        for _ in 1..LOOKS_MAX {
-            if heard.is_all || !self.is_stale {
+    /// Receives all queued events if some were lost: later events are reported only after the queue has been drained,
+    /// and the kernel adds nothing until then.
+    fn receive_all(&mut self, state: &mut State, changes: &mut Vec<Change>) -> Result<EventBatch, NetlinkError> {
+        let mut batch = self.receive_batch(state, changes)?;
+        for _ in 1..BATCHES_MAX {
+            if batch.is_all || !self.is_stale {
                 break;
             }
-            let more = self.hear(state, changes)?;
-            heard = Heard { is_all: more.is_all, routes_went: heard.routes_went || more.routes_went };
+            let more = self.receive_batch(state, changes)?;
+            batch = EventBatch { is_all: more.is_all, routes_removed: batch.routes_removed || more.routes_removed };
         }
-        Ok(heard)
+        Ok(batch)
     }
 
-    /// Reads all anew, and the routes of IPv6 once more while some of them go: what one look passes over, another sees.
+    /// Dumps everything, and the IPv6 routes again while some of them are removed: a route that one dump skips, another
+    /// one returns.
     fn resync(&mut self) -> Result<(), NetlinkError> {
         let begun = Instant::now();
-        let (mut now, mut is_whole) = self.read_anew()?;
-        // What is told here is in the differences.
-        is_whole &= !self.hear_all(&mut now, &mut Vec::new())?.routes_went;
-        for _ in 1..READS_MAX {
-            if is_whole {
+        let (mut now, mut is_consistent) = self.dump_all()?;
+        // Changes that these events report are part of the differences below.
+        is_consistent &= !self.receive_all(&mut now, &mut Vec::new())?.routes_removed;
+        for _ in 1..DUMPS_MAX {
+            if is_consistent {
                 break;
             }
             let mut routes = State::default();
-            is_whole = self.read_routes(&mut routes, AddressFamily::Inet6)?;
+            is_consistent = self.dump_routes(&mut routes, AddressFamily::Inet6)?;
             now.add_routes(routes);
-            is_whole &= !self.hear_all(&mut now, &mut Vec::new())?.routes_went;
+            is_consistent &= !self.receive_all(&mut now, &mut Vec::new())?.routes_removed;
         }
-        let pause = self.again.map_or(Duration::ZERO, |(_, pause)| 2 * pause);
-        let pause = pause.max(begun.elapsed() * PAUSE_READS).min(PAUSE_MAX);
-        self.again = (!is_whole).then(|| (Instant::now() + pause, pause));
-        self.untold.extend(now.differences(&self.state));
+        let pause = self.next_resync.map_or(Duration::ZERO, |(_, pause)| 2 * pause);
+        let pause = pause.max(begun.elapsed() * PAUSE_DUMPS).min(PAUSE_MAX);
+        self.next_resync = (!is_consistent).then(|| (Instant::now() + pause, pause));
+        self.unreported.extend(now.differences(&self.state));
         self.state = now;
         self.resyncs += 1;
         Ok(())
     }
 
-    /// The kernel gives it so much room; with little, events are lost.
+    /// Sets the size of the event queue; a small one loses events.
     #[cfg(test)]
     pub(super) fn set_queue(&self, bytes: usize) {
         rustix::net::sockopt::set_socket_recv_buffer_size(self.events.as_fd(), bytes).unwrap();
     }
 
-    /// Hears so many messages at a time.
+    /// Sets the largest number of messages in a batch.
     #[cfg(test)]
-    pub(super) fn hear_at_most(&mut self, receives: u32) {
+    pub(super) fn set_receives_max(&mut self, receives: u32) {
         self.receives_max = receives;
     }
 
-    /// Hears from the socket that is given back instead of the kernel.
+    /// Receives events from the returned socket instead of the kernel.
     #[cfg(test)]
-    pub(super) fn hear_instead(&mut self) -> std::os::unix::net::UnixDatagram {
-        let (here, there) = std::os::unix::net::UnixDatagram::pair().unwrap();
-        self.events = Socket::of(here.into());
-        there
+    pub(super) fn replace_events(&mut self) -> std::os::unix::net::UnixDatagram {
+        let (receiver, sender) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        self.events = Socket::of(receiver.into());
+        sender
     }
 
-    /// Hears what there is, of a look.
-    fn hear(&mut self, state: &mut State, changes: &mut Vec<Change>) -> Result<Heard, NetlinkError> {
-        let mut heard = Heard { is_all: true, routes_went: false };
+    /// Receives one batch of events.
+    fn receive_batch(&mut self, state: &mut State, changes: &mut Vec<Change>) -> Result<EventBatch, NetlinkError> {
+        let mut batch = EventBatch { is_all: true, routes_removed: false };
         for _ in 0..self.receives_max {
             let Monitor { events, unreadable, .. } = self;
             let received = events.receive(RecvFlags::DONTWAIT, |raw| {
                 match raw.kind {
-                    NEXTHOP_GONE => state.doubt(),
+                    NEXTHOP_GONE => state.mark_incomplete(),
                     kind if is_event(kind) => match raw.read() {
                         Ok(message) => {
-                            heard.routes_went |= takes_routes(&message, raw.flags);
+                            batch.routes_removed |= removes_routes(&message, raw.flags);
                             state.apply(message, raw.flags, changes);
                         }
                         Err(_) => {
                             *unreadable += 1;
-                            state.doubt();
+                            state.mark_incomplete();
                         }
                     },
                     _ => {}
@@ -195,7 +200,7 @@ impl Monitor {
             });
             match received {
                 Ok(()) => {}
-                Err(ReceiveError::Empty) => return Ok(heard),
+                Err(ReceiveError::Empty) => return Ok(batch),
                 Err(ReceiveError::Lost) => self.is_stale = true,
                 Err(ReceiveError::Failed(error)) => {
                     self.is_stale = true;
@@ -203,41 +208,42 @@ impl Monitor {
                 }
             }
         }
-        Ok(Heard { is_all: false, ..heard })
+        Ok(EventBatch { is_all: false, ..batch })
     }
 
-    /// Says whether nothing changed while all was read, as far as the kernel says so.
-    fn read_anew(&mut self) -> Result<(State, bool), NetlinkError> {
+    /// Dumps everything, and returns whether the tables did not change during the dumps, as far as the kernel reports
+    /// it.
+    fn dump_all(&mut self) -> Result<(State, bool), NetlinkError> {
         let mut state = State::default();
         let learn = State::learn;
         let links = Message::GetLink(LinkMessage::default());
-        let mut is_whole = self.questions.dump(&links, &mut state, State::clear_links, learn)?;
+        let mut is_consistent = self.dumps.dump(&links, &mut state, State::clear_links, learn)?;
         let addresses = Message::GetAddress(AddressMessage::default());
-        is_whole &= self.questions.dump(&addresses, &mut state, State::clear_addresses, learn)?;
+        is_consistent &= self.dumps.dump(&addresses, &mut state, State::clear_addresses, learn)?;
         let neighbours = Message::GetNeighbour(NeighbourMessage::default());
-        is_whole &= self.questions.dump(&neighbours, &mut state, State::clear_neighbours, learn)?;
+        is_consistent &= self.dumps.dump(&neighbours, &mut state, State::clear_neighbours, learn)?;
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            is_whole &= self.read_routes(&mut state, family)?;
+            is_consistent &= self.dump_routes(&mut state, family)?;
         }
-        Ok((state, is_whole))
+        Ok((state, is_consistent))
     }
 
-    fn read_routes(&mut self, state: &mut State, family: AddressFamily) -> Result<bool, NetlinkError> {
+    fn dump_routes(&mut self, state: &mut State, family: AddressFamily) -> Result<bool, NetlinkError> {
         let is_v6 = family == AddressFamily::Inet6;
-        self.questions.dump(&routes_of(family), state, |state| state.clear_routes(is_v6), State::learn)
+        self.dumps.dump(&routes_of(family), state, |state| state.clear_routes(is_v6), State::learn)
     }
 }
 
-/// What a look at the events has brought.
-struct Heard {
-    /// No more is there.
+/// The result of receiving a batch of events.
+struct EventBatch {
+    /// Whether the queue is empty.
     is_all: bool,
-    /// Routes of IPv6 went.
-    routes_went: bool,
+    /// Whether IPv6 routes were removed.
+    routes_removed: bool,
 }
 
-/// Whether routes of IPv6 go by it, whoever's they are.
-fn takes_routes(message: &Message, flags: u16) -> bool {
+/// Returns whether the event removes IPv6 routes, whichever protocol they belong to.
+fn removes_routes(message: &Message, flags: u16) -> bool {
     match message {
         Message::DelRoute(route) => route.header.address_family == AddressFamily::Inet6,
         Message::NewRoute(route) => flags & NLM_F_REPLACE != 0 && route.header.address_family == AddressFamily::Inet6,

@@ -1,4 +1,4 @@
-//! What the kernel is asked to change.
+//! Requests to the kernel for changes.
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,34 +21,34 @@ use super::monitor::routes_of;
 use super::socket::{NetlinkError, Socket, refused};
 use crate::InterfaceIndex;
 
-/// Requests that are under way at a time: their answers must find room.
+/// The largest number of requests in flight: the answers must fit into the receive queue.
 const REQUESTS_MAX: usize = 256;
-/// What is to be gone is gone.
-const ERRORS_OF_GONE: [i32; 2] = [libc::ESRCH, libc::ENOENT];
-/// What is to be there is there.
-const ERRORS_OF_THERE: [i32; 1] = [libc::EEXIST];
+/// Errors of a removal that mean that the entry does not exist.
+const ERRORS_IF_ABSENT: [i32; 2] = [libc::ESRCH, libc::ENOENT];
+/// Errors of an addition that mean that the entry exists.
+const ERRORS_IF_PRESENT: [i32; 1] = [libc::EEXIST];
 
-/// A route of the router's own, with protocol [`PROTOCOL_CROSSLANE`].
+/// A route of this router, with protocol [`PROTOCOL_CROSSLANE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RouteRequest {
-    /// To where.
+    /// The destination prefix.
     pub prefix: IpNet,
-    /// How good; the kernel prefers the lowest.
+    /// The metric; the kernel prefers the lowest.
     pub metric: u32,
-    /// Out of which interface.
+    /// The output interface.
     pub interface: InterfaceIndex,
-    /// To whom; `None` when the destination itself is beyond the interface.
+    /// The gateway; `None` if the destination is directly reachable on the interface.
     pub gateway: Option<IpAddr>,
 }
 
-/// One end of a pair of virtual Ethernet interfaces.
+/// One endpoint of a pair of virtual Ethernet interfaces.
 #[derive(Clone, Copy, Debug)]
-pub struct VethEnd<'a> {
-    /// At most 15 bytes.
+pub struct VethEndpoint<'a> {
+    /// The name, at most 15 bytes.
     pub name: &'a str,
-    /// The network namespace that it is made in; `None` is the calling thread's.
+    /// The network namespace in which it is created; `None` means that of the calling thread.
     pub namespace: Option<BorrowedFd<'a>>,
-    /// Its hardware address; `None` is a random one.
+    /// The hardware address; `None` means a random one.
     pub mac: Option<MacAddress>,
 }
 
@@ -58,7 +58,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// In the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     pub fn open() -> Result<Requests, NetlinkError> {
         Ok(Requests { socket: Socket::open(0)? })
     }
@@ -73,12 +73,12 @@ impl Requests {
         self.set_link(format!("to set {interface} down"), interface, LinkFlags::empty(), None)
     }
 
-    /// Sets the length of the longest IP packet that an interface carries.
+    /// Sets the MTU of an interface.
     pub fn set_mtu(&mut self, interface: InterfaceIndex, bytes: u32) -> Result<(), NetlinkError> {
         let mut message = LinkMessage::default();
         message.header.index = interface.0;
         message.attributes.push(LinkAttribute::Mtu(bytes));
-        self.ask(format!("an MTU of {bytes} B on {interface}"), Message::SetLink(message), 0)
+        self.request(format!("an MTU of {bytes} B on {interface}"), Message::SetLink(message), 0)
     }
 
     fn set_link(
@@ -93,26 +93,26 @@ impl Requests {
         message.header.flags = flags;
         message.header.change_mask = LinkFlags::Up;
         message.attributes.extend(attribute);
-        self.ask(request, Message::SetLink(message), 0)
+        self.request(request, Message::SetLink(message), 0)
     }
 
-    /// Makes a pair of virtual Ethernet interfaces.
-    pub fn add_veth(&mut self, one: VethEnd, other: VethEnd) -> Result<(), NetlinkError> {
-        let mut message = veth_end(one);
-        let peer = InfoData::Veth(InfoVeth::Peer(veth_end(other)));
+    /// Creates a pair of virtual Ethernet interfaces.
+    pub fn add_veth(&mut self, one: VethEndpoint, other: VethEndpoint) -> Result<(), NetlinkError> {
+        let mut message = veth_endpoint(one);
+        let peer = InfoData::Veth(InfoVeth::Peer(veth_endpoint(other)));
         message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Veth), LinkInfo::Data(peer)]));
         let request = format!("a veth pair {} and {}", one.name, other.name);
-        self.ask(request, Message::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+        self.request(request, Message::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// For tests: makes a bridge of these interfaces; all of it is up.
+    /// For tests: creates a bridge with these interfaces, and sets all of them up.
     #[cfg(test)]
     pub(crate) fn add_bridge(&mut self, name: &str, members: &[InterfaceIndex]) -> Result<(), NetlinkError> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_string()));
         message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
-        self.ask(format!("a bridge {name}"), Message::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)?;
-        let bridge = crate::Interface::by_name(name).expect("it was made").index;
+        self.request(format!("a bridge {name}"), Message::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)?;
+        let bridge = crate::Interface::by_name(name).expect("the bridge was just created").index;
         self.set_up(bridge)?;
         for member in members {
             let controller = LinkAttribute::Controller(bridge.0);
@@ -121,26 +121,26 @@ impl Requests {
         Ok(())
     }
 
-    /// Removes an interface; a pair of virtual ones goes with either end.
+    /// Removes an interface; a pair of virtual Ethernet interfaces is removed with either of them.
     pub fn remove_link(&mut self, interface: InterfaceIndex) -> Result<(), NetlinkError> {
         let mut message = LinkMessage::default();
         message.header.index = interface.0;
-        self.ask(format!("to remove {interface}"), Message::DelLink(message), 0)
+        self.request(format!("to remove {interface}"), Message::DelLink(message), 0)
     }
 
-    /// Gives an interface an address, which is not looked for elsewhere first.
+    /// Adds an address to an interface, without duplicate address detection.
     pub fn add_address(&mut self, interface: InterfaceIndex, network: IpNet) -> Result<(), NetlinkError> {
         let message = Message::NewAddress(address(interface, network));
-        self.ask(format!("address {network} on {interface}"), message, NLM_F_CREATE | NLM_F_EXCL)
+        self.request(format!("address {network} on {interface}"), message, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Takes an address from an interface.
+    /// Removes an address from an interface.
     pub fn remove_address(&mut self, interface: InterfaceIndex, network: IpNet) -> Result<(), NetlinkError> {
         let message = Message::DelAddress(address(interface, network));
-        self.ask(format!("to remove address {network} from {interface}"), message, 0)
+        self.request(format!("to remove address {network} from {interface}"), message, 0)
     }
 
-    /// Says for good who a neighbour is.
+    /// Adds a permanent neighbour entry.
     pub fn add_neighbour(
         &mut self,
         interface: InterfaceIndex,
@@ -158,21 +158,27 @@ impl Requests {
         message.attributes.push(NeighbourAttribute::Destination(destination));
         message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
         let request = format!("neighbour {address} on {interface}");
-        self.ask(request, Message::NewNeighbour(message), NLM_F_CREATE | NLM_F_REPLACE)
+        self.request(request, Message::NewNeighbour(message), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Puts routes of the router's own into the main table. Who has a route to the same prefix with the same metric
-    /// keeps it: to change a route, remove it first.
+    /// Installs routes of this router in the main table. An existing route with the same prefix and metric stays: to
+    /// change a route, remove it first.
     pub fn install_routes(&mut self, routes: &[RouteRequest]) -> Result<(), NetlinkError> {
-        self.ask_all(routes, |route| Message::NewRoute(own_route(route)), NLM_F_CREATE | NLM_F_EXCL, &ERRORS_OF_THERE)
+        self.request_all(
+            routes,
+            |route| Message::NewRoute(own_route(route)),
+            NLM_F_CREATE | NLM_F_EXCL,
+            &ERRORS_IF_PRESENT,
+        )
     }
 
-    /// Takes routes of the router's own out of the main table; what is gone already may be.
+    /// Removes routes of this router from the main table; routes that do not exist are ignored.
     pub fn remove_routes(&mut self, routes: &[RouteRequest]) -> Result<(), NetlinkError> {
-        self.ask_all(routes, |route| Message::DelRoute(own_route(route)), 0, &ERRORS_OF_GONE)
+        self.request_all(routes, |route| Message::DelRoute(own_route(route)), 0, &ERRORS_IF_ABSENT)
     }
 
-    /// Takes all routes of the router's own out of the main table, whoever left them there. Says how many.
+    /// Removes all routes with the router's protocol number from the main table, including those of earlier runs, and
+    /// returns their number.
     pub fn remove_own_routes(&mut self) -> Result<usize, NetlinkError> {
         let mut count = 0;
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -185,13 +191,13 @@ impl Requests {
                     own.push(route);
                 }
             })?;
-            self.ask_all(&own, |route| Message::DelRoute(route.clone()), 0, &ERRORS_OF_GONE)?;
+            self.request_all(&own, |route| Message::DelRoute(route.clone()), 0, &ERRORS_IF_ABSENT)?;
             count += own.len();
         }
         Ok(count)
     }
 
-    pub(super) fn ask(&mut self, request: String, message: Message, flags: u16) -> Result<(), NetlinkError> {
+    pub(super) fn request(&mut self, request: String, message: Message, flags: u16) -> Result<(), NetlinkError> {
         let mut bytes = Vec::new();
         self.socket.write(message, NLM_F_ACK | flags, &mut bytes);
         self.socket.send(&bytes)?;
@@ -201,42 +207,42 @@ impl Requests {
         }
     }
 
-    /// Asks for each, many at a time, whatever becomes of others; the first refusal is the answer, when all have been
-    /// answered.
-    fn ask_all<T: std::fmt::Debug>(
+    /// Sends all requests in groups, independent of the results of others, and returns the first refusal after all have
+    /// been answered.
+    fn request_all<T: std::fmt::Debug>(
         &mut self,
         all: &[T],
         message: impl Fn(&T) -> Message,
         flags: u16,
-        errors_fine: &[i32],
+        errors_ignored: &[i32],
     ) -> Result<(), NetlinkError> {
         let (mut bytes, mut refusal) = (Vec::new(), Ok(()));
-        for some in all.chunks(REQUESTS_MAX) {
+        for group in all.chunks(REQUESTS_MAX) {
             bytes.clear();
             let mut first = None;
-            for one in some {
+            for one in group {
                 let sequence = self.socket.write(message(one), NLM_F_ACK | flags, &mut bytes);
                 first.get_or_insert(sequence);
             }
             self.socket.send(&bytes)?;
-            if let Some((sequence, error)) = self.answers(some.len(), errors_fine)? {
+            if let Some((sequence, error)) = self.answers(group.len(), errors_ignored)? {
                 let index = sequence.wrapping_sub(first.unwrap_or(sequence)) as usize;
-                refusal = refusal.and_then(|()| Err(refused(format!("{:?}", some.get(index)), error)));
+                refusal = refusal.and_then(|()| Err(refused(format!("{:?}", group.get(index)), error)));
             }
         }
         refusal
     }
 
-    /// Waits for `count` answers. The first refusal: of which request, and the error.
-    fn answers(&mut self, count: usize, errors_fine: &[i32]) -> Result<Option<(u32, i32)>, NetlinkError> {
+    /// Waits for `count` answers, and returns the sequence number and the error of the first refusal.
+    fn answers(&mut self, count: usize, errors_ignored: &[i32]) -> Result<Option<(u32, i32)>, NetlinkError> {
         let (mut answered, mut refusal) = (0, None);
         while answered < count {
             let received = self.socket.receive(RecvFlags::empty(), |raw| {
                 if raw.kind == NLMSG_ERROR {
                     answered += 1;
                     let error = raw.error();
-                    let is_fine = error == 0 || errors_fine.contains(&error);
-                    refusal = refusal.or((!is_fine).then_some((raw.sequence, error)));
+                    let is_ignored = error == 0 || errors_ignored.contains(&error);
+                    refusal = refusal.or((!is_ignored).then_some((raw.sequence, error)));
                 }
                 Ok(())
             });
@@ -246,7 +252,7 @@ impl Requests {
     }
 }
 
-fn veth_end(end: VethEnd) -> LinkMessage {
+fn veth_endpoint(end: VethEndpoint) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(end.name.to_string()));
     message.attributes.extend(end.namespace.map(|fd| LinkAttribute::NetNsFd(fd.as_raw_fd())));

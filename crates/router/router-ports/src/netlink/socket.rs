@@ -1,4 +1,4 @@
-//! A netlink socket: requests out, answers in, both as the library's types.
+//! A netlink socket, with requests and answers as types of the library.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,44 +13,46 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
-/// The kernel answers in pieces of at most 32 KiB.
+/// The size of the receive buffer; the kernel's messages have at most 32 KiB.
 const BUFFER_BYTES: usize = 64 << 10;
-/// What the kernel may hold for us: some ten thousand routes.
+/// The size of the socket's receive queue: some ten thousand routes.
 const QUEUE_BYTES: usize = 32 << 20;
-/// The kernel answers at once; what takes longer than this will not come.
+/// The time to wait for an answer. The kernel answers at once, so a missing answer is lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a dump is asked for again because the tables changed meanwhile.
+/// The largest number of attempts of a dump while the tables change.
 const DUMPS_MAX: u32 = 8;
 
-/// What can go wrong between us and the kernel.
+/// An error of netlink.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The socket cannot be had or used.
+    /// A socket operation failed.
     #[error("netlink: {doing}: {source}")]
     Socket {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The kernel refused.
-    #[error("netlink: the kernel refuses {request}: {source}")]
+    /// The kernel refused a request.
+    #[error("netlink: the kernel refused {request}: {source}")]
     Refused {
-        /// What was asked for.
+        /// The request.
         request: String,
-        /// Why.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The kernel said something that cannot be read.
-    #[error("netlink: {what} cannot be read: {reason}; is the kernel newer than this program?")]
-    Garbled {
-        /// What it was.
+    /// A message of the kernel could not be parsed.
+    #[error("netlink: cannot parse {what}: {reason}; is the kernel newer than this program?")]
+    Malformed {
+        /// The part of the message.
         what: &'static str,
-        /// Where reading stopped.
+        /// The error of the parser.
         reason: String,
     },
-    /// Routes by next-hop objects do not say their hops.
-    #[error("net.ipv4.nexthop_compat_mode is 0: routes by next-hop objects would come without their hops; set it to 1")]
+    /// The kernel does not report the hops of routes with next-hop objects.
+    #[error(
+        "net.ipv4.nexthop_compat_mode is 0, so that routes with next-hop objects are reported without hops; set it to 1"
+    )]
     HopsHidden,
 }
 
@@ -60,7 +62,7 @@ impl NetlinkError {
     }
 }
 
-/// One message of the kernel's, its payload not yet read.
+/// A message of the kernel whose payload is not yet parsed.
 pub(super) struct Raw<'a> {
     pub kind: u16,
     pub flags: u16,
@@ -73,10 +75,10 @@ impl Raw<'_> {
         let mut header = NetlinkHeader::default();
         header.message_type = self.kind;
         RouteNetlinkMessage::deserialize(&header, self.bytes)
-            .map_err(|error| NetlinkError::Garbled { what: "a message", reason: format!("{error}") })
+            .map_err(|error| NetlinkError::Malformed { what: "a message", reason: format!("{error}") })
     }
 
-    /// Of an `NLMSG_ERROR` or `NLMSG_DONE`: the error; 0 is none.
+    /// Returns the error of an `NLMSG_ERROR` or `NLMSG_DONE`; 0 means success.
     pub fn error(&self) -> i32 {
         self.bytes.first_chunk().map_or(0, |code| -i32::from_ne_bytes(*code))
     }
@@ -90,15 +92,15 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// `groups` are the events that it hears of, a bit each.
+    /// Opens a socket that subscribes to the event groups of the bit mask `groups`.
     pub fn open(groups: u32) -> Result<Socket, NetlinkError> {
         // Protocol 0 of netlink is NETLINK_ROUTE.
         let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
             .map_err(NetlinkError::socket("opening a socket"))?;
-        // Beyond the system's usual bound where we may; less room only means more resyncs.
+        // Exceeds the system's limit if permitted; a smaller queue only causes more resynchronizations.
         if sockopt::set_socket_recv_buffer_size_force(&fd, QUEUE_BYTES).is_err() {
             sockopt::set_socket_recv_buffer_size(&fd, QUEUE_BYTES)
-                .map_err(NetlinkError::socket("asking for a queue"))?;
+                .map_err(NetlinkError::socket("setting the queue size"))?;
         }
         sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT))
             .map_err(NetlinkError::socket("setting a time limit"))?;
@@ -110,7 +112,7 @@ impl Socket {
         Socket { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0, unreadable: 0 }
     }
 
-    /// Entries of dumps that could not be read.
+    /// Returns the number of entries of dumps that could not be parsed.
     pub fn unreadable(&self) -> u64 {
         self.unreadable
     }
@@ -119,7 +121,7 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// Appends a request to `bytes`, and says its number.
+    /// Appends a request to `bytes`, and returns its sequence number.
     pub fn write(&mut self, message: RouteNetlinkMessage, flags: u16, bytes: &mut Vec<u8>) -> u32 {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
@@ -138,7 +140,7 @@ impl Socket {
         sent.map(|_| ()).map_err(NetlinkError::socket("sending a request"))
     }
 
-    /// Waits (unless told not to) for messages of the kernel's, and hands them to `each`.
+    /// Waits, unless `flags` say otherwise, for messages of the kernel, and passes them to `each`.
     pub fn receive(
         &mut self,
         flags: RecvFlags,
@@ -150,22 +152,22 @@ impl Socket {
         }
         let mut rest = &self.buffer[..bytes];
         while !rest.is_empty() {
-            let message = NetlinkBuffer::new_checked(rest).map_err(garbled)?;
-            let taken = (message.length() as usize).next_multiple_of(4).min(rest.len());
+            let message = NetlinkBuffer::new_checked(rest).map_err(malformed)?;
+            let consumed = (message.length() as usize).next_multiple_of(4).min(rest.len());
             each(Raw {
                 kind: message.message_type(),
                 flags: message.flags(),
                 sequence: message.sequence_number(),
                 bytes: message.payload(),
             })?;
-            rest = &rest[taken..];
+            rest = &rest[consumed..];
         }
         Ok(())
     }
 
-    /// Asks for all of a table and hands each entry to `each`; from the beginning again, after `restart`, when the
-    /// table changed meanwhile. An entry that cannot be read is passed over, and counted: all else is worth knowing.
-    /// Says whether nothing had changed at last, as far as the kernel says so.
+    /// Dumps a table and passes each entry to `each`; if the table changed during the dump, calls `restart` and dumps
+    /// again. An entry that cannot be parsed is skipped and counted. Returns whether the table did not change during
+    /// the last dump, as far as the kernel reports it.
     pub fn dump<T>(
         &mut self,
         request: &RouteNetlinkMessage,
@@ -179,11 +181,11 @@ impl Socket {
                 return Ok(true);
             }
         }
-        // Still changing: the changes themselves come as events, and are applied to what we have.
+        // The table is still changing: the changes arrive as events, and are applied to the dumped state.
         Ok(false)
     }
 
-    /// Whether nothing changed meanwhile.
+    /// Dumps a table once, and returns whether it did not change during the dump.
     fn dump_once(
         &mut self,
         request: &RouteNetlinkMessage,
@@ -192,13 +194,13 @@ impl Socket {
         let mut bytes = Vec::new();
         let sequence = self.write(request.clone(), NLM_F_DUMP, &mut bytes);
         self.send(&bytes)?;
-        let (mut is_done, mut is_whole, mut unreadable) = (false, true, 0);
+        let (mut is_done, mut is_consistent, mut unreadable) = (false, true, 0);
         while !is_done {
             let received = self.receive(RecvFlags::empty(), |raw| {
                 if raw.sequence != sequence {
                     return Ok(());
                 }
-                is_whole &= raw.flags & NLM_F_DUMP_INTR == 0;
+                is_consistent &= raw.flags & NLM_F_DUMP_INTR == 0;
                 match raw.kind {
                     NLMSG_DONE | NLMSG_ERROR if raw.error() != 0 => return Err(refused("a dump", raw.error())),
                     NLMSG_DONE | NLMSG_ERROR => is_done = true,
@@ -213,7 +215,7 @@ impl Socket {
             received.map_err(|error| error.while_doing("waiting for a dump"))?;
         }
         self.unreadable += unreadable;
-        Ok(is_whole)
+        Ok(is_consistent)
     }
 }
 
@@ -221,22 +223,22 @@ pub(super) fn refused(request: impl Into<String>, error: i32) -> NetlinkError {
     NetlinkError::Refused { request: request.into(), source: io::Error::from_raw_os_error(error) }
 }
 
-fn garbled(error: DecodeError) -> NetlinkError {
-    NetlinkError::Garbled { what: "a header", reason: format!("{error}") }
+fn malformed(error: DecodeError) -> NetlinkError {
+    NetlinkError::Malformed { what: "a header", reason: format!("{error}") }
 }
 
-/// Why nothing was received.
+/// The reason why nothing was received.
 pub(super) enum ReceiveError {
-    /// Nothing is there.
+    /// No message is queued.
     Empty,
-    /// Something was lost.
+    /// Messages were lost.
     Lost,
-    /// Anything else.
+    /// Another error.
     Failed(NetlinkError),
 }
 
 impl ReceiveError {
-    /// For a socket on which every message was asked for, so that neither silence nor loss is right.
+    /// Converts the error for a socket that only receives answers, on which neither silence nor loss is expected.
     pub fn while_doing(self, doing: &'static str) -> NetlinkError {
         match self {
             ReceiveError::Empty => NetlinkError::socket(doing)(Errno::TIMEDOUT),

@@ -6,10 +6,10 @@ use super::*;
 const HOSTS_V4: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
 const HOSTS_V6: [[u8; 16]; 2] = [[0xfd; 16], [0xfe; 16]];
 
-/// A frame of TCP or UDP whose checksum is as a sender leaves it to hardware, with the note that says so.
-struct Big {
+/// A TCP or UDP frame with a partial checksum, and the header that describes it.
+struct OffloadedFrame {
     frame: Vec<u8>,
-    note: [u8; NOTE_BYTES],
+    header: [u8; VIRTIO_HEADER_BYTES],
     transport: usize,
     field: usize,
 }
@@ -27,8 +27,8 @@ fn pseudo(is_v6: bool, protocol: Protocol, bytes: usize) -> Sum {
     }
 }
 
-/// `piece_bytes` of 0 is no request to cut.
-fn big(is_v6: bool, is_udp: bool, flags: u8, payload: &[u8], piece_bytes: u16) -> Big {
+/// Creates a frame; without segmentation if `segment_bytes` is 0.
+fn offloaded(is_v6: bool, is_udp: bool, flags: u8, payload: &[u8], segment_bytes: u16) -> OffloadedFrame {
     let ethertype: u16 = if is_v6 { 0x86dd } else { 0x0800 };
     let mut frame = [&[2u8; 12][..], &ethertype.to_be_bytes()].concat();
     let protocol = if is_udp { Protocol::UDP } else { Protocol::TCP };
@@ -59,32 +59,32 @@ fn big(is_v6: bool, is_udp: bool, flags: u8, payload: &[u8], piece_bytes: u16) -
     let field = if is_udp { 6 } else { 16 };
     let sum = pseudo(is_v6, protocol, upper_bytes).folded();
     frame[transport + field..transport + field + 2].copy_from_slice(&sum.to_be_bytes());
-    let mut note = [0; NOTE_BYTES];
-    note[0] = FLAG_CHECKSUM_OPEN;
-    note[1] = match (piece_bytes, is_udp, is_v6) {
-        (0, ..) => CUT_NOT,
-        (_, true, _) => CUT_UDP,
-        (_, false, true) => CUT_TCP_V6 | CUT_FLAG_CONGESTION,
-        (_, false, false) => CUT_TCP_V4,
+    let mut header = [0; VIRTIO_HEADER_BYTES];
+    header[0] = FLAG_NEEDS_CHECKSUM;
+    header[1] = match (segment_bytes, is_udp, is_v6) {
+        (0, ..) => GSO_NONE,
+        (_, true, _) => GSO_UDP,
+        (_, false, true) => GSO_TCP_V6 | GSO_FLAG_ECN,
+        (_, false, false) => GSO_TCP_V4,
     };
-    note[4..6].copy_from_slice(&piece_bytes.to_ne_bytes());
-    note[6..8].copy_from_slice(&(transport as u16).to_ne_bytes());
-    note[8..10].copy_from_slice(&(field as u16).to_ne_bytes());
-    Big { frame, note, transport, field }
+    header[4..6].copy_from_slice(&segment_bytes.to_ne_bytes());
+    header[6..8].copy_from_slice(&(transport as u16).to_ne_bytes());
+    header[8..10].copy_from_slice(&(field as u16).to_ne_bytes());
+    OffloadedFrame { frame, header, transport, field }
 }
 
-fn cut(note: Note, frame: &[u8]) -> Vec<Vec<u8>> {
-    let mut pieces = note.pieces(frame).unwrap();
+fn segment_all(header: VirtioHeader, frame: &[u8]) -> Vec<Vec<u8>> {
+    let mut segments = header.segments(frame).unwrap();
     let mut all = Vec::new();
-    while let Some(bytes) = pieces.next_bytes(frame) {
-        let mut piece = vec![0; bytes];
-        pieces.take(frame, &mut piece).unwrap();
-        all.push(piece);
+    while let Some(bytes) = segments.next_bytes(frame) {
+        let mut part = vec![0; bytes];
+        segments.write_next(frame, &mut part).unwrap();
+        all.push(part);
     }
     all
 }
 
-/// Behind the IP header, which is right; and the sum of its pseudo-header.
+/// Checks the IP header, and returns the bytes after it and the sum of its pseudo-header.
 fn checked_upper(frame: &[u8], network: usize, is_v6: bool, protocol: Protocol) -> (Vec<u8>, Sum) {
     let upper = if is_v6 {
         let packet = ipv6::Packet::new_checked(&frame[network..]).unwrap();
@@ -104,37 +104,37 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_stream_that_was_cut_is_the_same_stream(
+    fn a_segmented_stream_is_the_same_stream(
         is_v6: bool,
         flags: u8,
         has_tag: bool,
         payload in proptest::collection::vec(any::<u8>(), 2..4000),
-        piece_bytes in 1..1500u16,
+        segment_bytes in 1..1500u16,
     ) {
-        let big = big(is_v6, false, flags, &payload, piece_bytes);
-        let (mut frame, room) = (big.frame, if has_tag { 4 } else { 0 });
+        let offloaded = offloaded(is_v6, false, flags, &payload, segment_bytes);
+        let (mut frame, tag_bytes) = (offloaded.frame, if has_tag { 4 } else { 0 });
         if has_tag {
             let mut tagged = vec![0; frame.len() + 4];
-            put_tag(&frame, [0x81, 0, 0, 9], &mut tagged).unwrap();
+            insert_tag(&frame, [0x81, 0, 0, 9], &mut tagged).unwrap();
             frame = tagged;
         }
-        let note = Note::read(&big.note, room).unwrap();
-        prop_assert!(note.is_to_be_cut());
-        let pieces = cut(note, &frame);
-        prop_assert_eq!(pieces.len(), payload.len().div_ceil(usize::from(piece_bytes)));
+        let header = VirtioHeader::read(&offloaded.header, tag_bytes).unwrap();
+        prop_assert!(header.needs_segmentation());
+        let segments = segment_all(header, &frame);
+        prop_assert_eq!(segments.len(), payload.len().div_ceil(usize::from(segment_bytes)));
         let mut received = Vec::<u8>::new();
-        for (number, piece) in pieces.iter().enumerate() {
-            let (segment, pseudo) = checked_upper(piece, 14 + room, is_v6, Protocol::TCP);
+        for (number, part) in segments.iter().enumerate() {
+            let (segment, pseudo) = checked_upper(part, 14 + tag_bytes, is_v6, Protocol::TCP);
             let segment = tcp::Packet::new_checked(&segment[..]).unwrap();
             prop_assert!(segment.verify_checksum(pseudo));
             prop_assert_eq!(segment.sequence(), 0xffff_ff00u32.wrapping_add(received.len() as u32));
             received.extend(segment.payload());
-            let (is_first, is_last) = (number == 0, number == pieces.len() - 1);
-            let ends = tcp::Flags::FIN.0 | tcp::Flags::PSH.0;
-            let dropped = if is_last { 0 } else { ends } | if is_first { 0 } else { tcp::Flags::CWR.0 };
+            let (is_first, is_last) = (number == 0, number == segments.len() - 1);
+            let end_flags = tcp::Flags::FIN.0 | tcp::Flags::PSH.0;
+            let dropped = if is_last { 0 } else { end_flags } | if is_first { 0 } else { tcp::Flags::CWR.0 };
             prop_assert_eq!(segment.flags().0, flags & !dropped);
             if !is_v6 {
-                let packet = ipv4::Packet::new_checked(&piece[14 + room..]).unwrap();
+                let packet = ipv4::Packet::new_checked(&part[14 + tag_bytes..]).unwrap();
                 prop_assert_eq!(packet.identification(), 0xffffu16.wrapping_add(number as u16));
             }
         }
@@ -142,16 +142,16 @@ proptest! {
     }
 
     #[test]
-    fn datagrams_that_were_cut_are_whole_datagrams(
+    fn segmented_datagrams_are_valid_datagrams(
         is_v6: bool,
         payload in proptest::collection::vec(any::<u8>(), 2..3000),
-        piece_bytes in 1..1400u16,
+        segment_bytes in 1..1400u16,
     ) {
-        let big = big(is_v6, true, 0, &payload, piece_bytes);
-        let pieces = cut(Note::read(&big.note, 0).unwrap(), &big.frame);
+        let offloaded = offloaded(is_v6, true, 0, &payload, segment_bytes);
+        let segments = segment_all(VirtioHeader::read(&offloaded.header, 0).unwrap(), &offloaded.frame);
         let mut received = Vec::<u8>::new();
-        for piece in &pieces {
-            let (datagram, pseudo) = checked_upper(piece, 14, is_v6, Protocol::UDP);
+        for part in &segments {
+            let (datagram, pseudo) = checked_upper(part, 14, is_v6, Protocol::UDP);
             let datagram = udp::Packet::new_checked(&datagram[..]).unwrap();
             prop_assert!(datagram.verify_checksum(pseudo) && datagram.checksum() != 0);
             received.extend(datagram.payload());
@@ -160,61 +160,61 @@ proptest! {
     }
 
     #[test]
-    fn an_open_checksum_is_completed_with_and_without_a_note_and_a_finished_one_is_left(
+    fn a_partial_checksum_is_completed_with_and_without_a_header_and_a_complete_one_is_kept(
         is_v6: bool,
         is_udp: bool,
         payload in proptest::collection::vec(any::<u8>(), 0..200),
         padding in 0..8usize,
     ) {
-        let big = big(is_v6, is_udp, 0x10, &payload, 0);
-        let mut noted = big.frame.clone();
-        Note::read(&big.note, 0).unwrap().complete(&mut noted).unwrap();
+        let offloaded = offloaded(is_v6, is_udp, 0x10, &payload, 0);
+        let mut announced = offloaded.frame.clone();
+        VirtioHeader::read(&offloaded.header, 0).unwrap().complete(&mut announced).unwrap();
         let protocol = if is_udp { Protocol::UDP } else { Protocol::TCP };
-        let (upper, pseudo) = checked_upper(&noted, 14, is_v6, protocol);
+        let (upper, pseudo) = checked_upper(&announced, 14, is_v6, protocol);
         prop_assert_eq!(pseudo.add_bytes(&upper).folded(), 0xffff);
-        let mut unnoted = big.frame.clone();
-        // What fills a short frame up is not covered.
-        unnoted.extend(vec![0xa5; padding]);
-        complete_unnoted(&mut unnoted);
-        prop_assert_eq!(&unnoted[..noted.len()], &noted[..]);
-        complete_unnoted(&mut unnoted);
-        prop_assert_eq!(&unnoted[..noted.len()], &noted[..]);
-        // One that is wrong in another way was not left open: it stays wrong, and its receiver finds out.
-        let mut wrong = noted.clone();
-        wrong[big.transport + big.field] ^= 0x40;
+        let mut unannounced = offloaded.frame.clone();
+        // The padding of a short frame is not covered.
+        unannounced.extend(vec![0xa5; padding]);
+        complete_unannounced(&mut unannounced);
+        prop_assert_eq!(&unannounced[..announced.len()], &announced[..]);
+        complete_unannounced(&mut unannounced);
+        prop_assert_eq!(&unannounced[..announced.len()], &announced[..]);
+        // A checksum that is wrong for another reason stays wrong, so that the receiver detects it.
+        let mut wrong = announced.clone();
+        wrong[offloaded.transport + offloaded.field] ^= 0x40;
         let before = wrong.clone();
-        complete_unnoted(&mut wrong);
-        prop_assert!(wrong == before || before == big.frame);
+        complete_unannounced(&mut wrong);
+        prop_assert!(wrong == before || before == offloaded.frame);
     }
 
     #[test]
-    fn no_frame_and_no_note_is_too_bad_to_be_refused(
+    fn invalid_frames_and_headers_are_refused_without_a_panic(
         mut frame in proptest::collection::vec(any::<u8>(), 0..200),
-        note: [u8; NOTE_BYTES],
+        header: [u8; VIRTIO_HEADER_BYTES],
         is_small in proptest::bool::weighted(0.9),
         ethertype in prop_oneof![Just(0x0800u16), Just(0x86dd), Just(0x8100), any::<u16>()],
     ) {
-        let mut note = note;
+        let mut header = header;
         if is_small {
-            (note[0], note[1]) = (1, note[1] % 8);
-            (note[5], note[7], note[9]) = (0, 0, 0);
+            (header[0], header[1]) = (1, header[1] % 8);
+            (header[5], header[7], header[9]) = (0, 0, 0);
         }
         if frame.len() >= 16 {
             frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
             frame[14] = if ethertype == 0x0800 { 0x45 } else { 0x60 };
         }
-        complete_unnoted(&mut frame.clone());
-        if let Ok(note) = Note::read(&note, 0) {
-            let _ = note.complete(&mut frame.clone());
-            if let Ok(mut pieces) = note.pieces(&frame) {
-                while let Some(bytes) = pieces.next_bytes(&frame) {
-                    if pieces.take(&frame, &mut vec![0; bytes]).is_err() {
+        complete_unannounced(&mut frame.clone());
+        if let Ok(header) = VirtioHeader::read(&header, 0) {
+            let _ = header.complete(&mut frame.clone());
+            if let Ok(mut segments) = header.segments(&frame) {
+                while let Some(bytes) = segments.next_bytes(&frame) {
+                    if segments.write_next(&frame, &mut vec![0; bytes]).is_err() {
                         break;
                     }
                 }
             }
         }
         let mut to = vec![0; frame.len() + 4];
-        prop_assert_eq!(put_tag(&frame, [0; 4], &mut to).is_ok(), frame.len() >= ethernet::HEADER_BYTES - 2);
+        prop_assert_eq!(insert_tag(&frame, [0; 4], &mut to).is_ok(), frame.len() >= ethernet::HEADER_BYTES - 2);
     }
 }

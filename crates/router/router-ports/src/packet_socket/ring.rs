@@ -1,4 +1,4 @@
-//! The ring that the kernel puts received frames into (`PACKET_RX_RING`, version 2).
+//! The receive ring that the kernel writes (`PACKET_RX_RING`, version 2).
 
 use std::io;
 use std::mem::offset_of;
@@ -7,46 +7,46 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::tag;
 use crate::mapping::Mapping;
-use crate::offload::NOTE_BYTES;
+use crate::offload::VIRTIO_HEADER_BYTES;
 use crate::system::set_option;
 
-/// Frames that the ring holds: some milliseconds at a million a second.
+/// The capacity of the ring in frames: some milliseconds at a million a second.
 const SLOTS: usize = 4096;
-/// What lies before a frame in its slot: the kernel's header, the address, the note.
+/// Bytes before a frame in its slot: the kernel's header, the address, the virtio header.
 const BEFORE_BYTES: usize = 128;
-/// Slots are not longer than this; longer frames are read by a call each.
+/// The largest slot; longer frames are read by a system call each.
 const SLOT_BYTES_MAX: usize = 16 << 10;
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// What the kernel has received.
+/// The receive ring of a packet socket.
 pub struct Ring {
     memory: Mapping,
     slot_bytes: usize,
-    at: usize,
+    next_slot: usize,
 }
 
-/// A received frame, still in the ring.
+/// A received frame in the ring.
 pub struct Slot<'a> {
     pub bytes: &'a [u8],
-    /// What is left to be done to it, as the kernel notes it.
-    pub note: &'a [u8; NOTE_BYTES],
-    /// The VLAN tag that stood in it.
+    /// The kernel's description of the remaining offloads.
+    pub header: &'a [u8; VIRTIO_HEADER_BYTES],
+    /// The VLAN tag that was removed from the frame.
     pub tag: Option<[u8; 4]>,
-    /// It did not fit, and is at the socket to be read whole.
+    /// Whether the frame did not fit and is queued at the socket as a whole.
     pub is_copied: bool,
-    /// It did not fit, and the rest is lost unless it was copied.
+    /// Whether the frame was truncated; the rest is lost unless it was also copied.
     pub is_cut_off: bool,
 }
 
 impl Slot<'_> {
-    /// What a tag adds.
+    /// Returns the bytes that the tag adds.
     pub fn tag_bytes(&self) -> usize {
         self.tag.map_or(0, |tag| tag.len())
     }
 }
 
 impl Ring {
-    /// Asks for a ring whose slots hold frames of an interface with that MTU.
+    /// Creates a ring whose slots hold frames of an interface with this MTU.
     pub fn open(socket: impl AsFd, mtu_bytes: u32) -> io::Result<Ring> {
         let slot_bytes = (mtu_bytes as usize + BEFORE_BYTES + 32).next_power_of_two().clamp(2048, SLOT_BYTES_MAX);
         let blocks = SLOTS * slot_bytes / BLOCK_BYTES;
@@ -58,48 +58,50 @@ impl Ring {
         };
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let memory = Mapping::of_socket(socket, 0, SLOTS * slot_bytes)?;
-        Ok(Ring { memory, slot_bytes, at: 0 })
+        Ok(Ring { memory, slot_bytes, next_slot: 0 })
     }
 
     fn slot(&self) -> *mut u8 {
-        self.memory.at(self.at * self.slot_bytes, self.slot_bytes)
+        self.memory.at(self.next_slot * self.slot_bytes, self.slot_bytes)
     }
 
     fn status(&self) -> &AtomicU32 {
-        // SAFETY: a slot begins with its header, aligned to 2048 at least, which begins with the status; the kernel
-        // writes it as a whole word.
+        // SAFETY: `slot` points to a slot within the mapping, which begins with its header, whose first field is the
+        // status; slots are aligned to at least 2048 bytes, and the kernel accesses the status as one word.
         unsafe { AtomicU32::from_ptr(self.slot().add(offset_of!(libc::tpacket2_hdr, tp_status)).cast()) }
     }
 
-    /// The oldest frame that has come and was not given back.
+    /// Returns the oldest received frame that was not released.
     pub fn next(&self) -> Option<Slot<'_>> {
         let status = self.status().load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: the status says that the slot is ours until it is given back, and `self` is borrowed till then. Its
-        // header is plain numbers, aligned as the slot is.
-        let header = unsafe { &*self.slot().cast::<libc::tpacket2_hdr>() };
+        // SAFETY: the status says that this process owns the slot until [`Ring::release`], which needs `self`
+        // exclusively and so cannot be called during this borrow. The header consists of integers, and is aligned as
+        // the slot is.
+        let tpacket_header = unsafe { &*self.slot().cast::<libc::tpacket2_hdr>() };
         let slot_bytes = self.slot_bytes;
-        let start = usize::from(header.tp_mac).clamp(NOTE_BYTES, slot_bytes);
-        let bytes = (header.tp_snaplen as usize).min(slot_bytes - start);
-        // SAFETY: both ranges lie in the slot, by the bounds of the two lines above, and are ours as the header is.
-        let (note, bytes) = unsafe {
-            let note = self.slot().add(start - NOTE_BYTES).cast::<[u8; NOTE_BYTES]>();
-            (&*note, std::slice::from_raw_parts(self.slot().add(start), bytes))
+        let start = usize::from(tpacket_header.tp_mac).clamp(VIRTIO_HEADER_BYTES, slot_bytes);
+        let bytes = (tpacket_header.tp_snaplen as usize).min(slot_bytes - start);
+        // SAFETY: both ranges lie in the slot: `start` is at least `VIRTIO_HEADER_BYTES`, and `start + bytes` at most
+        // `slot_bytes`. This process owns the slot, as the status says, while `self` is borrowed.
+        let (virtio_header, bytes) = unsafe {
+            let virtio_header = self.slot().add(start - VIRTIO_HEADER_BYTES).cast::<[u8; VIRTIO_HEADER_BYTES]>();
+            (&*virtio_header, std::slice::from_raw_parts(self.slot().add(start), bytes))
         };
         Some(Slot {
             bytes,
-            note,
-            tag: tag(status, header.tp_vlan_tpid, header.tp_vlan_tci),
+            header: virtio_header,
+            tag: tag(status, tpacket_header.tp_vlan_tpid, tpacket_header.tp_vlan_tci),
             is_copied: status & libc::TP_STATUS_COPY != 0,
-            is_cut_off: header.tp_len > header.tp_snaplen,
+            is_cut_off: tpacket_header.tp_len > tpacket_header.tp_snaplen,
         })
     }
 
-    /// The slot of [`Ring::next`] is the kernel's again.
-    pub fn give_back(&mut self) {
+    /// Returns the slot of [`Ring::next`] to the kernel.
+    pub fn release(&mut self) {
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
-        self.at = (self.at + 1) % SLOTS;
+        self.next_slot = (self.next_slot + 1) % SLOTS;
     }
 }

@@ -1,4 +1,4 @@
-//! The few calls of `bpf(2)` that a port needs, and its program's instructions.
+//! The `bpf(2)` commands that a port needs, and the instructions of its XDP program.
 
 use std::ffi::c_int;
 use std::io;
@@ -25,15 +25,15 @@ const PASS: i32 = 2;
 const HELPER_LOOKUP: i32 = 1;
 const HELPER_REDIRECT: i32 = 51;
 
-/// Addresses of one node, of all its ports.
+/// The largest number of addresses of a node, over all its ports.
 const ADDRESSES_MAX: u32 = 4096;
 
-/// Where a program runs.
+/// Where an XDP program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// In the driver, before the kernel has made a packet of it.
+    /// In the driver, before the kernel allocates a packet.
     Driver = 4,
-    /// Behind the driver; every interface can.
+    /// After the driver; every interface supports it.
     Generic = 2,
 }
 
@@ -63,37 +63,40 @@ impl Attributes {
 }
 
 /// # Safety
-/// The pointers in `attributes` point to what the command reads and writes there, and that is alive.
+/// The pointers in `attributes` refer to live memory of the kind and size that the command reads and writes.
 unsafe fn call(command: c_int, attributes: &mut Attributes) -> io::Result<c_int> {
     let bytes = size_of::<Attributes>();
-    // SAFETY: `attributes` is as long as is said, and as its owner promises.
+    // SAFETY: `bytes` is the size of `attributes`, and the caller guarantees that the pointers in it are valid for the
+    // command.
     checked(unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, bytes) } as c_int)
 }
 
 /// # Safety
-/// As [`call`], and the command makes a descriptor.
+/// The requirements of [`call`] hold, and the command returns a new descriptor.
 unsafe fn call_for_fd(command: c_int, attributes: &mut Attributes) -> io::Result<OwnedFd> {
-    // SAFETY: as our caller promises; the descriptor is new, and nobody else's.
+    // SAFETY: the caller guarantees valid pointers in `attributes` and a command that returns a new descriptor, which
+    // no other code owns.
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
 fn create_map(kind: u32, key_bytes: u32, value_bytes: u32, entries: u32) -> io::Result<OwnedFd> {
     let mut attributes = Attributes::new().word(0, kind).word(4, key_bytes).word(8, value_bytes).word(12, entries);
-    // SAFETY: there are no pointers in it.
+    // SAFETY: these attributes contain no pointers, and `MAP_CREATE` returns a new descriptor.
     unsafe { call_for_fd(MAP_CREATE, &mut attributes) }
 }
 
-/// Puts or replaces an entry. `K` and `V` are as long as the map's keys and values.
+/// Adds or replaces an entry.
 ///
 /// # Safety
-/// They are.
+/// `K` and `V` have the sizes of the map's keys and values.
 unsafe fn update<K, V>(map: impl AsFd, key: &K, value: &V) -> io::Result<()> {
     let mut attributes = Attributes::new().fd(0, map).pointer(8, key).pointer(16, value);
-    // SAFETY: key and value are alive, and as long as the kernel reads.
+    // SAFETY: key and value are borrowed during the call, and the caller guarantees that they have the sizes that the
+    // kernel reads.
     unsafe { call(MAP_UPDATE, &mut attributes) }.map(|_| ())
 }
 
-/// The addresses of a node, which its kernel answers to: what is for them is left to it. Clones are the same set.
+/// The set of addresses of a node; packets to them are passed to its kernel. Clones share the set.
 #[derive(Clone, Debug)]
 pub struct LocalAddresses {
     map: Result<Arc<OwnedFd>, Arc<io::Error>>,
@@ -106,7 +109,7 @@ impl Default for LocalAddresses {
 }
 
 impl LocalAddresses {
-    /// None yet. Where the kernel refuses a map, there is no AF_XDP, and nothing to be kept.
+    /// Creates an empty set. If the kernel refuses the map, AF_XDP is not available and the set has no effect.
     pub fn new() -> LocalAddresses {
         let map = create_map(MAP_HASH, 16, 1, ADDRESSES_MAX);
         LocalAddresses { map: map.map(Arc::new).map_err(Arc::new) }
@@ -115,16 +118,16 @@ impl LocalAddresses {
     /// Adds an address.
     pub fn insert(&self, address: IpAddr) -> io::Result<()> {
         let Ok(map) = &self.map else { return Ok(()) };
-        // SAFETY: the map was made with keys of 16 bytes and values of one.
+        // SAFETY: the map was created with keys of 16 bytes and values of one byte, as passed here.
         unsafe { update(map.as_ref(), &key(address), &1u8) }
     }
 
-    /// Takes an address away; one that is not there already is.
+    /// Removes an address; an absent one is ignored.
     pub fn remove(&self, address: IpAddr) -> io::Result<()> {
         let Ok(map) = &self.map else { return Ok(()) };
         let key = key(address);
         let mut attributes = Attributes::new().fd(0, map.as_ref()).pointer(8, &key);
-        // SAFETY: the key is alive and has 16 bytes, as the map's have.
+        // SAFETY: the only pointer refers to `key`, which is alive and has the 16 bytes of the map's keys.
         match unsafe { call(MAP_DELETE, &mut attributes) } {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
             _ => Ok(()),
@@ -139,7 +142,7 @@ impl LocalAddresses {
     }
 }
 
-/// IPv4 addresses as IPv6 has them.
+/// Returns the key of an address; IPv4 addresses are mapped to IPv6.
 fn key(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -147,7 +150,7 @@ fn key(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Sockets of an interface, by its queues.
+/// The sockets of an interface, by queue number.
 pub struct Sockets {
     map: OwnedFd,
 }
@@ -158,7 +161,8 @@ impl Sockets {
     }
 
     pub fn set(&self, queue: u32, socket: impl AsFd) -> io::Result<()> {
-        // SAFETY: the map was made with keys and values of 4 bytes.
+        // SAFETY: the map was created with keys and values of 4 bytes, the sizes of the `u32` and the descriptor passed
+        // here.
         unsafe { update(&self.map, &queue, &socket.as_fd().as_raw_fd()) }
     }
 }
@@ -173,16 +177,16 @@ struct Instruction {
     immediate: i32,
 }
 
-/// A program as it is written: jumps go forward to one of few places.
+/// A program under construction, in which jumps go forward to labels.
 #[derive(Default)]
 struct Assembly {
     instructions: Vec<Instruction>,
-    jumps: Vec<(usize, Place)>,
-    places: Vec<(Place, usize)>,
+    jumps: Vec<(usize, Label)>,
+    labels: Vec<(Label, usize)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Label {
     Type,
     V4,
     V6,
@@ -208,55 +212,55 @@ const IF_OTHER: u8 = 0x55;
 /// `BPF_JMP32`.
 const IF_OTHER_WORD: u8 = 0x56;
 const IF_BEYOND: u8 = 0x2d;
-const GO: u8 = 0x05;
+const JUMP: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const LOAD_MAP: u8 = 0x18;
 
 impl Assembly {
-    fn put(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+    fn emit(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
         self.instructions.push(Instruction { code, registers: from << 4 | to, offset, immediate });
     }
 
-    fn jump(&mut self, code: u8, left: u8, right: u8, immediate: i32, place: Place) {
-        self.jumps.push((self.instructions.len(), place));
-        self.put(code, left, right, 0, immediate);
+    fn jump(&mut self, code: u8, left: u8, right: u8, immediate: i32, label: Label) {
+        self.jumps.push((self.instructions.len(), label));
+        self.emit(code, left, right, 0, immediate);
     }
 
     fn map(&mut self, register: u8, map: BorrowedFd) {
-        self.put(LOAD_MAP, register, 1, 0, map.as_raw_fd());
-        self.put(0, 0, 0, 0, 0);
+        self.emit(LOAD_MAP, register, 1, 0, map.as_raw_fd());
+        self.emit(0, 0, 0, 0, 0);
     }
 
-    fn here(&mut self, place: Place) {
-        self.places.push((place, self.instructions.len()));
+    fn label(&mut self, label: Label) {
+        self.labels.push((label, self.instructions.len()));
     }
 
-    /// Register 2 is the frame's start, 3 its end: to the kernel when it has not `bytes`. Register 4 is used.
-    fn need(&mut self, bytes: i32) {
-        self.put(MOVE, 4, 2, 0, 0);
-        self.put(ADD_CONSTANT, 4, 0, 0, bytes);
-        self.jump(IF_BEYOND, 4, 3, 0, Place::Kernel);
+    /// Jumps to the kernel label unless the frame, from register 2 to register 3, has `bytes` bytes. Uses register 4.
+    fn check_length(&mut self, bytes: i32) {
+        self.emit(MOVE, 4, 2, 0, 0);
+        self.emit(ADD_CONSTANT, 4, 0, 0, bytes);
+        self.jump(IF_BEYOND, 4, 3, 0, Label::Kernel);
     }
 
     fn finished(mut self) -> Vec<Instruction> {
-        for (at, place) in &self.jumps {
-            let target = self.places.iter().find(|(other, _)| other == place).map_or(0, |(_, target)| *target);
-            assert!(target > *at, "a jump forward to nowhere");
+        for (at, label) in &self.jumps {
+            let target = self.labels.iter().find(|(other, _)| other == label).map_or(0, |(_, target)| *target);
+            assert!(target > *at, "a jump without a label ahead");
             self.instructions[*at].offset = (target - at - 1) as i16;
         }
         self.instructions
     }
 }
 
-/// A number of 16 bits as a load from a frame gives it.
+/// Returns a 16-bit number in the byte order in which it is loaded from a frame.
 fn as_loaded(number: u16) -> i32 {
     i32::from(number.to_be())
 }
 
-/// IPv4 and IPv6 frames to `mac` that are not for an address of this node go to the socket of their queue, and so does
-/// everything to `mac` in one of `vlans`, of which the kernel knows nothing; all else, and what has no socket, goes to
-/// the kernel: `XDP_PASS`, or `otherwise`.
+/// Returns the XDP program. IPv4 and IPv6 frames to `mac` that are not for an address of this node are redirected to
+/// the socket of their queue, and so are all frames to `mac` in one of `vlans`, which the kernel does not know. All
+/// others go to the kernel (`XDP_PASS`), and frames without a socket get the verdict `otherwise`.
 fn program(
     mac: MacAddress,
     vlans: &[u16],
@@ -266,62 +270,62 @@ fn program(
 ) -> Vec<Instruction> {
     let mut it = Assembly::default();
     let MacAddress([a, b, c, d, e, f]) = mac;
-    it.put(MOVE, 6, 1, 0, 0);
-    it.put(LOAD_WORD, 2, 6, 0, 0);
-    it.put(LOAD_WORD, 3, 6, 4, 0);
-    it.need(14);
-    it.put(LOAD_WORD, 5, 2, 0, 0);
-    it.jump(IF_OTHER_WORD, 5, 0, i32::from_ne_bytes([a, b, c, d]), Place::Kernel);
-    it.put(LOAD_HALF, 5, 2, 4, 0);
-    it.jump(IF_OTHER, 5, 0, i32::from(u16::from_ne_bytes([e, f])), Place::Kernel);
-    it.put(LOAD_HALF, 5, 2, 12, 0);
-    it.jump(IF_OTHER, 5, 0, as_loaded(0x8100), Place::Type);
-    it.need(18);
-    it.put(LOAD_HALF, 5, 2, 14, 0);
-    it.put(AND_CONSTANT, 5, 0, 0, as_loaded(0x0fff));
+    it.emit(MOVE, 6, 1, 0, 0);
+    it.emit(LOAD_WORD, 2, 6, 0, 0);
+    it.emit(LOAD_WORD, 3, 6, 4, 0);
+    it.check_length(14);
+    it.emit(LOAD_WORD, 5, 2, 0, 0);
+    it.jump(IF_OTHER_WORD, 5, 0, i32::from_ne_bytes([a, b, c, d]), Label::Kernel);
+    it.emit(LOAD_HALF, 5, 2, 4, 0);
+    it.jump(IF_OTHER, 5, 0, i32::from(u16::from_ne_bytes([e, f])), Label::Kernel);
+    it.emit(LOAD_HALF, 5, 2, 12, 0);
+    it.jump(IF_OTHER, 5, 0, as_loaded(0x8100), Label::Type);
+    it.check_length(18);
+    it.emit(LOAD_HALF, 5, 2, 14, 0);
+    it.emit(AND_CONSTANT, 5, 0, 0, as_loaded(0x0fff));
     for id in vlans {
-        it.jump(IF_EQUAL, 5, 0, as_loaded(*id), Place::Socket);
+        it.jump(IF_EQUAL, 5, 0, as_loaded(*id), Label::Socket);
     }
-    it.jump(GO, 0, 0, 0, Place::Kernel);
-    it.here(Place::Type);
-    it.jump(IF_EQUAL, 5, 0, as_loaded(0x0800), Place::V4);
-    it.jump(IF_EQUAL, 5, 0, as_loaded(0x86dd), Place::V6);
-    it.jump(GO, 0, 0, 0, Place::Kernel);
+    it.jump(JUMP, 0, 0, 0, Label::Kernel);
+    it.label(Label::Type);
+    it.jump(IF_EQUAL, 5, 0, as_loaded(0x0800), Label::V4);
+    it.jump(IF_EQUAL, 5, 0, as_loaded(0x86dd), Label::V6);
+    it.jump(JUMP, 0, 0, 0, Label::Kernel);
 
-    // The destination goes to the stack, as the map has it.
-    it.here(Place::V4);
-    it.need(34);
-    it.put(LOAD_WORD, 5, 2, 30, 0);
-    it.put(STORE_DOUBLE_CONSTANT, 10, 0, -16, 0);
-    it.put(STORE_WORD_CONSTANT, 10, 0, -8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
-    it.put(STORE_WORD, 10, 5, -4, 0);
-    it.jump(GO, 0, 0, 0, Place::LookUp);
-    it.here(Place::V6);
-    it.need(54);
-    // Addresses of one link are nobody's but its hosts'.
-    it.put(LOAD_HALF, 5, 2, 38, 0);
-    it.put(AND_CONSTANT, 5, 0, 0, as_loaded(0xffc0));
-    it.jump(IF_EQUAL, 5, 0, as_loaded(0xfe80), Place::Kernel);
-    it.put(LOAD_DOUBLE, 5, 2, 38, 0);
-    it.put(STORE_DOUBLE, 10, 5, -16, 0);
-    it.put(LOAD_DOUBLE, 5, 2, 46, 0);
-    it.put(STORE_DOUBLE, 10, 5, -8, 0);
+    // The destination is stored on the stack in the format of the map's keys.
+    it.label(Label::V4);
+    it.check_length(34);
+    it.emit(LOAD_WORD, 5, 2, 30, 0);
+    it.emit(STORE_DOUBLE_CONSTANT, 10, 0, -16, 0);
+    it.emit(STORE_WORD_CONSTANT, 10, 0, -8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
+    it.emit(STORE_WORD, 10, 5, -4, 0);
+    it.jump(JUMP, 0, 0, 0, Label::LookUp);
+    it.label(Label::V6);
+    it.check_length(54);
+    // Link-local addresses belong to the hosts of the link only.
+    it.emit(LOAD_HALF, 5, 2, 38, 0);
+    it.emit(AND_CONSTANT, 5, 0, 0, as_loaded(0xffc0));
+    it.jump(IF_EQUAL, 5, 0, as_loaded(0xfe80), Label::Kernel);
+    it.emit(LOAD_DOUBLE, 5, 2, 38, 0);
+    it.emit(STORE_DOUBLE, 10, 5, -16, 0);
+    it.emit(LOAD_DOUBLE, 5, 2, 46, 0);
+    it.emit(STORE_DOUBLE, 10, 5, -8, 0);
 
-    it.here(Place::LookUp);
+    it.label(Label::LookUp);
     it.map(1, addresses);
-    it.put(MOVE, 2, 10, 0, 0);
-    it.put(ADD_CONSTANT, 2, 0, 0, -16);
-    it.put(CALL, 0, 0, 0, HELPER_LOOKUP);
-    it.jump(IF_OTHER, 0, 0, 0, Place::Kernel);
-    it.here(Place::Socket);
+    it.emit(MOVE, 2, 10, 0, 0);
+    it.emit(ADD_CONSTANT, 2, 0, 0, -16);
+    it.emit(CALL, 0, 0, 0, HELPER_LOOKUP);
+    it.jump(IF_OTHER, 0, 0, 0, Label::Kernel);
+    it.label(Label::Socket);
     it.map(1, sockets);
-    it.put(LOAD_WORD, 2, 6, 16, 0);
-    it.put(MOVE_CONSTANT, 3, 0, 0, otherwise);
-    it.put(CALL, 0, 0, 0, HELPER_REDIRECT);
-    it.put(EXIT, 0, 0, 0, 0);
-    it.here(Place::Kernel);
-    it.put(MOVE_CONSTANT, 0, 0, 0, PASS);
-    it.put(EXIT, 0, 0, 0, 0);
+    it.emit(LOAD_WORD, 2, 6, 16, 0);
+    it.emit(MOVE_CONSTANT, 3, 0, 0, otherwise);
+    it.emit(CALL, 0, 0, 0, HELPER_REDIRECT);
+    it.emit(EXIT, 0, 0, 0, 0);
+    it.label(Label::Kernel);
+    it.emit(MOVE_CONSTANT, 0, 0, 0, PASS);
+    it.emit(EXIT, 0, 0, 0, 0);
     it.finished()
 }
 
@@ -332,17 +336,18 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
         .word(4, instructions.len() as u32)
         .pointer(8, instructions)
         .pointer(16, license);
-    // SAFETY: as many instructions as are said, and a string that ends with a zero; both are alive.
+    // SAFETY: the attributes refer to `instructions` with their number and to a string that ends with a zero; both are
+    // alive.
     unsafe { call_for_fd(PROGRAM_LOAD, &mut attributes) }
 }
 
-/// A program at an interface, until it is dropped.
+/// A program that is attached to an interface until it is dropped.
 pub struct Attached {
     _link: OwnedFd,
     pub mode: Mode,
 }
 
-/// Attaches a port's program, in the driver where that can. An interface has at most one.
+/// Attaches a port's program, in the driver if possible. An interface has at most one program.
 pub fn attach(
     interface: InterfaceIndex,
     mac: MacAddress,
@@ -354,7 +359,7 @@ pub fn attach(
     let attach = |mode: Mode| {
         let mut attributes =
             Attributes::new().fd(0, &program).word(4, interface.0).word(8, ATTACH_XDP).word(12, mode as u32);
-        // SAFETY: there are no pointers in it.
+        // SAFETY: these attributes contain no pointers, and `LINK_CREATE` returns a new descriptor.
         unsafe { call_for_fd(LINK_CREATE, &mut attributes) }.map(|link| Attached { _link: link, mode })
     };
     match attach(Mode::Driver) {
@@ -370,14 +375,14 @@ mod tests {
 
     const PROGRAM_RUN: c_int = 10;
     const MAC: MacAddress = MacAddress([2, 0, 0x80, 0xff, 0x90, 7]);
-    /// What the program says instead of handing a frame to a socket, in these tests: `XDP_DROP`.
-    const TAKEN: i32 = 1;
+    /// The verdict of the program for redirected frames in these tests: `XDP_DROP`.
+    const REDIRECTED: i32 = 1;
 
-    /// What the kernel makes of a frame, by the number that the program returns.
+    /// Returns the verdict of the program for a frame.
     fn run(program: &OwnedFd, frame: &[u8]) -> i32 {
         let mut attributes =
             Attributes::new().fd(0, program).word(8, frame.len() as u32).pointer(16, frame).word(32, 1);
-        // SAFETY: the frame is alive and as long as is said; nothing is written back but the attributes themselves.
+        // SAFETY: the frame is alive and has the given length; the kernel writes only the attributes themselves.
         unsafe { call(PROGRAM_RUN, &mut attributes) }.unwrap();
         i32::from_ne_bytes(*attributes.0[4..].first_chunk().unwrap())
     }
@@ -402,10 +407,10 @@ mod tests {
     const OTHER_MAC: MacAddress = MacAddress([2, 0, 0x80, 0xff, 0x90, 8]);
 
     #[test]
-    fn transit_is_taken_and_all_else_left_to_the_kernel_but_what_is_of_a_vlan() {
+    fn transit_and_vlan_frames_are_redirected_and_others_passed_to_the_kernel() {
         let addresses = LocalAddresses::new();
         if let Err(error) = addresses.map() {
-            println!("transit_is_taken_and_all_else_left is skipped: no BPF ({error}); run it as root");
+            println!("transit_and_vlan_frames_are_redirected is skipped: no BPF ({error}); run it as root");
             return;
         }
         addresses.insert("10.0.0.1".parse().unwrap()).unwrap();
@@ -415,29 +420,29 @@ mod tests {
         addresses.remove("10.0.0.3".parse().unwrap()).unwrap();
         let sockets = Sockets::new(1).unwrap();
         let vlans = [6, 7];
-        let program = load(&program(MAC, &vlans, addresses.map().unwrap(), sockets.map.as_fd(), TAKEN)).unwrap();
-        // Without a tag; in a VLAN of the router's; in another one, which is the kernel's whatever it holds.
+        let program = load(&program(MAC, &vlans, addresses.map().unwrap(), sockets.map.as_fd(), REDIRECTED)).unwrap();
+        // Frames without a tag, in a VLAN of the router, and in another one, which belongs to the kernel.
         for tag in [None, Some(7), Some(8)] {
-            let (taken, passed, elsewhere) = match tag {
-                None => (TAKEN, PASS, PASS),
-                Some(7) => (TAKEN, TAKEN, PASS),
+            let (redirected, passed, other_mac) = match tag {
+                None => (REDIRECTED, PASS, PASS),
+                Some(7) => (REDIRECTED, REDIRECTED, PASS),
                 Some(_) => (PASS, PASS, PASS),
             };
             for (packet, verdict) in [
-                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), taken),
-                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 3])), taken),
+                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), redirected),
+                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 3])), redirected),
                 (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 1])), passed),
                 (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])[..19]), passed),
-                (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")), taken),
+                (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")), redirected),
                 (frame(MAC, tag, 0x86dd, &to_v6("fd00::1")), passed),
                 (frame(MAC, tag, 0x86dd, &to_v6("febf::2")), passed),
-                (frame(MAC, tag, 0x86dd, &to_v6("::ffff:10.0.0.2")), taken),
+                (frame(MAC, tag, 0x86dd, &to_v6("::ffff:10.0.0.2")), redirected),
                 (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")[..39]), passed),
                 (frame(MAC, tag, 0x0806, &[0; 46]), passed),
                 (frame(MAC, tag, 0x88cc, &[0; 46]), passed),
-                (frame(OTHER_MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), elsewhere),
-                (frame(MacAddress([3, 0, 0x80, 0xff, 0x90, 7]), tag, 0x0800, &to_v4([10, 0, 0, 2])), elsewhere),
-                (frame(MacAddress::BROADCAST, tag, 0x0800, &to_v4([10, 0, 0, 2])), elsewhere),
+                (frame(OTHER_MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), other_mac),
+                (frame(MacAddress([3, 0, 0x80, 0xff, 0x90, 7]), tag, 0x0800, &to_v4([10, 0, 0, 2])), other_mac),
+                (frame(MacAddress::BROADCAST, tag, 0x0800, &to_v4([10, 0, 0, 2])), other_mac),
                 (frame(MAC, tag, 0x8100, &[0; 2]), passed),
             ] {
                 assert_eq!(run(&program, &packet), verdict, "{packet:02x?}");

@@ -1,8 +1,8 @@
-//! AF_XDP: frames by rings in this process's memory, past most of the kernel.
+//! AF_XDP ports: frames pass through rings in the memory of this process and bypass most of the kernel.
 //!
-//! A small program at the interface leaves to the kernel what is for this node, or is no IP: so the kernel keeps its
-//! addresses, answers ARP and neighbour discovery, and has its own connections. Beside the rings, a packet socket hears
-//! ARP and neighbour discovery, so that the router knows who is there.
+//! An XDP program on the interface passes to the kernel what is for this node or is not IP. The kernel keeps its
+//! addresses, answers ARP and neighbour discovery, and has its own connections. In addition to the rings, a packet
+//! socket receives ARP and neighbour discovery, from which the router learns its neighbours.
 
 mod auxiliary;
 mod bpf;
@@ -21,62 +21,62 @@ use rustix::net::sockopt;
 pub use bpf::LocalAddresses;
 pub use bpf::Mode;
 
-use crate::interface::{Interface, InterfaceIndex, is_there};
-use crate::packet_socket::{self, FILTER_NEIGHBOURS, gone};
+use crate::interface::{Interface, InterfaceIndex, interface_exists};
+use crate::packet_socket::{self, FILTER_NEIGHBOURS, gone_error};
 use bpf::Sockets;
 use queue::Queue;
 
-/// A VLAN's tag, behind a frame's two addresses.
+/// Bytes of a VLAN tag, which follows the two addresses of a frame.
 const TAG_BYTES: usize = packet::vlan::HEADER_BYTES;
 const ADDRESSES_BYTES: usize = 12;
-/// Queues of one interface.
+/// The largest number of queues of an interface.
 const QUEUES_MAX: u32 = 16;
-/// While frames come by the rings, the packet socket is looked at each so many times.
-const LOOKS_BETWEEN: u32 = 16;
+/// The packet socket is polled once in this many polls while frames arrive in the rings.
+const POLLS_BETWEEN_NEIGHBOURS: u32 = 16;
 
-/// A kernel interface as a port, past the kernel.
+/// A kernel interface as an AF_XDP port.
 pub struct XdpPort {
     interface: InterfaceIndex,
     queues: Vec<Queue>,
-    /// Which queue is looked at first, so that none is starved.
+    /// The queue that is polled first, which rotates so that none is starved.
     first: usize,
     attached: bpf::Attached,
     neighbours: OwnedFd,
     wakes: OwnedFd,
-    looks: u32,
-    has_open_checksums: bool,
+    polls: u32,
+    has_partial_checksums: bool,
     unusable: u64,
     is_gone: bool,
 }
 
-/// Why an interface cannot be a port by AF_XDP.
+/// The reason why an interface cannot be an AF_XDP port.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
-    /// Frames have a page.
-    #[error("its MTU of {mtu_bytes} B is beyond {} B", queue::MTU_BYTES_MAX)]
+    /// A frame must fit into a page.
+    #[error("its MTU of {mtu_bytes} B exceeds {} B", queue::MTU_BYTES_MAX)]
     Mtu {
-        /// The interface's.
+        /// The MTU of the interface.
         mtu_bytes: u32,
     },
-    /// All queues are needed, or frames are missed.
+    /// All queues must have a socket, or frames are missed.
     #[error("it has {queues} queues, more than {QUEUES_MAX}; `ethtool -L` sets fewer")]
     Queues {
-        /// The interface's.
+        /// The number of queues of the interface.
         queues: u32,
     },
-    /// The kernel refuses.
+    /// The kernel refused a request.
     #[error("{doing}: {source}")]
     Refused {
-        /// What was asked for.
+        /// What was attempted.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
 impl XdpPort {
-    /// Opens a port on the interface. Frames with the tag of one of `vlans` are the router's, whatever they hold; those
-    /// of other VLANs are the kernel's. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`.
+    /// Opens a port on the interface. Frames with the tag of one of `vlans` are passed to the router, whatever they
+    /// contain; those of other VLANs are passed to the kernel. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`.
     pub fn open(interface: &Interface, vlans: &[u16], local: &LocalAddresses) -> Result<XdpPort, XdpError> {
         let &Interface { index, mtu_bytes, receive_queues, .. } = interface;
         if mtu_bytes > queue::MTU_BYTES_MAX {
@@ -104,28 +104,29 @@ impl XdpPort {
             attached,
             neighbours,
             wakes,
-            looks: 0,
-            has_open_checksums: interface.driver == "veth",
+            polls: 0,
+            has_partial_checksums: interface.driver == "veth",
             unusable: 0,
             is_gone: false,
         })
     }
 
-    /// Where the program runs.
+    /// Returns where the program runs.
     pub fn mode(&self) -> Mode {
         self.attached.mode
     }
 
-    /// Whether the kernel copies frames between the driver and this process.
+    /// Returns whether the kernel copies frames between the driver and this process.
     pub fn is_copied(&self) -> bool {
         self.queues.iter().any(Queue::is_copied)
     }
 
-    fn hear_neighbours(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, end: usize) {
+    fn receive_neighbour_frames(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, end: usize) {
         while into.len() < end {
             let Some(mut packet) = pool.alloc() else { return };
             pool.resize(&mut packet, pool.bytes_max());
-            // The tag that the kernel keeps beside a frame goes before it, and behind the addresses then.
+            // The frame is read with room before it, so that the tag that the kernel stores as metadata can be inserted
+            // after the addresses.
             match auxiliary::receive(&self.neighbours, &mut pool.bytes_mut(&packet)[TAG_BYTES..]) {
                 Ok((bytes, tag)) if bytes + TAG_BYTES <= packet.len() => {
                     pool.resize(&mut packet, bytes + TAG_BYTES);
@@ -148,7 +149,8 @@ impl XdpPort {
     }
 }
 
-/// The frame begins after room for its tag; the filter has seen more than its addresses.
+/// Inserts a tag into a frame that begins after room for it. The filter guarantees that the frame has more than its
+/// addresses.
 fn insert_tag(frame: &mut [u8], tag: [u8; TAG_BYTES]) {
     frame.copy_within(TAG_BYTES..TAG_BYTES + ADDRESSES_BYTES, 0);
     frame[ADDRESSES_BYTES..ADDRESSES_BYTES + TAG_BYTES].copy_from_slice(&tag);
@@ -156,7 +158,7 @@ fn insert_tag(frame: &mut [u8], tag: [u8; TAG_BYTES]) {
 
 fn neighbours(interface: InterfaceIndex) -> io::Result<OwnedFd> {
     let socket = packet_socket::socket()?;
-    auxiliary::ask_for(&socket)?;
+    auxiliary::enable(&socket)?;
     packet_socket::set_filter(&socket, &FILTER_NEIGHBOURS)?;
     packet_socket::bind(&socket, interface, libc::ETH_P_ALL as u16)?;
     Ok(socket)
@@ -173,28 +175,28 @@ fn wakes(queues: &[Queue], neighbours: &OwnedFd) -> io::Result<OwnedFd> {
 impl Port for XdpPort {
     fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
         if self.is_gone {
-            return Err(gone(self.interface));
+            return Err(gone_error(self.interface));
         }
         let (before, count) = (into.len(), self.queues.len());
         let end = before + packets_max;
         for number in 0..count {
             let queue = &mut self.queues[(self.first + number) % count];
-            queue.receive(pool, into, end, self.has_open_checksums);
+            queue.receive(pool, into, end, self.has_partial_checksums);
         }
         self.first = (self.first + 1) % count;
-        self.looks += 1;
-        if into.len() == before || self.looks >= LOOKS_BETWEEN {
-            self.looks = 0;
-            self.hear_neighbours(pool, into, end);
+        self.polls += 1;
+        if into.len() == before || self.polls >= POLLS_BETWEEN_NEIGHBOURS {
+            self.polls = 0;
+            self.receive_neighbour_frames(pool, into, end);
         }
         Ok(into.len() - before)
     }
 
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
         let sent = self.queues[0].transmit(pool, from);
-        sent.map_err(
-            |error| if is_there(self.neighbours.as_fd(), self.interface) { error } else { gone(self.interface) },
-        )
+        sent.map_err(|error| {
+            if interface_exists(self.neighbours.as_fd(), self.interface) { error } else { gone_error(self.interface) }
+        })
     }
 
     fn wakes(&self) -> Option<BorrowedFd<'_>> {
@@ -202,17 +204,18 @@ impl Port for XdpPort {
     }
 
     fn may_sleep(&mut self) -> bool {
-        // What was not sent at once, because the interface was busy, is sent before we sleep; if it is down, it waits.
+        // Frames that could not be sent because the interface was busy are sent before the port sleeps; while the
+        // interface is down, they wait.
         let is_pending = self.queues[0].kick() == Ok(()) && self.queues[0].has_pending();
         for fd in self.queues.iter().map(AsFd::as_fd).chain([self.neighbours.as_fd()]) {
-            // An error wakes sleepers until it is taken.
+            // An error wakes sleepers until it is read.
             if !matches!(sockopt::socket_error(fd), Ok(Ok(()))) {
-                self.is_gone |= !is_there(self.neighbours.as_fd(), self.interface);
+                self.is_gone |= !interface_exists(self.neighbours.as_fd(), self.interface);
             }
         }
         let mut polled = [PollFd::new(&self.wakes, PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        !self.is_gone && !is_pending && matches!(poll(&mut polled, Some(&at_once)), Ok(0))
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        !self.is_gone && !is_pending && matches!(poll(&mut polled, Some(&no_wait)), Ok(0))
     }
 
     fn has_kernel(&self) -> bool {

@@ -59,7 +59,7 @@ impl<'a> Lab<'a> {
             lab.make_pair(node, index + 1)?;
         }
         if ports != "af-packet" {
-            lab.switch_offloads_off()?;
+            lab.disable_offloads()?;
         }
         std::fs::write(lab.cluster(), lab.cluster_text(ports)).context("writing the cluster file")?;
         lab.up(None)?;
@@ -91,10 +91,10 @@ impl<'a> Lab<'a> {
     }
 
     /// An AF_XDP program sees frames as hosts hand them over: so hosts have to finish them.
-    fn switch_offloads_off(&self) -> Result<()> {
+    fn disable_offloads(&self) -> Result<()> {
         for number in 1..=NODES.len() {
             let namespace = router_ports::Namespace::at(&self.namespace_path(&format!("h{number}")))?;
-            namespace.within(|| router_ports::offloads_off(DEVICE))??;
+            namespace.within(|| router_ports::disable_offloads(DEVICE))??;
         }
         Ok(())
     }

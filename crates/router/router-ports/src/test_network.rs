@@ -1,7 +1,7 @@
-//! For tests: two hosts in namespaces of their own, and between them a node whose ports are under test.
+//! Support for tests: two hosts in separate network namespaces, and between them a node whose ports are tested.
 //!
 //! ```text
-//!   host 0 ── veth ── port 0 [a thread that carries frames across] port 1 ── veth ── host 1
+//!   host 0 ── veth ── port 0 [a thread that forwards frames] port 1 ── veth ── host 1
 //! ```
 
 use std::collections::VecDeque;
@@ -17,14 +17,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::interface::Interface;
 use crate::namespace::{self, Namespace};
-use crate::netlink::{Requests, VethEnd};
+use crate::netlink::{Requests, VethEndpoint};
 
-/// How long nothing may come before a test has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Frames that are taken at a time.
+/// The time after which a test fails if nothing arrives.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// The largest number of frames received in one call.
 const BURST: usize = 64;
 
-pub struct Crossing {
+pub struct TestNetwork {
     pub hosts: [Namespace; 2],
     pub node: Namespace,
 }
@@ -42,21 +42,22 @@ pub fn host_address(side: usize, is_v6: bool) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The name of a port's interface, the same in every namespace.
+/// Returns the name of a port's interface, the same in every namespace.
 pub fn port_name(side: usize) -> &'static str {
     ["port0", "port1"][side]
 }
 
-impl Crossing {
-    /// `None`, and a line that says why, where that cannot be had. `mtu_bytes` is of all interfaces.
-    pub fn new(test: &str, mtu_bytes: u32) -> Option<Crossing> {
+impl TestNetwork {
+    /// Creates the network; all interfaces have an MTU of `mtu_bytes`. Prints the reason and returns `None` if
+    /// namespaces cannot be created.
+    pub fn new(test: &str, mtu_bytes: u32) -> Option<TestNetwork> {
         let node = namespace::for_test(test)?;
         let hosts = [Namespace::new().unwrap(), Namespace::new().unwrap()];
         for (side, host) in hosts.iter().enumerate() {
             let connect = || {
                 let mut requests = Requests::open().unwrap();
-                let port = VethEnd { name: port_name(side), namespace: None, mac: Some(port_mac(side)) };
-                let end = VethEnd { name: "host", namespace: Some(host_fd(host)), mac: Some(host_mac(side)) };
+                let port = VethEndpoint { name: port_name(side), namespace: None, mac: Some(port_mac(side)) };
+                let end = VethEndpoint { name: "host", namespace: Some(host_fd(host)), mac: Some(host_mac(side)) };
                 requests.add_veth(port, end).unwrap();
                 let port = Interface::by_name(port_name(side)).unwrap();
                 requests.set_mtu(port.index, mtu_bytes).unwrap();
@@ -67,59 +68,59 @@ impl Crossing {
             node.within_with_sysfs(|| until_running(port_name(side))).unwrap();
             host.within_with_sysfs(|| until_running("host")).unwrap();
         }
-        Some(Crossing { hosts, node })
+        Some(TestNetwork { hosts, node })
     }
 
-    /// Runs `run` while what comes in at one port goes out at the other. What each port lost.
-    pub fn while_carrying(&self, open: fn(usize) -> Box<dyn Port + Send>, run: impl FnOnce()) -> [PortLosses; 2] {
+    /// Runs `run` while a thread forwards the frames of each port to the other, and returns the losses of both ports.
+    pub fn while_forwarding(&self, open: fn(usize) -> Box<dyn Port + Send>, run: impl FnOnce()) -> [PortLosses; 2] {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let (opened, is_open) = std::sync::mpsc::channel();
             let is_over = &is_over;
-            let carrier = scope.spawn(move || {
-                let carry = move || {
+            let forwarder = scope.spawn(move || {
+                let forward = move || {
                     let mut ports = [open(0), open(1)];
                     opened.send(()).unwrap();
-                    carry(&mut ports, is_over);
+                    forward(&mut ports, is_over);
                     [ports[0].losses(), ports[1].losses()]
                 };
-                self.node.within(carry).unwrap()
+                self.node.within(forward).unwrap()
             });
             is_open.recv().expect("the ports were not opened");
-            let ends = EndsWhenDropped(is_over);
+            let stop_guard = StopGuard(is_over);
             run();
-            drop(ends);
-            carrier.join().unwrap()
+            drop(stop_guard);
+            forwarder.join().unwrap()
         })
     }
 
-    /// Sends that many bytes by TCP from host 0 to host 1 and back, and checks each.
+    /// Sends `bytes` bytes over TCP from host 0 to host 1 and back, and checks each.
     pub fn stream(&self, is_v6: bool, bytes: usize) {
         let sent: Vec<u8> = (0..bytes).map(|n| (n * 31 + n / 251) as u8).collect();
         let listener = || TcpListener::bind(SocketAddr::new(host_address(1, is_v6), 7)).unwrap();
         let listener = self.hosts[1].within(listener).unwrap();
-        let connect = || TcpStream::connect_timeout(&SocketAddr::new(host_address(1, is_v6), 7), PATIENCE);
-        let mut near = self.hosts[0].within(connect).unwrap().unwrap();
-        let (mut far, _) = listener.accept().unwrap();
-        for stream in [&near, &far] {
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        let connect = || TcpStream::connect_timeout(&SocketAddr::new(host_address(1, is_v6), 7), TEST_TIMEOUT);
+        let mut client = self.hosts[0].within(connect).unwrap().unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+            stream.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
         }
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut received = vec![0; bytes];
-                far.read_exact(&mut received).unwrap();
-                assert!(received == sent, "bytes were changed on their way");
-                far.write_all(&received).unwrap();
+                server.read_exact(&mut received).unwrap();
+                assert!(received == sent, "bytes were changed in transit");
+                server.write_all(&received).unwrap();
             });
-            near.write_all(&sent).unwrap();
+            client.write_all(&sent).unwrap();
             let mut received = vec![0; bytes];
-            near.read_exact(&mut received).unwrap();
-            assert!(received == sent, "bytes were changed on their way back");
+            client.read_exact(&mut received).unwrap();
+            assert!(received == sent, "bytes were changed on the return path");
         });
     }
 
-    /// Sends datagrams by UDP from host 0 to host 1, from empty to as long as an MTU of 1500 B lets them be.
+    /// Sends UDP datagrams from host 0 to host 1, from an empty one to the longest one for an MTU of 1500 B.
     pub fn datagrams(&self, is_v6: bool) {
         let [one, other] = self.udp(is_v6);
         for bytes in [0, 1, 22, 1000, 1452] {
@@ -131,13 +132,13 @@ impl Crossing {
         }
     }
 
-    /// UDP sockets of both hosts, connected to each other.
+    /// Returns UDP sockets of both hosts, connected to each other.
     pub fn udp(&self, is_v6: bool) -> [UdpSocket; 2] {
         [0, 1].map(|side| {
             let connect = || {
                 let socket = UdpSocket::bind(SocketAddr::new(host_address(side, is_v6), 7)).unwrap();
                 socket.connect(SocketAddr::new(host_address(1 - side, is_v6), 7)).unwrap();
-                socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
                 socket
             };
             self.hosts[side].within(connect).unwrap()
@@ -161,29 +162,29 @@ fn set_up_host(side: usize, mtu_bytes: u32) {
     }
 }
 
-/// Waits until the kernel has noticed that the line works: what is sent before, on a busy machine, is dropped.
+/// Waits until the kernel has set the link up: frames that are sent earlier, on a busy machine, are dropped.
 fn until_running(name: &str) {
     let state = || std::fs::read_to_string(format!("/sys/class/net/{name}/operstate")).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while state() != "up\n" {
         assert!(Instant::now() < deadline, "{name} is {}", state());
         thread::sleep(Duration::from_millis(1));
     }
-    // The kernel says so a moment before it lets anything through, and takes no request in between.
+    // The kernel reports the state slightly before it passes frames, and accepts no request in between.
     Requests::open().unwrap().set_up(Interface::by_name(name).unwrap().index).unwrap();
 }
 
-/// A test that fails does not leave its carrier running.
-struct EndsWhenDropped<'a>(&'a AtomicBool);
+/// Stops the forwarding thread when it is dropped, also if the test fails.
+struct StopGuard<'a>(&'a AtomicBool);
 
-impl Drop for EndsWhenDropped<'_> {
+impl Drop for StopGuard<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Until it is over; asleep when there is nothing to do.
-fn carry(ports: &mut [Box<dyn Port + Send>; 2], is_over: &AtomicBool) {
+/// Forwards frames until `is_over` is set; blocks while there is nothing to do.
+fn forward(ports: &mut [Box<dyn Port + Send>; 2], is_over: &AtomicBool) {
     let mut pool = Pool::new(1024, 2048, 64);
     let mut queues: [VecDeque<Packet>; 2] = Default::default();
     let mut burst = Vec::new();
@@ -202,15 +203,16 @@ fn carry(ports: &mut [Box<dyn Port + Send>; 2], is_over: &AtomicBool) {
         if is_idle {
             let mut wakes: Vec<PollFd> =
                 ports.iter().map(|port| PollFd::from_borrowed_fd(port.wakes().unwrap(), PollFlags::IN)).collect();
-            // The time limit is for `is_over` alone.
+            // The timeout only serves to check `is_over`.
             let limit = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
             poll(&mut wakes, Some(&limit)).unwrap();
         }
     }
 }
 
-/// Whether the port may sleep, once it has nothing more to say; hosts may still say something of themselves.
-pub fn falls_asleep(port: &mut dyn Port, pool: &mut Pool) -> bool {
+/// Returns whether the port becomes idle after its pending frames, which may include frames of the hosts, have been
+/// received.
+pub fn becomes_idle(port: &mut dyn Port, pool: &mut Pool) -> bool {
     let mut packets = Vec::new();
     (0..100).any(|_| {
         port.receive(pool, &mut packets, BURST).unwrap();
