@@ -1,4 +1,4 @@
-//! The forwarding core on this machine: `cargo bench -p router-bench --bench core`.
+//! Benchmark of the forwarding core: `cargo bench -p router-bench --bench core`.
 
 use router_bench::core::{Options, Parts, instructions, run, work};
 
@@ -41,7 +41,7 @@ fn main() {
     }
     for churn in &results.churn {
         println!(
-            "{:>9.0} changes of routes a second: {:6.2} Mpps (best {:6.2})",
+            "{:>9.0} route changes a second: {:6.2} Mpps (best {:6.2})",
             churn.changes_per_s, churn.mpps.median, churn.mpps.best
         );
     }

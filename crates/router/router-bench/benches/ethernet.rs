@@ -1,4 +1,5 @@
-//! Forwarding between virtual Ethernet on this machine, as root: `cargo bench -p router-bench --bench ethernet [full]`.
+//! Benchmark of forwarding between virtual Ethernet interfaces, which needs root: `cargo bench -p router-bench --bench
+//! ethernet [full]`.
 
 use router_bench::ethernet::{Options, measure};
 

@@ -1,10 +1,11 @@
-//! The forwarding core: how many packets one core takes in, parses, checks, looks up in a full table, rewrites and
-//! hands over, with ports in memory; what each stage of that costs; and the highest rate without a loss.
+//! Benchmark of the forwarding core: how many packets one core receives, parses, checks, looks up in a full table,
+//! rewrites and queues for transmission, with ports in memory; the cost of each stage; and the highest rate without a
+//! loss.
 //!
-//! All times are *measured*, in the process that calls, on one thread. The ports' part is counted: taking buffers and
-//! writing headers into them as they come in, and giving them back when they have gone out. A figure is the median of
-//! its rounds, and the best round stands beside it. Sizes are those of Ethernet, with the frame check sequence of 4 B
-//! that memory does not need.
+//! All times are *measured* in the calling process, on one thread. They include the work of the ports: allocating
+//! buffers and writing headers into them on reception, and freeing them after transmission. A figure is the median over
+//! its rounds; the best round is reported next to it. Sizes are those of Ethernet frames with the frame check sequence
+//! of 4 B, which is not stored in memory.
 
 mod churn;
 mod instructions;
@@ -27,47 +28,48 @@ pub use zero_loss::{Trials, ZeroLoss, zero_loss};
 /// Bytes of a frame check sequence.
 const FCS_BYTES: usize = 4;
 
-/// Preamble, start delimiter and gap: what a frame takes of a wire besides itself.
+/// Bytes of preamble, start delimiter and interframe gap, which a frame occupies on a wire in addition to itself.
 const WIRE_BYTES: usize = 20;
 
-/// The sizes of RFC 2544, section 9.1.
+/// The frame sizes of RFC 2544, section 9.1.
 pub const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 
-/// A simple mix of the Internet's sizes: seven small ones, four of 576 B and one of 1500 B of IP, as frames.
+/// IMIX, a simple mix of Internet packet sizes: seven small packets, four of 576 B and one of 1500 B of IP, as frame
+/// sizes.
 pub const IMIX: [usize; 12] = [64, 64, 594, 64, 64, 594, 64, 1518, 64, 594, 64, 594];
 
-/// What is measured.
+/// What a run measures.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Of tables and destinations.
+    /// The seed of tables and destinations.
     pub seed: u64,
-    /// Routes of IPv4.
+    /// The number of IPv4 routes.
     pub routes_v4: usize,
-    /// Routes of IPv6.
+    /// The number of IPv6 routes.
     pub routes_v6: usize,
-    /// Rounds of each figure.
+    /// The rounds of each figure.
     pub rounds: usize,
-    /// Packets of a round.
+    /// The packets of a round.
     pub packets: usize,
-    /// How long trials of the zero-loss search are.
+    /// The lengths of the trials of the zero-loss search.
     pub trials: Trials,
 }
 
 impl Options {
-    /// As reported: about two minutes.
+    /// The options of the committed results: about two minutes.
     pub fn full() -> Options {
         let (routes_v4, routes_v6) = (900_000, 200_000);
         let trials = Trials { short_ms: 100, long_ms: 2_000 };
         Options { seed: 1, routes_v4, routes_v6, rounds: 31, packets: 1 << 20, trials }
     }
 
-    /// The same tables, fewer rounds: a few seconds.
+    /// The same tables with fewer rounds: a few seconds.
     pub fn quick() -> Options {
         Options { rounds: 11, packets: 1 << 18, trials: Trials { short_ms: 30, long_ms: 100 }, ..Options::full() }
     }
 }
 
-/// Which parts are measured.
+/// The parts that a run measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Each kind of traffic, and the highest rates without a loss.
@@ -81,19 +83,19 @@ impl Parts {
     pub const ALL: Parts = Parts { forwards: true, churns: true };
 }
 
-/// What was measured.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
-    /// Routes of IPv4 in the tables.
+    /// The number of IPv4 routes in the tables.
     pub routes_v4: usize,
-    /// Routes of IPv6 in the tables.
+    /// The number of IPv6 routes in the tables.
     pub routes_v6: usize,
-    /// To build the tables by way of announcements, in ms.
+    /// The time to build the tables through announcements, in ms.
     pub build_ms: f64,
     /// Each kind of traffic.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cases: Vec<Case>,
-    /// The highest rate without a loss, by size.
+    /// The highest rate without a loss, for each size.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zero_loss: Vec<ZeroLoss>,
     /// Forwarding while routes change.
@@ -102,7 +104,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Millions of packets a second of one core: IPv4, 64 B, full table, 4,000 destinations.
+    /// Returns the rate of one core in millions of packets a second: IPv4, 64 B, full table, 4,000 destinations.
     pub fn core_mpps_64b(&self) -> Option<f64> {
         let is_it = |case: &&Case| case.version == 4 && case.size == "64" && case.destinations == DESTINATIONS_FEW;
         self.cases.iter().find(is_it).map(|case| case.mpps.median)
@@ -114,53 +116,54 @@ impl Results {
 pub struct Case {
     /// 4 or 6.
     pub version: u8,
-    /// Bytes of a frame, or `IMIX`.
+    /// The size of a frame in bytes, or `IMIX`.
     pub size: String,
-    /// Different random destinations, used in turn.
+    /// The number of different random destinations, used round robin.
     pub destinations: usize,
     /// Millions of packets a second.
     pub mpps: Rounds,
-    /// Of an Ethernet wire, with preambles and gaps, at the median.
+    /// The rate on an Ethernet wire, with preambles and gaps, at the median.
     pub wire_gbit_per_s: f64,
-    /// A packet's way by stage, the median of rounds of their own. They cost a clock's reading each vector, so their
-    /// sum is a little more than a packet takes.
+    /// The cost of each stage, the median over separate rounds. Reading the clock once a vector makes their sum
+    /// slightly larger than the cost of a packet.
     pub stages: Vec<StageCost>,
 }
 
-/// What a stage costs.
+/// The cost of one stage.
 #[derive(Clone, Debug, Serialize)]
 pub struct StageCost {
-    /// Which.
+    /// The name of the stage.
     pub stage: &'static str,
-    /// Nanoseconds a packet.
+    /// Nanoseconds for each packet.
     pub ns_per_packet: f64,
 }
 
-/// Few enough for a table's places to stay in the second-level cache; what RFC 2544's successors ask for at least.
+/// Few enough destinations that the table entries they use stay in the second-level cache; the minimum that the
+/// successors of RFC 2544 ask for.
 pub const DESTINATIONS_FEW: usize = 4_000;
 
-/// More than any cache holds places of.
+/// More destinations than any cache holds table entries for.
 pub const DESTINATIONS_MANY: usize = 1_000_000;
 
-/// What was measured with a table that a user brought.
+/// The results for a table that a user provides.
 #[derive(Clone, Debug, Serialize)]
-pub struct OfTable {
-    /// To build the tables by way of announcements, in ms.
+pub struct CoreTableResults {
+    /// The time to build the tables through announcements, in ms.
     pub build_ms: f64,
-    /// Packets of 64 B, by family and number of destinations.
+    /// Rates for packets of 64 B, by family and number of destinations.
     pub cases: Vec<Case>,
     /// The highest rates without a loss, by family.
     pub zero_loss: Vec<ZeroLoss>,
 }
 
-/// How often [`run`] says that something begins.
+/// Returns the number of steps that [`run`] reports.
 pub fn steps(parts: Parts) -> u64 {
     let forwarding = if parts.forwards { cases().len() + SEARCHES } else { 0 };
     let churn = if parts.churns { churn::RATES_PER_S.len() } else { 0 };
     (1 + forwarding + churn) as u64
 }
 
-/// Each kind of traffic: version, sizes, destinations.
+/// Returns each kind of traffic: IP version, sizes, number of destinations.
 fn cases() -> Vec<(u8, Vec<usize>, usize)> {
     let few = |version: u8, sizes: Vec<usize>| (version, sizes, DESTINATIONS_FEW);
     let of_v4 = SIZES.iter().map(|size| few(4, vec![*size]));
@@ -169,7 +172,8 @@ fn cases() -> Vec<(u8, Vec<usize>, usize)> {
     of_v4.chain(others).chain(many).collect()
 }
 
-/// Traffic that is searched for the highest rate without a loss: version, sizes. Neighbours have about the same.
+/// Returns the traffic for which the highest rate without a loss is searched: IP version and sizes. Adjacent entries
+/// have about the same rate.
 fn searched() -> [(u8, Vec<usize>); SEARCHES] {
     let [a, b, c, d, e, f, g] = SIZES.map(|size| (4, vec![size]));
     [a, b, c, d, e, f, g, (4, IMIX.to_vec()), (6, vec![64]), (6, IMIX.to_vec())]
@@ -177,10 +181,10 @@ fn searched() -> [(u8, Vec<usize>); SEARCHES] {
 
 const SEARCHES: usize = SIZES.len() + 3;
 
-/// Measures with generated tables; `step` hears what begins.
+/// Measures with generated tables; `step` is called with the name of each step that begins.
 ///
 /// # Errors
-/// No memory for tables, or a packet that should have been forwarded was not.
+/// Fails if there is no memory for the tables, or if a packet that should have been forwarded was not.
 pub fn run(options: &Options, parts: Parts, step: &mut dyn FnMut(&str)) -> Result<Results, Error> {
     step("tables");
     let begin = Instant::now();
@@ -207,8 +211,8 @@ pub fn run(options: &Options, parts: Parts, step: &mut dyn FnMut(&str)) -> Resul
     if parts.churns {
         for changes_per_s in churn::RATES_PER_S {
             step(&match changes_per_s {
-                Some(rate) => format!("{rate} changes of routes a second"),
-                None => "as many changes of routes as go".to_owned(),
+                Some(rate) => format!("{rate} route changes a second"),
+                None => "route changes at full speed".to_owned(),
             });
             found.churn.push(churn(&mut router, options, &few_v4, changes_per_s)?);
         }
@@ -216,20 +220,21 @@ pub fn run(options: &Options, parts: Parts, step: &mut dyn FnMut(&str)) -> Resul
     Ok(found)
 }
 
-/// How often [`of_table`] says that something begins.
+/// Returns the number of steps that [`run_table`] reports.
 pub fn steps_of_table(table: &Table) -> u64 {
     1 + 3 * u64::from(!table.v4.is_empty()) + 3 * u64::from(!table.v6.is_empty())
 }
 
-/// Measures packets of 64 B with this table; `step` hears what begins.
+/// Measures packets of 64 B with this table; `step` is called with the name of each step that begins.
 ///
 /// # Errors
-/// No room in the tables, or a packet that should have been forwarded was not.
-pub fn of_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) -> Result<OfTable, Error> {
+/// Fails if the tables have no room, or if a packet that should have been forwarded was not.
+pub fn run_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) -> Result<CoreTableResults, Error> {
     step("core: tables");
     let begin = Instant::now();
     let mut router = Router::with_table(options.seed, table.clone())?;
-    let mut found = OfTable { build_ms: begin.elapsed().as_secs_f64() * 1e3, cases: Vec::new(), zero_loss: Vec::new() };
+    let mut found =
+        CoreTableResults { build_ms: begin.elapsed().as_secs_f64() * 1e3, cases: Vec::new(), zero_loss: Vec::new() };
     let versions: Vec<u8> =
         [4, 6].into_iter().zip(router.has()).filter_map(|(version, has)| has.then_some(version)).collect();
     for version in versions {
@@ -245,7 +250,7 @@ pub fn of_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) ->
     Ok(found)
 }
 
-/// Random addresses that packets can go to.
+/// Returns random addresses to which a router forwards packets.
 fn destinations(router: &Router, seed: u64, version: u8, count: usize) -> Result<Destinations, Error> {
     let found = if version == 4 { router.destinations_v4(seed, count) } else { router.destinations_v6(seed, count) };
     let is_empty = match &found {
@@ -258,7 +263,7 @@ fn destinations(router: &Router, seed: u64, version: u8, count: usize) -> Result
 /// Measures one kind of traffic.
 ///
 /// # Errors
-/// A packet was not forwarded.
+/// Fails if a packet was not forwarded.
 pub fn case(
     router: &mut Router,
     options: &Options,
@@ -308,7 +313,7 @@ pub(crate) fn name_of(sizes: &[usize]) -> String {
     }
 }
 
-/// The median, and the highest.
+/// Returns the median and the highest value.
 fn median_and_best(mut values: Vec<f64>) -> Rounds {
     values.sort_unstable_by(f64::total_cmp);
     Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
@@ -316,10 +321,11 @@ fn median_and_best(mut values: Vec<f64>) -> Rounds {
 
 const STAGES: usize = 6;
 
-/// In the order of a packet's way: by the port, four stages of the forwarder, by the port again.
+/// The stages in the order in which a packet passes them: reception by the port, four stages of the forwarder,
+/// transmission by the port.
 const STAGE_NAMES: [&str; STAGES] = ["receive", "parse and check", "look up", "rewrite", "hand over", "transmit"];
 
-/// Where the time goes.
+/// Measures the time spent in each stage.
 #[derive(Default)]
 struct Clock {
     last: Option<Instant>,
@@ -339,11 +345,11 @@ impl Clock {
     }
 }
 
-/// Is told of the ports' stages as well.
+/// A stage probe that is also called for the stages of the ports.
 pub trait PortProbe: StageProbe {
-    /// A vector has come in.
+    /// A vector was received.
     fn received(&mut self) {}
-    /// All queues are empty.
+    /// All output queues are empty.
     fn transmitted(&mut self) {}
 }
 
@@ -365,7 +371,7 @@ impl StageProbe for Clock {
             Stage::Parse => self.lap(1),
             Stage::Lookup => self.lap(2),
             Stage::Rewrite => self.lap(3),
-            // No packet of a benchmark's takes the slow path.
+            // No packet of a benchmark takes the slow path.
             Stage::Enqueue | Stage::Slow => self.lap(4),
         }
     }
@@ -377,7 +383,7 @@ mod tests {
 
     const SHORT: Trials = Trials { short_ms: 1, long_ms: 2 };
 
-    /// Small tables, few packets: what is right in small is right in large, and a test measures nothing.
+    /// Small tables and few packets: a test checks correctness, which does not depend on size, and measures nothing.
     fn small() -> Options {
         Options { seed: 3, routes_v4: 2_000, routes_v6: 500, rounds: 3, packets: 2_000, trials: SHORT }
     }
@@ -400,10 +406,10 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_somebody_brings_is_measured_by_the_families_that_it_has() {
+    fn a_user_table_is_measured_for_the_families_that_it_has() {
         let options = Options { routes_v4: 0, routes_v6: 300, packets: 500, ..small() };
         let (table, mut steps) = (Table::generated(3, 0, 300), 0);
-        let found = of_table(&options, &table, &mut |_| steps += 1).expect("all are forwarded");
+        let found = run_table(&options, &table, &mut |_| steps += 1).expect("all are forwarded");
         assert_eq!(steps, steps_of_table(&table));
         assert!(found.cases.iter().all(|case| case.version == 6 && case.mpps.median > 0.0), "{found:?}");
         assert_eq!((found.cases.len(), found.zero_loss.len()), (2, 1));
@@ -411,12 +417,12 @@ mod tests {
         for prefix in ["224.0.0.0/4", "169.254.0.0/16"] {
             nowhere.v4.push(prefix.parse().expect("a prefix"));
         }
-        let error = of_table(&options, &nowhere, &mut |_| ()).expect_err("nowhere to go").to_string();
-        assert_eq!(error, "no route of IPv4 leads to addresses that a router forwards to; bring others");
+        let error = run_table(&options, &nowhere, &mut |_| ()).expect_err("nowhere to go").to_string();
+        assert_eq!(error, "no IPv4 route covers an address that a router forwards to; use other routes");
     }
 
     #[test]
-    fn parts_are_measured_alone_and_say_what_begins() {
+    fn parts_are_measured_alone_and_report_their_steps() {
         let options = Options { rounds: 1, packets: 500, ..small() };
         let both = [(true, true), (true, false), (false, true)];
         for parts in both.map(|(forwards, churns)| Parts { forwards, churns }) {
@@ -431,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_is_not_forwarded_is_an_error_and_no_figure() {
+    fn a_packet_that_is_not_forwarded_is_an_error_and_not_a_figure() {
         let options = small();
         let mut router = Router::new(options.seed, options.routes_v4, options.routes_v6).expect("tables");
         let nowhere = Destinations::V4(vec![0x7f00_0001]);

@@ -1,19 +1,19 @@
-//! Forwarding between two virtual Ethernet interfaces: the router by AF_XDP and by AF_PACKET, beside the Linux kernel's
-//! own forwarding between interfaces of the same kind, with the same routes, in the same run.
+//! Benchmark of forwarding between two virtual Ethernet interfaces: the router with AF_XDP and with AF_PACKET, compared
+//! with the Linux kernel's own forwarding between interfaces of the same kind, with the same routes, in the same run.
 //!
 //! ```text
 //!   source ── veth ── node: one of the subjects ── veth ── sink
 //! ```
 //!
-//! All figures are *measured*. The source sends as fast as it can from the first processor; each of the router's
-//! subjects forwards on the second. The kernel forwards a packet wherever it is received, which for virtual Ethernet is
-//! in the sender's call: so it is measured like that, on one processor, and with packets steered to the second (RPS).
-//! The sink is a kernel that has no route for what comes: dropping it is a part of every figure. What is reported is
-//! what arrives while more is offered than can be forwarded, and the highest rate at which nothing is lost; of IPv4 and
-//! of IPv6.
+//! All figures are *measured*. The source sends as fast as it can from the first processor; the router forwards on the
+//! second. The kernel forwards a packet where it is received, which for virtual Ethernet is in the sender's call. It is
+//! therefore measured in two ways: on one processor, and with packets steered to the second one (receive packet
+//! steering, RPS). The sink is a kernel without a route for the packets; every figure includes the cost of dropping
+//! them. The results are the rate at which packets arrive when more are offered than can be forwarded, and the highest
+//! rate without a loss, for IPv4 and IPv6.
 
-mod bed;
 mod subject;
+mod testbed;
 mod traffic;
 mod zero_loss;
 
@@ -27,20 +27,20 @@ use router_ports::{InterfaceError, ethernet::OpenError};
 
 use crate::core::{IMIX, SIZES, name_of};
 use crate::fib::Rounds;
-use bed::Bed;
+use testbed::Testbed;
 use traffic::Load;
 pub use zero_loss::ZeroLoss;
 
-/// Bytes of a frame check sequence, which virtual Ethernet has not.
+/// Bytes of a frame check sequence, which virtual Ethernet does not have.
 const FCS_BYTES: usize = 4;
 
-/// The shortest frame there, in bytes.
+/// The shortest frame on virtual Ethernet, in bytes.
 const FRAME_BYTES_MIN: usize = 64 - FCS_BYTES;
 
-/// The two families, in the order in which everything of them is kept.
+/// The two families, in the order of every array indexed by family.
 const VERSIONS: [Version; 2] = [Version::V4, Version::V6];
 
-/// Which family packets are of.
+/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// IPv4.
@@ -50,7 +50,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// 4 or 6.
+    /// Returns the version number, 4 or 6.
     pub fn number(self) -> u8 {
         match self {
             Version::V4 => 4,
@@ -59,33 +59,33 @@ impl Version {
     }
 }
 
-/// What is measured.
+/// What a run measures.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Of destinations.
+    /// The seed of destinations.
     pub seed: u64,
-    /// Sizes of frames, check sequence included, of IPv4 and of IPv6.
+    /// Frame sizes for IPv4 and for IPv6, check sequence included.
     pub sizes: [Vec<usize>; 2],
-    /// What is searched for the highest rate without a loss: sizes that frames have in turn.
+    /// The traffic for which the highest rate without a loss is searched: frame sizes used round robin.
     pub searched: [Vec<Vec<usize>>; 2],
-    /// Rounds of each figure; subjects take turns.
+    /// The rounds of each figure; subjects alternate.
     pub rounds: usize,
-    /// How long a round is.
+    /// The length of a round.
     pub round: Duration,
-    /// Frames of each latency's distribution.
+    /// The frames of each latency distribution.
     pub probes: usize,
-    /// How long a trial of a search is.
+    /// The length of a trial of a search.
     pub trial_short: Duration,
-    /// How long the trial is that holds what a search found.
+    /// The length of the trial that confirms the result of a search.
     pub trial: Duration,
-    /// The part to which a search knows a rate.
+    /// The relative precision of a search.
     pub precision: f64,
-    /// Routes of each family, each with a destination.
+    /// The number of routes of each family, each with one destination.
     pub destinations: usize,
 }
 
 impl Options {
-    /// As reported: two to three minutes.
+    /// The options of the committed results: two to three minutes.
     pub fn full() -> Options {
         let searched: Vec<Vec<usize>> = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).collect();
         Options {
@@ -102,7 +102,7 @@ impl Options {
         }
     }
 
-    /// The smallest and the largest frames, fewer rounds: some seconds.
+    /// The smallest and the largest frames with fewer rounds: some seconds.
     pub fn quick() -> Options {
         Options {
             sizes: [vec![64, 1518], vec![64]],
@@ -118,25 +118,25 @@ impl Options {
     }
 }
 
-/// Who forwards.
+/// What forwards the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// The Linux kernel, where packets are received: in the sender's call.
+    /// The Linux kernel, on the processor where packets are received: in the sender's call.
     Kernel,
     /// The Linux kernel, with packets steered to the second processor.
     KernelSteered,
-    /// The router, by AF_XDP.
+    /// The router with AF_XDP.
     Xdp,
-    /// The router, by AF_PACKET.
+    /// The router with AF_PACKET.
     PacketSocket,
 }
 
 impl Subject {
-    /// All, in the order of their turns.
+    /// All subjects, in the order in which they are measured.
     pub const ALL: [Subject; 4] = [Subject::Kernel, Subject::KernelSteered, Subject::Xdp, Subject::PacketSocket];
 
-    /// For people.
+    /// Returns the name for reports.
     pub fn name(self) -> &'static str {
         match self {
             Subject::Kernel => "kernel",
@@ -147,33 +147,33 @@ impl Subject {
     }
 }
 
-/// What was measured.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
-    /// Routes of each family in the tables.
+    /// The number of routes of each family in the tables.
     pub destinations: usize,
-    /// Processors that the source and the subjects had: with one, all share it.
+    /// The number of processors of the source and the subjects; with one, they share it.
     pub processors: usize,
-    /// Each subject by family and size.
+    /// The rates and latencies of each subject, by family and size.
     pub cases: Vec<Case>,
     /// The highest rates without a loss.
     pub zero_loss: Vec<ZeroLoss>,
 }
 
-/// One subject and size.
+/// The results of one subject at one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
-    /// Who.
+    /// The subject.
     pub subject: Subject,
     /// 4 or 6.
     pub version: u8,
-    /// Of a frame, check sequence included.
+    /// The frame size, check sequence included.
     pub size_bytes: usize,
-    /// What arrived, in millions of frames a second.
+    /// The frames that arrived, in millions a second.
     pub mpps: Rounds,
-    /// What was offered meanwhile, in the median round.
+    /// The frames that were offered, in millions a second, in the median round.
     pub offered_mpps: f64,
-    /// From the call that sends one frame until it is received, with nothing else under way.
+    /// The latency from the call that sends one frame until it is received, with no other frame in flight.
     pub latency: Latency,
 }
 
@@ -190,40 +190,40 @@ pub struct Latency {
     pub lost: usize,
 }
 
-/// Why nothing was measured.
+/// The reason why the benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not without privileges.
-    #[error("no network namespaces of its own: {0}; run it as root")]
+    /// Network namespaces could not be created.
+    #[error("cannot create network namespaces: {0}; run it as root")]
     Namespace(io::Error),
-    /// The system refuses something else.
+    /// A system call failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was asked for.
+        /// What was attempted.
         doing: &'static str,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The kernel refuses interfaces, addresses or routes.
+    /// The kernel refused an interface, an address or a route.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// An interface is not as expected.
+    /// An interface is missing or cannot be used.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// A port cannot be opened.
+    /// A port could not be opened.
     #[error(transparent)]
     Port(#[from] OpenError),
-    /// The router's tables refuse.
+    /// The router's tables refused a route.
     #[error(transparent)]
     Route(#[from] router::RouteError),
-    /// Nothing comes through.
+    /// A subject forwards nothing.
     #[error("{subject:?} forwards nothing of IPv{}: {sent} frames were sent, and none arrived", version.number())]
     Silent {
-        /// Who.
+        /// The subject.
         subject: Subject,
-        /// Of which family.
+        /// The family of the frames.
         version: Version,
-        /// How many in vain.
+        /// The number of frames that were sent.
         sent: usize,
     },
 }
@@ -232,39 +232,39 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::System { doing, source }
 }
 
-/// How often [`measure`] says that something begins.
+/// Returns the number of steps that [`measure`] reports.
 pub fn steps(options: &Options) -> u64 {
     let sizes: usize = options.sizes.iter().map(Vec::len).sum();
     let searched: usize = options.searched.iter().map(Vec::len).sum();
     (1 + sizes + searched * Subject::ALL.len()) as u64
 }
 
-/// Measures all subjects; `step` hears what begins.
+/// Measures all subjects; `step` is called with the name of each step that begins.
 ///
 /// # Errors
-/// When there are no namespaces to be had, or somebody forwards nothing.
+/// Fails if namespaces cannot be created or a subject forwards nothing.
 pub fn measure(options: &Options, step: &mut dyn FnMut(&str)) -> Result<Results, Error> {
     step("namespaces");
-    let processors = bed::processors();
-    let mut beds = Vec::new();
+    let processors = testbed::processors();
+    let mut testbeds = Vec::new();
     for subject in Subject::ALL {
-        beds.push(Bed::new(subject, options)?);
+        testbeds.push(Testbed::new(subject, options)?);
     }
     let (mut cases, mut zero_loss) = (Vec::new(), Vec::new());
     for (version, (sizes, searched)) in VERSIONS.into_iter().zip(options.sizes.iter().zip(&options.searched)) {
         for size_bytes in sizes {
             step(&format!("overload and latency, IPv{}, {size_bytes} B", version.number()));
-            cases.extend(of_size(&mut beds, version, *size_bytes, options)?);
+            cases.extend(of_size(&mut testbeds, version, *size_bytes, options)?);
         }
-        // Of one size a subject carries about the same share of what arrives as of the size before it.
-        let mut shares = vec![zero_loss::FIRST_SHARE; beds.len()];
+        // A subject carries about the same share of what arrives as at the size before.
+        let mut shares = vec![zero_loss::FIRST_SHARE; testbeds.len()];
         for sizes in searched {
             let frame_bytes: Vec<usize> = sizes.iter().map(|size| size - FCS_BYTES).collect();
             let load = Load { version, frame_bytes: &frame_bytes };
-            for (bed, share) in beds.iter_mut().zip(&mut shares) {
-                let (number, size, subject) = (version.number(), name_of(sizes), bed.subject().name());
+            for (testbed, share) in testbeds.iter_mut().zip(&mut shares) {
+                let (number, size, subject) = (version.number(), name_of(sizes), testbed.subject().name());
                 step(&format!("the highest rate without a loss, IPv{number}, {size} B, {subject}"));
-                let (row, found) = zero_loss::search(bed, load, size, options, *share)?;
+                let (row, found) = zero_loss::search(testbed, load, size, options, *share)?;
                 zero_loss.push(row);
                 *share = found;
             }
@@ -273,29 +273,34 @@ pub fn measure(options: &Options, step: &mut dyn FnMut(&str)) -> Result<Results,
     Ok(Results { destinations: options.destinations, processors, cases, zero_loss })
 }
 
-/// All subjects in turns, with frames of one size.
-fn of_size(beds: &mut [Bed], version: Version, size_bytes: usize, options: &Options) -> Result<Vec<Case>, Error> {
+/// Measures all subjects in alternating rounds, with frames of one size.
+fn of_size(
+    testbeds: &mut [Testbed],
+    version: Version,
+    size_bytes: usize,
+    options: &Options,
+) -> Result<Vec<Case>, Error> {
     let load = Load { version, frame_bytes: &[size_bytes - FCS_BYTES] };
-    let mut arrived = vec![Vec::new(); beds.len()];
-    let mut offered = vec![Vec::new(); beds.len()];
+    let mut arrived = vec![Vec::new(); testbeds.len()];
+    let mut offered = vec![Vec::new(); testbeds.len()];
     for _ in 0..options.rounds {
-        for (number, bed) in beds.iter_mut().enumerate() {
-            let round = bed.overload(load, options.round)?;
+        for (number, testbed) in testbeds.iter_mut().enumerate() {
+            let round = testbed.overload(load, options.round)?;
             arrived[number].push(round.arrived_mpps);
             offered[number].push(round.offered_mpps);
         }
     }
-    let case = |((bed, arrived), offered): ((&mut Bed, Vec<f64>), Vec<f64>)| {
+    let case = |((testbed, arrived), offered): ((&mut Testbed, Vec<f64>), Vec<f64>)| {
         Ok(Case {
-            subject: bed.subject(),
+            subject: testbed.subject(),
             version: version.number(),
             size_bytes,
             mpps: rounds(arrived),
             offered_mpps: rounds(offered).median,
-            latency: latency(bed.probe(load, options.probes)?),
+            latency: latency(testbed.probe(load, options.probes)?),
         })
     };
-    beds.iter_mut().zip(arrived).zip(offered).map(case).collect()
+    testbeds.iter_mut().zip(arrived).zip(offered).map(case).collect()
 }
 
 fn rounds(mut values: Vec<f64>) -> Rounds {
@@ -303,7 +308,7 @@ fn rounds(mut values: Vec<f64>) -> Rounds {
     Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
 }
 
-/// Of times that frames took; `None` is a frame that did not arrive.
+/// Returns the distribution of the times that frames took; `None` is a frame that did not arrive.
 fn latency(times: Vec<Option<Duration>>) -> Latency {
     let mut us: Vec<f64> = times.iter().flatten().map(|time| time.as_secs_f64() * 1e6).collect();
     us.sort_unstable_by(f64::total_cmp);
@@ -334,12 +339,12 @@ mod tests {
         match measure(&options, &mut |what| begun.push(what.to_owned())) {
             Err(Error::Namespace(error)) => {
                 println!(
-                    "every_subject_forwards is skipped: no network namespaces of its own ({error}); run it as root"
+                    "every_subject_forwards is skipped: cannot create network namespaces ({error}); run it as root"
                 );
             }
             Err(error) => panic!("{error}"),
             Ok(results) => {
-                // That each forwards was seen before anything was measured; how fast, on a busy machine, is no matter.
+                // The warm-up has shown that each subject forwards; a test does not check rates.
                 assert_eq!(results.cases.len(), 12);
                 assert_eq!(begun.len() as u64, steps(&options), "{begun:?}");
                 assert!(results.cases.iter().all(|case| case.offered_mpps > 0.0), "{:?}", results.cases);

@@ -1,16 +1,15 @@
-//! Interconnects between two nodes: what a hop takes, what rate is carried without loss, and what latency at what load,
-//! by size and by how packets are put together.
+//! Benchmark of interconnects between two nodes: the latency of a hop, the rate that is carried without loss, and the
+//! latency by load, by frame size and by batching policy.
 //!
-//! Two nodes are two threads, each with a core of its own, and an interconnect between them; nothing else of a router
-//! is in the way. A frame of 64 bytes is an IP packet of 46: without Ethernet's header and checksum, as nodes hand
-//! packets on.
+//! Two nodes are two threads on separate cores with an interconnect between them; no other part of a router is
+//! involved. A frame of 64 bytes is an IP packet of 46: nodes forward packets without the Ethernet header and checksum.
 //!
-//! Packets come at moments that were drawn beforehand (bursts of packets, at random), whether the sender is ready or
-//! not, and a packet's latency counts from that moment: what a sender is late with is latency, not less load. Policies
-//! take turns, and medians over the rounds are reported.
+//! Packets arrive at predetermined times (bursts of packets, at random), whether the sender is ready or not, and the
+//! latency of a packet counts from its arrival time. A delay of the sender therefore shows as latency and does not
+//! reduce the load (open-loop load). Policies alternate within a round, and medians over the rounds are reported.
 
-mod beside;
 mod buffers;
+mod comparison;
 mod hop;
 mod load;
 mod nodes;
@@ -25,7 +24,7 @@ use serde::Serialize;
 use sim::Span;
 use thiserror::Error;
 
-pub use beside::Rounds;
+pub use comparison::Rounds;
 pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
@@ -33,66 +32,66 @@ pub use rate::{AdaptiveRate, BatchGain, RateRow, adaptive_rates, batch_gain, rat
 pub use stats::Ratio;
 pub use virtual_time::{ModelledRow, modelled};
 
-/// The fixed batches that were published.
+/// The fixed batch sizes of the published measurements.
 pub const BATCHES: [u8; 6] = [1, 2, 4, 8, 16, 32];
-/// The published sizes, in bytes of a frame.
+/// The published frame sizes, in bytes.
 pub const FRAME_BYTES: [usize; 6] = [64, 128, 256, 512, 1024, 1500];
-/// Those of them whose latency is taken by load: the shortest and the longest.
+/// The frame sizes whose latency is measured by load: the shortest and the longest.
 pub const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
-/// Ethernet's header and checksum: not handed on between nodes.
+/// Bytes of the Ethernet header and checksum, which nodes do not forward to each other.
 pub const ETHERNET_BYTES: usize = 18;
 
-/// Why an interconnect could not be measured.
+/// The reason why an interconnect could not be measured.
 #[derive(Debug, Error)]
 pub enum BenchError {
-    /// The two nodes need a core each.
-    #[error("{found} core to run on; two nodes need one each: run on a machine, or in a CPU set, with two")]
+    /// There are fewer than two cores.
+    #[error("cores available: {found}; two nodes need one each: run on a machine, or in a CPU set, with two")]
     Cores {
-        /// Cores that this process may use.
+        /// The number of cores that this process may use.
         found: usize,
     },
-    /// The interconnect could not be made.
+    /// The interconnect could not be created.
     #[error(transparent)]
     Interconnect(#[from] InterconnectError),
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call}: {error}")]
     System {
-        /// What was attempted.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: std::io::Error,
     },
-    /// Packets that were to come did not.
-    #[error("{kind}: {found} of {wanted} packets came within {limit_s} s; the machine is too busy to measure on")]
+    /// Expected packets did not arrive.
+    #[error("{kind}: {found} of {wanted} packets arrived within {limit_s} s; repeat on a machine with less load")]
     Silent {
-        /// Over which interconnect.
+        /// The name of the interconnect.
         kind: &'static str,
-        /// How many came.
+        /// The number of packets that arrived.
         found: usize,
-        /// How many were to come.
+        /// The number of expected packets.
         wanted: usize,
-        /// How long was waited.
+        /// The time limit.
         limit_s: u64,
     },
 }
 
-/// How packets are put together, as a report names it.
+/// A batching policy, as a report names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Batching {
-    /// Fixed, of so many packets, with a wait of 10 us.
+    /// Fixed batches of this many packets, with a timeout of 10 us.
     Fixed(u8),
-    /// Adaptive.
+    /// Adaptive batches.
     Adaptive,
 }
 
 impl Batching {
-    /// All that are compared: the published batches, then the adaptive one.
+    /// Returns all policies that are compared: the published batches, then the adaptive one.
     pub fn all() -> impl Iterator<Item = Batching> {
         BATCHES.into_iter().map(Batching::Fixed).chain([Batching::Adaptive])
     }
 
-    /// As the interconnect knows it.
+    /// Returns the policy for the interconnect.
     pub fn policy(self) -> Policy {
         match self {
             Batching::Fixed(packets) => Policy::fixed(packets),
@@ -101,34 +100,35 @@ impl Batching {
     }
 }
 
-/// How long things are measured, and how often.
+/// The lengths and the numbers of trials.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
-    /// One trial.
+    /// The length of a trial.
     pub trial: Span,
-    /// What of it is left out at its beginning.
+    /// The time at the beginning of a trial that is not measured.
     pub warm_up: Span,
-    /// Rounds of the gain of batches.
+    /// The rounds of the gain of batches.
     pub rounds: usize,
-    /// Rounds of rates without a loss.
+    /// The rounds of rates without a loss.
     pub rate_rounds: Rounds,
-    /// Round trips of a hop.
+    /// The round trips of a hop.
     pub round_trips: usize,
-    /// One trial of latency under a load: short, so that a round is over before the machine's mood changes.
+    /// The length of a trial of latency under load: short, so that a round ends before the speed of the machine
+    /// changes.
     pub load_trial: Span,
-    /// What of that is left out: longer than the adaptive policy takes to learn what each length of a message costs, in
-    /// some thousand messages that are long. A node learns that once.
+    /// The time at the beginning of such a trial that is not measured: longer than the adaptive policy takes to learn
+    /// the cost of a message of each length, which needs some thousand long messages. A node learns this once.
     pub load_warm_up: Span,
-    /// Rounds of latency under a load: 99% of one trial's packets are at the mercy of a few pauses of the machine.
+    /// The rounds of latency under load: a few pauses of the machine determine the 99th percentile of a single trial.
     pub load_rounds: Rounds,
-    /// Rounds of latency by size, at one load.
+    /// The rounds of latency by size, at one load.
     pub size_rounds: Rounds,
-    /// The part to which a search knows the rate that is carried without loss.
+    /// The relative precision of the search for the rate that is carried without loss.
     pub search_precision: f64,
 }
 
 impl Effort {
-    /// For `--quick`: some seconds an interconnect.
+    /// Returns the effort of `--quick`: some seconds for each interconnect.
     pub fn quick() -> Effort {
         Effort {
             trial: Span::from_ns(15e6),
@@ -144,7 +144,7 @@ impl Effort {
         }
     }
 
-    /// For results that are committed.
+    /// Returns the effort of committed results.
     pub fn full() -> Effort {
         Effort {
             trial: Span::from_ns(56e6),
@@ -161,7 +161,7 @@ impl Effort {
     }
 }
 
-/// What a report calls an interconnect.
+/// Returns the name of an interconnect in reports.
 pub fn name(kind: TransportKind) -> &'static str {
     match kind {
         TransportKind::Lanes => "lanes",
@@ -171,12 +171,12 @@ pub fn name(kind: TransportKind) -> &'static str {
     }
 }
 
-/// A modelled link between two machines: PCIe generation 3 with 8 lanes through two bridges, as `crosslane bench
-/// windows` has it.
+/// The timing of a modelled link between two machines: PCIe generation 3 with 8 lanes through two bridges, as in
+/// `crosslane bench windows`.
 pub const WINDOW_TIMING: fabric::timed::LinkTiming =
     fabric::timed::LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
 
-/// All four kinds, in this machine.
+/// Returns all four kinds of interconnect, within this machine.
 pub fn kinds() -> [TransportKind; 4] {
     let loopback = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     [
@@ -191,13 +191,13 @@ pub fn kinds() -> [TransportKind; 4] {
 mod tests {
     use super::*;
 
-    /// Two cores, or a line that says that there is one only.
+    /// Returns two cores, or prints that there is only one.
     fn cores() -> Option<Cores> {
         Cores::find().inspect_err(|error| println!("skipped: {error}")).ok()
     }
 
     #[test]
-    fn what_is_offered_arrives_by_every_kind_and_policy() {
+    fn offered_packets_arrive_over_every_kind_and_policy() {
         let Some(cores) = cores() else { return };
         for (kind, batching) in kinds().into_iter().zip([Batching::Adaptive, Batching::Fixed(8)].into_iter().cycle()) {
             let setup = TrialSetup {
@@ -211,7 +211,7 @@ mod tests {
             };
             let trial = run(&setup, cores).unwrap();
             assert!(trial.offered_packets > 20, "{kind:?}: {trial:?}");
-            // Less than a queue holds: nothing is lost however long a node has to wait for its processor.
+            // Fewer packets than a queue holds: nothing is lost however long a node waits for its processor.
             assert_eq!(trial.lost_packets, 0, "{kind:?}: {trial:?}");
             assert!(trial.latency.samples > 20 && trial.latency.p50_us > 0.0);
             assert!(trial.undisturbed.samples <= trial.latency.samples);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_that_begins_when_it_was_to_be_over_ends() {
+    fn a_flood_that_begins_after_its_end_time_terminates() {
         let Some(cores) = cores() else { return };
         let setup = TrialSetup {
             kind: TransportKind::Lanes,

@@ -1,4 +1,4 @@
-//! Benchmarks of the router.
+//! Benchmarks of the router: forwarding tables, forwarding core, Ethernet and interconnects.
 
 mod clock;
 pub mod core;

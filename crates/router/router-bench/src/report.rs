@@ -1,6 +1,6 @@
-//! `crosslane bench router` in one report: everything, or the parts that were asked for.
+//! The report of `crosslane bench router`: everything, or the requested parts.
 
-mod between;
+mod interconnects;
 mod parts;
 
 use std::io;
@@ -17,37 +17,38 @@ use crate::interconnect::{
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
 use crate::table::Table;
 use crate::{core, ethernet, fib};
-use between::Scale;
-pub use parts::{NoKind, NoPart, Part, Parts, kind};
+use interconnects::Scale;
+pub use parts::{Part, Parts, UnknownKind, UnknownPart, kind};
 
-/// The interconnect of the paper, without a network card: what the comparison of batches is about.
+/// The interconnect that corresponds to the published one, without a network card; batching policies are compared over
+/// it.
 pub const PUBLISHED_KIND: &str = "rnic_lanes";
 
-/// What is measured.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Shorter trials, fewer points: a minute or two.
+    /// Whether trials are shorter and fewer: a minute or two.
     pub is_quick: bool,
-    /// Of tables, destinations and moments.
+    /// The seed of tables, destinations and arrival times.
     pub seed: u64,
-    /// What is left out otherwise.
+    /// The parts that are measured.
     pub parts: Parts,
-    /// The only interconnect; all without one.
+    /// The only interconnect that is measured; `None` means all.
     pub kind: Option<TransportKind>,
-    /// The only sizes of frames whose rates and latencies are taken, 64 to 1500; the usual ones without any.
+    /// The frame sizes whose rates and latencies are measured, 64 to 1500; the default ones if empty.
     pub frame_bytes: Vec<usize>,
-    /// The only loads by which latency is taken, as shares of a fixed batch's best rate; the usual ones without any.
+    /// The loads at which latency is measured, as shares of a fixed batch's best rate; the default ones if empty.
     pub load_shares: Vec<f64>,
 }
 
 impl Options {
-    /// Everything.
+    /// Returns the options to measure everything.
     pub fn new(is_quick: bool, seed: u64) -> Options {
         let (frame_bytes, load_shares) = (Vec::new(), Vec::new());
         Options { is_quick, seed, parts: Parts::ALL, kind: None, frame_bytes, load_shares }
     }
 
-    /// Over which interconnect the adaptive policy stands beside the fixed ones.
+    /// Returns the interconnect over which the adaptive policy is compared with fixed batches.
     fn adaptive_kind(&self) -> &'static str {
         self.kind.map_or(PUBLISHED_KIND, name)
     }
@@ -76,77 +77,79 @@ impl Options {
     }
 }
 
-/// Hears how a run goes.
-pub trait Follower {
-    /// Something begins: in which section, and what.
-    fn begins(&mut self, section: &str, what: &str);
-    /// The report has more than before.
-    fn grew(&mut self, report: &Report);
+/// Receives the progress of a run.
+pub trait ProgressObserver {
+    /// A step of a section step_begins.
+    fn step_begins(&mut self, section: &str, what: &str);
+    /// The report has new results.
+    fn report_grew(&mut self, report: &Report);
 }
 
-/// Why there is no report.
+/// The reason why there is no report.
 #[derive(Debug, Error)]
 pub enum ReportError {
-    /// No tables.
+    /// The tables could not be measured.
     #[error("tables: {0}")]
     Fib(#[from] io::Error),
-    /// No forwarding core.
+    /// The forwarding core could not be measured.
     #[error(transparent)]
     Core(#[from] core::Error),
-    /// Not with the table that was brought.
+    /// The table of the user could not be measured.
     #[error("{}: {error}", file.display())]
-    Brought {
-        /// Which.
+    UserTable {
+        /// The file of the table.
         file: PathBuf,
-        /// Why not.
+        /// The error of the measurement.
         error: Box<ReportError>,
     },
-    /// No interconnect.
+    /// The interconnects could not be measured.
     #[error(transparent)]
     Interconnect(#[from] BenchError),
-    /// No model of what was published.
+    /// The model of the published hardware failed.
     #[error(transparent)]
     Modelled(#[from] ModelledError),
 }
 
-/// All figures are *measured* on this machine. It has the parts that were measured, and nothing of others.
+/// The report. All figures are *measured* on this machine unless they say otherwise. It contains the parts that were
+/// measured and no others.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Of this report's shape.
+    /// The version of the report's schema.
     pub schema: &'static str,
-    /// Of all figures but those that say another.
+    /// The provenance of all figures that do not state their own.
     pub provenance: &'static str,
-    /// Of tables, destinations and moments.
+    /// The seed of tables, destinations and arrival times.
     pub seed: u64,
-    /// Million packets a second of one core: 64 B, full table, 4,000 random destinations.
+    /// The rate of one core in million packets a second: 64 B, full table, 4,000 random destinations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub core_mpps_64b: Option<f64>,
-    /// Million lookups a second of one core, overlapped, random covered addresses.
+    /// Million lookups a second of one core, in batches, of random covered addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fib_v4_mlookups_per_s: Option<f64>,
-    /// How many times the packets of 64 B go over the RDMA transport in lanes with the best batch, to one a message.
+    /// The rate of 64 B packets over the RDMA transport in lanes with the best batch, as a multiple of the rate with
+    /// one packet a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rnic_batch_gain_64b: Option<f64>,
-    /// The adaptive policy beside the best fixed batch, by size and load: over the RDMA transport in lanes, or over the
-    /// only interconnect.
+    /// The adaptive policy compared with the best fixed batch, by size and load: over the RDMA transport in lanes, or
+    /// over the only interconnect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive: Vec<AdaptiveRow>,
-    /// Its rate without a loss beside the best fixed batch's, by interconnect and size.
+    /// The adaptive policy's rate without a loss compared with that of the best fixed batch, by interconnect and size.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive_rates: Vec<AdaptiveRate>,
-    /// The rows of `adaptive` in virtual time, where nothing else disturbs: *modelled*, under several assumptions.
+    /// The rows of `adaptive` in virtual time, without disturbances: *modelled*, under several assumptions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive_modelled: Vec<ModelledRow>,
-    /// Tables.
+    /// Forwarding tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fib: Option<fib::Results>,
     /// The forwarding core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub core: Option<core::Results>,
-    /// What batches gain, by interconnect, at 64 B.
+    /// The gain of batches by interconnect, at 64 B.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<BatchGain>,
-    /// One hop, by interconnect, size and batch.
+    /// The latency of one hop by interconnect, size and batch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hops: Vec<Hop>,
     /// Rates by interconnect, size and policy.
@@ -158,15 +161,16 @@ pub struct Report {
     /// Latency by interconnect, size and policy, at one load for all sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loads_by_size: Vec<LoadRow>,
-    /// Tables and forwarding core with the routes of a file; a whole report says that there was none.
+    /// Tables and forwarding core with the routes of a file; `null` in a full report without such a file.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub brought: Option<Option<Brought>>,
-    /// Forwarding between virtual Ethernet beside the kernel's own; a whole report says that it is missing.
+    pub brought: Option<Option<UserTableReport>>,
+    /// Forwarding between virtual Ethernet interfaces compared with the kernel's; `null` in a full report if it could
+    /// not be measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ethernet: Option<Option<ethernet::Results>>,
-    /// Why parts are missing.
+    /// The reasons why parts are missing.
     pub missing: Vec<String>,
-    /// What a busy machine let come out otherwise than it should.
+    /// Remarks on results that a busy machine affected.
     pub remarks: Vec<String>,
     /// One-hop latency by size and batch: published, modelled and measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -176,26 +180,26 @@ pub struct Report {
     pub published_batches: Vec<Cell>,
 }
 
-/// What was measured with the routes of a file.
+/// The results with the routes of a file.
 #[derive(Clone, Debug, Serialize)]
-pub struct Brought {
-    /// Its name.
+pub struct UserTableReport {
+    /// The path of the file.
     pub file: PathBuf,
-    /// Routes of IPv4, each prefix once.
+    /// The number of IPv4 routes, each prefix once.
     pub routes_v4: usize,
-    /// Routes of IPv6, each prefix once.
+    /// The number of IPv6 routes, each prefix once.
     pub routes_v6: usize,
-    /// Different next hops in it.
+    /// The number of different next hops in the file.
     pub next_hops: usize,
-    /// Tables.
+    /// Forwarding tables.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub fib: Option<fib::OfTable>,
+    pub fib: Option<fib::FibTableResults>,
     /// The forwarding core.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub core: Option<core::OfTable>,
+    pub core: Option<core::CoreTableResults>,
 }
 
-/// How often [`run`] says that something begins.
+/// Returns the number of steps that [`run`] reports.
 pub fn steps(options: &Options, table: Option<&Table>) -> u64 {
     let parts = &options.parts;
     let count = |is_so: bool, steps: u64| if is_so { steps } else { 0 };
@@ -205,60 +209,60 @@ pub fn steps(options: &Options, table: Option<&Table>) -> u64 {
     });
     let ethernet = count(parts.has(Part::Ethernet), ethernet::steps(&options.ethernet()));
     let alone = count(parts.has(Part::Fib), fib::STEPS) + count(options.has_core(), core::steps(options.core_parts()));
-    let between = count(has_nodes(parts), between::steps(options, &Scale::of(options)) as u64);
-    brought + alone + ethernet + count(parts.has(Part::Adaptive), 1) + between
+    let interconnects = count(has_nodes(parts), interconnects::steps(options, &Scale::of(options)) as u64);
+    brought + alone + ethernet + count(parts.has(Part::Adaptive), 1) + interconnects
 }
 
 fn has_nodes(parts: &Parts) -> bool {
     parts.any(Part::is_between_nodes)
 }
 
-/// Measures what was asked for, tables and forwarding core with the routes of a file too if there is one.
+/// Measures the requested parts, and also tables and forwarding core with the routes of a file if there is one.
 ///
 /// # Errors
-/// When something cannot be measured at all: too few cores, no memory, routes that find no room.
+/// Fails if a part cannot be measured at all: too few cores, no memory, or no room for routes.
 pub fn run(
     options: &Options,
     table: Option<(&Path, &Table)>,
-    follower: &mut dyn Follower,
+    observer: &mut dyn ProgressObserver,
 ) -> Result<Report, ReportError> {
     let parts = &options.parts;
     let mut report = Report::new(options);
-    // First, for a file may be no good.
+    // The file is measured first, because it may be invalid.
     if let Some((file, table)) = table {
-        let measured = brought(file, table, options, &mut |what| follower.begins("the table that was brought", what));
-        let error = |error| ReportError::Brought { file: file.to_owned(), error: Box::new(error) };
+        let measured = brought(file, table, options, &mut |what| observer.step_begins("the table of the file", what));
+        let error = |error| ReportError::UserTable { file: file.to_owned(), error: Box::new(error) };
         report.brought = Some(Some(measured.map_err(error)?));
     }
     if parts.has(Part::Fib) {
-        let fib = fib::run(&options.fib(), &mut |what| follower.begins("forwarding tables", what))?;
+        let fib = fib::run(&options.fib(), &mut |what| observer.step_begins("forwarding tables", what))?;
         report.fib_v4_mlookups_per_s = Some(fib.v4.mlookups_per_s.median);
         report.fib = Some(fib);
     }
     if options.has_core() {
-        let mut step = |what: &str| follower.begins("forwarding core", what);
+        let mut step = |what: &str| observer.step_begins("forwarding core", what);
         let core = core::run(&options.core(), options.core_parts(), &mut step)?;
         report.core_mpps_64b = core.core_mpps_64b();
         report.core = Some(core);
     }
     if parts.has(Part::Ethernet) {
-        let mut step = |what: &str| follower.begins("virtual Ethernet", what);
+        let mut step = |what: &str| observer.step_begins("virtual Ethernet", what);
         report.set_ethernet(ethernet::measure(&options.ethernet(), &mut step), parts.is_all());
     }
     if parts.has(Part::Adaptive) {
-        follower.begins("adaptive batches", "in virtual time");
+        observer.step_begins("adaptive batches", "in virtual time");
         report.adaptive_modelled = Scale::of(options).model()?;
     }
-    follower.grew(&report);
+    observer.report_grew(&report);
     if has_nodes(parts) {
-        between::measure(options, &Scale::of(options), &mut report, follower)?;
+        interconnects::measure(options, &Scale::of(options), &mut report, observer)?;
         report.compare(options)?;
     }
     Ok(report)
 }
 
 impl Report {
-    /// With nothing in it yet.
+    /// Creates an empty report.
     fn new(options: &Options) -> Report {
         Report {
             schema: "crosslane.bench.router/2",
@@ -296,7 +300,7 @@ impl Report {
         }
     }
 
-    /// What was measured between nodes beside each other, and beside what was published.
+    /// Adds the comparisons of policies and the comparison with published results.
     fn compare(&mut self, options: &Options) -> Result<(), ModelledError> {
         self.remarks.extend(uncarried(&self.loads));
         if options.parts.has(Part::Adaptive) {
@@ -314,15 +318,20 @@ impl Report {
     }
 }
 
-fn brought(file: &Path, table: &Table, options: &Options, step: &mut dyn FnMut(&str)) -> Result<Brought, ReportError> {
+fn brought(
+    file: &Path,
+    table: &Table,
+    options: &Options,
+    step: &mut dyn FnMut(&str),
+) -> Result<UserTableReport, ReportError> {
     let has = |part| options.parts.has(part);
-    Ok(Brought {
+    Ok(UserTableReport {
         file: file.to_owned(),
         routes_v4: table.v4.len(),
         routes_v6: table.v6.len(),
         next_hops: table.next_hops(),
-        fib: has(Part::Fib).then(|| fib::of_table(&options.fib(), table, step)).transpose()?,
-        core: has(Part::Core).then(|| core::of_table(&options.core(), table, step)).transpose()?,
+        fib: has(Part::Fib).then(|| fib::run_table(&options.fib(), table, step)).transpose()?,
+        core: has(Part::Core).then(|| core::run_table(&options.core(), table, step)).transpose()?,
     })
 }
 
@@ -330,19 +339,19 @@ fn brought(file: &Path, table: &Table, options: &Options, step: &mut dyn FnMut(&
 mod tests {
     use super::*;
 
-    /// What a follower was told.
+    /// Records the progress of a run.
     #[derive(Default)]
-    pub struct Heard {
+    pub struct ProgressRecorder {
         pub begun: Vec<String>,
         pub grown: usize,
     }
 
-    impl Follower for Heard {
-        fn begins(&mut self, section: &str, what: &str) {
+    impl ProgressObserver for ProgressRecorder {
+        fn step_begins(&mut self, section: &str, what: &str) {
             self.begun.push(format!("{section}: {what}"));
         }
 
-        fn grew(&mut self, _: &Report) {
+        fn report_grew(&mut self, _: &Report) {
             self.grown += 1;
         }
     }
@@ -353,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_absent_and_what_is_missing_is_said() {
+    fn parts_that_were_not_requested_are_absent_and_missing_parts_are_explained() {
         let always = ["missing", "provenance", "remarks", "schema", "seed"];
         let only = Options { parts: Parts::only(&[Part::Ethernet]), ..Options::new(true, 1) };
         let mut report = Report::new(&only);
@@ -361,8 +370,12 @@ mod tests {
         let refused = || Err(ethernet::Error::Namespace(io::ErrorKind::PermissionDenied.into()));
         report.set_ethernet(refused(), false);
         assert_eq!(keys(&report), always);
-        assert!(report.missing[0].starts_with("virtual Ethernet: no network namespaces"), "{:?}", report.missing);
-        // A whole report has the same keys on every machine.
+        assert!(
+            report.missing[0].starts_with("virtual Ethernet: cannot create network namespaces"),
+            "{:?}",
+            report.missing
+        );
+        // A full report has the same keys on every machine.
         let mut report = Report::new(&Options::new(true, 1));
         report.set_ethernet(refused(), true);
         assert_eq!(keys(&report), ["brought", "ethernet", "missing", "provenance", "remarks", "schema", "seed"]);

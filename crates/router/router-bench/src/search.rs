@@ -1,92 +1,94 @@
-//! The highest rate that is carried (RFC 2544, section 26.1), by halving, on a machine that does other things too.
+//! Search by bisection for the highest rate that is carried (RFC 2544, section 26.1), on a machine with other load.
 //!
-//! A benchmark's machine takes processors away now and then, and a trial that it disturbed says nothing of what is
-//! measured. So each rate is searched twice. *Raw*: a trial is a trial, and one lost frame ends a rate. *Undisturbed*:
-//! a trial of which it is known that the machine disturbed it is repeated, and a loss must be seen twice.
+//! The machine takes processors away at times, and a trial that it disturbed is not valid for the measured program. So
+//! each rate is searched twice. *Raw*: every trial counts, and one lost frame ends a rate. *Undisturbed*: a trial that
+//! the machine is known to have disturbed is repeated, and a loss must occur twice.
 //!
-//! Long trials say more, and take as long as they say. So short ones search, in steps from a rate that is near what was
-//! found before, and a long one holds what they found. Where it does not, long ones search on from there.
+//! Long trials are more reliable, and take longer. Short trials therefore search, in steps from a rate near the
+//! previous result, and a long trial confirms the result. If it fails, the search continues with long trials from
+//! there.
 
 use serde::Serialize;
 
-/// What a trial says of a rate.
+/// The result of a trial of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Everything that was offered arrived.
+    /// All offered packets arrived.
     Carried,
-    /// Something was lost, and nothing else can be to blame.
+    /// Packets were lost, and the machine did not disturb the trial.
     Lost,
-    /// Whoever offers could not keep up.
+    /// The source could not keep up with the rate.
     Behind,
-    /// Something was lost after the machine had done something else: it says nothing.
+    /// Packets were lost after the machine disturbed the trial, which is therefore not valid.
     Disturbed,
 }
 
-/// How long a trial is.
+/// The length of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// To find out where to look.
+    /// A trial that narrows the search.
     Short,
-    /// To be believed.
+    /// A trial that confirms a result.
     Long,
 }
 
-/// How much a search believes.
+/// The rules of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// The search ends when it knows the rate to this part.
+    /// The relative precision at which the search ends.
     pub precision: f64,
-    /// Trials of a rate, at most: disturbed ones are repeated.
+    /// The largest number of trials of a rate: disturbed ones are repeated.
     pub trials_max: u32,
-    /// Trials that fail before the rate counts as not carried.
+    /// The failed trials after which a rate counts as not carried.
     pub failures: u32,
-    /// Whether a long trial holds what short ones found. Without it, trials are short.
+    /// Whether a long trial confirms the result of short ones. Otherwise all trials are short.
     pub is_held: bool,
 }
 
 impl Rules {
-    /// A trial is a trial.
+    /// Returns the rules of a raw search: every trial counts.
     pub fn raw(precision: f64) -> Rules {
         Rules { precision, trials_max: 1, failures: 1, is_held: true }
     }
 
-    /// What the machine did is left out, as far as it is known.
+    /// Returns the rules of an undisturbed search: trials with known disturbances do not count.
     pub fn undisturbed(precision: f64) -> Rules {
         Rules { precision, trials_max: 6, failures: 2, is_held: true }
     }
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Found {
+pub struct SearchResult {
     /// The highest rate that was carried; 0 if none was.
     pub rate: f64,
-    /// What ended the next higher one that was tried.
+    /// The verdict on the next higher rate that was tried.
     pub ended_by: Verdict,
-    /// Trials that were made.
+    /// The number of trials.
     pub trials: u32,
-    /// Of them, how many the machine disturbed.
+    /// The number of trials that the machine disturbed.
     pub disturbed: u32,
 }
 
-/// Rates that are tried with trials of one length, at most: halving alone takes seven to know one to a hundredth.
+/// The largest number of rates that are tried with trials of one length; bisection alone takes seven to find a rate to
+/// one percent.
 const RATES_MAX: u32 = 20;
 
-/// The first step away from where a search begins, in precisions; each step is twice the one before.
+/// The first step of the search, as a multiple of the precision; each step is twice the previous one.
 const STEP_PRECISIONS: f64 = 4.0;
 
-/// Searches below `ceiling`, a rate that nobody can offer or that is not carried, and begins with `first`: the nearer
-/// that is, the sooner the search ends.
+/// Searches for the highest rate below `ceiling`, a rate that cannot be offered or is not carried, and begins with
+/// `first`. The search is shorter if `first` is near the result.
 ///
 /// # Errors
-/// Those of `trial`.
+/// Returns the errors of `trial`.
 pub fn highest<E>(
     rules: Rules,
     first: f64,
     ceiling: f64,
     trial: impl FnMut(f64, Length) -> Result<Verdict, E>,
-) -> Result<Found, E> {
+) -> Result<SearchResult, E> {
     assert!(first > 0.0 && first <= ceiling, "a search from {first} to {ceiling}");
     let mut search = Search { rules, trial, trials: 0, disturbed: 0 };
     let mut limits = Limits { carried: 0.0, failing: ceiling, ended_by: Verdict::Behind };
@@ -101,10 +103,10 @@ pub fn highest<E>(
         }
     }
     let Search { trials, disturbed, .. } = search;
-    Ok(Found { rate: limits.carried, ended_by: limits.ended_by, trials, disturbed })
+    Ok(SearchResult { rate: limits.carried, ended_by: limits.ended_by, trials, disturbed })
 }
 
-/// Between which rates the highest one lies.
+/// The bounds of the highest rate.
 struct Limits {
     carried: f64,
     failing: f64,
@@ -119,7 +121,7 @@ struct Search<T> {
 }
 
 impl<E, T: FnMut(f64, Length) -> Result<Verdict, E>> Search<T> {
-    /// Brings the limits together: by growing steps from `next` on while there is no limit near, then by halving.
+    /// Narrows the bounds: by growing steps from `next` while one bound is not known, then by bisection.
     fn narrow(&mut self, limits: &mut Limits, mut next: f64, length: Length) -> Result<(), E> {
         let mut step = STEP_PRECISIONS * self.rules.precision;
         for _ in 0..RATES_MAX {
@@ -138,7 +140,7 @@ impl<E, T: FnMut(f64, Length) -> Result<Verdict, E>> Search<T> {
         Ok(())
     }
 
-    /// One trial, counted.
+    /// Runs one trial and counts it.
     fn try_once(&mut self, rate: f64, length: Length) -> Result<Verdict, E> {
         let verdict = (self.trial)(rate, length)?;
         self.trials += 1;
@@ -146,7 +148,7 @@ impl<E, T: FnMut(f64, Length) -> Result<Verdict, E>> Search<T> {
         Ok(verdict)
     }
 
-    /// Trials until one carries the rate, or enough have failed.
+    /// Runs trials until one carries the rate or enough have failed.
     fn judge(&mut self, rate: f64, length: Length) -> Result<Verdict, E> {
         let (mut failures, mut last) = (0, Verdict::Disturbed);
         for _ in 0..self.rules.trials_max {
@@ -171,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    fn found(rules: Rules, mut trial: impl FnMut(f64, Length) -> Verdict) -> Found {
+    fn found(rules: Rules, mut trial: impl FnMut(f64, Length) -> Verdict) -> SearchResult {
         match highest(rules, 50.0, 100.0, |rate, length| Ok::<_, Infallible>(trial(rate, length))) {
             Ok(found) => found,
         }
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_found_to_its_precision_and_never_too_high() {
+    fn a_rate_is_found_to_the_precision_and_never_too_high() {
         for limit in [99.9, 77.0, 50.0, 33.0, 1.0] {
             for rules in [Rules::raw(0.01), Rules::undisturbed(0.01)] {
                 let found = found(rules, |rate, _| of(limit, rate));
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_begins_near_takes_few_trials_and_one_long_one() {
+    fn a_search_that_begins_near_the_result_takes_few_trials_and_one_long_one() {
         for limit in [50.5, 49.5] {
             let mut long = 0;
             let found = found(Rules::raw(0.01), |rate, length| {
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_short_trials_carry_and_long_ones_lose_is_searched_with_long_ones() {
+    fn a_rate_that_only_short_trials_carry_is_searched_with_long_ones() {
         for (short, long) in [(80.0, 78.0), (80.0, 40.0)] {
             let limit = |length| if length == Length::Short { short } else { long };
             let found = found(Rules::undisturbed(0.01), |rate, length| of(limit(length), rate));
@@ -216,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_ends_a_raw_search_and_not_an_undisturbed_one() {
-        // Every third trial is disturbed, and every fifth loses something for no reason that is known.
+    fn disturbances_end_a_raw_search_but_not_an_undisturbed_one() {
+        // Every third trial is disturbed, and every fifth loses packets for an unknown reason.
         let machine = |known: Verdict| {
             let mut trials = 0;
             move |rate: f64, _: Length| {
@@ -236,11 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carried_by_luck_is_not_held() {
-        let mut lucky = 1;
+    fn a_rate_that_was_carried_by_chance_is_not_confirmed() {
+        let mut chance_passes = 1;
         let found = found(Rules::undisturbed(0.01), |rate, _| {
-            if rate > 60.0 && lucky > 0 {
-                lucky -= 1;
+            if rate > 60.0 && chance_passes > 0 {
+                chance_passes -= 1;
                 return Verdict::Carried;
             }
             of(60.0, rate)
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_ends_however_the_machine_behaves() {
+    fn a_search_ends_even_if_every_trial_is_disturbed() {
         let found = found(Rules::undisturbed(0.001), |_, _| Verdict::Disturbed);
         assert!(found.rate == 0.0 && found.trials <= 6 * (2 * RATES_MAX + 1), "{found:?}");
     }

@@ -1,25 +1,25 @@
-//! What a few samples say.
+//! Quantiles of samples.
 
 use serde::Serialize;
 pub use stats::median;
 
-/// What a report says of one distribution of latencies, in microseconds. *Measured.*
+/// The quantiles of a latency distribution in a report, in microseconds. *Measured.*
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// Half took at most this.
+    /// The median.
     pub p50_us: f64,
-    /// 99% took at most this.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// 99.9% took at most this.
+    /// The 99.9th percentile.
     pub p999_us: f64,
-    /// The longest.
+    /// The maximum.
     pub max_us: f64,
-    /// How many there were.
+    /// The number of samples.
     pub samples: usize,
 }
 
 impl Quantiles {
-    /// Of nanoseconds in any order; zeros of none.
+    /// Returns the quantiles of times in ns, in any order; zeros without samples.
     pub fn of(samples_ns: &mut [u64]) -> Quantiles {
         samples_ns.sort_unstable();
         let at = |share| stats::nearest_rank(samples_ns, share).map_or(0.0, |ns| ns as f64 / 1000.0);
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_values_that_were_there() {
+    fn quantiles_are_values_of_the_samples() {
         let mut samples: Vec<u64> = (1..=1000).rev().map(|us| us * 1000).collect();
         let found = Quantiles::of(&mut samples);
         assert_eq!((found.p50_us, found.p99_us, found.p999_us, found.max_us), (500.0, 990.0, 999.0, 1000.0));

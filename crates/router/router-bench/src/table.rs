@@ -1,4 +1,4 @@
-//! The routes to measure with: generated ones, or those of a file that a user brings.
+//! The routes for measurements: generated ones, or those of a user's file.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -10,10 +10,10 @@ use fib::import::{self, Route};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use thiserror::Error;
 
-/// The most routes that are read of a file: four times the Internet's.
+/// The largest number of routes that are read from a file: four times the Internet's.
 const ROUTES_MAX: usize = 5_000_000;
 
-/// How compressed files begin, what such a file is called, and what unpacks it.
+/// The first bytes of compressed files, the name of the format, and the command that decompresses them.
 const COMPRESSED: [(&[u8], &str, &str); 4] = [
     (&[0x1f, 0x8b], "gzip", "gunzip -k"),
     (b"BZh", "bzip2", "bunzip2 -k"),
@@ -21,94 +21,95 @@ const COMPRESSED: [(&[u8], &str, &str); 4] = [
     (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "unzstd"),
 ];
 
-/// What a file of routes is.
+/// The format of a file of routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// A dump of tables as collectors publish it (RFC 6396), unpacked.
+    /// An uncompressed table dump as route collectors publish it (RFC 6396).
     Mrt,
-    /// A prefix a line, a next hop behind it or none.
+    /// A prefix on each line, optionally followed by a next hop.
     Prefixes,
 }
 
-/// Why there is no table of a file.
+/// The reason why a file could not be read as a table.
 #[derive(Debug, Error)]
 pub enum TableError {
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It is compressed.
-    #[error("{0}: packed by {packer}; unpack it first: {unpack} {0}", path.display())]
+    /// The file is compressed.
+    #[error("{0}: compressed with {format_name}; decompress it first: {command} {0}", path.display())]
     Compressed {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// By what.
-        packer: &'static str,
-        /// What unpacks it.
-        unpack: &'static str,
+        /// The compression format.
+        format_name: &'static str,
+        /// The command that decompresses it.
+        command: &'static str,
     },
-    /// It does not hold together.
+    /// The file is malformed.
     #[error("{}: {source}", path.display())]
     Import {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Where, and why.
+        /// The location and kind of the error.
         source: import::Error,
     },
-    /// It has no routes.
-    #[error("{}: no routes in it; {remedy}", path.display())]
+    /// The file has no routes.
+    #[error("{}: no routes found; {remedy}", path.display())]
     Empty {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What to try.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// It has too many.
-    #[error("{}: more than {ROUTES_MAX} routes; bring a part of it", path.display())]
+    /// The file has too many routes.
+    #[error("{}: more than {ROUTES_MAX} routes; use a part of it", path.display())]
     TooMany {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
 }
 
-/// Routes, each prefix once.
+/// A table of routes, each prefix once.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// IPv4's.
+    /// IPv4 prefixes.
     pub v4: Vec<Ipv4Net>,
-    /// IPv6's.
+    /// IPv6 prefixes.
     pub v6: Vec<Ipv6Net>,
-    /// Of each route of IPv4, then of IPv6, the number of its next hop, from 0 on; nothing where all are the same.
-    ways: Vec<u32>,
-    /// Different next hops.
+    /// The number of the next hop of each IPv4 route, then of each IPv6 route, counted from 0; empty if all are the
+    /// same.
+    next_hop_numbers: Vec<u32>,
+    /// The number of different next hops.
     next_hops: usize,
 }
 
 impl Table {
-    /// As large as asked for, and as crowded as the Internet's: [`fib::generate`].
+    /// Generates a table of the given size with the prefix distribution of the Internet: [`fib::generate`].
     pub fn generated(seed: u64, routes_v4: usize, routes_v6: usize) -> Table {
         let (v4, v6) = (fib::generate::v4(seed, routes_v4), fib::generate::v6(seed, routes_v6));
-        Table { v4, v6, ways: Vec::new(), next_hops: 0 }
+        Table { v4, v6, next_hop_numbers: Vec::new(), next_hops: 0 }
     }
 
-    /// Of a file. A prefix that comes again keeps its first next hop.
+    /// Reads a table from a file. A repeated prefix keeps its first next hop.
     ///
     /// # Errors
-    /// Names the file, and what is wrong with it.
+    /// Names the file and the defect.
     pub fn read(path: &Path, format: Format) -> Result<Table, TableError> {
         let failed = |source| TableError::Read { path: path.to_owned(), source };
         let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
         let begin = reader.fill_buf().map_err(failed)?;
-        if let Some((_, packer, unpack)) = COMPRESSED.iter().find(|(magic, ..)| begin.starts_with(magic)) {
-            return Err(TableError::Compressed { path: path.to_owned(), packer, unpack });
+        if let Some((_, format_name, command)) = COMPRESSED.iter().find(|(magic, ..)| begin.starts_with(magic)) {
+            return Err(TableError::Compressed { path: path.to_owned(), format_name, command });
         }
         match format {
-            Format::Mrt => Table::of(path, import::mrt(reader), "is it a dump of tables, TABLE_DUMP_V2?"),
-            Format::Prefixes => Table::of(path, import::prefixes(reader), "write a prefix a line"),
+            Format::Mrt => Table::of(path, import::mrt(reader), "is it a table dump (TABLE_DUMP_V2)?"),
+            Format::Prefixes => Table::of(path, import::prefixes(reader), "write one prefix per line"),
         }
     }
 
@@ -119,7 +120,7 @@ impl Table {
     ) -> Result<Table, TableError> {
         let path = || path.to_owned();
         let (mut table, mut taken) = (Table::default(), HashSet::new());
-        let (mut ways_v4, mut ways_v6) = (Vec::new(), Vec::new());
+        let (mut next_hops_v4, mut next_hops_v6) = (Vec::new(), Vec::new());
         let mut numbers: HashMap<Option<IpAddr>, u32> = HashMap::new();
         for route in routes {
             let Route { prefix, next_hop } = route.map_err(|source| TableError::Import { path: path(), source })?;
@@ -130,15 +131,15 @@ impl Table {
                 continue;
             }
             let number = numbers.len() as u32;
-            let way = *numbers.entry(next_hop).or_insert(number);
+            let next_hop_number = *numbers.entry(next_hop).or_insert(number);
             match prefix {
                 IpNet::V4(prefix) => {
                     table.v4.push(prefix);
-                    ways_v4.push(way);
+                    next_hops_v4.push(next_hop_number);
                 }
                 IpNet::V6(prefix) => {
                     table.v6.push(prefix);
-                    ways_v6.push(way);
+                    next_hops_v6.push(next_hop_number);
                 }
             }
         }
@@ -147,21 +148,23 @@ impl Table {
         }
         table.next_hops = numbers.len();
         if table.next_hops > 1 {
-            ways_v4.extend(ways_v6);
-            table.ways = ways_v4;
+            next_hops_v4.extend(next_hops_v6);
+            table.next_hop_numbers = next_hops_v4;
         }
         Ok(table)
     }
 
-    /// Different next hops; 0 of a generated table, which has none of its own.
+    /// Returns the number of different next hops; 0 for a generated table, which has none.
     pub fn next_hops(&self) -> usize {
         self.next_hops
     }
 
-    /// All routes, each with the number of its next hop, where the table has several.
+    /// Returns all routes, each with the number of its next hop if the table has several.
     pub fn routes(&self) -> impl Iterator<Item = (IpNet, Option<usize>)> + '_ {
         let prefixes = self.v4.iter().copied().map(IpNet::V4).chain(self.v6.iter().copied().map(IpNet::V6));
-        prefixes.enumerate().map(|(at, prefix)| (prefix, self.ways.get(at).map(|way| *way as usize)))
+        prefixes.enumerate().map(|(at, prefix)| {
+            (prefix, self.next_hop_numbers.get(at).map(|next_hop_number| *next_hop_number as usize))
+        })
     }
 }
 
@@ -178,35 +181,38 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_a_table_with_each_prefix_once_and_its_first_next_hop() {
+    fn a_list_is_a_table_of_distinct_prefixes_with_their_first_next_hop() {
         let text = "10.0.0.0/8 192.0.2.1\n2001:db8::/32 2001:db8::9\n10.0.0.1/8 192.0.2.7\n10.1.0.0/16 192.0.2.1\n";
         let list = file(text.as_bytes());
         let table = Table::read(list.path(), Format::Prefixes).expect("a list");
         let found: Vec<(String, Option<usize>)> =
-            table.routes().map(|(prefix, way)| (prefix.to_string(), way)).collect();
+            table.routes().map(|(prefix, next_hop_number)| (prefix.to_string(), next_hop_number)).collect();
         let expected = [("10.0.0.0/8", Some(0)), ("10.1.0.0/16", Some(0)), ("2001:db8::/32", Some(1))];
-        assert_eq!(found, expected.map(|(prefix, way)| (prefix.to_owned(), way)));
+        assert_eq!(found, expected.map(|(prefix, next_hop_number)| (prefix.to_owned(), next_hop_number)));
         assert_eq!(table.next_hops(), 2);
         let plain = Table::read(file(b"10.0.0.0/8\n10.1.0.0/16\n").path(), Format::Prefixes).expect("a list");
-        assert!(plain.routes().all(|(_, way)| way.is_none()), "one way for all is none of its own");
+        assert!(
+            plain.routes().all(|(_, next_hop_number)| next_hop_number.is_none()),
+            "one next hop for all routes is not numbered"
+        );
     }
 
     #[test]
-    fn a_file_that_is_no_table_is_one_line_that_names_it() {
+    fn the_error_of_an_invalid_file_is_one_line_that_names_it() {
         let message = |bytes: &[u8], format| {
             let file = file(bytes);
             let error = Table::read(file.path(), format).expect_err("no table").to_string();
             error.replace(&*file.path().to_string_lossy(), "FILE")
         };
         let gzip = message(&[0x1f, 0x8b, 8, 0], Format::Mrt);
-        assert_eq!(gzip, "FILE: packed by gzip; unpack it first: gunzip -k FILE");
+        assert_eq!(gzip, "FILE: compressed with gzip; decompress it first: gunzip -k FILE");
         let short = message(&[0; 7], Format::Mrt);
         assert_eq!(short, "FILE: record 1: truncated header; is this a complete, uncompressed MRT dump?");
         let line = message(b"# routes\n10.0.0.0/8\nhello\n", Format::Prefixes);
         assert!(line.starts_with("FILE: line 3: 'hello' is not a prefix; "), "{line}");
-        assert_eq!(message(b"# none\n", Format::Prefixes), "FILE: no routes in it; write a prefix a line");
+        assert_eq!(message(b"# none\n", Format::Prefixes), "FILE: no routes found; write one prefix per line");
         let none = message(b"", Format::Mrt);
-        assert_eq!(none, "FILE: no routes in it; is it a dump of tables, TABLE_DUMP_V2?");
+        assert_eq!(none, "FILE: no routes found; is it a table dump (TABLE_DUMP_V2)?");
         let missing = Table::read(Path::new("/nowhere/rib"), Format::Mrt).expect_err("no file").to_string();
         assert!(missing.starts_with("/nowhere/rib: No such file"), "{missing}");
     }

@@ -12,7 +12,7 @@ use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
 use router_bench::interconnect::{AdaptiveRate, AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow, Ratio};
 use router_bench::published::{Cell, Transport};
-use router_bench::report::{self, Brought, Follower, NoKind, Part, Parts, Report};
+use router_bench::report::{self, Part, Parts, ProgressObserver, Report, UnknownKind, UserTableReport};
 use router_bench::search::Verdict;
 use router_bench::table::{self, Format};
 use router_node::interconnect::TransportKind;
@@ -60,7 +60,7 @@ pub struct Options {
     pub prefixes: Option<PathBuf>,
 }
 
-fn kind(text: &str) -> Result<TransportKind, NoKind> {
+fn kind(text: &str) -> Result<TransportKind, UnknownKind> {
     report::kind(text)
 }
 
@@ -122,12 +122,12 @@ struct Told<'a> {
     plots: Option<Plots<'a>>,
 }
 
-impl Follower for Told<'_> {
-    fn begins(&mut self, section: &str, what: &str) {
+impl ProgressObserver for Told<'_> {
+    fn step_begins(&mut self, section: &str, what: &str) {
         self.progress.step(section, what);
     }
 
-    fn grew(&mut self, report: &Report) {
+    fn report_grew(&mut self, report: &Report) {
         for path in self.plots.iter_mut().flat_map(|plots| plots.write(report)) {
             self.progress.say(&path.display().to_string());
         }
@@ -355,8 +355,8 @@ fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
 }
 
 /// The same of the table that was brought.
-fn brought(brought: &Brought) -> String {
-    let Brought { file, next_hops, fib, core, .. } = brought;
+fn brought(brought: &UserTableReport) -> String {
+    let UserTableReport { file, next_hops, fib, core, .. } = brought;
     let mut text = format!("\nThe same with the routes of {} ({next_hops} next hops)\n", file.display());
     if let Some(fib) = fib {
         text += &tables([fib.v4.as_ref(), fib.v6.as_ref()], &fib.updates);

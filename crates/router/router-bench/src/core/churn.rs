@@ -1,5 +1,5 @@
-//! Forwarding on one core while another one changes routes. No packet may be lost meanwhile: every route always leads
-//! somewhere.
+//! Forwarding on one core while another one changes routes. No packet may be lost, because every route leads to some
+//! next hop at all times.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,23 +12,24 @@ use super::router::Routes;
 use super::{Error, Options, Router, median_and_best};
 use crate::fib::Rounds;
 
-/// Changes of routes that are asked for: none; about what a router of the Internet sees in an ordinary second, in a bad
-/// one; and as many as go.
+/// Rates of route changes: none; about what an Internet router sees in an ordinary second; what it sees in a bad
+/// second; and as many as possible.
 pub(super) const RATES_PER_S: [Option<f64>; 4] = [Some(0.0), Some(100.0), Some(10_000.0), None];
 
 /// Forwarding while routes change.
 #[derive(Clone, Debug, Serialize)]
 pub struct Churn {
-    /// Routes that went another way, a second.
+    /// Route changes a second.
     pub changes_per_s: f64,
-    /// Millions of packets of 64 B a second meanwhile.
+    /// Millions of packets of 64 B forwarded a second during the changes.
     pub mpps: Rounds,
 }
 
-/// Forwards packets of 64 B, while another thread changes that many routes a second, or as many as it can.
+/// Forwards packets of 64 B while another thread changes `changes_per_s` routes a second, or as many as it can for
+/// `None`.
 ///
 /// # Errors
-/// A packet was not forwarded, or a route not changed.
+/// Fails if a packet was not forwarded or a route could not be changed.
 pub fn churn(
     router: &mut Router,
     options: &Options,
@@ -47,13 +48,13 @@ pub fn churn(
             Ok(())
         });
         is_over.store(true, Ordering::Relaxed);
-        let changed = changer.join().expect("whoever changes routes does not panic");
+        let changed = changer.join().expect("the thread that changes routes does not panic");
         forwarded?;
         Ok(Churn { changes_per_s: changed?, mpps: median_and_best(rates) })
     })
 }
 
-/// Changes routes until it is told to stop; says how many a second.
+/// Changes routes until `is_over` is set, and returns the changes a second.
 fn change(routes: &mut Routes, seed: u64, changes_per_s: Option<f64>, is_over: &AtomicBool) -> Result<f64, Error> {
     let mut random = Random::new(seed, "changes");
     let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! A router with a full table, for traffic that does nothing but measure.
+//! A router with a full table, and the traffic that it forwards in a benchmark.
 
 use std::fmt::Write as _;
 use std::io;
@@ -17,27 +17,27 @@ use thiserror::Error;
 use super::{FCS_BYTES, PortProbe};
 use crate::table::Table;
 
-/// Why there is no figure.
+/// The reason why a measurement failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The kernel has no memory for tables.
+    /// The kernel has no memory for the tables.
     #[error("no memory for tables: {0}")]
     Memory(#[from] io::Error),
-    /// The tables have no room.
+    /// The tables have no room for a route.
     #[error(transparent)]
     Route(#[from] RouteError),
     /// Not every packet was forwarded.
     #[error("{packets_in} packets went in and {packets_out} came out: {drops}")]
     Lost {
-        /// That were received.
+        /// Packets that were received.
         packets_in: u64,
-        /// That were sent.
+        /// Packets that were sent.
         packets_out: u64,
-        /// What was counted.
+        /// The drop counters that grew, with their reasons.
         drops: String,
     },
-    /// Packets have nowhere to go.
-    #[error("no route of IPv{0} leads to addresses that a router forwards to; bring others")]
+    /// No route leads to an address that packets can be sent to.
+    #[error("no IPv{0} route covers an address that a router forwards to; use other routes")]
     Nowhere(u8),
     /// Instructions were not counted.
     #[error("instructions: {0}")]
@@ -46,24 +46,25 @@ pub enum Error {
 
 const NODE: NodeId = NodeId(0);
 
-/// Where packets come in.
+/// The port that receives packets.
 const INGRESS: PortId = PortId(0);
 
-/// Where they go out, and by how many neighbours each: as a router at an exchange has them.
+/// The number of ports that transmit packets and the number of neighbours on each, as for a router at an Internet
+/// exchange.
 const EGRESS_PORTS: u8 = 4;
 const NEIGHBOURS_OF_PORT: u16 = 64;
 
 const MTU_BYTES: u16 = 1500;
 
-/// Twice what is under way at most: one vector comes in while another goes out.
+/// Twice the largest number of packets in flight: one vector is received while another is transmitted.
 const BUFFERS: u32 = 2 * VECTOR_PACKETS_MAX as u32;
 const BUFFER_BYTES: u16 = 2048;
 const HEADROOM_BYTES: u16 = 64 + 50;
 
-/// All is known and nothing expires.
+/// The constant time of the benchmark: all neighbours are known and nothing expires.
 const NOW: Time = Time::from_ns(1_000_000_000);
 
-/// A node with routes to the whole Internet, by neighbours that it knows.
+/// A node with routes to the whole Internet through known neighbours.
 pub struct Router {
     forwarder: Forwarder,
     routes: Routes,
@@ -72,7 +73,7 @@ pub struct Router {
     vector: Vec<Packet>,
 }
 
-/// The side that writes the tables; a thread of its own may have it.
+/// The writer of the tables, which can move to a separate thread.
 pub(super) struct Routes {
     rib: Rib,
     table: Table,
@@ -80,17 +81,17 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// Every route by the hop that its next hop stands for, or by a random one.
+    /// Announces every route, with the hop that its next hop maps to, or with a random one.
     fn announce(&mut self, random: &mut Random) -> Result<(), Error> {
         let Routes { rib, table, hops } = self;
-        for (prefix, way) in table.routes() {
-            let hop = way.unwrap_or_else(|| random.below(hops.len() as u64) as usize) % hops.len();
+        for (prefix, next_hop) in table.routes() {
+            let hop = next_hop.unwrap_or_else(|| random.below(hops.len() as u64) as usize) % hops.len();
             rib.announce(NODE, prefix, 0, &[hops[hop]])?;
         }
         Ok(())
     }
 
-    /// A random IPv4 route goes another way from now on.
+    /// Changes a random IPv4 route to a random hop.
     pub(super) fn change(&mut self, random: &mut Random) -> Result<(), Error> {
         let prefix = self.table.v4[random.below(self.table.v4.len() as u64) as usize];
         let hop = self.hops[random.below(self.hops.len() as u64) as usize];
@@ -99,24 +100,24 @@ impl Routes {
 }
 
 impl Router {
-    /// With so many generated routes.
+    /// Creates a router with this many generated routes.
     ///
     /// # Errors
-    /// No memory, or no room in the tables.
+    /// Fails if there is no memory or the tables have no room.
     pub fn new(seed: u64, routes_v4: usize, routes_v6: usize) -> Result<Router, Error> {
         Router::with_table(seed, Table::generated(seed, routes_v4, routes_v6))
     }
 
-    /// With the routes of a table.
+    /// Creates a router with the routes of a table.
     ///
     /// # Errors
-    /// No memory, or no room in the tables.
+    /// Fails if there is no memory or the tables have no room.
     pub fn with_table(seed: u64, table: Table) -> Result<Router, Error> {
         let (rib, tables) = Rib::new()?;
         let mut router = Router {
             forwarder: Forwarder::new(Config::new(NODE), tables),
             routes: Routes { rib, table, hops: Vec::new() },
-            // An end of the header's line: Ethernet and IPv4 header lie in one.
+            // The Ethernet and IPv4 headers end at the end of a cache line, so that both lie in one line.
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
             output: Output::new(VECTOR_PACKETS_MAX),
             vector: Vec::with_capacity(VECTOR_PACKETS_MAX),
@@ -126,13 +127,13 @@ impl Router {
         Ok(router)
     }
 
-    /// Ports, and the hops to the neighbours of all but the first.
+    /// Configures the ports, and returns the hops to the neighbours of all ports but the first.
     fn ports(&mut self) -> Vec<Hop> {
         let Router { forwarder, pool, output, .. } = self;
         let mut hops = Vec::new();
         for port in 0..=EGRESS_PORTS {
             let config = PortConfig::new(mac(port), MTU_BYTES);
-            forwarder.set_port(NOW, PortId(port), config, pool, output).expect("a sound port");
+            forwarder.set_port(NOW, PortId(port), config, pool, output).expect("a valid port");
         }
         for number in 0..NEIGHBOURS_OF_PORT {
             for port in (1..=EGRESS_PORTS).map(PortId) {
@@ -148,13 +149,13 @@ impl Router {
         hops
     }
 
-    /// How many routes of IPv4, and how many of IPv6.
+    /// Returns the numbers of IPv4 and of IPv6 routes.
     pub fn routes(&self) -> (usize, usize) {
         self.routes.rib.routes()
     }
 
-    /// Random addresses of random routes; without those that no router forwards to, which a table may cover all the
-    /// same, by its default route or by mistake.
+    /// Returns random addresses of random routes, except those that no router forwards to. A table may cover such
+    /// addresses with its default route or by mistake.
     pub fn destinations_v4(&self, seed: u64, count: usize) -> Destinations {
         let mut addresses = ::fib::generate::addresses_v4(seed, &self.routes.table.v4, count);
         let is_link_local = |address: &u32| address >> 16 == 0xa9fe;
@@ -162,19 +163,19 @@ impl Router {
         Destinations::V4(addresses)
     }
 
-    /// [`Router::destinations_v4`] of IPv6: of global and of unique local addresses.
+    /// The counterpart of [`Router::destinations_v4`] for IPv6: global and unique local addresses.
     pub fn destinations_v6(&self, seed: u64, count: usize) -> Destinations {
         let mut addresses = ::fib::generate::addresses_v6(seed, &self.routes.table.v6, count);
         addresses.retain(|address| (1..0xfe00).contains(&(address >> 112)));
         Destinations::V6(addresses)
     }
 
-    /// The families that the table has routes of.
+    /// Returns for IPv4 and IPv6 whether the table has routes of that family.
     pub(super) fn has(&self) -> [bool; 2] {
         [!self.routes.table.v4.is_empty(), !self.routes.table.v6.is_empty()]
     }
 
-    /// Frames of these sizes in turn, to these destinations in turn.
+    /// Returns frames of these sizes to these destinations, both used round robin, and the writer of the routes.
     pub(super) fn traffic_and_routes(
         &mut self,
         sizes: &[usize],
@@ -189,7 +190,7 @@ impl Router {
         (Traffic { forwarder, pool, output, vector, generator }, routes)
     }
 
-    /// [`Router::traffic_and_routes`], where nobody changes routes.
+    /// Returns only the frames of [`Router::traffic_and_routes`].
     pub(super) fn traffic(&mut self, sizes: &[usize], destinations: Destinations) -> Traffic<'_> {
         self.traffic_and_routes(sizes, destinations).0
     }
@@ -199,7 +200,7 @@ fn mac(port: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, port])
 }
 
-/// A router and what comes in at its first port. The others swallow what is sent.
+/// A router and the traffic that its first port receives. The other ports discard what is sent.
 pub(super) struct Traffic<'a> {
     forwarder: &'a mut Forwarder,
     pool: &'a mut Pool,
@@ -214,17 +215,17 @@ impl Traffic<'_> {
         DropReason::ALL.iter().map(|reason| (*reason, counters.dropped(*reason))).collect()
     }
 
-    /// The same, with a ring of so many frames into which they have to be offered.
+    /// Returns the same traffic with a receive ring of `frames_max` frames, into which frames must be offered.
     pub(super) fn with_ring(self, frames_max: u64) -> Self {
         Traffic { generator: self.generator.with_ring(frames_max), ..self }
     }
 
-    /// Forwards so many packets, all of which must come out.
+    /// Forwards `packets` packets, all of which must be transmitted.
     pub(super) fn forward(&mut self, packets: usize, probe: &mut impl PortProbe) -> Result<(), Error> {
         let (before, drops_before) = (self.generator.transmitted().packets, self.drops());
         let mut left = packets;
         while left > 0 {
-            left -= self.turn(left.min(VECTOR_PACKETS_MAX), probe);
+            left -= self.poll_once(left.min(VECTOR_PACKETS_MAX), probe);
         }
         let (packets_in, packets_out) = (packets as u64, self.generator.transmitted().packets - before);
         if packets_in == packets_out {
@@ -240,8 +241,9 @@ impl Traffic<'_> {
         Err(Error::Lost { packets_in, packets_out, drops })
     }
 
-    /// One turn of a node's loop: what has come in goes out. Says how many came.
-    pub(super) fn turn(&mut self, packets_max: usize, probe: &mut impl PortProbe) -> usize {
+    /// Runs one iteration of a node's loop, which transmits what was received, and returns the number of received
+    /// packets.
+    pub(super) fn poll_once(&mut self, packets_max: usize, probe: &mut impl PortProbe) -> usize {
         let Traffic { forwarder, pool, output, vector, generator } = self;
         let count = generator.receive(pool, vector, packets_max).expect("memory does not fail");
         probe.received();

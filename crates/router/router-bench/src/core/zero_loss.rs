@@ -1,9 +1,9 @@
 //! The highest rate at which no packet is lost (RFC 2544, section 26.1).
 //!
-//! Packets come evenly, by the clock; those that find the card's ring full are lost. So a pause of the machine's own
-//! longer than the ring lasts ends a trial, as it would at a wire: that is the raw rate. For the undisturbed one, the
-//! clock stands still while the machine has taken the core away ([`crate::clock`]): no packet comes then, and the core
-//! has nothing to make up for.
+//! Packets arrive evenly by the clock; those that find the receive ring of the network card full are lost. A pause of
+//! the machine that is longer than the ring covers therefore ends a trial, as it would on a wire: this gives the raw
+//! rate. For the undisturbed rate, the clock stops while the machine stalls the core ([`crate::clock`]): no
+//! packet arrives during that time, so the core has no backlog to process.
 
 use std::time::{Duration, Instant};
 
@@ -14,44 +14,45 @@ use serde::Serialize;
 
 use super::{Error, Router, WIRE_BYTES, name_of, version_of};
 use crate::clock::{Allowance, TrialClock};
-use crate::search::{Found, Length, Rules, Verdict, highest};
+use crate::search::{Length, Rules, SearchResult, Verdict, highest};
 
-/// Frames that a network card keeps for a core, at most.
+/// The largest number of frames that a network card queues for a core.
 const RING_FRAMES: u64 = 4096;
 
-/// The search ends when it knows the rate to this part.
+/// The relative precision at which the search ends.
 const PRECISION: f64 = 0.01;
 
-/// What a turn takes at most: several times what it takes.
-const ALLOWANCE: Allowance = Allowance { turn_ns: 2_000, packet_ns: 250 };
+/// The longest time of an iteration: several times the expected time.
+const ALLOWANCE: Allowance = Allowance { iteration_ns: 2_000, packet_ns: 250 };
 
-/// Rates at which nothing was lost. *Measured.*
+/// The highest rates without a loss. *Measured.*
 #[derive(Clone, Debug, Serialize)]
 pub struct ZeroLoss {
     /// 4 or 6.
     pub version: u8,
-    /// Bytes of a frame, or `IMIX`.
+    /// The size of a frame in bytes, or `IMIX`.
     pub size: String,
-    /// Millions of packets a second, raw: whatever the machine did meanwhile counts.
+    /// The raw rate in millions of packets a second: stalls of the machine count.
     pub mpps: f64,
-    /// Of an Ethernet wire at that rate, with preambles and gaps.
+    /// The raw rate on an Ethernet wire, with preambles and gaps.
     pub wire_gbit_per_s: f64,
-    /// Millions of packets a second, without the time in which the machine had taken the core away.
+    /// The undisturbed rate in millions of packets a second, without the time for which the machine
+    /// stalled the core.
     pub mpps_undisturbed: f64,
-    /// The share of the trials that was such time.
+    /// The share of stalls in the time of the trials.
     pub stalled_share: f64,
-    /// The longest such time in one piece, in us.
+    /// The longest stall, in us.
     pub stall_us_max: f64,
-    /// How long the trial was that held what shorter ones had found, in ms.
+    /// The length of the trial that confirmed the result of shorter ones, in ms.
     pub trial_ms: u64,
 }
 
-/// How long trials are, in ms.
+/// The lengths of trials, in ms.
 #[derive(Clone, Copy, Debug)]
 pub struct Trials {
-    /// Those that search.
+    /// Of trials that search.
     pub short_ms: u64,
-    /// Those that hold what was found.
+    /// Of the trial that confirms the result.
     pub long_ms: u64,
 }
 
@@ -64,14 +65,15 @@ impl Trials {
     }
 }
 
-/// Where a search begins without a search before it, as a share of what a core forwards when there is always a packet.
+/// The start of the first search, as a share of what a core forwards when a packet is always available.
 pub(super) const FIRST_SHARE: f64 = 0.85;
 
-/// Searches, first at this share of what the core forwards when there is always a packet: the share that another search
-/// found, if there was one. Says the share that it found too.
+/// Searches for the highest rates without a loss. The search starts at `first_share` of what the core forwards when a
+/// packet is always available: [`FIRST_SHARE`], or the share that a previous search found. Returns the rates and the
+/// share that this search found.
 ///
 /// # Errors
-/// A packet was taken in and not forwarded.
+/// Fails if a packet was received and not forwarded.
 pub fn zero_loss(
     router: &mut Router,
     sizes: &[usize],
@@ -82,7 +84,7 @@ pub fn zero_loss(
     let saturated = saturated(router, sizes, destinations, trials.duration(Length::Short))?;
     let ceiling = saturated * 1.1;
     let mut stalls = Stalls::default();
-    let mut search = |rules: Rules, first: f64, ceiling: f64, counts_stalls: bool| -> Result<Found, Error> {
+    let mut search = |rules: Rules, first: f64, ceiling: f64, counts_stalls: bool| -> Result<SearchResult, Error> {
         highest(rules, first, ceiling, |packets_per_s, length| {
             let trial = trials.duration(length);
             let mut clock = TrialClock::new(trial, ALLOWANCE, counts_stalls);
@@ -92,7 +94,7 @@ pub fn zero_loss(
         })
     };
     let undisturbed = search(Rules::undisturbed(PRECISION), saturated * first_share, ceiling, false)?;
-    // Where the machine is quiet, that is the raw rate too, and two trials say so.
+    // On an idle machine the raw rate is the same, and two trials confirm it.
     let first = if undisturbed.rate > 0.0 { undisturbed.rate } else { ceiling / 2.0 };
     let raw = search(Rules::raw(PRECISION), first, first * (1.0 + 2.0 * PRECISION), true)?;
     let mean_bytes = sizes.iter().sum::<usize>() as f64 / sizes.len() as f64;
@@ -110,11 +112,11 @@ pub fn zero_loss(
     Ok((found, if share > 0.0 { share } else { first_share }))
 }
 
-/// Packets a second when there is always one.
+/// Returns the rate, in packets a second, when a packet is always available.
 fn saturated(router: &mut Router, sizes: &[usize], destinations: &Destinations, trial: Duration) -> Result<f64, Error> {
     const PACKETS: usize = 1 << 13;
     let mut traffic = router.traffic(sizes, destinations.clone());
-    // The best of some pieces: one that the machine disturbed would be no ceiling.
+    // The fastest of several runs is the upper bound; a disturbed run would be too low.
     let (begin, mut ns_min) = (Instant::now(), u128::MAX);
     while begin.elapsed() < trial || ns_min == u128::MAX {
         let piece = Instant::now();
@@ -124,7 +126,7 @@ fn saturated(router: &mut Router, sizes: &[usize], destinations: &Destinations, 
     Ok(PACKETS as f64 * 1e9 / ns_min as f64)
 }
 
-/// What the machine took of trials.
+/// The stalls of all trials.
 #[derive(Default)]
 struct Stalls {
     wall_ns: u64,
@@ -145,7 +147,7 @@ impl Stalls {
     }
 }
 
-/// Offers packets at this rate until the trial is over or one is lost.
+/// Offers packets at this rate until the trial is over or a packet is lost.
 fn try_rate(
     router: &mut Router,
     sizes: &[usize],
@@ -154,22 +156,22 @@ fn try_rate(
     clock: &mut TrialClock,
 ) -> Result<Verdict, Error> {
     let mut traffic = router.traffic(sizes, destinations.clone()).with_ring(RING_FRAMES);
-    let (mut offered, mut taken, mut count) = (0, 0, 0);
+    let (mut offered, mut received, mut count) = (0, 0, 0);
     let is_lost = loop {
-        let Some(passed_ns) = clock.look(count) else { return Ok(Verdict::Disturbed) };
+        let Some(passed_ns) = clock.advance(count) else { return Ok(Verdict::Disturbed) };
         let due = (passed_ns as f64 * 1e-9 * packets_per_s) as u64;
         traffic.generator.offer(due - offered);
         offered = due;
-        count = traffic.turn(VECTOR_PACKETS_MAX, &mut ()) as u64;
-        taken += count;
+        count = traffic.poll_once(VECTOR_PACKETS_MAX, &mut ()) as u64;
+        received += count;
         let is_lost = traffic.generator.losses().receive_overflows > 0;
         if is_lost || clock.is_over(passed_ns) && count == 0 {
             break is_lost;
         }
     };
-    let (packets_in, packets_out) = (taken, traffic.generator.transmitted().packets);
+    let (packets_in, packets_out) = (received, traffic.generator.transmitted().packets);
     if packets_in != packets_out {
-        return Err(Error::Lost { packets_in, packets_out, drops: "at a rate".to_owned() });
+        return Err(Error::Lost { packets_in, packets_out, drops: "during a trial at a fixed rate".to_owned() });
     }
     Ok(if is_lost { Verdict::Lost } else { Verdict::Carried })
 }
@@ -179,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_search_ends_and_what_overflows_the_ring_is_lost() {
+    fn the_search_ends_and_packets_that_overflow_the_ring_are_lost() {
         let mut router = Router::new(3, 2_000, 10).expect("tables");
         let destinations = router.destinations_v4(1, 100);
         let trials = Trials { short_ms: 1, long_ms: 2 };

@@ -1,4 +1,4 @@
-//! The router between two of its ports, on a thread of its own.
+//! The router between two of its ports, on a separate thread.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,46 +12,46 @@ use router::{Config, Forwarder, Hop, NodeId, Output, Pool, Port, PortConfig, Por
 use router_ports::ethernet::{Backend, open};
 use router_ports::{LocalAddresses, Namespace};
 
-use super::bed::{Destination, HOSTS, NODE, PORTS, gateway, pin};
+use super::testbed::{Destination, HOSTS, NODE, PORTS, gateway, pin};
 use super::{Error, Subject, system};
 use crate::clock::Allowance;
 
 const BUFFERS: u32 = 4096;
 const BUFFER_BYTES: u16 = 2048;
 const HEADROOM_BYTES: u16 = 64;
-/// Packets that wait for a port.
+/// The largest number of packets queued for a port.
 const QUEUE_PACKETS_MAX: usize = 1024;
-/// Timers are looked at each so many turns.
-const TURNS_BETWEEN_TIMERS: u32 = 256;
-/// What a turn takes at most: several times what the kernel needs to bring a frame in and to take it out.
-const ALLOWANCE: Allowance = Allowance { turn_ns: 20_000, packet_ns: 10_000 };
+/// Loop iterations between two checks of the timers.
+const ITERATIONS_BETWEEN_TIMERS: u32 = 256;
+/// The longest time of an iteration: several times what the kernel needs to receive and to send a frame.
+const ALLOWANCE: Allowance = Allowance { iteration_ns: 20_000, packet_ns: 10_000 };
 
-/// What the thread is to do.
+/// Controls the router's thread.
 #[derive(Default)]
-struct Orders {
+struct ThreadControl {
     runs: AtomicBool,
     ends: AtomicBool,
-    /// The longest time, in ns, that the thread was told to run and was not let.
+    /// The longest time, in ns, for which the thread was to run but was not scheduled.
     stall_ns_max: AtomicU64,
 }
 
-/// A router's thread. It sleeps unless it is told to run, and ends with this.
+/// The thread of a router. It sleeps unless it is to run, and ends when this value is dropped.
 pub struct Forwarding {
-    orders: Arc<Orders>,
+    control: Arc<ThreadControl>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// While this lives, the router runs.
+/// A guard: the router runs while it exists.
 pub struct Running<'a>(&'a Forwarding);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.orders.runs.store(false, Ordering::Relaxed);
+        self.0.control.runs.store(false, Ordering::Relaxed);
     }
 }
 
 impl Forwarding {
-    /// `None` when the subject is no router.
+    /// Starts the thread. Returns `None` if the subject is not the router.
     pub fn start(
         subject: Subject,
         node: Arc<Namespace>,
@@ -62,8 +62,8 @@ impl Forwarding {
             Subject::Xdp => Backend::Xdp,
             Subject::PacketSocket => Backend::PacketSocket,
         };
-        let orders = Arc::new(Orders::default());
-        let (told, destinations) = (orders.clone(), destinations.to_vec());
+        let control = Arc::new(ThreadControl::default());
+        let (thread_control, destinations) = (control.clone(), destinations.to_vec());
         let (report, reported) = mpsc::channel();
         let thread = thread::spawn(move || {
             pin(true);
@@ -71,39 +71,39 @@ impl Forwarding {
             match entered.and_then(|()| Router::new(backend, &destinations)) {
                 Ok(mut router) => {
                     let _ = report.send(Ok(()));
-                    router.obey(&told);
+                    router.run(&thread_control);
                 }
                 Err(error) => drop(report.send(Err(error))),
             }
         });
-        let forwarding = Forwarding { orders, thread: Some(thread) };
+        let forwarding = Forwarding { control, thread: Some(thread) };
         match reported.recv() {
             Ok(result) => result.map(|()| Some(forwarding)),
             Err(_) => Err(system("starting a thread")(std::io::ErrorKind::Other.into())),
         }
     }
 
-    /// Has it run for as long as the answer lives.
+    /// Lets the router run until the returned guard is dropped.
     pub fn run(&self) -> Running<'_> {
-        self.orders.runs.store(true, Ordering::Relaxed);
+        self.control.runs.store(true, Ordering::Relaxed);
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
         Running(self)
     }
 
-    /// The longest stall since this was last asked, in ns.
+    /// Returns the longest stall since the last call, in ns.
     pub fn take_stall_ns_max(&self) -> u64 {
-        self.orders.stall_ns_max.swap(0, Ordering::Relaxed)
+        self.control.stall_ns_max.swap(0, Ordering::Relaxed)
     }
 }
 
 impl Drop for Forwarding {
     fn drop(&mut self) {
-        self.orders.ends.store(true, Ordering::Relaxed);
+        self.control.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It has said what it had to say.
+            // An error of the thread has already been reported, or appears in the figures.
             let _ = thread.join();
         }
     }
@@ -122,7 +122,7 @@ impl Router {
     fn new(backend: Backend, destinations: &[Destination]) -> Result<Router, Error> {
         let local = LocalAddresses::new();
         for address in NODE.as_flattened() {
-            local.insert(address.addr()).map_err(system("telling an address"))?;
+            local.insert(address.addr()).map_err(system("registering an address"))?;
         }
         let opened = [open(PORTS[0], Some(backend), &[], &local)?, open(PORTS[1], Some(backend), &[], &local)?];
         let (mut rib, tables) = Rib::new().map_err(system("memory for tables"))?;
@@ -142,9 +142,9 @@ impl Router {
             Ok::<_, Error>(Hop { node: NodeId(0), port: PortId(1), adjacency })
         };
         let hops = [hop(HOSTS[1][0].addr())?, hop(HOSTS[1][1].addr())?];
-        // What IPv6's neighbours answer comes to these.
-        for own in NODE.as_flattened() {
-            rib.announce(NodeId(0), IpNet::from(own.addr()), 0, &[Hop::kernel(NodeId(0))])?;
+        // The answers of IPv6 neighbours are sent to these addresses.
+        for address in NODE.as_flattened() {
+            rib.announce(NodeId(0), IpNet::from(address.addr()), 0, &[Hop::kernel(NodeId(0))])?;
         }
         for (prefix, address) in destinations {
             let hop = hops[usize::from(gateway(*address).is_ipv6())];
@@ -154,33 +154,33 @@ impl Router {
         Ok(Router { ports, forwarder, _rib: rib, pool, output, begun: Instant::now() })
     }
 
-    fn obey(&mut self, orders: &Orders) {
-        let mut looked_ns = None;
-        while !orders.ends.load(Ordering::Relaxed) {
-            if orders.runs.load(Ordering::Relaxed) {
-                let stall_ns = self.turns(&mut looked_ns);
-                orders.stall_ns_max.fetch_max(stall_ns, Ordering::Relaxed);
+    fn run(&mut self, control: &ThreadControl) {
+        let mut polled_ns = None;
+        while !control.ends.load(Ordering::Relaxed) {
+            if control.runs.load(Ordering::Relaxed) {
+                let stall_ns = self.run_iterations(&mut polled_ns);
+                control.stall_ns_max.fetch_max(stall_ns, Ordering::Relaxed);
             } else {
                 thread::park();
-                // Nobody was to run meanwhile.
-                looked_ns = None;
+                // The thread was not to run in this time.
+                polled_ns = None;
             }
         }
     }
 
-    /// Some turns without looking at the orders; `looked_ns` is when the turn before began, if there was one. The
-    /// longest stall, in ns.
-    fn turns(&mut self, looked_ns: &mut Option<u64>) -> u64 {
+    /// Runs a bounded number of iterations without checking the control flags, and returns the longest stall in ns.
+    /// `polled_ns` is the time at which the previous iteration began, if there was one.
+    fn run_iterations(&mut self, polled_ns: &mut Option<u64>) -> u64 {
         let mut frames = Vec::with_capacity(VECTOR_PACKETS_MAX);
         let (mut received, mut stall_ns_max) = (0, 0);
-        for _ in 0..TURNS_BETWEEN_TIMERS {
+        for _ in 0..ITERATIONS_BETWEEN_TIMERS {
             let now_ns = self.now_ns();
             let now = Time::from_ns(now_ns);
-            let turn_ns = now_ns - looked_ns.replace(now_ns).unwrap_or(now_ns);
-            stall_ns_max = stall_ns_max.max(ALLOWANCE.stall_ns(turn_ns, received));
+            let iteration_ns = now_ns - polled_ns.replace(now_ns).unwrap_or(now_ns);
+            stall_ns_max = stall_ns_max.max(ALLOWANCE.stall_ns(iteration_ns, received));
             received = 0;
             for side in [0, 1] {
-                // A port that fails forwards nothing, and the figures say so.
+                // A port that fails forwards nothing, which the figures show.
                 let _ = self.ports[side].receive(&mut self.pool, &mut frames, VECTOR_PACKETS_MAX);
                 received += frames.len() as u64;
                 if !frames.is_empty() {

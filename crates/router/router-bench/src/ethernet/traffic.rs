@@ -1,4 +1,4 @@
-//! What sends frames, and what counts or times those that arrive.
+//! The source that sends frames, and the sink that counts or times those that arrive.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -11,83 +11,84 @@ use packet::{ipv4, ipv6};
 use router::{Packet, Pool, Port};
 use router_ports::{Interface, Namespace, PacketSocket};
 
-use super::bed::{Destination, HOSTS, PORTS, pin, within};
+use super::testbed::{Destination, HOSTS, PORTS, pin, within};
 use super::{Error, VERSIONS, Version, system};
 use crate::clock::{Allowance, TrialClock};
 
-/// Frames of one call.
+/// The largest number of frames sent in one call.
 const BURST: usize = 64;
 const BUFFER_BYTES: u16 = 2048;
-/// A frame that has not arrived by then is lost.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// What is still under way when a round ends has this long to arrive; and again, as long as something does.
+/// A frame that has not arrived within this time counts as lost.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_millis(100);
+/// The time that frames in flight at the end of a round have to arrive; it is repeated while frames arrive.
 const SETTLING: Duration = Duration::from_millis(5);
 const SETTLINGS_MAX: u32 = 20;
-/// A frame's number, for those that are timed: as many bytes as the shortest frame of IPv6 has behind its headers.
+/// The length of the number in a timed frame: the bytes that the shortest IPv6 frame has after its headers.
 const NUMBER_BYTES: usize = 6;
-/// What a turn of the source takes at most: several times what the kernel needs for a frame all the way.
-const ALLOWANCE: Allowance = Allowance { turn_ns: 10_000, packet_ns: 15_000 };
-/// *Use for experimentation and testing* (RFC 3692): no header behind IPv6's, for which the shortest frame has no room.
+/// The longest time of an iteration of the source: several times what the kernel needs to carry a frame all the way.
+const ALLOWANCE: Allowance = Allowance { iteration_ns: 10_000, packet_ns: 15_000 };
+/// *Use for experimentation and testing* (RFC 3692): the shortest frame has no room for a transport header after the
+/// IPv6 header.
 const PROTOCOL_TEST: u8 = 253;
 
-/// What is sent: frames of these lengths in turn, without check sequence, to all destinations of one family.
+/// The traffic: frames of these lengths, used round robin, without check sequence, to all destinations of one family.
 #[derive(Clone, Copy, Debug)]
 pub struct Load<'a> {
     pub version: Version,
     pub frame_bytes: &'a [usize],
 }
 
-/// What one round gave.
+/// The result of one round.
 pub struct Round {
     pub arrived_mpps: f64,
     pub offered_mpps: f64,
 }
 
-/// How fast frames are sent, and how long.
+/// The rate at which frames are sent, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct SendRate {
     pub frames_per_s: f64,
     pub trial: Duration,
-    /// Whether the source makes up for time that the machine took from it.
+    /// Whether the source makes up for the time of stalls.
     pub counts_stalls: bool,
 }
 
-/// What became of them.
-pub struct Paced {
-    /// That were to be sent.
+/// The number of frames that were sent and that arrived at a rate.
+pub struct PacedResult {
+    /// Frames that were due.
     pub due: u64,
-    /// That were, in time.
+    /// Frames that were sent in time.
     pub sent: u64,
     pub arrived: u64,
-    /// The longest time that the machine took in one piece, in ns.
+    /// The longest stall, in ns.
     pub stall_ns_max: u64,
 }
 
 /// One frame for each destination of a family.
 struct Frames {
-    /// Each as long as a frame can be.
+    /// Frames in buffers of the maximum frame length.
     all: Vec<Frame>,
     at: usize,
 }
 
 struct Frame {
     bytes: Vec<u8>,
-    /// What its headers say that it has.
+    /// The frame length for which the headers are set.
     fitted_bytes: usize,
 }
 
-/// The sending end.
+/// The sender of frames.
 pub struct Source {
     port: PacketSocket,
     pool: Pool,
-    /// By family.
+    /// Frames for each family.
     frames: [Frames; 2],
-    /// Frames that were sent, for sizes to take turns.
-    turns: usize,
+    /// The number of frames sent, by which the next size is chosen.
+    frames_sent: usize,
     number: u64,
 }
 
-/// The receiving end.
+/// The receiver of frames.
 pub struct Sink {
     namespace: Namespace,
 }
@@ -105,18 +106,19 @@ impl Source {
             let of_version = of_version.filter(|address| address.is_ipv6() == (version == Version::V6));
             Frames { all: of_version.map(|address| Frame::new(mac, to, address)).collect(), at: 0 }
         });
-        Ok(Source { port, pool: Pool::new(BURST as u32, BUFFER_BYTES, 0), frames, turns: 0, number: 0 })
+        Ok(Source { port, pool: Pool::new(BURST as u32, BUFFER_BYTES, 0), frames, frames_sent: 0, number: 0 })
     }
 
-    /// The next frame, to the next destination.
+    /// Returns the next frame, to the next destination.
     fn next(&mut self, load: Load) -> Option<Packet> {
-        let bytes = load.frame_bytes[self.turns % load.frame_bytes.len()];
+        let bytes = load.frame_bytes[self.frames_sent % load.frame_bytes.len()];
         let packet = self.pool.alloc_copy(self.frames[load.version as usize].next(bytes))?;
-        self.turns += 1;
+        self.frames_sent += 1;
         Some(packet)
     }
 
-    /// Sends so many frames, [`BURST`] at most. How many were sent: what the socket has no room for is given up.
+    /// Sends up to `frames` frames, [`BURST`] at most, and returns how many were sent. Frames for which the socket has
+    /// no room are discarded.
     fn burst(&mut self, load: Load, frames: u64, queue: &mut VecDeque<Packet>) -> Result<u64, Error> {
         for _ in 0..frames.min(BURST as u64) {
             queue.extend(self.next(load));
@@ -126,7 +128,7 @@ impl Source {
         Ok(sent as u64)
     }
 
-    /// Sends as fast as it goes for that long.
+    /// Sends as fast as possible for `duration`.
     pub fn overload(&mut self, load: Load, duration: Duration, sink: &Sink) -> Result<Round, Error> {
         on_first(|| {
             let before = sink.received(load.version)?;
@@ -143,14 +145,14 @@ impl Source {
         })
     }
 
-    /// Sends evenly.
-    pub fn pace(&mut self, load: Load, pace: Pace, sink: &Sink) -> Result<Paced, Error> {
+    /// Sends evenly at a rate.
+    pub fn pace(&mut self, load: Load, pace: SendRate, sink: &Sink) -> Result<PacedResult, Error> {
         on_first(|| {
             let before = sink.received(load.version)?;
             let mut clock = TrialClock::new(pace.trial, ALLOWANCE, pace.counts_stalls);
             let (mut queue, mut sent, mut last) = (VecDeque::with_capacity(BURST), 0, 0);
-            // A trial that the machine stretched without end counts for what it was.
-            while let Some(passed_ns) = clock.look(last) {
+            // A trial that was abandoned because of stalls counts with what was sent until then.
+            while let Some(passed_ns) = clock.advance(last) {
                 let due = (passed_ns as f64 * 1e-9 * pace.frames_per_s) as u64;
                 last = if due > sent { self.burst(load, due - sent, &mut queue)? } else { 0 };
                 sent += last;
@@ -161,11 +163,11 @@ impl Source {
             }
             let due = (pace.trial.as_secs_f64() * pace.frames_per_s) as u64;
             let arrived = sink.settle(load.version, before, sent)?;
-            Ok(Paced { due, sent, arrived, stall_ns_max: clock.stalled_ns().1 })
+            Ok(PacedResult { due, sent, arrived, stall_ns_max: clock.stalled_ns().1 })
         })
     }
 
-    /// Sends one by one, each when the one before has arrived or is lost.
+    /// Sends frames one by one, each after the previous one has arrived or is lost.
     pub fn probe(&mut self, load: Load, count: usize, sink: &Sink) -> Result<Vec<Option<Duration>>, Error> {
         let open = || PacketSocket::open(&Interface::by_name(PORTS[1])?).map_err(system("a packet socket"));
         let mut receiver = within(&sink.namespace, open)??;
@@ -177,19 +179,19 @@ impl Source {
         self.number += 1;
         let number = self.number.to_be_bytes();
         let (number, at) = (&number[number.len() - NUMBER_BYTES..], load.version.number_at());
-        let place = at..at + NUMBER_BYTES;
-        self.pool.bytes_mut(&packet)[place.clone()].copy_from_slice(number);
+        let range = at..at + NUMBER_BYTES;
+        self.pool.bytes_mut(&packet)[range.clone()].copy_from_slice(number);
         let (mut queue, mut received) = (VecDeque::from([packet]), Vec::new());
         let begun = Instant::now();
         self.port.transmit(&mut self.pool, &mut queue).map_err(system("sending"))?;
         queue.drain(..).for_each(|packet| self.pool.free(packet));
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < ARRIVAL_TIMEOUT {
             receiver.receive(&mut self.pool, &mut received, BURST).map_err(system("receiving"))?;
             let time = begun.elapsed();
-            let is_it = |packet: &Packet| self.pool.bytes(packet).get(place.clone()) == Some(number);
-            let has_come = received.iter().any(is_it);
+            let is_it = |packet: &Packet| self.pool.bytes(packet).get(range.clone()) == Some(number);
+            let has_arrived = received.iter().any(is_it);
             received.drain(..).for_each(|packet| self.pool.free(packet));
-            if has_come {
+            if has_arrived {
                 return Ok(Some(time));
             }
         }
@@ -202,7 +204,8 @@ impl Sink {
         Ok(Sink { namespace })
     }
 
-    /// How many of `sent` frames have arrived since there were `before`, once all have or no more come.
+    /// Returns how many of `sent` frames have arrived since the counter was `before`, after all have arrived or no more
+    /// do.
     fn settle(&self, version: Version, before: u64, sent: u64) -> Result<u64, Error> {
         let mut arrived = self.received(version)? - before;
         for _ in 0..SETTLINGS_MAX {
@@ -218,8 +221,8 @@ impl Sink {
         Ok(arrived)
     }
 
-    /// Packets of the family that its kernel received for somebody else: those that were sent to be dropped here. What
-    /// neighbours say to each other does not count.
+    /// Returns the number of packets of the family that the sink's kernel received and dropped for lack of a route.
+    /// Neighbour discovery is not counted.
     fn received(&self, version: Version) -> Result<u64, Error> {
         let (path, find): (_, fn(&str) -> Option<u64>) = match version {
             Version::V4 => ("/proc/thread-self/net/snmp", received_v4),
@@ -230,7 +233,8 @@ impl Sink {
     }
 }
 
-/// A line of names and one of values begin with `Ip:`. Nobody but the source sends IPv4 to the sink.
+/// Reads the counter from a line of names and a line of values, both beginning with `Ip:`. Only the source sends IPv4
+/// to the sink.
 fn received_v4(text: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
     let (names, values) = lines.next().zip(lines.next())?;
@@ -238,13 +242,13 @@ fn received_v4(text: &str) -> Option<u64> {
     both.find(|(name, _)| *name == "InReceives")?.1.parse().ok()
 }
 
-/// A name and a value a line.
+/// Reads the counter from lines of a name and a value.
 fn received_v6(text: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix("Ip6InNoRoutes"))?;
     value.trim().parse().ok()
 }
 
-/// Runs on the first processor, on a thread of its own.
+/// Runs a closure on a separate thread on the first processor.
 fn on_first<T: Send>(run: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     std::thread::scope(|scope| {
         let pinned = || {
@@ -256,7 +260,7 @@ fn on_first<T: Send>(run: impl FnOnce() -> Result<T, Error> + Send) -> Result<T,
 }
 
 impl Frames {
-    /// The next one, of that length.
+    /// Returns the next frame, with this length.
     fn next(&mut self, bytes: usize) -> &[u8] {
         let count = self.all.len();
         let frame = &mut self.all[self.at];
@@ -267,7 +271,7 @@ impl Frames {
 }
 
 impl Frame {
-    /// A UDP datagram without a checksum, or a packet of IPv6 for nobody's protocol.
+    /// Creates a UDP datagram without a checksum, or an IPv6 packet of an experimental protocol.
     fn new(from: MacAddress, to: MacAddress, destination: IpAddr) -> Frame {
         let mut bytes = [&to.0[..], &from.0].concat();
         match (HOSTS[0].map(|host| host.addr()), destination) {
@@ -286,7 +290,7 @@ impl Frame {
         Frame { bytes, fitted_bytes: 0 }
     }
 
-    /// Sets lengths, and the checksum that covers one.
+    /// Sets the lengths in the headers, and the IPv4 header checksum.
     fn fit(&mut self, bytes: usize) {
         if std::mem::replace(&mut self.fitted_bytes, bytes) == bytes {
             return;
@@ -305,7 +309,7 @@ impl Frame {
 }
 
 impl Version {
-    /// Where a frame of it has its number.
+    /// Returns the offset of the number in a frame of this family.
     fn number_at(self) -> usize {
         match self {
             Version::V4 => 14 + ipv4::HEADER_BYTES + 8,
@@ -319,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_of_both_families_are_intact_at_every_length() {
+    fn frames_of_both_families_are_valid_at_every_length() {
         let macs = [MacAddress([2; 6]), MacAddress([3; 6])];
         for destination in ["16.1.2.9", "3fff::9"].map(|text| text.parse().expect("an address")) {
             let mut frame = Frame::new(macs[0], macs[1], destination);
@@ -341,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_is_read_from_the_kernels_counters() {
+    fn arrived_packets_are_read_from_the_kernels_counters() {
         let snmp = "Ip: Forwarding InReceives InHdrErrors\nIp: 2 17 0\nIcmp: InMsgs\nIcmp: 3\n";
         assert_eq!(received_v4(snmp), Some(17));
         assert_eq!(received_v6("Ip6InReceives   \t9\nIp6InNoRoutes          \t5\n"), Some(5));

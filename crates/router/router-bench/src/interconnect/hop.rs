@@ -1,5 +1,5 @@
-//! What one hop takes, as it was published: a batch goes there and comes back, and what the other node takes is left
-//! out. One hop is ((T4 - T1) - (T3 - T2)) / 2.
+//! The latency of one hop, defined as in the published measurement: a batch travels to the other node and back, and the
+//! time that the other node takes is subtracted. One hop is ((T4 - T1) - (T3 - T2)) / 2.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,27 +12,27 @@ use super::{Batching, BenchError, Effort, name};
 use crate::statistics::Quantiles;
 
 const BUFFERS: u32 = 256;
-/// Round trips before those that count.
+/// Round trips before the measured ones.
 const WARM_UP: usize = 50;
-const PATIENCE: Duration = Duration::from_secs(10);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A hop. *Measured.*
+/// The latency of a hop. *Measured.*
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Hop {
-    /// Over which interconnect.
+    /// The name of the interconnect.
     pub interconnect: &'static str,
-    /// Bytes of a frame.
+    /// The frame size in bytes.
     pub frame_bytes: usize,
-    /// Packets that go together.
+    /// The number of packets in a message.
     pub batch: u8,
-    /// From the first packet's handing over to the last one's arrival.
+    /// The time from sending the first packet to the arrival of the last one.
     pub latency: Quantiles,
 }
 
-/// Hops with each of these sizes and batches; `step` hears of each batch.
+/// Measures hops with each of these sizes and batches; `step` is called for each batch.
 ///
 /// # Errors
-/// When the nodes could not be made, or nothing arrives.
+/// Fails if the nodes could not be created or packets do not arrive.
 pub fn hops(
     kind: TransportKind,
     frame_bytes: &[usize],
@@ -63,23 +63,23 @@ fn hop(
     round_trips: usize,
     cores: Cores,
 ) -> Result<Hop, BenchError> {
-    let [mut near, mut far] = pair(kind, Batching::Fixed(batch), BUFFERS)?;
+    let [mut local, mut remote] = pair(kind, Batching::Fixed(batch), BUFFERS)?;
     let rounds = WARM_UP + round_trips;
     let (began, has_failed) = (Instant::now(), AtomicBool::new(false));
     let clock = Clock { began, has_failed: &has_failed, kind };
     let (bytes, batch_packets) = (packet_bytes(frame_bytes), usize::from(batch));
-    let (near_times, far_times) = std::thread::scope(|scope| {
-        let answering = scope.spawn(|| {
+    let (local_times, remote_times) = std::thread::scope(|scope| {
+        let responder = scope.spawn(|| {
             pin(cores.receiver)?;
-            (0..rounds).map(|_| clock.answer(&mut far, bytes, batch_packets)).collect::<Result<Vec<_>, _>>()
+            (0..rounds).map(|_| clock.respond(&mut remote, bytes, batch_packets)).collect::<Result<Vec<_>, _>>()
         });
-        let asking = scope.spawn(|| {
+        let requester = scope.spawn(|| {
             pin(cores.sender)?;
-            (0..rounds).map(|_| clock.ask(&mut near, bytes, batch_packets)).collect::<Result<Vec<_>, _>>()
+            (0..rounds).map(|_| clock.request(&mut local, bytes, batch_packets)).collect::<Result<Vec<_>, _>>()
         });
-        (asking.join().expect("the asking node"), answering.join().expect("the answering node"))
+        (requester.join().expect("the requesting node"), responder.join().expect("the responding node"))
     });
-    let times = Times { there: spans(&near_times?), back: spans(&far_times?) };
+    let times = Times { there: spans(&local_times?), back: spans(&remote_times?) };
     let hop_ns = |(all, other): (&u64, &u64)| all.saturating_sub(*other) / 2;
     let mut hops_ns: Vec<u64> = times.there.iter().zip(&times.back).skip(WARM_UP).map(hop_ns).collect();
     Ok(Hop { interconnect: name(kind), frame_bytes, batch, latency: Quantiles::of(&mut hops_ns) })
@@ -103,21 +103,21 @@ impl Clock<'_> {
     fn send(&self, node: &mut Node, bytes: usize, packets: usize) -> u64 {
         let now_ns = self.now_ns();
         for _ in 0..packets {
-            assert!(node.make(bytes, now_ns), "all buffers of a round trip came back");
+            assert!(node.make_packet(bytes, now_ns), "all buffers of a round trip were returned");
         }
-        // The moment when the first is handed over: making them is no part of the hop.
+        // The time when the first packet is sent: preparing the packets is not part of the hop.
         let sent_ns = self.now_ns();
         node.send(sent_ns);
         sent_ns
     }
 
-    /// When all have come.
+    /// Waits for all packets, and returns the time when they have arrived.
     fn wait(&self, node: &mut Node, packets: usize) -> Result<u64, BenchError> {
-        let (mut found, until) = (0, Instant::now() + PATIENCE);
+        let (mut found, until) = (0, Instant::now() + ARRIVAL_TIMEOUT);
         loop {
-            node.turn(self.now_ns());
+            node.poll(self.now_ns());
             if !node.arrived.is_empty() {
-                node.take(|_| found += 1);
+                node.take_arrived(|_| found += 1);
                 if found >= packets {
                     return Ok(self.now_ns());
                 }
@@ -125,21 +125,21 @@ impl Clock<'_> {
             let is_late = self.has_failed.load(Ordering::Relaxed) || Instant::now() > until;
             if is_late {
                 self.has_failed.store(true, Ordering::Relaxed);
-                let limit_s = PATIENCE.as_secs();
+                let limit_s = ARRIVAL_TIMEOUT.as_secs();
                 return Err(BenchError::Silent { kind: name(self.kind), found, wanted: packets, limit_s });
             }
         }
     }
 
-    /// T1 and T4.
-    fn ask(&self, node: &mut Node, bytes: usize, packets: usize) -> Result<(u64, u64), BenchError> {
+    /// Sends a batch, waits for the reply, and returns T1 and T4.
+    fn request(&self, node: &mut Node, bytes: usize, packets: usize) -> Result<(u64, u64), BenchError> {
         let sent_ns = self.send(node, bytes, packets);
         Ok((sent_ns, self.wait(node, packets)?))
     }
 
-    /// T2 and T3.
-    fn answer(&self, node: &mut Node, bytes: usize, packets: usize) -> Result<(u64, u64), BenchError> {
-        let came_ns = self.wait(node, packets)?;
-        Ok((came_ns, self.send(node, bytes, packets)))
+    /// Waits for a batch, replies, and returns T2 and T3.
+    fn respond(&self, node: &mut Node, bytes: usize, packets: usize) -> Result<(u64, u64), BenchError> {
+        let arrival_ns = self.wait(node, packets)?;
+        Ok((arrival_ns, self.send(node, bytes, packets)))
     }
 }

@@ -1,92 +1,97 @@
-//! What rate an interconnect carries.
+//! The rate that an interconnect carries.
 
 use router_node::interconnect::TransportKind;
 use serde::Serialize;
 use stats::Ratio;
 
-use super::beside::{Better, ByRound, Rounds, beside_best};
+use super::comparison::{Better, ByRound, Rounds, compare_with_best};
 use super::nodes::{Cores, Offered, TrialSetup, run};
 use super::{BATCHES, Batching, BenchError, Effort, name};
 use crate::search::{Rules, Verdict, highest};
 use crate::statistics::median;
 
-/// A rate without loss is held by one trial of so many: a processor that is taken away for a moment loses packets, and
-/// says nothing of the interconnect.
+/// The trials of a rate, one of which must carry it: a stall of the processor loses packets without a fault of the
+/// interconnect.
 const TRIES: u32 = 3;
-/// No search goes beyond the flood's rate by more.
+/// The upper bound of a search, as a multiple of the rate of a flood.
 const ABOVE_FLOOD: f64 = 1.25;
-/// Where a policy's first search begins, as a share of the flood's rate.
+/// The start of a policy's first search, as a share of the rate of a flood.
 const FIRST_SHARE: f64 = 0.94;
-/// A fixed batch whose rate is a smaller share of the highest one's, after the rounds of all, is not the best one.
-const CONTENDERS_SHARE_MIN: f64 = 0.8;
+/// After the rounds with all policies, a fixed batch whose rate is below this share of the highest one is not a
+/// candidate for the best one.
+const CANDIDATES_SHARE_MIN: f64 = 0.8;
 
-/// What one policy carries. *Measured*, medians over rounds.
+/// The rate of one policy. *Measured*, medians over rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RateRow {
-    /// Over which interconnect.
+    /// The name of the interconnect.
     pub interconnect: &'static str,
-    /// Bytes of a frame.
+    /// The frame size in bytes.
     pub frame_bytes: usize,
-    /// How packets are put together.
+    /// The batching policy.
     pub batching: Batching,
-    /// The highest load, in bursts at random moments, of which nothing was lost (RFC 2544, with shorter trials).
+    /// The highest load, in bursts at random times, without a loss (RFC 2544, with shorter trials).
     pub zero_loss_mpps: f64,
-    /// What arrives when the sender makes as many as it can.
+    /// The rate that arrives when the sender makes as many packets as it can.
     pub flood_mpps: f64,
-    /// Packets a message in the flood.
+    /// The mean number of packets in a message of the flood.
     pub packets_per_message: f64,
-    /// The rate without a loss of each round; 0 where the search ended at nothing.
+    /// The rate without a loss in each round; 0 if the search found none.
     pub rounds_zero_loss_mpps: Vec<f64>,
 }
 
-/// The rate without a loss of the adaptive policy, beside the best fixed batch's.
+/// The rate without a loss of the adaptive policy, compared with that of the best fixed batch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct AdaptiveRate {
-    /// Over which interconnect.
+    /// The name of the interconnect.
     pub interconnect: &'static str,
-    /// Bytes of a frame.
+    /// The frame size in bytes.
     pub size_bytes: usize,
-    /// Of the adaptive policy, in million packets a second.
+    /// The rate of the adaptive policy, in million packets a second.
     pub zero_loss_mpps: f64,
     /// The fixed batch with the highest rate.
     pub best_fixed_batch: u8,
     /// Its rate: in each half of the rounds, that of the batch which is the best in the other half.
     pub best_fixed_zero_loss_mpps: f64,
-    /// The adaptive rate as a multiple of that in the same round.
+    /// The adaptive rate as a multiple of that rate in the same round.
     pub ratio: Ratio,
 }
 
-/// The adaptive policy beside the best fixed batch, one for each size and interconnect of what [`rates`] found.
+/// Returns the comparison of the adaptive policy with the best fixed batch, one for each size and interconnect that
+/// [`rates`] measured.
 pub fn adaptive_rates(rows: &[RateRow]) -> Vec<AdaptiveRate> {
-    rows.iter().filter(|row| row.batching == Batching::Adaptive).filter_map(|row| beside_fixed(rows, row)).collect()
+    rows.iter()
+        .filter(|row| row.batching == Batching::Adaptive)
+        .filter_map(|row| compare_with_fixed(rows, row))
+        .collect()
 }
 
-fn beside_fixed(rows: &[RateRow], adaptive: &RateRow) -> Option<AdaptiveRate> {
+fn compare_with_fixed(rows: &[RateRow], adaptive: &RateRow) -> Option<AdaptiveRate> {
     let of = |row: &RateRow| (row.frame_bytes, row.interconnect);
-    let seen = |row: &RateRow| -> ByRound {
+    let nonzero_rates = |row: &RateRow| -> ByRound {
         row.rounds_zero_loss_mpps.iter().map(|mpps| Some(*mpps).filter(|mpps| *mpps > 0.0)).collect()
     };
     let fixed = rows.iter().filter(|other| of(other) == of(adaptive)).filter_map(|other| match other.batching {
-        Batching::Fixed(batch) => Some((batch, seen(other))),
+        Batching::Fixed(batch) => Some((batch, nonzero_rates(other))),
         Batching::Adaptive => None,
     });
     let (batches, rounds): (Vec<u8>, Vec<ByRound>) = fixed.unzip();
-    let beside = beside_best(&seen(adaptive), &rounds.iter().collect::<Vec<_>>(), Better::More)?;
+    let comparison = compare_with_best(&nonzero_rates(adaptive), &rounds.iter().collect::<Vec<_>>(), Better::More)?;
     Some(AdaptiveRate {
         interconnect: adaptive.interconnect,
         size_bytes: adaptive.frame_bytes,
         zero_loss_mpps: adaptive.zero_loss_mpps,
-        best_fixed_batch: batches[beside.best],
-        best_fixed_zero_loss_mpps: beside.best_value,
-        ratio: beside.ratio,
+        best_fixed_batch: batches[comparison.best],
+        best_fixed_zero_loss_mpps: comparison.best_value,
+        ratio: comparison.ratio,
     })
 }
 
-/// The rates of all policies with frames of one size, in alternating rounds; `step` hears of each, and once of those
-/// that follow. A policy searches first where its round before ended.
+/// Measures the rates of all policies with frames of one size, in alternating rounds; `step` is called for each round,
+/// and once for the additional rounds. A policy's search starts at the result of its previous round.
 ///
 /// # Errors
-/// When the nodes could not be made.
+/// Fails if the nodes could not be created.
 pub fn rates(
     kind: TransportKind,
     frame_bytes: usize,
@@ -95,24 +100,25 @@ pub fn rates(
     cores: Cores,
     step: &mut dyn FnMut(&str),
 ) -> Result<Vec<RateRow>, BenchError> {
-    let mut found: Vec<(Batching, Found)> = Batching::all().map(|batching| (batching, Found::default())).collect();
-    let mut taking_part: Vec<usize> = (0..found.len()).collect();
+    let mut found: Vec<(Batching, PolicyRates)> =
+        Batching::all().map(|batching| (batching, PolicyRates::default())).collect();
+    let mut participants: Vec<usize> = (0..found.len()).collect();
     for round in 0..rounds.most {
         if round < rounds.all {
             step(&format!("rates without a loss, {frame_bytes} B, round {} of {}", round + 1, rounds.all));
         } else {
             let rows = rows_of(kind, frame_bytes, &found);
             if round == rounds.all {
-                step(&format!("rates without a loss, {frame_bytes} B, of those that may be the best"));
-                taking_part = contenders(&rows);
+                step(&format!("rates without a loss, {frame_bytes} B, candidates for the best batch"));
+                participants = candidates(&rows);
             }
             if adaptive_rates(&rows).iter().all(|row| row.ratio.is_known()) {
                 break;
             }
         }
-        // Nobody is always the first.
-        taking_part.rotate_left(1);
-        for at in &taking_part {
+        // No policy is always the first of a round.
+        participants.rotate_left(1);
+        for at in &participants {
             let (batching, found) = &mut found[*at];
             let search = Search { kind, batching: *batching, frame_bytes, effort, cores, seed: round as u64 };
             found.search(&search)?;
@@ -121,9 +127,9 @@ pub fn rates(
     Ok(rows_of(kind, frame_bytes, &found))
 }
 
-fn rows_of(kind: TransportKind, frame_bytes: usize, found: &[(Batching, Found)]) -> Vec<RateRow> {
+fn rows_of(kind: TransportKind, frame_bytes: usize, found: &[(Batching, PolicyRates)]) -> Vec<RateRow> {
     let of = |rounds: &[f64]| median(rounds.iter().copied()).unwrap_or(0.0);
-    let row = |(batching, found): &(Batching, Found)| RateRow {
+    let row = |(batching, found): &(Batching, PolicyRates)| RateRow {
         interconnect: name(kind),
         frame_bytes,
         batching: *batching,
@@ -135,28 +141,28 @@ fn rows_of(kind: TransportKind, frame_bytes: usize, found: &[(Batching, Found)])
     found.iter().map(row).collect()
 }
 
-/// Of the rows of one size, those of the adaptive policy and of the fixed batches that may be the best.
-fn contenders(rows: &[RateRow]) -> Vec<usize> {
+/// Returns the rows of the adaptive policy and of the candidates for the best fixed batch.
+fn candidates(rows: &[RateRow]) -> Vec<usize> {
     let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
     let highest_mpps = fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max);
     let is_one =
-        |row: &RateRow| row.batching == Batching::Adaptive || row.zero_loss_mpps >= CONTENDERS_SHARE_MIN * highest_mpps;
+        |row: &RateRow| row.batching == Batching::Adaptive || row.zero_loss_mpps >= CANDIDATES_SHARE_MIN * highest_mpps;
     (0..rows.len()).filter(|at| is_one(&rows[*at])).collect()
 }
 
-/// Of one policy, by rounds.
+/// The rates of one policy, by round.
 #[derive(Clone, Default)]
-struct Found {
+struct PolicyRates {
     zero_loss_mpps: Vec<f64>,
     flood_mpps: Vec<f64>,
     packets_per_message: Vec<f64>,
 }
 
-impl Found {
+impl PolicyRates {
     fn search(&mut self, search: &Search) -> Result<(), BenchError> {
         let (flood_mpps, packets_per_message) = search.flood()?;
-        let before_mpps = self.zero_loss_mpps.iter().rev().copied().find(|mpps| *mpps > 0.0);
-        self.zero_loss_mpps.push(search.zero_loss(flood_mpps, before_mpps)?);
+        let previous_mpps = self.zero_loss_mpps.iter().rev().copied().find(|mpps| *mpps > 0.0);
+        self.zero_loss_mpps.push(search.zero_loss(flood_mpps, previous_mpps)?);
         self.flood_mpps.push(flood_mpps);
         self.packets_per_message.push(packets_per_message);
         Ok(())
@@ -192,47 +198,47 @@ impl Search<'_> {
 
     fn verdict(&self, mpps: f64) -> Result<Verdict, BenchError> {
         let trial = run(&self.setup(Offered::Mpps(mpps)), self.cores)?;
-        // What comes late all the same is a queue that grows: carried is what leaves as fast as it comes.
+        // Packets that arrive late mean a growing queue: a rate is carried if packets leave as fast as they arrive.
         let is_carried = trial.lost_packets == 0 && trial.delivered_mpps >= 0.98 * mpps;
         Ok(if is_carried { Verdict::Carried } else { Verdict::Lost })
     }
 
-    /// Searches, first at what was found before, if something was.
-    fn zero_loss(&self, flood_mpps: f64, before_mpps: Option<f64>) -> Result<f64, BenchError> {
+    /// Searches for the highest rate without a loss, from the result of the previous round if there is one.
+    fn zero_loss(&self, flood_mpps: f64, previous_mpps: Option<f64>) -> Result<f64, BenchError> {
         let ceiling = ABOVE_FLOOD * flood_mpps;
         if ceiling <= 0.0 {
             return Ok(0.0);
         }
-        let first = before_mpps.unwrap_or(FIRST_SHARE * flood_mpps).min(ceiling);
+        let first = previous_mpps.unwrap_or(FIRST_SHARE * flood_mpps).min(ceiling);
         let precision = self.effort.search_precision;
         let rules = Rules { precision, trials_max: TRIES, failures: TRIES, is_held: false };
         Ok(highest(rules, first, ceiling, |mpps, _| self.verdict(mpps))?.rate)
     }
 }
 
-/// What putting packets together gains over one packet a message. *Measured*; ratios within each round, their median.
+/// The gain of batches over one packet a message. *Measured*; the median of the ratios within each round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BatchGain {
-    /// Over which interconnect.
+    /// The name of the interconnect.
     pub interconnect: &'static str,
-    /// Bytes of a frame.
+    /// The frame size in bytes.
     pub frame_bytes: usize,
-    /// What arrives in a flood with one packet a message.
+    /// The rate that arrives in a flood with one packet a message, in million packets a second.
     pub single_mpps: f64,
     /// The best fixed batch.
     pub best_batch: u8,
-    /// What arrives with that.
+    /// The rate with that batch, in million packets a second.
     pub best_mpps: f64,
-    /// How many times as many.
+    /// The ratio of that rate to the rate with one packet a message.
     pub gain: f64,
-    /// How many times as many with adaptive batches.
+    /// The same ratio with adaptive batches.
     pub gain_adaptive: f64,
 }
 
-/// The gain of each batch over single packets, in floods, in alternating rounds.
+/// Measures the gain of each batch over single packets, in floods, in alternating rounds.
 ///
 /// # Errors
-/// When the nodes could not be made.
+/// Fails if the nodes could not be created.
 pub fn batch_gain(
     kind: TransportKind,
     frame_bytes: usize,
@@ -300,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_be_the_best_goes_on() {
+    fn candidates_for_the_best_batch_continue() {
         let rows = [
             row(Batching::Fixed(1), 64, &[1.0]),
             row(Batching::Fixed(8), 64, &[7.9]),
@@ -308,6 +314,6 @@ mod tests {
             row(Batching::Fixed(32), 64, &[10.0]),
             row(Batching::Adaptive, 64, &[3.0]),
         ];
-        assert_eq!(contenders(&rows), [2, 3, 4]);
+        assert_eq!(candidates(&rows), [2, 3, 4]);
     }
 }

@@ -1,8 +1,8 @@
-//! What latency at what load, in virtual time.
+//! Latency by load, in virtual time.
 //!
-//! The same nodes, policies and moments at which packets come as in [`super::load()`], but time goes on by what work is
-//! assumed to cost, and by nothing else: no machine that is taken away, or is faster now than a moment ago. So a
-//! difference between two policies is theirs, the same for the same seed.
+//! The nodes, policies and arrival times are the same as in [`super::load()`], but time advances only by the assumed
+//! cost of the work. The machine cannot stall or change its speed, so the difference between two policies is their own,
+//! and reproducible for a seed.
 
 use router_node::interconnect::virtual_time::{
     MessageCost, ModelledTransport, NodeCosts, VirtualClocks, fixed_packets_max, pair,
@@ -10,57 +10,57 @@ use router_node::interconnect::virtual_time::{
 use serde::Serialize;
 use sim::{Random, Span, Time};
 
-use super::beside::{Better, ByRound, beside_best};
+use super::comparison::{Better, ByRound, compare_with_best};
 use super::load::CARRIED_SHARE;
 use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
 use super::{AdaptiveRow, BATCHES, Batching, BenchError, kinds, name};
 use crate::statistics::{Quantiles, median};
 
-/// What is tried.
+/// The parameters of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct VirtualSetup {
-    /// As which interconnect.
+    /// The interconnect that is modelled.
     transport: ModelledTransport,
-    /// What work costs.
+    /// The cost of the nodes' work.
     costs: NodeCosts,
-    /// What else the nodes do.
+    /// The pauses of the nodes, if any.
     pauses: Option<Pauses>,
-    /// How packets are put together.
+    /// The batching policy.
     batching: Batching,
-    /// Bytes of a frame, 64 to 1518.
+    /// The frame size in bytes, 64 to 1518.
     frame_bytes: usize,
-    /// Million packets a second, in bursts at random moments.
+    /// The load in million packets a second, in bursts at random times.
     load_mpps: f64,
-    /// How long.
+    /// The length of the trial.
     trial: Span,
-    /// What of that is left out at the beginning.
+    /// The time at the beginning that is not measured.
     warm_up: Span,
-    /// Of the moments at which packets come.
+    /// The seed of the arrival times of packets.
     seed: u64,
 }
 
-/// What came of it. *Modelled.*
+/// The result of a trial. *Modelled.*
 #[derive(Clone, Debug, PartialEq)]
 struct VirtualTrial {
-    /// What arrived after the warm-up, as a share of what came in that time.
+    /// The packets that arrived after the warm-up, as a share of those offered in that time.
     delivered_share: f64,
-    /// Packets a message, on average.
+    /// The mean number of packets in a message.
     packets_per_message: f64,
-    /// From the moment when a packet came to the moment when the other node had it.
+    /// The latency from the arrival of a packet at the sender to its arrival at the other node.
     latency: Quantiles,
-    /// The least of that.
+    /// The minimum of the latency.
     least_us: f64,
 }
 
-/// What a node spends on something else now and then: interrupts, lines of its cache that others took.
+/// Pauses of a node: interrupts, or cache lines that other programs evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Pauses {
     each: Span,
-    /// On average, at random moments.
+    /// The mean interval, at random times.
     apart: Span,
 }
 
-/// When a node pauses.
+/// The pauses of one node.
 struct Pausing {
     pauses: Pauses,
     random: Random,
@@ -78,7 +78,7 @@ impl Pausing {
         self.next_ns += self.random.exponential(self.pauses.apart.ns());
     }
 
-    /// A turn of the node is over.
+    /// Adds the pauses that are due at the end of an iteration.
     fn pause(&mut self, clocks: &VirtualClocks, node: usize) {
         while self.next_ns <= now_ns(clocks, node) as f64 {
             clocks.spend(node, self.pauses.each);
@@ -95,7 +95,7 @@ struct Sender {
     node: Node,
     arrivals: Arrivals,
     packet_bytes: usize,
-    /// Packets that came after the warm-up.
+    /// The end of the warm-up; packets that arrive later are counted.
     from_ns: u64,
     offered: usize,
 }
@@ -106,21 +106,21 @@ impl Sender {
         self.arrivals.step();
     }
 
-    fn turn(&mut self, clocks: &VirtualClocks) {
+    fn poll(&mut self, clocks: &VirtualClocks) {
         let now_ns = now_ns(clocks, 0);
         self.node.begin_round(now_ns);
         for _ in 0..VECTOR_PACKETS {
-            let came_ns = self.arrivals.next_ns();
-            if came_ns > now_ns {
+            let arrival_ns = self.arrivals.next_ns();
+            if arrival_ns > now_ns {
                 break;
             }
-            self.node.make(self.packet_bytes, came_ns);
+            self.node.make_packet(self.packet_bytes, arrival_ns);
             self.step();
         }
         if !self.node.parcels.is_empty() {
             self.node.send(now_ns);
         }
-        self.node.turn(now_ns);
+        self.node.poll(now_ns);
         self.node.arrived.clear();
     }
 }
@@ -146,14 +146,14 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
             break;
         }
         if sent_ns <= received_ns {
-            sender.turn(&clocks);
+            sender.poll(&clocks);
             if let Some(pausing) = &mut pausing[0] {
                 pausing.pause(&clocks, 0);
             }
             continue;
         }
         receiver.begin_round(received_ns);
-        receiver.turn(received_ns);
+        receiver.poll(received_ns);
         if let Some(pausing) = &mut pausing[1] {
             pausing.pause(&clocks, 1);
         }
@@ -161,13 +161,13 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
         if (from_ns..until_ns).contains(&now_ns) {
             in_time += receiver.arrived.len();
         }
-        receiver.take(|came_ns| {
-            if came_ns >= from_ns {
-                samples_ns.push(now_ns - came_ns);
+        receiver.take_arrived(|arrival_ns| {
+            if arrival_ns >= from_ns {
+                samples_ns.push(now_ns - arrival_ns);
             }
         });
     }
-    // Those for which the sender had no time came all the same.
+    // Packets for which the sender had no time count as offered.
     while sender.arrivals.next_ns() < until_ns {
         sender.step();
     }
@@ -180,49 +180,50 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
     })
 }
 
-/// What of a trial is left out at its beginning: as live, until it is learnt what messages cost.
+/// The time at the beginning of a trial that is not measured: as in live trials, until the costs of messages are
+/// learned.
 const WARM_UP: Span = Span::from_ps(4_000_000_000);
 
-/// Nodes as they are assumed to be.
+/// An assumption about the nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Assumption {
-    /// What they are like.
+    /// The name in reports.
     name: &'static str,
     costs: NodeCosts,
     pauses: Option<Pauses>,
-    /// As which interconnects they are modelled.
+    /// The interconnects that are modelled.
     transports: &'static [ModelledTransport],
 }
 
-/// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or as 1.3 of 1500.
+/// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or 1.3 of 1500.
 const EVEN: MessageCost = MessageCost { message_ns: 280.0, packet_ns: 15.0, byte_ns: 0.13, uncached_byte_ns: 0.0 };
-/// Half as much again.
+/// 1.5 times the cost of `EVEN`.
 const SLOW: MessageCost = MessageCost { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195, uncached_byte_ns: 0.0 };
-/// As of a network card: more a message, less a byte.
-const CARD: MessageCost = MessageCost { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11, uncached_byte_ns: 0.0 };
+/// The cost with a network card: more for each message, less for each byte.
+const NIC: MessageCost = MessageCost { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11, uncached_byte_ns: 0.0 };
 
-/// As where no longer message than of eight packets of 1500 bytes costs less: an Intel Xeon, the RNIC in lanes.
-const NEAR: MessageCost = MessageCost { uncached_byte_ns: 0.025, ..EVEN };
+/// The cost where messages of more than eight packets of 1500 bytes are not cheaper: an Intel Xeon, the RNIC in lanes.
+const UNCACHED: MessageCost = MessageCost { uncached_byte_ns: 0.025, ..EVEN };
 
-/// As where the kernel is called for each message: UDP on one machine.
+/// The cost of a system call for each message: UDP on one machine.
 const KERNEL: MessageCost = MessageCost { message_ns: 2000.0, packet_ns: 15.0, byte_ns: 0.6, uncached_byte_ns: 0.0 };
 
-/// All that are modelled.
+/// All assumptions that are modelled.
 const ASSUMPTIONS: [Assumption; 8] = [
     assumed("two cores", costs(EVEN, EVEN, 100.0)),
     assumed("a slower sender", costs(SLOW, EVEN, 100.0)),
     assumed("a slower receiver", costs(EVEN, SLOW, 100.0)),
-    assumed("dear messages, 400 ns away", costs(CARD, CARD, 400.0)),
-    assumed("dear rounds, 500 ns away", DEAR_ROUNDS),
-    Assumption { pauses: Some(PAUSES), ..assumed("dear rounds and pauses, 500 ns away", DEAR_ROUNDS) },
-    assumed("long messages are no cheaper", costs(NEAR, NEAR, 100.0)),
-    Assumption { transports: &[ModelledTransport::RnicUdp], ..assumed("messages are system calls", KERNEL_ROUNDS) },
+    assumed("costly messages, 400 ns away", costs(NIC, NIC, 400.0)),
+    assumed("costly iterations, 500 ns away", COSTLY_ITERATIONS),
+    Assumption { pauses: Some(PAUSES), ..assumed("costly iterations and pauses, 500 ns away", COSTLY_ITERATIONS) },
+    assumed("long messages are no cheaper", costs(UNCACHED, UNCACHED, 100.0)),
+    Assumption { transports: &[ModelledTransport::RnicUdp], ..assumed("messages are system calls", KERNEL_ITERATIONS) },
 ];
 
-const DEAR_ROUNDS: NodeCosts = NodeCosts { poll_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
-/// Who finds nothing has called the kernel, too.
-const KERNEL_ROUNDS: NodeCosts = NodeCosts { poll_ns: 500.0, ..costs(KERNEL, KERNEL, 1000.0) };
-/// As virtual machines have them.
+const COSTLY_ITERATIONS: NodeCosts = NodeCosts { poll_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
+/// A poll that finds nothing is a system call, too.
+const KERNEL_ITERATIONS: NodeCosts = NodeCosts { poll_ns: 500.0, ..costs(KERNEL, KERNEL, 1000.0) };
+/// The pauses of a virtual machine.
 const PAUSES: Pauses = Pauses { each: Span::from_ps(1_500_000), apart: Span::from_ps(50_000_000) };
 
 const fn assumed(name: &'static str, costs: NodeCosts) -> Assumption {
@@ -233,38 +234,38 @@ const fn costs(send: MessageCost, receive: MessageCost, one_way_ns: f64) -> Node
     NodeCosts { poll_ns: 30.0, send, receive, ack_poll_ns: 80.0, one_way_ns }
 }
 
-/// The adaptive policy beside the best fixed batch, in virtual time.
+/// The adaptive policy compared with the best fixed batch, in virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelledRow {
-    /// *Modelled*, always.
+    /// Always *modelled*.
     pub kind: &'static str,
-    /// What of its nodes.
+    /// The assumption about the nodes.
     pub assumed: &'static str,
-    /// As which interconnect.
+    /// The name of the interconnect that is modelled.
     pub interconnect: &'static str,
-    /// The load, as a share of what the slower node carries in the longest fixed batches.
+    /// The load, as a share of what the slower node carries with the longest fixed batches.
     pub load_share: f64,
-    /// What the adaptive policy delivered of it.
+    /// The share of the load that the adaptive policy delivered.
     pub delivered_share: f64,
-    /// The figures: medians over the trials, in each of which all policies saw the same packets.
+    /// The figures: medians over the trials, in each of which all policies handled the same packets.
     #[serde(flatten)]
     pub row: AdaptiveRow,
 }
 
-/// What is compared.
+/// The parameters of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Comparison {
-    /// Of which nodes.
+    /// The assumption about the nodes.
     assumption: Assumption,
-    /// As which interconnect.
+    /// The interconnect that is modelled.
     transport: ModelledTransport,
-    /// Bytes of a frame.
+    /// The frame size in bytes.
     frame_bytes: usize,
-    /// The load, as a share of what the slower node carries in the longest fixed batches.
+    /// The load, as a share of what the slower node carries with the longest fixed batches.
     load_share: f64,
-    /// One trial, of which the first 4 ms are left out.
+    /// The length of a trial, of which the first 4 ms are not measured.
     trial: Span,
-    /// So many trials, each with other moments at which packets come.
+    /// The number of trials, each with different arrival times.
     trials: u64,
 }
 
@@ -294,7 +295,7 @@ impl Comparison {
         (0..self.trials).map(trial).collect()
     }
 
-    /// Nothing where no fixed batch carries the load.
+    /// Runs the comparison. Returns `None` if no fixed batch carries the load.
     fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
         let mut carried: Vec<(u8, ByRound)> = Vec::new();
         for batch in BATCHES {
@@ -305,15 +306,15 @@ impl Comparison {
         }
         let adaptive = self.trials(Batching::Adaptive)?;
         let others: Vec<&ByRound> = carried.iter().map(|(_, rounds)| rounds).collect();
-        let Some(beside) = beside_best(&p99s_us(&adaptive), &others, Better::Less) else { return Ok(None) };
+        let Some(comparison) = compare_with_best(&p99s_us(&adaptive), &others, Better::Less) else { return Ok(None) };
         let row = AdaptiveRow {
             size_bytes: self.frame_bytes,
             load_mpps: self.load_mpps(),
             p50_us: of(&adaptive, |trial| trial.latency.p50_us),
             p99_us: of(&adaptive, p99_us),
-            best_fixed_batch: carried[beside.best].0,
-            best_fixed_p99_us: beside.best_value,
-            p99_ratio: beside.ratio,
+            best_fixed_batch: carried[comparison.best].0,
+            best_fixed_p99_us: comparison.best_value,
+            p99_ratio: comparison.ratio,
             control: None,
         };
         let [lanes, _, rnic_lanes, rnic_udp] = kinds();
@@ -341,15 +342,15 @@ fn p99s_us(trials: &[VirtualTrial]) -> ByRound {
     trials.iter().map(|trial| Some(p99_us(trial))).collect()
 }
 
-/// The median of some value over trials.
+/// Returns the median of a value over trials.
 fn of(trials: &[VirtualTrial], value: fn(&VirtualTrial) -> f64) -> f64 {
     median(trials.iter().map(value)).unwrap_or(0.0)
 }
 
-/// All assumptions, both ways in which an interconnect works, these sizes of frames, at these shares of the load.
+/// Models all assumptions with their interconnects, for these frame sizes and shares of the load.
 ///
 /// # Errors
-/// When nodes cannot be made.
+/// Fails if the nodes cannot be created.
 pub fn modelled(
     sizes: &[usize],
     load_shares: &[f64],
@@ -374,11 +375,11 @@ mod tests {
     use super::super::LOAD_FRAME_BYTES;
     use super::*;
 
-    /// No cell is to be above, as a multiple of the best fixed batch's p99.
+    /// The bound of each cell, as a multiple of the best fixed batch's p99.
     const RATIO_BELOW: f64 = 1.06;
 
-    /// Of a policy that is at the best fixed batch or below wherever it counts.
-    fn assert_at_the_best_or_below(assumption: Assumption) {
+    /// Asserts that the adaptive policy is not worse than the best fixed batch in any cell.
+    fn assert_matches_the_best_fixed_batch(assumption: Assumption) {
         let mut ratios = Vec::new();
         for transport in assumption.transports.iter().copied() {
             for frame_bytes in LOAD_FRAME_BYTES {
@@ -390,7 +391,7 @@ mod tests {
                     let is_fine = |row: &ModelledRow| {
                         row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < RATIO_BELOW
                     };
-                    // Three say more than one, and take three times as long.
+                    // Three trials are more precise than one, and take three times as long.
                     let row = Some(by(1)).filter(is_fine).unwrap_or_else(|| by(3));
                     println!("{row:?}");
                     assert!(is_fine(&row), "{row:?}");
@@ -403,39 +404,39 @@ mod tests {
     }
 
     #[test]
-    fn adaptive_batches_are_at_the_best_fixed_one_or_below_between_equal_nodes() {
-        assert_at_the_best_or_below(ASSUMPTIONS[0]);
+    fn adaptive_batches_match_the_best_fixed_one_between_equal_nodes() {
+        assert_matches_the_best_fixed_batch(ASSUMPTIONS[0]);
     }
 
     #[test]
-    fn and_where_the_receiver_is_slower() {
-        assert_at_the_best_or_below(ASSUMPTIONS[2]);
+    fn adaptive_batches_match_the_best_fixed_one_if_the_receiver_is_slower() {
+        assert_matches_the_best_fixed_batch(ASSUMPTIONS[2]);
     }
 
     #[test]
-    fn and_where_rounds_of_a_loop_are_dear() {
-        assert_at_the_best_or_below(ASSUMPTIONS[4]);
+    fn adaptive_batches_match_the_best_fixed_one_if_iterations_are_costly() {
+        assert_matches_the_best_fixed_batch(ASSUMPTIONS[4]);
     }
 
     #[test]
-    fn and_where_nodes_pause() {
-        assert_at_the_best_or_below(ASSUMPTIONS[5]);
+    fn adaptive_batches_match_the_best_fixed_one_if_nodes_pause() {
+        assert_matches_the_best_fixed_batch(ASSUMPTIONS[5]);
     }
 
     #[test]
-    fn and_where_long_messages_are_no_cheaper() {
-        assert_at_the_best_or_below(ASSUMPTIONS[6]);
+    fn adaptive_batches_match_the_best_fixed_one_if_long_messages_are_not_cheaper() {
+        assert_matches_the_best_fixed_batch(ASSUMPTIONS[6]);
     }
 
     #[test]
-    fn and_where_messages_are_system_calls() {
-        assert_at_the_best_or_below(ASSUMPTIONS[7]);
+    fn adaptive_batches_match_the_best_fixed_one_if_messages_are_system_calls() {
+        assert_matches_the_best_fixed_batch(ASSUMPTIONS[7]);
     }
 
     #[test]
-    fn and_where_a_node_has_time_for_full_messages_of_long_packets_alone() {
-        // Where a message holds 8 packets, of 17 that wait one must not go by itself; and where it holds all 32, those
-        // that are worth it may take longer than the target.
+    fn adaptive_batches_match_the_best_fixed_one_near_saturation_with_long_packets() {
+        // If a message holds 8 packets and 17 are queued, the last one must not be sent alone; and if it holds all 32,
+        // full batches may take longer than the latency target.
         let cases =
             [(ASSUMPTIONS[2], ModelledTransport::Lanes, 0.9), (ASSUMPTIONS[3], ModelledTransport::RnicLanes, 0.8)];
         for (assumption, transport, load_share) in cases {
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_system_calls_are_long_from_the_first() {
+    fn messages_that_are_system_calls_are_long_from_the_start() {
         let packets_per_message = |transport| {
             let assumption = ASSUMPTIONS[7];
             let trial = Span::from_ns(2e6);
@@ -470,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_nothing_delays_takes_what_its_parts_cost() {
+    fn the_latency_of_an_undelayed_message_is_the_sum_of_its_parts() {
         let costs = costs(EVEN, SLOW, 250.0);
         let setup = VirtualSetup {
             transport: ModelledTransport::Lanes,
@@ -485,10 +486,10 @@ mod tests {
         };
         let parts_us = (EVEN.ns(1, 1000) + SLOW.ns(1, 1000) + 250.0) / 1000.0;
         let trial = run_virtual(&setup).expect("nodes");
-        let turns_us = 3.0 * costs.poll_ns / 1000.0;
+        let iterations_us = 3.0 * costs.poll_ns / 1000.0;
         assert_eq!(trial.packets_per_message, 1.0);
-        // The first of a burst waits for no other.
-        assert!((parts_us..parts_us + turns_us).contains(&trial.least_us), "{parts_us} and turns: {trial:?}");
+        // The first packet of a burst does not wait for another.
+        assert!((parts_us..parts_us + iterations_us).contains(&trial.least_us), "{parts_us} and iterations: {trial:?}");
         assert_eq!(trial, run_virtual(&setup).expect("nodes"), "the same for the same seed");
     }
 }

@@ -1,4 +1,4 @@
-//! What a run measures.
+//! The parts of a run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,26 +12,27 @@ use crate::interconnect::{kinds, name};
 pub enum Part {
     /// Forwarding tables: `fib`.
     Fib,
-    /// The forwarding core, but for churn: `core`.
+    /// The forwarding core, except for churn: `core`.
     Core,
     /// Forwarding while routes change: `churn`, in `core`.
     Churn,
-    /// Between virtual Ethernet, beside the kernel: `ethernet`.
+    /// Forwarding between virtual Ethernet interfaces, compared with the kernel: `ethernet`.
     Ethernet,
-    /// One hop, what batches gain, rates: `hops`, `gains`, `rates`, and what was published of hops.
+    /// One hop, the gain of batches, and rates: `hops`, `gains`, `rates`, and the published hops.
     Interconnect,
-    /// By load and by size: `loads` and `loads_by_size`, and the `rates` that loads are shares of.
+    /// Latency by load and by size: `loads` and `loads_by_size`, and the `rates` that loads are shares of.
     Latency,
-    /// Adaptive batches beside the best fixed one: `adaptive`, and the `rates` and `loads` that it is of.
+    /// Adaptive batches compared with the best fixed one: `adaptive`, and the `rates` and `loads` that it is derived
+    /// from.
     Adaptive,
 }
 
 impl Part {
-    /// All, in the order in which they are measured.
+    /// All parts, in the order in which they are measured.
     pub const ALL: [Part; 7] =
         [Part::Fib, Part::Core, Part::Churn, Part::Ethernet, Part::Interconnect, Part::Latency, Part::Adaptive];
 
-    /// As the command line has it.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Part::Fib => "fib",
@@ -44,7 +45,7 @@ impl Part {
         }
     }
 
-    /// Whether it goes between two nodes, over an interconnect.
+    /// Returns whether the part is measured between two nodes, over an interconnect.
     pub fn is_between_nodes(self) -> bool {
         matches!(self, Part::Interconnect | Part::Latency | Part::Adaptive)
     }
@@ -56,36 +57,36 @@ impl fmt::Display for Part {
     }
 }
 
-/// What is no part.
+/// The error for an unknown part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no part has this name; choose of {}", Part::ALL.map(Part::name).join(", "))]
-pub struct NoPart;
+pub struct UnknownPart;
 
 impl FromStr for Part {
-    type Err = NoPart;
+    type Err = UnknownPart;
 
-    fn from_str(text: &str) -> Result<Part, NoPart> {
-        Part::ALL.into_iter().find(|part| part.name() == text).ok_or(NoPart)
+    fn from_str(text: &str) -> Result<Part, UnknownPart> {
+        Part::ALL.into_iter().find(|part| part.name() == text).ok_or(UnknownPart)
     }
 }
 
-/// What is no interconnect.
+/// The error for an unknown interconnect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no interconnect has this name; choose one of {}", kinds().map(name).join(", "))]
-pub struct NoKind;
+pub struct UnknownKind;
 
-/// The interconnect that a report calls so.
+/// Returns the interconnect with this name in reports.
 ///
 /// # Errors
-/// When it calls none so.
-pub fn kind(text: &str) -> Result<TransportKind, NoKind> {
-    kinds().into_iter().find(|kind| name(*kind) == text).ok_or(NoKind)
+/// Fails if no interconnect has this name.
+pub fn kind(text: &str) -> Result<TransportKind, UnknownKind> {
+    kinds().into_iter().find(|kind| name(*kind) == text).ok_or(UnknownKind)
 }
 
 /// The parts of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Empty means all.
+    /// The selected parts; empty means all.
     only: Vec<Part>,
 }
 
@@ -93,22 +94,22 @@ impl Parts {
     /// Everything.
     pub const ALL: Parts = Parts { only: Vec::new() };
 
-    /// These; all, if there is none.
+    /// Returns these parts, or all if `parts` is empty.
     pub fn only(parts: &[Part]) -> Parts {
         Parts { only: parts.to_vec() }
     }
 
-    /// Whether nothing was left out.
+    /// Returns whether all parts are selected.
     pub fn is_all(&self) -> bool {
         self.only.is_empty()
     }
 
-    /// Whether this one is among them.
+    /// Returns whether this part is selected.
     pub fn has(&self, part: Part) -> bool {
         self.is_all() || self.only.contains(&part)
     }
 
-    /// Whether one of them is so.
+    /// Returns whether a selected part satisfies the predicate.
     pub fn any(&self, is_it: impl Fn(Part) -> bool) -> bool {
         Part::ALL.into_iter().any(|part| self.has(part) && is_it(part))
     }

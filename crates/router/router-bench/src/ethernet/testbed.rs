@@ -1,4 +1,4 @@
-//! Three namespaces in a row, and what is sent through them.
+//! Three network namespaces in a row, and the traffic through them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,61 +15,61 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::Random;
 
 use super::subject::Forwarding;
-use super::traffic::{Load, Pace, Paced, Round, Sink, Source};
+use super::traffic::{Load, PacedResult, Round, SendRate, Sink, Source};
 use super::{Error, FRAME_BYTES_MIN, Options, Subject, VERSIONS, system};
 
-/// The node's interfaces, in its namespace; the others' ends have these names in theirs.
+/// The names of the node's interfaces; their peers have the same names in the namespaces of the source and the sink.
 pub const PORTS: [&str; 2] = ["bench0", "bench1"];
-/// The node's own addresses, by side and family, and its neighbours': the source, and the sink.
+/// The addresses of the node, by side and family.
 pub const NODE: [[IpNet; 2]; 2] = [networks(8, 1), networks(9, 1)];
 pub const HOSTS: [[IpNet; 2]; 2] = [networks(8, 2), networks(9, 2)];
 
-/// An address of each family, in a network of the side.
+/// Returns an address of each family in the networks of a side.
 const fn networks(side: u8, host: u8) -> [IpNet; 2] {
     let v4 = Ipv4Addr::new(10, side, 0, host);
     let v6 = Ipv6Addr::new(0xfd00, side as u16, 0, 0, 0, 0, 0, host as u16);
     [IpNet::V4(Ipv4Net::new_assert(v4, 24)), IpNet::V6(Ipv6Net::new_assert(v6, 64))]
 }
 
-/// A route's network, and an address in it that packets go to.
+/// The network of a route, and an address in it to which packets are sent.
 pub type Destination = (IpNet, IpAddr);
 
 /// A subject between a source and a sink.
-pub struct Bed {
+pub struct Testbed {
     subject: Subject,
     source: Source,
     sink: Sink,
-    /// The router's thread, if it is the router.
+    /// The thread of the router, if the subject is the router.
     forwarding: Option<Forwarding>,
-    /// It lasts as long as somebody has it; what its kernel was told goes with it.
+    /// Keeps the namespace, and with it the configuration of its kernel, while the testbed exists.
     _node: Arc<Namespace>,
 }
 
-/// Processors that this process may use.
+/// Returns the number of processors that this process may use.
 pub fn processors() -> usize {
     sched_getaffinity(None).map_or(1, |set| set.count() as usize)
 }
 
-/// Puts the calling thread on the first or second processor that it may use, if there are two.
+/// Pins the calling thread to the first or second processor that it may use, if there are two.
 pub fn pin(second: bool) {
     let Ok(all) = sched_getaffinity(None) else { return };
     let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).take(2).collect();
     let [first, other] = usable[..] else { return };
     let mut one = CpuSet::new();
     one.set(if second { other } else { first });
-    // Where that is refused, the figures are of a machine that moves its threads.
+    // If the kernel refuses, the scheduler may move the thread during the measurement.
     let _ = sched_setaffinity(None, &one);
 }
 
-/// The mask of the second processor, as `/sys` wants it.
+/// Returns the mask of the second processor in the format of `/sys`.
 fn second_processor() -> Option<String> {
     let all = sched_getaffinity(None).ok()?;
     let second = (0..CpuSet::MAX_CPU.min(32)).filter(|cpu| all.is_set(*cpu)).nth(1)?;
     Some(format!("{:x}", 1u32 << second))
 }
 
-impl Bed {
-    pub fn new(subject: Subject, options: &Options) -> Result<Bed, Error> {
+impl Testbed {
+    pub fn new(subject: Subject, options: &Options) -> Result<Testbed, Error> {
         let namespace = || Namespace::new().map_err(Error::Namespace);
         let (source, node, sink) = (namespace()?, namespace()?, namespace()?);
         within(&node, || connect(&[&source, &sink]))??;
@@ -87,42 +87,43 @@ impl Bed {
         let node = Arc::new(node);
         let forwarding = Forwarding::start(subject, node.clone(), &destinations)?;
         let (source, sink) = (Source::open(source, port_mac, &destinations)?, Sink::open(sink)?);
-        let mut bed = Bed { subject, source, sink, forwarding, _node: node };
-        bed.warm_up()?;
-        Ok(bed)
+        let mut testbed = Testbed { subject, source, sink, forwarding, _node: node };
+        testbed.warm_up()?;
+        Ok(testbed)
     }
 
     pub fn subject(&self) -> Subject {
         self.subject
     }
 
-    /// Neighbours ask for each other first, and what waits for them may be dropped.
+    /// Sends probes until one arrives: neighbours resolve each other's addresses first, and packets that wait for that
+    /// may be dropped.
     fn warm_up(&mut self) -> Result<(), Error> {
         let tries = 100;
         for version in VERSIONS {
             let load = Load { version, frame_bytes: &[FRAME_BYTES_MIN] };
-            let mut has_come = false;
+            let mut has_arrived = false;
             for _ in 0..tries {
-                has_come = has_come || self.probe(load, 1)?[0].is_some();
+                has_arrived = has_arrived || self.probe(load, 1)?[0].is_some();
             }
-            if !has_come {
+            if !has_arrived {
                 return Err(Error::Silent { subject: self.subject, version, sent: tries });
             }
         }
         Ok(())
     }
 
-    /// Sends as fast as it goes.
+    /// Sends as fast as possible.
     pub fn overload(&mut self, load: Load, duration: Duration) -> Result<Round, Error> {
         let _running = self.forwarding.as_ref().map(Forwarding::run);
         self.source.overload(load, duration, &self.sink)
     }
 
-    /// Sends at a rate. What the machine took of the router's thread meanwhile counts as taken of the trial.
-    pub fn pace(&mut self, load: Load, pace: Pace) -> Result<Paced, Error> {
+    /// Sends at a rate. The longest stall of the router's thread counts as a stall of the trial.
+    pub fn pace(&mut self, load: Load, pace: SendRate) -> Result<PacedResult, Error> {
         let stall_ns_max =
             |forwarding: &Option<Forwarding>| forwarding.as_ref().map_or(0, Forwarding::take_stall_ns_max);
-        // What it was in whatever ran before is no matter.
+        // Discards the stall of earlier runs.
         stall_ns_max(&self.forwarding);
         let running = self.forwarding.as_ref().map(Forwarding::run);
         let mut paced = self.source.pace(load, pace, &self.sink)?;
@@ -132,7 +133,7 @@ impl Bed {
         Ok(paced)
     }
 
-    /// Sends frames one by one. How long each took.
+    /// Sends frames one by one and returns the time that each took.
     pub fn probe(&mut self, load: Load, count: usize) -> Result<Vec<Option<Duration>>, Error> {
         let _running = self.forwarding.as_ref().map(Forwarding::run);
         self.source.probe(load, count, &self.sink)
@@ -143,11 +144,11 @@ pub fn within<T: Send>(namespace: &Namespace, run: impl FnOnce() -> T + Send) ->
     namespace.within(run).map_err(system("entering a network namespace"))
 }
 
-/// Pairs of interfaces between the node, whose namespace the thread is in, and its hosts.
+/// Creates the pairs of interfaces between the node, in whose namespace the calling thread is, and its hosts.
 fn connect(hosts: &[&Namespace; 2]) -> Result<(), Error> {
     let mut requests = Requests::open()?;
     for (side, host) in hosts.iter().enumerate() {
-        let mac = |place| Some(MacAddress([2, 0, 0, 0, place, side as u8]));
+        let mac = |endpoint| Some(MacAddress([2, 0, 0, 0, endpoint, side as u8]));
         requests.add_veth(
             VethEndpoint { name: PORTS[side], namespace: None, mac: mac(1) },
             VethEndpoint { name: PORTS[side], namespace: Some(host.as_fd()), mac: mac(2) },
@@ -164,16 +165,16 @@ fn set_up(interface: &str, networks: [IpNet; 2]) -> Result<(), Error> {
     Ok(networks.into_iter().try_for_each(|network| requests.add_address(index, network))?)
 }
 
-/// As many random networks of each family, each once, and an address in each: of 256 addresses in 16.0.0.0/4, which is
-/// nobody's here, and of 48 bits in 3fff::/20, which is nobody's anywhere (RFC 9637).
+/// Returns random, distinct networks of each family with an address in each: networks of 256 addresses in 16.0.0.0/4,
+/// which is not used here, and /48 networks in 3fff::/20, which is reserved for documentation (RFC 9637).
 fn destinations(options: &Options) -> Vec<Destination> {
     let mut random = Random::new(options.seed, "destinations");
     let mut drawn = |bits: u32| {
-        let mut taken = BTreeSet::new();
-        while taken.len() < options.destinations {
-            taken.insert(random.below(1 << bits));
+        let mut distinct = BTreeSet::new();
+        while distinct.len() < options.destinations {
+            distinct.insert(random.below(1 << bits));
         }
-        taken
+        distinct
     };
     let v4 = drawn(20).into_iter().map(|number| {
         let network = 0x1000_0000 | (number as u32) << 8;
@@ -186,7 +187,7 @@ fn destinations(options: &Options) -> Vec<Destination> {
     v4.chain(v6).collect()
 }
 
-/// The kernel forwards by these routes, or nothing.
+/// Configures the kernel to forward by these routes, or not to forward.
 fn prepare_kernel(subject: Subject, destinations: &[Destination], sysctls: &mut Sysctls) -> Result<(), Error> {
     let is_kernel = matches!(subject, Subject::Kernel | Subject::KernelSteered);
     for port in PORTS {
@@ -209,7 +210,7 @@ fn prepare_kernel(subject: Subject, destinations: &[Destination], sysctls: &mut 
     Ok(())
 }
 
-/// The sink's address of the family of a destination's.
+/// Returns the address of the sink in the family of the destination.
 pub fn gateway(destination: IpAddr) -> IpAddr {
     HOSTS[1][usize::from(destination.is_ipv6())].addr()
 }

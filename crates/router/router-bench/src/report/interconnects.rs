@@ -1,36 +1,36 @@
-//! What is measured between two nodes, over each interconnect.
+//! The measurements between two nodes, over each interconnect.
 
 use std::cmp::Ordering;
 
 use router_node::interconnect::TransportKind;
 use sim::Span;
 
-use super::{Follower, Options, PUBLISHED_KIND, Part, Report};
+use super::{Options, PUBLISHED_KIND, Part, ProgressObserver, Report};
 use crate::interconnect::{
     BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, LOAD_FRAME_BYTES, ModelledRow, RateRow, Rounds,
     batch_gain, hops, kinds, load, modelled, name, rates,
 };
 
-/// Loads, as shares of the best rate that a fixed batch carries without a loss.
+/// The loads, as shares of the best rate that a fixed batch carries without a loss.
 const LOADS: [f64; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
 const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
-/// Latency by size is measured at this share of what the longest frames' best fixed batch carries: at as many packets a
-/// second for each size, which all sizes carry.
+/// The load of latency by size, as a share of what the best fixed batch of the longest frames carries: the same packet
+/// rate for each size, which all sizes carry.
 const SIZE_LOAD: f64 = 0.5;
 const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
-/// A trial in virtual time.
+/// The length of a trial in virtual time.
 const MODELLED_TRIAL: Span = Span::from_ps(12_000_000_000);
 
-/// How much is measured.
+/// The extent of the measurements.
 pub(super) struct Scale {
     pub effort: Effort,
     hop_sizes: &'static [usize],
     hop_batches: &'static [u8],
-    /// Of frames whose rates and latency by load are taken.
+    /// The frame sizes whose rates and latency by load are measured.
     load_sizes: Vec<usize>,
     shares: Vec<f64>,
     sizes: Vec<usize>,
-    /// Rates and latency over the adaptive policy's interconnect alone.
+    /// Whether rates and latency are measured over the adaptive policy's interconnect alone.
     is_short: bool,
 }
 
@@ -65,13 +65,14 @@ impl Scale {
         }
     }
 
-    /// What is modelled: the same loads, in virtual time.
+    /// Models the same loads in virtual time.
     pub fn model(&self) -> Result<Vec<ModelledRow>, BenchError> {
         modelled(&self.load_sizes, &self.shares, MODELLED_TRIAL, if self.is_short { 1 } else { 3 })
     }
 }
 
-/// Each value once, for rows are told apart by them; the longest size last, of whose rate latency by size has a share.
+/// Returns the chosen values, sorted and each once, because rows are identified by them; the longest size is last,
+/// because latency by size refers to its rate.
 fn chosen_or<T: Copy + PartialOrd>(chosen: &[T], usual: Vec<T>) -> Vec<T> {
     if chosen.is_empty() {
         return usual;
@@ -82,13 +83,13 @@ fn chosen_or<T: Copy + PartialOrd>(chosen: &[T], usual: Vec<T>) -> Vec<T> {
     chosen
 }
 
-/// What is measured over one interconnect.
+/// The measurements over one interconnect.
 struct Plan {
     has_hops: bool,
     has_rates: bool,
     has_loads: bool,
     has_sizes: bool,
-    /// Rounds go on until it is known how the adaptive policy stands beside the best fixed batch.
+    /// Whether rounds continue until the adaptive policy's ratio to the best fixed batch is known.
     compares: bool,
 }
 
@@ -100,7 +101,7 @@ impl Plan {
         let has_loads = has_all && has(Part::Latency) || is_adaptive && has(Part::Adaptive);
         Plan {
             has_hops: has(Part::Interconnect),
-            // Loads are shares of them.
+            // Loads are shares of the rates.
             has_rates: has_all && has(Part::Interconnect) || has_loads,
             has_loads,
             has_sizes: has_all && has(Part::Latency),
@@ -121,42 +122,43 @@ impl Plan {
     }
 }
 
-/// The interconnects that are measured.
+/// Returns the interconnects that are measured.
 fn chosen(options: &Options) -> Vec<TransportKind> {
     options.kind.map_or_else(|| kinds().to_vec(), |kind| vec![kind])
 }
 
-/// How often [`measure`] says that something begins.
+/// Returns the number of steps that [`measure`] reports.
 pub(super) fn steps(options: &Options, scale: &Scale) -> usize {
     chosen(options).into_iter().map(|kind| Plan::of(kind, options, scale).steps(scale)).sum()
 }
 
-/// Measures into the report.
+/// Measures, and adds the results to the report.
 pub(super) fn measure(
     options: &Options,
     scale: &Scale,
     report: &mut Report,
-    follower: &mut dyn Follower,
+    observer: &mut dyn ProgressObserver,
 ) -> Result<(), BenchError> {
     let cores = Cores::find()?;
     for kind in chosen(options) {
-        Between { kind, plan: Plan::of(kind, options, scale), scale, cores }.measure(report, follower)?;
+        InterconnectRun { kind, plan: Plan::of(kind, options, scale), scale, cores }.measure(report, observer)?;
     }
     Ok(())
 }
 
-struct Between<'a> {
+struct InterconnectRun<'a> {
     kind: TransportKind,
     plan: Plan,
     scale: &'a Scale,
     cores: Cores,
 }
 
-impl Between<'_> {
-    fn measure(&self, report: &mut Report, follower: &mut dyn Follower) -> Result<(), BenchError> {
-        let Between { kind, plan, scale: Scale { effort, hop_sizes, hop_batches, load_sizes, .. }, cores } = self;
+impl InterconnectRun<'_> {
+    fn measure(&self, report: &mut Report, observer: &mut dyn ProgressObserver) -> Result<(), BenchError> {
+        let InterconnectRun { kind, plan, scale: Scale { effort, hop_sizes, hop_batches, load_sizes, .. }, cores } =
+            self;
         if plan.has_hops {
-            let mut step = |what: &str| follower.begins(name(*kind), what);
+            let mut step = |what: &str| observer.step_begins(name(*kind), what);
             report.hops.extend(hops(*kind, hop_sizes, hop_batches, effort, *cores, &mut step)?);
             step("gain of batches");
             let gain = batch_gain(*kind, LOAD_FRAME_BYTES[0], effort, *cores)?;
@@ -164,24 +166,29 @@ impl Between<'_> {
                 report.rnic_batch_gain_64b = Some(gain.gain);
             }
             report.gains.push(gain);
-            follower.grew(report);
+            observer.report_grew(report);
         }
         let mut carried_mpps = 0.0;
         for frame_bytes in load_sizes {
             if plan.has_rates {
-                carried_mpps = self.rates(*frame_bytes, report, follower)?;
+                carried_mpps = self.rates(*frame_bytes, report, observer)?;
             }
             if plan.has_loads {
-                self.loads(*frame_bytes, carried_mpps, report, follower)?;
+                self.loads(*frame_bytes, carried_mpps, report, observer)?;
             }
         }
-        if plan.has_sizes { self.sizes(SIZE_LOAD * carried_mpps, report, follower) } else { Ok(()) }
+        if plan.has_sizes { self.sizes(SIZE_LOAD * carried_mpps, report, observer) } else { Ok(()) }
     }
 
-    /// Says what loads are shares of.
-    fn rates(&self, frame_bytes: usize, report: &mut Report, follower: &mut dyn Follower) -> Result<f64, BenchError> {
-        let mut step = |what: &str| follower.begins(name(self.kind), what);
-        let Between { kind, plan, scale: Scale { effort, .. }, cores } = self;
+    /// Measures rates, and returns the full load, of which loads are shares.
+    fn rates(
+        &self,
+        frame_bytes: usize,
+        report: &mut Report,
+        observer: &mut dyn ProgressObserver,
+    ) -> Result<f64, BenchError> {
+        let mut step = |what: &str| observer.step_begins(name(self.kind), what);
+        let InterconnectRun { kind, plan, scale: Scale { effort, .. }, cores } = self;
         let rows = rates(*kind, frame_bytes, plan.rounds(effort.rate_rounds), effort, *cores, &mut step)?;
         let (mpps, remark) = full_load(&rows);
         report.remarks.extend(remark);
@@ -194,36 +201,36 @@ impl Between<'_> {
         frame_bytes: usize,
         carried_mpps: f64,
         report: &mut Report,
-        follower: &mut dyn Follower,
+        observer: &mut dyn ProgressObserver,
     ) -> Result<(), BenchError> {
-        let Between { kind, plan, scale: Scale { effort, shares, .. }, cores } = self;
+        let InterconnectRun { kind, plan, scale: Scale { effort, shares, .. }, cores } = self;
         let rounds = plan.rounds(effort.load_rounds);
         let mut rows = Vec::new();
         for share in shares {
             let percent = 100.0 * share;
-            follower.begins(name(*kind), &format!("latency by load, {frame_bytes} B, {percent:.0}% of the rate"));
+            observer.step_begins(name(*kind), &format!("latency by load, {frame_bytes} B, {percent:.0}% of the rate"));
             rows.extend(load(*kind, frame_bytes, share * carried_mpps, rounds, effort, *cores)?);
         }
         report.loads.extend(rows);
-        follower.grew(report);
+        observer.report_grew(report);
         Ok(())
     }
 
-    fn sizes(&self, mpps: f64, report: &mut Report, follower: &mut dyn Follower) -> Result<(), BenchError> {
-        let Between { kind, scale: Scale { effort, sizes, .. }, cores, .. } = self;
+    fn sizes(&self, mpps: f64, report: &mut Report, observer: &mut dyn ProgressObserver) -> Result<(), BenchError> {
+        let InterconnectRun { kind, scale: Scale { effort, sizes, .. }, cores, .. } = self;
         let mut rows = Vec::new();
         for frame_bytes in sizes {
-            follower.begins(name(*kind), &format!("latency by size, {frame_bytes} B"));
+            observer.step_begins(name(*kind), &format!("latency by size, {frame_bytes} B"));
             rows.extend(load(*kind, *frame_bytes, mpps, effort.size_rounds, effort, *cores)?);
         }
         report.loads_by_size.extend(rows);
-        follower.grew(report);
+        observer.report_grew(report);
         Ok(())
     }
 }
 
-/// What loads are shares of: [`best_fixed_mpps`]. Where the machine was so busy that each search ended at nothing, it
-/// is half of what arrives at best in a flood, and a remark says so: shares of nothing would be no loads.
+/// Returns the full load: [`best_fixed_mpps`]. If the machine was so busy that every search found no rate, the full
+/// load is half of the best rate of a flood, and a remark says so.
 fn full_load(rows: &[RateRow]) -> (f64, Option<String>) {
     let carried_mpps = best_fixed_mpps(rows);
     if carried_mpps > 0.0 {
@@ -234,14 +241,14 @@ fn full_load(rows: &[RateRow]) -> (f64, Option<String>) {
     let Some(row) = best else { return (carried_mpps, None) };
     let mpps = row.flood_mpps / 2.0;
     let remark = format!(
-        "{}: no fixed batch was seen to carry {} B without a loss; loads are shares of half of the best flood, \
+        "{}: no fixed batch carried {} B without a loss; loads are shares of half of the best flood, \
          {mpps:.3} Mpps",
         row.interconnect, row.frame_bytes
     );
     (mpps, Some(remark))
 }
 
-/// The best rate that a fixed batch carries without a loss.
+/// Returns the best rate that a fixed batch carries without a loss.
 fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
     let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
     fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max)
@@ -249,12 +256,12 @@ fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Heard;
+    use super::super::tests::ProgressRecorder;
     use super::super::{Parts, kind};
     use super::*;
 
     #[test]
-    fn loads_are_shares_of_what_is_carried_and_of_half_a_flood_where_nothing_was_seen_to_be() {
+    fn loads_are_shares_of_the_carried_rate_or_else_of_half_a_flood() {
         let row = |batching, zero_loss_mpps, flood_mpps| RateRow {
             interconnect: "lanes",
             frame_bytes: 64,
@@ -273,13 +280,13 @@ mod tests {
         };
         assert_eq!(full_load(&of([1.5, 5.0])), (5.0, None));
         let (mpps, remark) = full_load(&of([0.0, 0.0]));
-        let said = "lanes: no fixed batch was seen to carry 64 B without a loss; loads are shares of half of the best \
+        let expected = "lanes: no fixed batch carried 64 B without a loss; loads are shares of half of the best \
                     flood, 3.000 Mpps";
-        assert_eq!((mpps, remark.as_deref()), (3.0, Some(said)));
+        assert_eq!((mpps, remark.as_deref()), (3.0, Some(expected)));
     }
 
     #[test]
-    fn chosen_sizes_and_loads_take_the_place_of_the_usual_ones() {
+    fn chosen_sizes_and_loads_replace_the_default_ones() {
         let usual = Scale::of(&Options::new(false, 1));
         assert_eq!((usual.load_sizes, usual.shares), (LOAD_FRAME_BYTES.to_vec(), LOADS.to_vec()));
         let (frame_bytes, load_shares) = (vec![1500, 512, 1500], vec![0.9, 0.5, 0.9]);
@@ -289,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_measured_over_the_interconnect_that_was_chosen_and_says_what_begins() {
+    fn each_part_is_measured_over_the_chosen_interconnect_and_reports_its_steps() {
         if let Err(error) = Cores::find() {
             println!("skipped: {error}");
             return;
@@ -317,15 +324,15 @@ mod tests {
             let parts = Parts::only(&[part]);
             let options = Options { parts, kind, ..Options::new(true, 1) };
             let scale = Scale { effort: short(1e6), ..Scale::of(&options) };
-            let (mut report, mut heard) = (Report::new(&options), Heard::default());
-            measure(&options, &scale, &mut report, &mut heard).expect("two nodes");
+            let (mut report, mut recorder) = (Report::new(&options), ProgressRecorder::default());
+            measure(&options, &scale, &mut report, &mut recorder).expect("two nodes");
             let Report { hops, rates, loads, loads_by_size, .. } = &report;
             assert_eq!(
                 [hops.is_empty(), rates.is_empty(), loads.is_empty(), loads_by_size.is_empty()],
                 has.map(|has| !has)
             );
-            assert_eq!(heard.begun.len(), steps(&options, &scale), "{part}: {:?}", heard.begun);
-            assert!(heard.begun.iter().all(|line| line.starts_with("lanes: ")), "{:?}", heard.begun);
+            assert_eq!(recorder.begun.len(), steps(&options, &scale), "{part}: {:?}", recorder.begun);
+            assert!(recorder.begun.iter().all(|line| line.starts_with("lanes: ")), "{:?}", recorder.begun);
             let only_lanes = rates.iter().map(|row| row.interconnect).all(|name| name == "lanes");
             assert!(only_lanes && report.rnic_batch_gain_64b.is_none(), "{report:?}");
         }
