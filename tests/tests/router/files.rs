@@ -66,7 +66,7 @@ fn an_mtu_above_the_interfaces_is_reported_with_its_remedy() {
     let Some(lab) = lab("an_mtu_above_the_interfaces_is_reported_with_its_remedy") else { return };
     let with_mtu = |mtu: u32| PLAIN.replacen("\"eth0\"", &format!("\"eth0\"\nmtu_bytes = {mtu}"), 1);
     lab.write(&with_mtu(1600));
-    let line = "mtu_bytes = 1600 is cut to 1500, which is the interface's; run 'ip link set eth0 mtu 1600', or lower \
+    let line = "mtu_bytes = 1600 is cut to 1500, the MTU of the interface; run 'ip link set eth0 mtu 1600', or lower \
                 it in the file";
     let up = run(&lab, "up", &[]).must_succeed();
     assert!(up.stdout.contains(&format!("node a: port eth0: {line}\n")), "{up}");
@@ -81,7 +81,7 @@ fn an_mtu_above_the_interfaces_is_reported_with_its_remedy() {
     wait_until("the file's MTU", || port()["mtu_bytes"] == 1600 && port()["mtu_cut"].is_null());
     lab.write(&with_mtu(1700));
     let reload = run(&lab, "reload", &[]).must_succeed();
-    assert!(reload.stdout.contains("node a: port 'eth0': mtu_bytes = 1700 is cut to 1600, which"), "{reload}");
+    assert!(reload.stdout.contains("node a: port 'eth0': mtu_bytes = 1700 is cut to 1600, the MTU"), "{reload}");
     lab.write(PLAIN);
     run(&lab, "reload", &[]).must_succeed();
     assert!(port()["mtu_cut"].is_null(), "{}", port());

@@ -217,7 +217,7 @@ pub struct PeerTraffic {
     pub received_packets: u64,
     /// Messages that carried the received packets.
     pub received_messages: u64,
-    /// Packets sent by way of a third node.
+    /// Packets sent over a third node.
     pub detoured_packets: u64,
     /// Packets of this node that were relayed to a third node.
     pub relayed_packets: u64,

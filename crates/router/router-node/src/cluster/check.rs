@@ -122,10 +122,10 @@ fn check_ports(index: usize, node: &Node) -> CheckResult {
         let what = format!("{count} ports of node '{}'; give it 1 to {PORTS_MAX}", node.name);
         return Err(InvalidKey::new(key, what));
     }
-    for (place, port) in node.ports.iter().enumerate() {
-        let key = format!("{key}[{place}]");
+    for (entry, port) in node.ports.iter().enumerate() {
+        let key = format!("{key}[{entry}]");
         check_device(&format!("{key}.device"), &port.device)?;
-        if let Some(other) = node.ports[..place].iter().position(|other| other.device == port.device) {
+        if let Some(other) = node.ports[..entry].iter().position(|other| other.device == port.device) {
             let what = format!(
                 "'{}' is already the device of nodes[{index}].ports[{other}]; name each device once",
                 port.device
@@ -133,7 +133,7 @@ fn check_ports(index: usize, node: &Node) -> CheckResult {
             return Err(InvalidKey::new(format!("{key}.device"), what));
         }
         check_port(&key, port)?;
-        check_vlan(&key, &node.ports[..place], port)?;
+        check_vlan(&key, &node.ports[..entry], port)?;
     }
     Ok(())
 }
@@ -175,8 +175,8 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResul
 /// Checks an interface name as the kernel does.
 fn check_device(key: &str, device: &str) -> CheckResult {
     let is_letter = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
-    let is_good = (1..=DEVICE_BYTES_MAX).contains(&device.len()) && device.bytes().all(is_letter);
-    if is_good && device != "." && device != ".." {
+    let is_valid = (1..=DEVICE_BYTES_MAX).contains(&device.len()) && device.bytes().all(is_letter);
+    if is_valid && device != "." && device != ".." {
         return Ok(());
     }
     let what = format!("{device:?} is not an interface name; use 1 to {DEVICE_BYTES_MAX} letters, as in \"eth0\"");
@@ -233,8 +233,8 @@ fn check_routes(index: usize, node: &Node) -> CheckResult {
         let what = format!("{} routes; use at most {ROUTES_MAX}, and a routing daemon for more", node.routes.len());
         return Err(InvalidKey::new(format!("nodes[{index}].routes"), what));
     }
-    for (place, route) in node.routes.iter().enumerate() {
-        check_route(&format!("nodes[{index}].routes[{place}]"), node, route)?;
+    for (entry, route) in node.routes.iter().enumerate() {
+        check_route(&format!("nodes[{index}].routes[{entry}]"), node, route)?;
     }
     Ok(())
 }
@@ -273,8 +273,8 @@ fn check_owners(cluster: &Cluster) -> CheckResult {
             return Err(InvalidKey::new(format!("nodes[{index}].addresses"), what));
         }
         let own = node.addresses.iter().map(|address| (format!("nodes[{index}].addresses"), *address));
-        let of_ports = node.ports.iter().enumerate().flat_map(|(place, port)| {
-            let key = format!("nodes[{index}].ports[{place}].addresses");
+        let of_ports = node.ports.iter().enumerate().flat_map(|(entry, port)| {
+            let key = format!("nodes[{index}].ports[{entry}].addresses");
             port.addresses.iter().map(move |address| (key.clone(), address.addr()))
         });
         for (key, address) in own.chain(of_ports) {

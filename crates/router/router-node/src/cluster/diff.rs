@@ -98,9 +98,9 @@ impl ConfigDiff {
     }
 
     fn list_added_and_removed<T: PartialEq>(&mut self, old: &[T], new: &[T], name: impl Fn(&T) -> String) {
-        let gone = old.iter().filter(|one| !new.contains(one)).map(|one| format!("{} is gone", name(one)));
-        let come = new.iter().filter(|one| !old.contains(one)).map(|one| format!("{} is new", name(one)));
-        self.lines.extend(gone.chain(come));
+        let removed = old.iter().filter(|one| !new.contains(one)).map(|one| format!("{} is gone", name(one)));
+        let added = new.iter().filter(|one| !old.contains(one)).map(|one| format!("{} is new", name(one)));
+        self.lines.extend(removed.chain(added));
     }
 
     fn node(&mut self, old: &Node, new: &Node) {

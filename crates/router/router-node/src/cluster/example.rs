@@ -23,5 +23,5 @@ name = \"cluster\"
 kind = \"lane\"                  # lane, window, rnic-lane, rnic-udp
 batch = \"adaptive\"             # or packets a message, 1 to 32
 latency_target_ns = \"10 us\"
-balance = \"direct\"             # or valiant: by way of a third node where a link is hot
+balance = \"direct\"             # or valiant: over a third node while a link is congested
 ";

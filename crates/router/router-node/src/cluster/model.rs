@@ -32,7 +32,7 @@ pub struct Cluster {
     /// The interconnect of the nodes.
     #[serde(default)]
     pub interconnect: Interconnect,
-    /// File with the key that nodes of several machines authenticate each other with.
+    /// The file with the key by which nodes on several machines authenticate each other.
     #[serde(default)]
     pub key: Option<PathBuf>,
     /// Time limits.
@@ -84,7 +84,7 @@ pub struct Node {
     /// started in.
     #[serde(default)]
     pub namespace: Option<PathBuf>,
-    /// Its control address, for nodes of several machines. Either all nodes have one, or none.
+    /// Its control address, for nodes on several machines. Either all nodes have one, or none.
     #[serde(default)]
     pub control: Option<SocketAddr>,
     /// The address of its RoCE over UDP traffic.
@@ -219,7 +219,7 @@ impl Node {
     /// Returns the ports that have no kernel interface, whose networks the kernel does not know.
     pub fn ports_without_kernel(&self) -> Vec<PortId> {
         let without = |(_, port): &(usize, &PortOfNode)| !port.kind.has_kernel();
-        self.ports.iter().enumerate().filter(without).map(|(place, _)| PortId(place as u8)).collect()
+        self.ports.iter().enumerate().filter(without).map(|(index, _)| PortId(index as u8)).collect()
     }
 
     /// Returns the sorted identifiers of the VLANs on a port.

@@ -42,7 +42,7 @@ pub enum Balance {
     /// Always over the direct link.
     #[default]
     Direct,
-    /// By way of a third node while the direct link is congested (Valiant load balancing).
+    /// Over a third node while the direct link is congested (Valiant load balancing).
     Valiant,
 }
 
@@ -100,7 +100,7 @@ impl PortKind {
 /// Packets per message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
-    /// As many as wait, within a latency target.
+    /// As many as are queued, within a latency target.
     Adaptive,
     /// A fixed number, or fewer after a timeout.
     Fixed(u8),

@@ -119,7 +119,7 @@ mod tests {
     use crate::control::message::{AnnouncedHop, Origin, RouteKind};
     use proptest::prelude::*;
 
-    fn by(port: u8) -> AnnouncedRoute {
+    fn via(port: u8) -> AnnouncedRoute {
         let hops = vec![AnnouncedHop { port, adjacency: 0 }];
         AnnouncedRoute { metric: 0, origin: Origin::Local, kind: RouteKind::Unicast, hops }
     }
@@ -142,9 +142,9 @@ mod tests {
     fn an_equal_announcement_is_not_a_change() {
         let mut announcements = Announcements::default();
         assert!(!announcements.withdraw(&prefix(1)));
-        assert!(announcements.announce(prefix(1), by(0)));
-        assert!(!announcements.announce(prefix(1), by(0)));
-        assert!(announcements.announce(prefix(1), by(1)));
+        assert!(announcements.announce(prefix(1), via(0)));
+        assert!(!announcements.announce(prefix(1), via(0)));
+        assert!(announcements.announce(prefix(1), via(1)));
         assert_eq!((announcements.latest(), announcements.len()), (2, 1));
         let (changes, last) = announcements.changes_after(0, 10);
         assert_eq!((changes.len(), last), (1, 2));
@@ -153,13 +153,13 @@ mod tests {
     #[test]
     fn withdrawals_are_kept_until_all_peers_received_them() {
         let mut announcements = Announcements::default();
-        announcements.announce(prefix(1), by(0));
-        announcements.announce(prefix(2), by(0));
+        announcements.announce(prefix(1), via(0));
+        announcements.announce(prefix(2), via(0));
         announcements.withdraw(&prefix(1));
         announcements.prune_withdrawn(2);
         assert_eq!(announcements.changes_after(2, 10).0, [RouteChange { prefix: prefix(1), announced: None }]);
         announcements.prune_withdrawn(3);
-        assert_eq!(announcements.changes_after(0, 10).0, [RouteChange { prefix: prefix(2), announced: Some(by(0)) }]);
+        assert_eq!(announcements.changes_after(0, 10).0, [RouteChange { prefix: prefix(2), announced: Some(via(0)) }]);
         assert_eq!(announcements.table.len(), 1);
     }
 
@@ -167,7 +167,7 @@ mod tests {
     enum Step {
         Announce(u8, u8),
         Withdraw(u8),
-        Tell(bool, usize),
+        Send(bool, usize),
     }
 
     proptest! {
@@ -177,7 +177,7 @@ mod tests {
             steps in prop::collection::vec(prop_oneof![
                 (0..6u8, 0..3u8).prop_map(|(to, port)| Step::Announce(to, port)),
                 (0..6u8).prop_map(Step::Withdraw),
-                (any::<bool>(), 1..4usize).prop_map(|(peer, most)| Step::Tell(peer, most)),
+                (any::<bool>(), 1..4usize).prop_map(|(peer, most)| Step::Send(peer, most)),
             ], 0..60)
         ) {
             let mut announcements = Announcements::default();
@@ -186,14 +186,14 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Announce(to, port) => {
-                        announcements.announce(prefix(to), by(port));
-                        truth.insert(prefix(to), by(port));
+                        announcements.announce(prefix(to), via(port));
+                        truth.insert(prefix(to), via(port));
                     }
                     Step::Withdraw(to) => {
                         announcements.withdraw(&prefix(to));
                         truth.remove(&prefix(to));
                     }
-                    Step::Tell(peer, most) => {
+                    Step::Send(peer, most) => {
                         let (up_to, known) = &mut received[usize::from(peer)];
                         let (changes, last) = announcements.changes_after(*up_to, most);
                         prop_assert!(changes.len() <= most);

@@ -13,8 +13,8 @@ pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 pub const UPDATE_ROUTES_MAX: usize = 512;
 /// Maximum number of equal-cost next hops of a route.
 pub const HOPS_MAX: usize = 16;
-/// The metric of neighbours, which no other route has: any host route is preferred to a neighbour at every node. Linux
-/// behaves alike, as it looks up the neighbour after the route.
+/// The metric of neighbours, which no other route has: every node prefers any host route to a neighbour. Linux behaves
+/// in the same way, as it looks up the neighbour after the route.
 pub const METRIC_NEIGHBOUR: u32 = u32::MAX;
 /// Maximum length of an interconnect setup message in bytes.
 pub const SETUP_BYTES_MAX: usize = 4096;
@@ -33,7 +33,7 @@ pub enum ControlError {
     /// The peer has another cluster file.
     #[error("the peer has a different cluster file; give all nodes the same file")]
     ConfigMismatch,
-    /// The hello names a node that cannot be at the other end.
+    /// The hello names a node that cannot be the peer.
     #[error("hello of node {found} where node {expected} was expected; give all nodes the same cluster file")]
     UnexpectedNode {
         /// The number in the hello.
@@ -164,19 +164,19 @@ impl RouteChange {
     /// # Errors
     /// Returns what is invalid.
     pub fn check(&self, ports: usize) -> Result<(), ControlError> {
-        let wrong = |what: String| Err(ControlError::Route { prefix: self.prefix, what });
+        let invalid = |what: String| Err(ControlError::Route { prefix: self.prefix, what });
         if self.prefix.trunc() != self.prefix {
-            return wrong("address bits beyond the prefix length".to_owned());
+            return invalid("address bits beyond the prefix length".to_owned());
         }
         let Some(announced) = &self.announced else { return Ok(()) };
         let (count, is_unicast) = (announced.hops.len(), announced.kind == RouteKind::Unicast);
         if count > HOPS_MAX || is_unicast != (count > 0) {
-            return wrong(format!("{count} next hops; a unicast route has 1 to {HOPS_MAX}, other routes have none"));
+            return invalid(format!("{count} next hops; a unicast route has 1 to {HOPS_MAX}, other routes have none"));
         }
         assert!(ports <= usize::from(PORTS_MAX));
-        let is_peer_authenticated = |hop: &AnnouncedHop| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
-        match announced.hops.iter().find(|hop| !is_peer_authenticated(hop)) {
-            Some(hop) => wrong(format!("port {} of at most {ports}", hop.port)),
+        let is_valid_port = |hop: &AnnouncedHop| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
+        match announced.hops.iter().find(|hop| !is_valid_port(hop)) {
+            Some(hop) => invalid(format!("port {} of at most {ports}", hop.port)),
             None => Ok(()),
         }
     }

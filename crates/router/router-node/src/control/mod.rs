@@ -7,7 +7,7 @@
 //! * [`announcements`]: the announced routes as a log of changes, from which each peer is sent the latest state at its
 //!   own pace.
 //! * [`session`]: the state machine of one connection.
-//! * [`seal`]: authentication between nodes of several machines.
+//! * [`seal`]: authentication between nodes on several machines.
 //! * [`transport`]: packets over a unix socket or TCP.
 
 pub mod announcements;

@@ -1,14 +1,14 @@
-//! Authentication between nodes of several machines by a shared key.
+//! Authentication between nodes on several machines by a shared key.
 //!
-//! Each end of a connection first sends a nonce of 256 random bits. The key and both nonces give two session keys, one
-//! for each direction. Every later message carries an HMAC-SHA256 over its sequence number and its bytes. So:
+//! Each endpoint of a connection first sends a nonce of 256 random bits. The key and both nonces give two session keys,
+//! one for each direction. Every later message carries an HMAC-SHA256 over its sequence number and its bytes. So:
 //!
 //! * a peer without the key can neither send a valid message nor learn anything that is useful elsewhere;
 //! * a message of another connection, an earlier one, or one of this end is refused, as the nonce, the sequence number
 //!   or the direction differs;
 //! * nothing is negotiated, so there is no downgrade. Without a key there are no such connections.
 //!
-//! Messages are not encrypted, and packets between nodes are neither encrypted nor authenticated: that is left to the
+//! Messages are not encrypted, and packets between nodes are neither encrypted nor authenticated; both are left to the
 //! layer below.
 
 use std::fmt;
@@ -173,7 +173,7 @@ pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// The role of this end in a connection.
+/// The role of this endpoint in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It has connected.
@@ -216,7 +216,7 @@ impl Direction {
     }
 }
 
-/// One end of an authenticated connection, without I/O.
+/// One endpoint of an authenticated connection, without I/O.
 pub struct Seal {
     key: Key,
     role: Role,
@@ -238,7 +238,7 @@ impl Seal {
         Self { key, role, nonce, directions: None }
     }
 
-    /// Returns the message with this end's nonce, which is sent first.
+    /// Returns the message with this endpoint's nonce, which is sent first.
     pub fn nonce_message(&self) -> Vec<u8> {
         [&MAGIC[..], &self.nonce].concat()
     }
@@ -258,13 +258,13 @@ impl Seal {
     /// # Errors
     /// Returns an error when the message does not contain a nonce.
     pub fn receive_nonce(&mut self, message: &[u8]) -> Result<(), ControlError> {
-        let theirs = message.strip_prefix(MAGIC).and_then(|nonce| <&[u8; NONCE_BYTES]>::try_from(nonce).ok());
-        let Some(theirs) = theirs.filter(|theirs| **theirs != self.nonce) else {
+        let peer_nonce = message.strip_prefix(MAGIC).and_then(|nonce| <&[u8; NONCE_BYTES]>::try_from(nonce).ok());
+        let Some(peer_nonce) = peer_nonce.filter(|peer_nonce| **peer_nonce != self.nonce) else {
             return Err(ControlError::Unauthenticated);
         };
         let nonces = match self.role {
-            Role::Initiator => [&self.nonce, theirs],
-            Role::Responder => [theirs, &self.nonce],
+            Role::Initiator => [&self.nonce, peer_nonce],
+            Role::Responder => [peer_nonce, &self.nonce],
         };
         let direction = |role: Role| Direction { mac: self.key.derive(role.direction(), nonces), count: 0 };
         self.directions = Some([direction(self.role), direction(self.role.other())]);
@@ -310,7 +310,7 @@ mod tests {
         Key(Arc::new([byte; KEY_BYTES]))
     }
 
-    /// Both ends, after the exchange of nonces.
+    /// Returns both endpoints, after the exchange of nonces.
     fn pair(keys: [Key; 2], nonces: [u8; 2]) -> [Seal; 2] {
         let [one, other] = keys;
         let mut connecting = Seal::new(one, Role::Initiator, [nonces[0]; NONCE_BYTES]);
@@ -326,11 +326,11 @@ mod tests {
 
     #[test]
     fn sealed_messages_open_in_order() {
-        let mut ends = matching_pair();
+        let mut endpoints = matching_pair();
         for message in [&b"a"[..], b"", &[7; 60_000]] {
             for _ in 0..2 {
-                ends.reverse();
-                let [from, to] = &mut ends;
+                endpoints.reverse();
+                let [from, to] = &mut endpoints;
                 let sealed = from.seal(message).unwrap();
                 assert_eq!((to.open(&sealed), sealed.len()), (Ok(message), message.len() + TAG_BYTES));
                 assert!(to.is_peer_authenticated());

@@ -1,4 +1,5 @@
-//! The state machine of a session with another node, without I/O: time and packets go in, packets and events come out.
+//! The state machine of a session with another node, without I/O: it receives the time and packets, and returns packets
+//! and events.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
 //! Packets between nodes: over a unix socket on one machine, over TCP between machines. No call blocks. The kernel
-//! reports the user at the other end of a unix socket; packets over TCP are authenticated.
+//! reports the user of the peer of a unix socket; packets over TCP are authenticated.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -37,7 +37,7 @@ pub enum ControlAddress {
     Tcp(TcpAddress),
 }
 
-/// The control address of a node of another machine.
+/// The control address of a node on another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpAddress {
     /// Its address.
@@ -60,7 +60,7 @@ pub enum Listener {
 /// An accepted connection.
 #[derive(Debug)]
 pub enum Accepted {
-    /// A connection that may be a node's.
+    /// A connection that may be from a node.
     Peer(Transport),
     /// A connection from an address that is not in the cluster file.
     UnknownAddress(IpAddr),
@@ -135,9 +135,9 @@ pub type ReceivedPacket = (Vec<u8>, Vec<OwnedFd>);
 /// A connection to another node.
 #[derive(Debug)]
 pub enum Transport {
-    /// A node of this machine.
+    /// A node on this machine.
     Unix(Channel),
-    /// A node of another machine.
+    /// A node on another machine.
     Tcp(Box<SealedStream>),
 }
 
@@ -409,7 +409,7 @@ mod tests {
         pair_with(address, None)
     }
 
-    /// Both ends of a connection, the connecting one optionally with another key.
+    /// Returns both endpoints of a connection, the connecting one optionally with another key.
     fn pair_with(address: &ControlAddress, key: Option<Key>) -> (Transport, Transport) {
         let listener = Listener::bind(address, vec![HOST]).unwrap();
         let mut address = address.clone();
@@ -418,7 +418,7 @@ mod tests {
             tcp.key = key.unwrap_or_else(|| tcp.key.clone());
         }
         let one = Transport::connect(&address).unwrap();
-        let Accepted::Peer(other) = accepted(&listener) else { panic!("a node has come") };
+        let Accepted::Peer(other) = accepted(&listener) else { panic!("no connection of a node") };
         (one, other)
     }
 
@@ -430,7 +430,7 @@ mod tests {
         (one, other)
     }
 
-    /// Sends one packet each way and polls until each end has received a packet or an error.
+    /// Sends one packet in each direction and polls until each endpoint has received a packet or an error.
     fn exchange(
         one: &mut Transport,
         other: &mut Transport,
@@ -438,9 +438,9 @@ mod tests {
         assert!(one.send(b"one", &[]).unwrap() && other.send(b"other", &[]).unwrap());
         let (mut to_one, mut to_other) = (None, None);
         loop {
-            for (end, came) in [(&mut *one, &mut to_one), (&mut *other, &mut to_other)] {
-                if came.is_none() {
-                    *came = end.receive().transpose();
+            for (endpoint, result) in [(&mut *one, &mut to_one), (&mut *other, &mut to_other)] {
+                if result.is_none() {
+                    *result = endpoint.receive().transpose();
                 }
             }
             match (to_one, to_other) {
@@ -480,7 +480,7 @@ mod tests {
             let mut sent = 0;
             while one.send(&[7; 50_000], &[]).unwrap() {
                 sent += 1;
-                assert!(sent < 10_000, "the kernel keeps 500 MB");
+                assert!(sent < 10_000, "the kernel buffers 500 MB");
             }
             for _ in 0..sent {
                 received(&mut other).unwrap();
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_with_another_key_is_refused_at_both_ends() {
+    fn a_peer_with_another_key_is_refused_by_both_endpoints() {
         let folder = tempfile::tempdir().unwrap();
         let [_, tcp] = addresses(&folder);
         let (mut one, mut other) = pair_with(&tcp, Some(key(&folder, "another")));
@@ -567,12 +567,12 @@ mod tests {
         let listener = Listener::bind(&ControlAddress::Tcp(tcp.clone()), vec![HOST]).unwrap();
         let Listener::Tcp(socket, ..) = &listener else { panic!("no TCP") };
         let address = socket.local_addr().unwrap();
-        let come = |from: IpAddr| {
+        let accept_from = |from: IpAddr| {
             let one = Transport::connect(&ControlAddress::Tcp(TcpAddress { address, local_ip: from, ..tcp.clone() }))
                 .unwrap();
             (accepted(&listener), one).0
         };
-        assert!(matches!(come(elsewhere), Accepted::UnknownAddress(from) if from == elsewhere));
-        assert!(matches!(come(HOST), Accepted::Peer(_)));
+        assert!(matches!(accept_from(elsewhere), Accepted::UnknownAddress(from) if from == elsewhere));
+        assert!(matches!(accept_from(HOST), Accepted::Peer(_)));
     }
 }

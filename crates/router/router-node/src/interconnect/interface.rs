@@ -66,7 +66,7 @@ pub struct ConnectionParams {
 /// An offer to connect to another node.
 #[derive(Debug)]
 pub struct Offer {
-    /// The parameters of this end.
+    /// The parameters of this endpoint.
     pub params: ConnectionParams,
     /// Shared memory and doorbells, in this order: at most [`DESCRIPTORS_MAX`].
     pub descriptors: Vec<OwnedFd>,
@@ -217,7 +217,7 @@ pub trait Interconnect: Send {
     /// Returns when the next poll is due at the latest; `None` when no timer is pending.
     fn deadline(&self) -> Option<Time>;
 
-    /// Returns the descriptors that become readable when there is work. They change as peers come and go.
+    /// Returns the descriptors that become readable when there is work. They change as peers are added and removed.
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Asks all peers to wake this node before it blocks on [`Interconnect::wait_fds`]. Returns false when there is

@@ -143,14 +143,14 @@ pub(super) struct MemoryCarrier<M: Medium> {
     medium: M,
     peers: [Option<Peer<M::Windows>>; NODES_MAX as usize],
     /// The peer that is polled next.
-    turn: usize,
+    next_peer: usize,
     buffer: Box<[u8]>,
 }
 
 impl<M: Medium> MemoryCarrier<M> {
     pub(super) fn new(medium: M) -> Self {
         let peers = std::array::from_fn(|_| None);
-        Self { medium, peers, turn: 0, buffer: vec![0; RECORD_BYTES_MAX].into_boxed_slice() }
+        Self { medium, peers, next_peer: 0, buffer: vec![0; RECORD_BYTES_MAX].into_boxed_slice() }
     }
 
     /// Maps the memory of a peer. `order` is 0 if this node's half comes first.
@@ -264,13 +264,13 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
 
     fn receive(&mut self, sink: &mut impl MessageSink) -> Result<bool, (NodeId, CarrierError)> {
         for _ in 0..NODES_MAX {
-            let node = NodeId((self.turn % usize::from(NODES_MAX)) as u8);
+            let node = NodeId((self.next_peer % usize::from(NODES_MAX)) as u8);
             if let Some(peer) = self.peer(node)
                 && peer.receive(node, sink).map_err(|fault| (node, fault))?
             {
                 return Ok(true);
             }
-            self.turn += 1;
+            self.next_peer += 1;
         }
         Ok(false)
     }
@@ -319,7 +319,7 @@ fn send<'a, W: Windows>(
     }
     let is_gathered = lengths().take(count).all(|bytes| bytes <= GATHERED_BYTES_MAX);
     let packets = packets.take(count);
-    let has_gone = peer.publish_with(bytes, |draft| {
+    let is_sent = peer.publish_with(bytes, |draft| {
         if is_gathered {
             message::put(buffer, header, packets);
             return draft.append(&buffer[..bytes]);
@@ -328,7 +328,7 @@ fn send<'a, W: Windows>(
         draft.append(&buffer[..front_bytes]);
         packets.for_each(|(_, bytes)| draft.append(bytes));
     })?;
-    Ok(if has_gone { count } else { 0 })
+    Ok(if is_sent { count } else { 0 })
 }
 
 #[cfg(test)]
@@ -345,7 +345,7 @@ mod tests {
     use super::super::mesh::Mesh;
     use super::*;
 
-    /// The peer's end of an offer, controlled by an attacker.
+    /// The peer's endpoint of an offer, controlled by an attacker.
     struct Hostile {
         peer: Peer<DirectWindows>,
     }
@@ -438,19 +438,19 @@ mod tests {
 
     #[test]
     fn a_peer_that_sends_invalid_messages_is_ignored_and_others_are_not() {
-        let spoil = |at: usize, value: u8| {
+        let corrupt = |at: usize, value: u8| {
             let mut bytes = message(1);
             bytes[at] = value;
             bytes
         };
-        for nonsense in [vec![1], vec![0; 4000], spoil(2, 9), spoil(12, 1), spoil(18, 8), message(0)] {
+        for invalid in [vec![1], vec![0; 4000], corrupt(2, 9), corrupt(12, 1), corrupt(18, 8), message(0)] {
             let mut victim = Victim::new();
             let (mut hostile, mut honest) = (victim.join(1), victim.join(2));
-            for bytes in [&message(0), &nonsense] {
+            for bytes in [&message(0), &invalid] {
                 assert!(hostile.peer.publish(bytes).unwrap());
             }
             assert!(honest.peer.publish(&message(0)).unwrap());
-            assert_eq!(victim.poll(), 2, "what came before nonsense was good");
+            assert_eq!(victim.poll(), 2, "the message before the invalid one was accepted");
             assert_eq!(victim.states(), [PeerState::Broken, PeerState::Up]);
             assert!(honest.peer.publish(&message(1)).unwrap());
             assert_eq!(victim.poll(), 1);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn every_poll_ends_whatever_a_peer_writes_to_its_lane() {
+    fn every_poll_terminates_whatever_a_peer_writes_to_its_lane() {
         let mut random = sim::Random::new(6, "words of a lane");
         for _ in 0..300 {
             let mut victim = Victim::new();

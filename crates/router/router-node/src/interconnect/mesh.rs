@@ -540,7 +540,7 @@ mod tests {
     use super::*;
 
     /// The decision of [`Batcher::due`] while no packet is late.
-    fn goes(waiting: usize, least: usize) -> bool {
+    fn is_sent(waiting: usize, least: usize) -> bool {
         waiting > 0 && waiting >= least.min(PACKETS_MAX)
     }
 
@@ -549,8 +549,8 @@ mod tests {
         for (waiting, by_peer, by_occupancy) in
             (0..40).flat_map(|waiting| (0..40).flat_map(move |peer| [1, 2, 8, 32].map(|own| (waiting, peer, own))))
         {
-            let may_go = |by_peer: usize| goes(waiting, by_peer.max(by_occupancy));
-            let ack_matters = (0..=by_peer).any(|by_peer_now| may_go(by_peer_now) != may_go(by_peer));
+            let may_send = |by_peer: usize| is_sent(waiting, by_peer.max(by_occupancy));
+            let ack_matters = (0..=by_peer).any(|by_peer_now| may_send(by_peer_now) != may_send(by_peer));
             let polls = depends_on_ack(waiting, by_peer, by_occupancy);
             assert!(polls || !ack_matters, "{waiting} wait, {by_peer} by the peer, {by_occupancy} by this node");
             assert!(!polls || waiting < PACKETS_MAX, "{waiting} wait, which is a full message");

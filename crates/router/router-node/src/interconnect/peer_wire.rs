@@ -13,7 +13,7 @@ use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer
 
 /// Packet I/O with connection setup.
 pub(super) trait PeerWire: PacketIo + Send {
-    /// Length of the token after each message; 0 where no third party can send.
+    /// Length of the token after each message; 0 if no third party can send.
     const TOKEN_BYTES: usize;
     /// How messages leave the process.
     const TRANSFER: MessageTransfer;
@@ -21,7 +21,7 @@ pub(super) trait PeerWire: PacketIo + Send {
     /// Returns the path MTU of the transport.
     fn mtu(&self) -> Mtu;
 
-    /// Returns this end's part of an offer. The peer's address is known at once where memory is shared.
+    /// Returns this endpoint's part of an offer. The peer's address is known at once if memory is shared.
     fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError>;
 
     /// Adds a peer that made an offer.
@@ -30,7 +30,7 @@ pub(super) trait PeerWire: PacketIo + Send {
     /// Adds a peer that accepted an offer.
     fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError>;
 
-    /// Returns the address of this end.
+    /// Returns the address of this endpoint.
     fn local(&self) -> Option<SocketAddr>;
 
     /// Removes a peer.
@@ -46,7 +46,7 @@ pub(super) trait PeerWire: PacketIo + Send {
     fn finish_wait(&mut self);
 }
 
-/// This end's part of an offer.
+/// This endpoint's part of an offer.
 pub(super) struct Offered {
     pub(super) address: Option<NicAddress>,
     pub(super) descriptors: Vec<OwnedFd>,
@@ -108,7 +108,7 @@ impl PeerWire for UdpIo {
     const TOKEN_BYTES: usize = size_of::<u64>();
     const TRANSFER: MessageTransfer = MessageTransfer::SystemCall;
 
-    /// The largest on one machine; what an Ethernet frame carries between machines.
+    /// The largest one on one machine; between machines, the one that an Ethernet frame carries.
     fn mtu(&self) -> Mtu {
         if self.local().ip().is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
     }

@@ -71,7 +71,7 @@ struct Received {
     bytes: usize,
 }
 
-/// What all queue pairs share.
+/// The objects that all queue pairs share.
 struct Queues {
     key: LKey,
     domain: ProtectionDomain,
@@ -458,9 +458,9 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
             self.repost_receive(slot);
             return Ok(true);
         };
-        let taken = Message::check(memory).and_then(|message| sink.receive(from, &message, memory));
+        let processed = Message::check(memory).and_then(|message| sink.receive(from, &message, memory));
         self.repost_receive(slot);
-        taken.map_err(|error| (from, error.into()))?;
+        processed.map_err(|error| (from, error.into()))?;
         Ok(true)
     }
 
@@ -530,7 +530,7 @@ mod tests {
                 return count.0;
             }
         }
-        panic!("nothing came");
+        panic!("no message arrived");
     }
 
     #[test]
@@ -540,7 +540,7 @@ mod tests {
         let secret = offer.params.secret;
         let params = other.accept(NodeId(0), offer).unwrap();
         one.finish(NodeId(1), &params).unwrap();
-        assert!(params.secret != 0 && params.secret != secret, "each direction has a token of its own");
+        assert!(params.secret != 0 && params.secret != secret, "each direction has its own token");
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 0));
         let token = |carrier: &mut RnicCarrier<UdpIo>, token| carrier.peers[1].as_mut().unwrap().token = token;
@@ -561,7 +561,7 @@ mod tests {
         [one, other]
     }
 
-    /// Sends a message of this length as an attacker would who forges this node's address.
+    /// Sends a message of this length, as an attacker that forges this node's address would.
     fn forge(carrier: &mut RnicCarrier<UdpIo>, bytes: usize) {
         carrier.post(NodeId(1), 0, bytes).unwrap();
         carrier.flush(NodeId(1));

@@ -14,7 +14,7 @@ use super::*;
 const BUFFERS: u32 = 4096;
 /// Iterations after which a test has failed.
 const ITERATIONS_MAX: usize = 1_000_000;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAKE_UP_TIMEOUT: Duration = Duration::from_secs(60);
 const TIMING: LinkTiming =
     LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
 
@@ -72,15 +72,15 @@ impl Node {
     }
 
     /// Returns the packets that arrived, and frees their buffers.
-    fn take(&mut self) -> Vec<Vec<u8>> {
+    fn take_arrived(&mut self) -> Vec<Vec<u8>> {
         let pool = &mut self.pool;
-        let take = |(hop, packet): Parcel| {
+        let take_arrived = |(hop, packet): Parcel| {
             assert_eq!((hop.port, hop.adjacency), (PortId(3), AdjacencyId(0x1234)));
             let bytes = pool.bytes(&packet).to_vec();
             pool.free(packet);
             bytes
         };
-        self.arrived.drain(..).map(take).collect()
+        self.arrived.drain(..).map(take_arrived).collect()
     }
 
     fn remove_peer(&mut self, node: u8) {
@@ -97,7 +97,7 @@ impl Node {
             let wait_fds = self.interconnect.wait_fds();
             let mut polled: Vec<PollFd<'_>> =
                 wait_fds.into_iter().map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN)).collect();
-            let limit = Timespec::try_from(PATIENCE).unwrap();
+            let limit = Timespec::try_from(WAKE_UP_TIMEOUT).unwrap();
             assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "nothing wakes the sleeper");
         }
         self.interconnect.finish_wait();
@@ -137,7 +137,7 @@ fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
         for node in nodes.iter_mut() {
             node.poll();
         }
-        found.extend(nodes[receiver].take());
+        found.extend(nodes[receiver].take_arrived());
         if found.len() >= wanted {
             return found;
         }
@@ -167,7 +167,7 @@ fn the_clock_stops_at_its_end_and_restarts() {
         std::thread::sleep(Duration::from_millis(1));
         nodes[0].send(1, &sent);
         (0..1000).for_each(|_| nodes.iter_mut().for_each(|node| _ = node.poll()));
-        assert!(nodes[1].take().is_empty(), "{kind:?}: the clock stands still");
+        assert!(nodes[1].take_arrived().is_empty(), "{kind:?}: the clock has stopped");
         for node in &mut nodes {
             node.interconnect.restart(&mut node.pool).unwrap();
             (node.began, node.passed_ps) = (Instant::now(), 0);
@@ -192,9 +192,9 @@ fn packets_arrive_complete_and_in_order_for_every_kind_and_policy() {
                 nodes[0].send(1, &packets);
                 assert_eq!(collect(&mut nodes, 1, 50), packets, "{kind:?} {settings:?}");
             }
-            let (sent, came) = (nodes[0].counters(1), nodes[1].counters(0));
-            assert_eq!((sent.sent_packets, came.received_packets, came.lost_packets), (2000, 2000, 0));
-            assert_eq!(sent.sent_messages, came.received_messages);
+            let (sent, received) = (nodes[0].counters(1), nodes[1].counters(0));
+            assert_eq!((sent.sent_packets, received.received_packets, received.lost_packets), (2000, 2000, 0));
+            assert_eq!(sent.sent_messages, received.received_messages);
             let per_message = sent.sent_packets as f64 / sent.sent_messages as f64;
             match settings.policy {
                 Policy::Fixed { packets: 1, .. } => assert_eq!(sent.sent_messages, 2000),
@@ -209,21 +209,21 @@ fn packets_arrive_complete_and_in_order_for_every_kind_and_policy() {
 fn both_directions_work_at_once_without_buffer_leaks() {
     for kind in kinds() {
         let mut nodes = pair(kind, &InterconnectSettings::default());
-        let mut came = [0, 0];
+        let mut received = [0, 0];
         for round in 0..200 {
             let packets: Vec<Vec<u8>> = (0..round % 40).map(|number| packet(number + round)).collect();
             nodes[0].send(1, &packets);
             nodes[1].send(0, &packets);
             for at in [0, 1] {
                 nodes[at].poll();
-                came[at] += nodes[at].take().len();
+                received[at] += nodes[at].take_arrived().len();
             }
         }
         let all = (0..200).map(|round| round % 40).sum::<usize>();
         for at in [0, 1] {
-            came[at] += collect(&mut nodes, at, all - came[at]).len();
+            received[at] += collect(&mut nodes, at, all - received[at]).len();
         }
-        assert_eq!(came, [all; 2], "{kind:?}");
+        assert_eq!(received, [all; 2], "{kind:?}");
         assert!(nodes.iter().all(|node| node.pool.available() == BUFFERS as usize));
     }
 }
@@ -243,7 +243,7 @@ fn a_packet_for_another_node_is_relayed() {
     }
 }
 
-/// A datagram of a flow, so long that a few fill a link. Its number follows the header.
+/// Returns a datagram of a flow, so long that a few fill a link. Its number follows the header.
 fn datagram(flow: u16, number: u32) -> Vec<u8> {
     let ports = [flow.to_be_bytes(), 9_u16.to_be_bytes()].concat();
     let payload = [&ports[..], &[0; 4], &number.to_be_bytes(), &[0; 1380]].concat();
@@ -274,7 +274,7 @@ struct HotLink {
     nodes: [Node; 3],
     /// By flow: datagrams sent by node 0, and received by node 1.
     sent: [u32; 1 + HotLink::QUIET],
-    came: [u32; 1 + HotLink::QUIET],
+    received: [u32; 1 + HotLink::QUIET],
 }
 
 impl HotLink {
@@ -293,7 +293,7 @@ impl HotLink {
             flowlet_gap: Self::GAP,
             ..InterconnectSettings::default()
         };
-        HotLink { nodes: three(kind, &settings), sent: [0; _], came: [0; _] }
+        HotLink { nodes: three(kind, &settings), sent: [0; _], received: [0; _] }
     }
 
     fn total(&self) -> u64 {
@@ -333,10 +333,10 @@ impl HotLink {
         let slow = &mut self.nodes[1];
         let now = slow.now();
         slow.interconnect.poll(now, &mut slow.pool, &mut slow.arrived, 1);
-        for bytes in slow.take() {
+        for bytes in slow.take_arrived() {
             let (flow, number) = of_datagram(&bytes);
-            assert_eq!(number, self.came[flow], "flow {flow} is out of order");
-            self.came[flow] += 1;
+            assert_eq!(number, self.received[flow], "flow {flow} is out of order");
+            self.received[flow] += 1;
         }
     }
 
@@ -346,16 +346,16 @@ impl HotLink {
     }
 
     #[track_caller]
-    fn poll_until(&mut self, poll: fn(&mut Self), is_so: fn(&Self) -> bool) {
-        let came = (0..ITERATIONS_MAX).any(|_| {
+    fn poll_until(&mut self, poll: fn(&mut Self), is_reached: fn(&Self) -> bool) {
+        let received = (0..ITERATIONS_MAX).any(|_| {
             poll(self);
-            is_so(self)
+            is_reached(self)
         });
-        assert!(came, "{:?} came of {:?}", self.came, self.sent);
+        assert!(received, "{:?} arrived of {:?}", self.received, self.sent);
     }
 
     fn wait_for_all(&mut self) {
-        self.poll_until(Self::poll, |link| link.came == link.sent);
+        self.poll_until(Self::poll, |link| link.received == link.sent);
     }
 
     fn detours(&self) -> u64 {
@@ -409,7 +409,7 @@ fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
                 let mut found = Vec::new();
                 for _ in 0..ITERATIONS_MAX {
                     while b.poll() {}
-                    found.extend(b.take());
+                    found.extend(b.take_arrived());
                     if found.len() == 20 {
                         break;
                     }
@@ -500,9 +500,9 @@ fn a_node_is_connected_once_and_not_to_itself() {
     let params = ConnectionParams { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
     let error = nodes[0].interconnect.finish(NodeId(2), &params).unwrap_err().to_string();
     assert_eq!(error, "node 2 accepts an offer that was not made; make an offer first");
-    let mut nobody = vec![nodes[0].parcel(5, &[1; 50]), nodes[0].parcel(200, &[1; 50])];
+    let mut unconnected = vec![nodes[0].parcel(5, &[1; 50]), nodes[0].parcel(200, &[1; 50])];
     let node = &mut nodes[0];
-    node.interconnect.send(Time::ZERO, &mut node.pool, NodeId(5), &mut nobody);
+    node.interconnect.send(Time::ZERO, &mut node.pool, NodeId(5), &mut unconnected);
     assert_eq!((node.counters(5).drop_absent, node.pool.available()), (2, BUFFERS as usize));
 }
 

@@ -183,7 +183,7 @@ impl VirtualCarrier {
     }
 }
 
-const TERMS: ConnectionParams = ConnectionParams { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
+const PARAMS: ConnectionParams = ConnectionParams { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
 
 impl Carrier for VirtualCarrier {
     fn limits(&self) -> FlowLimits {
@@ -191,11 +191,11 @@ impl Carrier for VirtualCarrier {
     }
 
     fn offer(&mut self, _: NodeId) -> Result<Offer, InterconnectError> {
-        Ok(Offer { params: TERMS, descriptors: Vec::new() })
+        Ok(Offer { params: PARAMS, descriptors: Vec::new() })
     }
 
     fn accept(&mut self, _: NodeId, _: Offer) -> Result<ConnectionParams, InterconnectError> {
-        Ok(TERMS)
+        Ok(PARAMS)
     }
 
     fn finish(&mut self, _: NodeId, _: &ConnectionParams) -> Result<(), InterconnectError> {
@@ -249,13 +249,13 @@ impl Carrier for VirtualCarrier {
         let is_seen = messages.front().is_some_and(|(seen_ns, _)| *seen_ns <= now_ns);
         let Some((_, bytes)) = is_seen.then(|| messages.pop_front()).flatten() else { return Ok(false) };
         shared.queued_bytes[self.own] -= bytes.len();
-        let taken = Message::check(&bytes[..]).and_then(|message| {
+        let processed = Message::check(&bytes[..]).and_then(|message| {
             let packet_bytes = message.entries().map(|entry| entry.bytes).sum();
             shared.clocks_ns[self.own] += self.costs.receive.ns(message.packets(), packet_bytes);
             sink.receive(from, &message, &bytes[..])
         });
         shared.spare.push(bytes);
-        taken.map_err(|error| (from, error.into()))?;
+        processed.map_err(|error| (from, error.into()))?;
         Ok(true)
     }
 
@@ -301,7 +301,7 @@ mod tests {
         MessageCost { message_ns: 200.0, packet_ns: 20.0, byte_ns: 0.1, uncached_byte_ns: 0.0 };
     const COSTS: NodeCosts =
         NodeCosts { poll_ns: 30.0, send: MESSAGE, receive: MESSAGE, ack_poll_ns: 80.0, one_way_ns: 100.0 };
-    const ROUND: Span = Span::from_ps(10_000_000);
+    const ITERATION: Span = Span::from_ps(10_000_000);
 
     struct Nodes {
         nodes: [Box<dyn Interconnect>; 2],
@@ -332,12 +332,12 @@ mod tests {
         }
 
         /// Keeps the receiver busy with full messages, or idle, for a number of iterations.
-        fn occupy(&mut self, rounds: usize, is_busy: bool) {
-            for _ in 0..rounds {
+        fn occupy(&mut self, iterations: usize, is_busy: bool) {
+            for _ in 0..iterations {
                 if is_busy {
                     self.send(32);
                 }
-                (0..2).for_each(|node| self.clocks.spend(node, ROUND));
+                (0..2).for_each(|node| self.clocks.spend(node, ITERATION));
                 (0..2).for_each(|node| self.poll(node));
                 self.nodes[1].begin_round(self.clocks.now(1), is_busy);
             }

@@ -1,5 +1,5 @@
 //! Detects processes that are frozen by the freezer of control groups, version 2 or 1, from the files of the kernel.
-//! Nothing else tells a frozen process from a sleeping one.
+//! These are the only way to distinguish a frozen process from a sleeping one.
 
 use std::path::{Path, PathBuf};
 

@@ -121,11 +121,11 @@ impl Clients {
     pub fn continue_route_streams(&mut self, routes_max: usize, response: impl Fn(&[IpNet], bool) -> Response) {
         for (number, pending) in &mut self.pending {
             let Some(channel) = self.commands.channel(*number) else { continue };
-            while let Some(left) = pending.prefixes.as_mut() {
-                let rest = left.len().saturating_sub(routes_max);
-                let some: Vec<IpNet> = left[rest..].iter().rev().copied().collect();
-                match channel.send(&response(&some, rest == 0), &[]) {
-                    Ok(()) => left.truncate(rest),
+            while let Some(remaining) = pending.prefixes.as_mut() {
+                let rest = remaining.len().saturating_sub(routes_max);
+                let batch: Vec<IpNet> = remaining[rest..].iter().rev().copied().collect();
+                match channel.send(&response(&batch, rest == 0), &[]) {
+                    Ok(()) => remaining.truncate(rest),
                     Err(ChannelError::System { error, .. }) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(_) => pending.prefixes = None,
                 }

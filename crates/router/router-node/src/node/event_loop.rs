@@ -149,7 +149,7 @@ impl Node {
         let _ = poll(&mut polled, Some(&timeout));
         let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
         self.is_stopping |= readable[0];
-        // A lost notification is made up for by the next one, or by the periodic read.
+        // A lost notification has no effect: the next one, or the periodic read, covers it.
         self.is_kernel_readable = readable[2] || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
         if self.is_kernel_readable {
             self.kernel_polled_at_ns = now_ns;

@@ -23,8 +23,8 @@ pub fn route(table: &RouteTable, cluster: &Cluster, prefix: IpNet) -> Option<Rou
     let is_left_out = hops.is_none();
     let hops = hops.unwrap_or_default();
     let kind = kind_of(&hops);
-    let ways = hops.chunk_by(|one, other| one == other).filter(|_| kind == RouteKind::Unicast);
-    let hops = ways.filter_map(|equal| {
+    let groups = hops.chunk_by(|one, other| one == other).filter(|_| kind == RouteKind::Unicast);
+    let hops = groups.filter_map(|equal| {
         let hop = equal[0];
         let node = cluster.node_of(hop.node)?;
         let port = match hop.port {
@@ -36,7 +36,7 @@ pub fn route(table: &RouteTable, cluster: &Cluster, prefix: IpNet) -> Option<Rou
     Some(Route { to: prefix, metric, kind, hops: hops.collect(), is_left_out })
 }
 
-/// A route that ends here has a single hop: it is never combined with other next hops.
+/// A route that drops packets has a single hop: it is never combined with other next hops.
 fn kind_of(hops: &[Hop]) -> RouteKind {
     match *hops {
         [Hop::BLACKHOLE] => RouteKind::Blackhole,
@@ -99,11 +99,14 @@ mod tests {
     fn forwarding_of(found: Option<Vec<Hop>>) -> Option<(RouteKind, Vec<(String, String)>)> {
         let name = |hop: &Hop| (char::from(b'a' + hop.node.0).to_string(), format!("eth{}", hop.port.0));
         // It selects one of the hops by the flow hash.
-        let ends: Vec<RouteKind> = found.as_ref()?.iter().map(|hop| kind_of(&[*hop])).collect();
-        match ends[..] {
-            [end] if end != RouteKind::Unicast => Some((end, Vec::new())),
+        let kinds: Vec<RouteKind> = found.as_ref()?.iter().map(|hop| kind_of(&[*hop])).collect();
+        match kinds[..] {
+            [kind] if kind != RouteKind::Unicast => Some((kind, Vec::new())),
             _ => {
-                assert!(ends.iter().all(|end| *end == RouteKind::Unicast), "a flow would end, another one not");
+                assert!(
+                    kinds.iter().all(|kind| *kind == RouteKind::Unicast),
+                    "some flows would be dropped and others forwarded"
+                );
                 Some((RouteKind::Unicast, found?.iter().map(name).collect()))
             }
         }
@@ -145,11 +148,11 @@ mod tests {
 
     #[test]
     fn a_blackhole_among_equal_routes_is_reported_whichever_node_has_it() {
-        for (kind, end_at) in KINDS[1..].iter().flat_map(|kind| [(*kind, 0), (*kind, 1)]) {
+        for (kind, rejecting_node) in KINDS[1..].iter().flat_map(|kind| [(*kind, 0), (*kind, 1)]) {
             let (cluster, (mut table, _tables)) = (cluster(), empty());
             let change = |announced| vec![RouteChange { prefix: prefix(0), announced: Some(announced) }];
-            table.change(NodeId(end_at), change(announced(0, kind, &[])));
-            table.change(NodeId(1 - end_at), change(announced(0, RouteKind::Unicast, &[0])));
+            table.change(NodeId(rejecting_node), change(announced(0, kind, &[])));
+            table.change(NodeId(1 - rejecting_node), change(announced(0, RouteKind::Unicast, &[0])));
             let reported = route(&table, &cluster, prefix(0)).unwrap();
             assert_eq!((reported.kind, reported.hops, reported.is_left_out), (kind, Vec::new(), false));
         }

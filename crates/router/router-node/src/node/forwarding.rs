@@ -24,14 +24,14 @@ const IDLE_POLLS_MAX: u32 = 64;
 const RETRY_NS: u64 = 100_000;
 /// Maximum time for which the thread blocks: a longer gap means that the process was suspended.
 const SLEEP_NS_MAX: u64 = 250_000_000;
-/// Packets that waited this long in a suspended process are dropped: their senders have given them up, as the time to
-/// live is in seconds (RFC 791).
+/// Packets that waited this long in a suspended process are dropped: their senders no longer expect them, as the time
+/// to live is in seconds (RFC 791).
 const SUSPENDED_NS_MIN: u64 = 1_000_000_000;
 /// Maximum number of polls per source when packets are dropped after a suspension.
 const DRAIN_POLLS_MAX: usize = 4096;
 /// Maximum number of commands per iteration, which bounds the delay of packets.
 const COMMANDS_PER_POLL: usize = 32;
-/// What the thread is started with.
+/// The parts that the thread is started with.
 pub struct ForwardingParts {
     /// The forwarder.
     pub forwarder: Forwarder,
@@ -204,11 +204,11 @@ impl ForwardingThread {
     }
 
     fn detach(&mut self, port: PortId) -> Option<Box<dyn Port + Send>> {
-        let taken = self.ports.get_mut(usize::from(port.0))?.take();
+        let detached = self.ports.get_mut(usize::from(port.0))?.take();
         self.frames.drain(..).for_each(|frame| self.parts.pool.free(frame));
         let ForwardingParts { output, pool, .. } = &mut self.parts;
         output.to_port(port).drain(..).for_each(|frame| pool.free(frame));
-        taken
+        detached
     }
 
     fn receive_from_kernel(&mut self) -> bool {
@@ -281,10 +281,10 @@ impl ForwardingThread {
     }
 
     fn process_commands(&mut self) -> bool {
-        for taken in 0..COMMANDS_PER_POLL {
+        for processed in 0..COMMANDS_PER_POLL {
             match self.parts.commands.try_recv() {
                 Ok(command) => self.process_command(command),
-                Err(TryRecvError::Empty) => return taken > 0,
+                Err(TryRecvError::Empty) => return processed > 0,
                 Err(TryRecvError::Disconnected) => {
                     self.is_stopping = true;
                     return true;
@@ -369,8 +369,8 @@ impl ForwardingThread {
             output.to_port(*port).drain(..).for_each(|frame| pool.free(frame));
         }
         let mut former = std::mem::take(&mut self.ports);
-        let mut taken = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
-        self.ports = stays.iter().map(&mut taken).collect();
+        let mut take_former = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
+        self.ports = stays.iter().map(&mut take_former).collect();
         self.report(Report::PortsRenumbered(former.into_iter().flatten().collect()));
     }
 

@@ -36,15 +36,15 @@ mod tests {
         let mut clock = InterconnectClock::default();
         let end = Time::from_ns(u64::MAX / 1000);
         let later = Time::from_ns(end.ns() + HOUR_NS);
-        assert!(clock.time(end) < sim::Time::MAX && clock.time(later) == sim::Time::MAX, "it stands still");
-        let renewed = Time::from_ns(InterconnectClock::NS_MAX);
-        assert!(clock.time(renewed).ps() <= u64::MAX / 2, "it is restarted long before its end");
-        clock.restart(renewed);
-        assert_eq!(clock.time(renewed), sim::Time::ZERO);
-        for now_ns in [renewed.ns(), renewed.ns() + 1, end.ns(), later.ns()] {
+        assert!(clock.time(end) < sim::Time::MAX && clock.time(later) == sim::Time::MAX, "it has stopped");
+        let restarted = Time::from_ns(InterconnectClock::NS_MAX);
+        assert!(clock.time(restarted).ps() <= u64::MAX / 2, "it is restarted long before its end");
+        clock.restart(restarted);
+        assert_eq!(clock.time(restarted), sim::Time::ZERO);
+        for now_ns in [restarted.ns(), restarted.ns() + 1, end.ns(), later.ns()] {
             let time = clock.time(Time::from_ns(now_ns));
-            assert_eq!((time.ps(), clock.ns(time)), ((now_ns - renewed.ns()) * 1000, now_ns));
+            assert_eq!((time.ps(), clock.ns(time)), ((now_ns - restarted.ns()) * 1000, now_ns));
         }
-        assert_eq!(clock.ns(sim::Time::from_ps(1001)), renewed.ns() + 2);
+        assert_eq!(clock.ns(sim::Time::from_ps(1001)), restarted.ns() + 2);
     }
 }

@@ -1,7 +1,7 @@
-//! Tells threads that hang from threads that wait for a CPU.
+//! Distinguishes threads that hang from threads that wait for a CPU.
 //!
-//! A timeout cannot tell them apart soon enough: on an overloaded machine a healthy thread may wait longer than any
-//! tolerable timeout. So this module uses what the kernel reports of a thread: whether it is runnable, and its CPU
+//! A timeout cannot distinguish them soon enough: on an overloaded machine a healthy thread may wait longer than any
+//! tolerable timeout. So this module uses what the kernel reports about a thread: whether it is runnable, and its CPU
 //! time.
 //!
 //! * A **process** is stopped (SIGSTOP, a debugger) if it is in the stopped state in two samples and has not run in
@@ -280,7 +280,7 @@ mod tests {
         iteration.is_hung(0, count, || panic!("no sample is taken of a new iteration"));
         seen.iter()
             .zip(1..)
-            .map(|(sample, look)| iteration.is_hung(look * SAMPLE_INTERVAL_NS, count, || *sample))
+            .map(|(sample, number)| iteration.is_hung(number * SAMPLE_INTERVAL_NS, count, || *sample))
             .collect()
     }
 
@@ -307,8 +307,9 @@ mod tests {
         assert_eq!(verdicts(4, &[sample(State::Waiting, 7); 3]), [false, false, true]);
         assert_eq!(verdicts(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and no sample is taken");
         let mut iteration = Iteration::default();
-        let moves = |count: u64| iteration.is_hung(count * SAMPLE_INTERVAL_NS, 2 * count, || sample(State::Waiting, 7));
-        assert!(!(0..100).any(moves));
+        let iterates_and_hangs =
+            |count: u64| iteration.is_hung(count * SAMPLE_INTERVAL_NS, 2 * count, || sample(State::Waiting, 7));
+        assert!(!(0..100).any(iterates_and_hangs));
     }
 
     #[test]
@@ -380,11 +381,11 @@ mod tests {
 
         /// Signals take effect when the process is scheduled next.
         fn wait_for(&self, watch: &mut ProcessWatch, halt_reason: Option<&str>) {
-            let is_so = (0..5000).any(|_| {
+            let is_reached = (0..5000).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 watch.halt_reason() == halt_reason
             });
-            assert!(is_so, "{:?}, and not {halt_reason:?}", watch.thread.sample());
+            assert!(is_reached, "{:?}, and not {halt_reason:?}", watch.thread.sample());
         }
     }
 
@@ -477,10 +478,10 @@ mod tests {
             iterates.store(false, Ordering::Relaxed);
             let hangs = (0..6000).find_map(|_| poll());
             iterates.store(true, Ordering::Relaxed);
-            let goes_on = (0..6000).find_map(|_| poll());
+            let resumed = (0..6000).find_map(|_| poll());
             ends.store(true, Ordering::Relaxed);
             assert_eq!((before, hangs), (Vec::new(), Some(HangEvent::Hung)));
-            assert!(matches!(goes_on, Some(HangEvent::Resumed(hung_ns)) if hung_ns > 0), "{goes_on:?}");
+            assert!(matches!(resumed, Some(HangEvent::Resumed(hung_ns)) if hung_ns > 0), "{resumed:?}");
         });
     }
 }

@@ -1,5 +1,5 @@
-//! The routes of this node, without I/O. Kernel changes, neighbours and the cluster file go in; routes to announce and
-//! commands for the forwarding thread come out.
+//! The routes of this node, without I/O. The inputs are kernel changes, neighbours and the cluster file; the outputs
+//! are routes to announce and commands for the forwarding thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -77,7 +77,7 @@ pub struct OpenedPort {
     pub config: PortConfig,
 }
 
-/// The routes of this node, and what they derive from.
+/// The routes of this node, and the state from which they are derived.
 #[derive(Debug, Default)]
 pub struct LocalRoutes {
     ports: Vec<LocalPort>,
@@ -351,10 +351,10 @@ impl LocalRoutes {
             KernelKind::Throw => RouteKind::Throw,
         };
         // Routes by other interfaces only, and the kernel's own unreachable routes, are not announced.
-        let is_ours = if kind == RouteKind::Unicast { !next_hops.is_empty() } else { protocol != PROTOCOL_KERNEL };
+        let is_announced = if kind == RouteKind::Unicast { !next_hops.is_empty() } else { protocol != PROTOCOL_KERNEL };
         let other = if is_connected { Origin::Kernel } else { Origin::Connected };
         self.set_candidate(prefix, Preference { metric, origin: other, instance: 0 }, None);
-        let candidate = (is_ours && is_routed(&prefix)).then_some(CandidateRoute { kind, next_hops });
+        let candidate = (is_announced && is_routed(&prefix)).then_some(CandidateRoute { kind, next_hops });
         self.set_candidate(prefix, Preference { metric, origin, instance: 0 }, candidate);
     }
 

@@ -222,18 +222,18 @@ pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Request
 
 /// Opens the interconnect.
 pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Interconnect>, NodeError> {
-    let asked = &cluster.interconnect;
-    let kind = match asked.kind {
+    let config = &cluster.interconnect;
+    let kind = match config.kind {
         InterconnectKind::Lane => TransportKind::Lanes,
-        InterconnectKind::Window => TransportKind::Windows(timing(asked.timing)?),
+        InterconnectKind::Window => TransportKind::Windows(timing(config.timing)?),
         InterconnectKind::RnicLane => TransportKind::RnicLanes,
         InterconnectKind::RnicUdp => match cluster.node_of(own).and_then(|node| node.fabric) {
             Some(address) => TransportKind::RnicUdp(address),
             None => return Err(NodeError::Missing("fabric")),
         },
     };
-    let policy = batching_policy(asked);
-    let balances = asked.balance == Balance::Valiant;
+    let policy = batching_policy(config);
+    let balances = config.balance == Balance::Valiant;
     let settings = InterconnectSettings { policy, balances, ..InterconnectSettings::default() };
     Ok(interconnect::open(own, kind, &settings)?)
 }

@@ -356,7 +356,7 @@ impl Peers {
 
     /// Logs why a connection was refused, unless that was logged recently.
     fn log_refusal(&mut self, reason: String, now_ns: u64) {
-        self.refusals.retain(|_, said_at_ns| now_ns.saturating_sub(*said_at_ns) < REFUSAL_REPEAT_NS);
+        self.refusals.retain(|_, logged_at_ns| now_ns.saturating_sub(*logged_at_ns) < REFUSAL_REPEAT_NS);
         if self.refusals.len() >= REFUSALS_MAX || self.refusals.contains_key(&reason) {
             return;
         }
@@ -412,7 +412,7 @@ impl Peers {
             self.peer_down(node, "it has connected again", now_ns);
         }
         let Some(peer) = self.peer(node) else { return };
-        info!(node = peer.name, "met");
+        info!(node = peer.name, "session opened");
         peer.watch = connection.transport.peer_pid().and_then(ProcessWatch::of);
         (peer.connection, peer.is_session_up, peer.reason) = (Some(connection), true, None);
         peer.retry_ns = RETRY_NS_MIN;
@@ -487,11 +487,11 @@ impl Peers {
     /// Ends a session, until the node connects again.
     pub fn peer_down(&mut self, node: NodeId, reason: &str, now_ns: u64) {
         let Some(peer) = self.peer(node) else { return };
-        let was_met = peer.is_session_up;
+        let was_up = peer.is_session_up;
         (peer.connection, peer.is_session_up, peer.is_joined) = (None, false, false);
         peer.reason = Some(reason.to_owned());
         peer.retry_at_ns = peer.retry_at_ns.max(now_ns + RETRY_NS_MIN);
-        if was_met {
+        if was_up {
             warn!(node = peer.name, "lost: {reason}");
             peer.losses += 1;
             peer.removals_pending += 1;

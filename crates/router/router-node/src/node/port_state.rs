@@ -1,4 +1,4 @@
-//! What the control thread remembers of each port.
+//! The control thread's state of each port.
 
 use router::Port;
 

@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    /// Attaches capture files once all nodes are joined, or their time has come.
+    /// Attaches capture files once all nodes are joined, or their timeout has expired.
     pub(super) fn attach_deferred(&mut self, now_ns: u64) {
         let all_joined = self.peers.iter().all(|(_, peer)| peer.is_joined);
         for index in 0..self.ports.len() {
@@ -95,11 +95,11 @@ impl Node {
         self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns + REOPEN_NS);
     }
 
-    /// Reopens ports whose device is gone or has changed. A device may come back with another interface index, and its
-    /// addresses and routes may have been reported before the port knew that index: so all kernel state is applied
-    /// again.
+    /// Reopens ports whose device is gone or has changed. A device may return with another interface index, and its
+    /// addresses and routes may have been reported before the port had that index. All kernel state is therefore
+    /// applied again.
     pub(super) fn reopen_ports(&mut self, now_ns: u64) {
-        let mut is_back = false;
+        let mut is_reopened = false;
         for index in 0..self.ports.len() {
             if self.ports[index].reopen_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
                 continue;
@@ -113,12 +113,12 @@ impl Node {
                         self.command(Command::AttachPort(PortId(index as u8), port));
                     }
                     self.local.set_interface(PortId(index as u8), interface);
-                    is_back = true;
+                    is_reopened = true;
                 }
                 Err(error) => self.reopen_later(index, &error, now_ns),
             }
         }
-        if is_back {
+        if is_reopened {
             self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         }
     }

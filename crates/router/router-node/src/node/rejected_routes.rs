@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use router_ports::InterfaceIndex;
 use router_ports::netlink::RouteKey;
 
-/// Log lines per reason; after them only each power of two is logged, as a management interface may have a full table.
+/// Log lines per reason; afterwards only each power of two is logged, as a management interface may have a full table.
 const LINES_MAX: u64 = 32;
 
 /// A kernel route that is not accepted as it is.
@@ -86,18 +86,18 @@ impl RejectedRoutes {
 impl RejectedRoute {
     /// Returns the log line with the remedy. `interface` is the name of the interface that is not a port.
     pub fn line(self, prefix: IpNet, interface: &str) -> String {
-        let left = match self.is_entire_route {
+        let effect = match self.is_entire_route {
             true => "is not announced: packets that arrive at ports take a less specific route, or none",
             false => "is announced without this next hop: packets that arrive at ports take its other next hops",
         };
         match self.reason {
             RejectReason::NoPort(_) => format!(
-                "the kernel's route to {prefix} by '{interface}', which is not a port, {left}; give the node a port \
+                "the kernel's route to {prefix} by '{interface}', which is not a port, {effect}; give the node a port \
                  '{interface}' in the cluster file, or, where they must not leave by another port, run 'ip route add \
                  blackhole {prefix} metric 40000'"
             ),
             RejectReason::Encapsulated => format!(
-                "the kernel's route to {prefix} with encapsulation {left}: the router cannot encapsulate packets; \
+                "the kernel's route to {prefix} with encapsulation {effect}: the router cannot encapsulate packets; \
                  route them to a port on an Ethernet tunnel interface (vxlan, gretap)"
             ),
             RejectReason::Mtu(bytes) => format!(

@@ -67,9 +67,9 @@ impl Node {
 
     pub(super) fn send_trace_steps(&mut self, steps: &[TracedStep]) {
         let names: Vec<&str> = self.settings.cluster.nodes.iter().map(|node| node.name.as_str()).collect();
-        for some in steps.chunks(STEPS_MAX) {
+        for chunk in steps.chunks(STEPS_MAX) {
             let step = |step| status::traced_step(step, &names, |port| self.device(port).to_owned());
-            let response = Response::Traced(some.iter().map(step).collect());
+            let response = Response::Traced(chunk.iter().map(step).collect());
             self.clients.send_trace_steps(&response);
         }
     }

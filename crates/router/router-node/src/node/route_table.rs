@@ -147,8 +147,8 @@ impl RouteTable {
                 (true, false) if !self.is_full => {
                     self.is_full = true;
                     warn!(
-                        "the kernel gets no more than {INSTALLED_MAX} routes: give it a default route dev crosslane0 \
-                         for its own packets to others"
+                        "no more than {INSTALLED_MAX} routes are installed in the kernel; add a default route \
+                         dev crosslane0 for packets of this node's programs"
                     );
                 }
                 (false, true) => {
@@ -212,21 +212,21 @@ impl RouteTable {
     /// Returns the longest matching prefix of an address, preceded by longer ones that the tables have no room for.
     pub fn prefixes_of(&self, address: IpAddr) -> Vec<IpNet> {
         let found = self.rib.lookup(address).map(|(prefix, _)| prefix);
-        let is_nearer = |prefix: &IpNet| found.is_none_or(|found| found.prefix_len() < prefix.prefix_len());
+        let is_more_specific = |prefix: &IpNet| found.is_none_or(|found| found.prefix_len() < prefix.prefix_len());
         let left_out =
-            self.rib.prefixes_not_installed().filter(|prefix| prefix.contains(&address) && is_nearer(prefix));
-        let mut nearer: Vec<IpNet> = left_out.collect();
-        nearer.reverse();
-        nearer.extend(found);
-        nearer
+            self.rib.prefixes_not_installed().filter(|prefix| prefix.contains(&address) && is_more_specific(prefix));
+        let mut more_specific: Vec<IpNet> = left_out.collect();
+        more_specific.reverse();
+        more_specific.extend(found);
+        more_specific
     }
 
     /// Returns all prefixes within a network in order, those without room included.
     pub fn prefixes(&self, within: Option<IpNet>) -> Vec<IpNet> {
-        let is_asked = |prefix: &IpNet| within.is_none_or(|within| within.contains(prefix));
-        let mut all: Vec<IpNet> = self.rib.iter().map(|(prefix, _)| prefix).filter(is_asked).collect();
+        let is_selected = |prefix: &IpNet| within.is_none_or(|within| within.contains(prefix));
+        let mut all: Vec<IpNet> = self.rib.iter().map(|(prefix, _)| prefix).filter(is_selected).collect();
         let in_tables = all.len();
-        all.extend(self.rib.prefixes_not_installed().filter(is_asked));
+        all.extend(self.rib.prefixes_not_installed().filter(is_selected));
         if all.len() > in_tables {
             all.sort();
         }

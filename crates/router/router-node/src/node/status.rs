@@ -64,16 +64,16 @@ impl Node {
 
 /// Returns why a port has a smaller MTU than the cluster file sets, with the remedy; `None` if it does not.
 pub fn mtu_cut(port_config: &PortOfNode, mtu_bytes: u16) -> Option<String> {
-    let asked = port_config.mtu_bytes.filter(|asked| *asked > mtu_bytes)?;
+    let configured = port_config.mtu_bytes.filter(|configured| *configured > mtu_bytes)?;
     let device = &port_config.device;
     Some(match &port_config.parent {
         Some(parent) => format!(
-            "mtu_bytes = {asked} is cut to {mtu_bytes}, which is what port '{parent}' carries; raise that one's MTU, \
+            "mtu_bytes = {configured} is cut to {mtu_bytes}, the MTU of port '{parent}'; raise the MTU of that port, \
              or lower this one in the file"
         ),
         None => format!(
-            "mtu_bytes = {asked} is cut to {mtu_bytes}, which is the interface's; run 'ip link set {device} mtu \
-             {asked}', or lower it in the file"
+            "mtu_bytes = {configured} is cut to {mtu_bytes}, the MTU of the interface; run 'ip link set {device} mtu \
+             {configured}', or lower it in the file"
         ),
     })
 }
@@ -191,7 +191,7 @@ fn step_text(step: &Step, names: &[&str], device: impl Fn(PortId) -> String) -> 
         Step::LookedUp { hop, hops } => {
             let (node, adjacency) = (name(hop.node), hop.adjacency.0);
             let port = if hop.port == PortId::KERNEL { "kernel".to_owned() } else { format!("port {}", hop.port.0) };
-            format!("looked up: node {node}, {port}, adjacency {adjacency}, one of {hops} equal ways")
+            format!("looked up: node {node}, {port}, adjacency {adjacency}, one of {hops} equal next hops")
         }
         Step::ToNode(node) => format!("to node {}", name(*node)),
         Step::Sent(port) => format!("sent by {}", device(*port)),

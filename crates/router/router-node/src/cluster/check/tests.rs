@@ -68,7 +68,7 @@ fn the_example_is_valid() {
 }
 
 #[test]
-fn two_files_have_digests_and_directories_of_their_own() {
+fn different_files_have_different_digests_and_directories() {
     let (one, other) = (parse(TWO).unwrap(), parse(&TWO.replace("9000", "1500")).unwrap());
     assert_eq!(one.digest(), parse(TWO).unwrap().digest());
     assert_ne!(one.digest(), other.digest());
@@ -77,7 +77,7 @@ fn two_files_have_digests_and_directories_of_their_own() {
     assert_ne!(directory("/a/c.toml"), directory("/b/c.toml"));
 }
 
-/// What is wrong stands in one line with the file, the place in it, the value, and what to do.
+/// An error is one line with the file, the position in it, the value, and the remedy.
 #[test]
 fn errors_name_line_key_value_and_remedy() {
     let cases: &[(&str, &str, &[&str])] = &[
@@ -146,8 +146,8 @@ fn errors_name_line_key_value_and_remedy() {
     }
 }
 
-/// Two nodes of two machines.
-const FAR: &str = r#"version = 1
+/// Two nodes on two machines.
+const TWO_MACHINES: &str = r#"version = 1
 key = "/etc/crosslane/office.key"
 
 [interconnect]
@@ -171,14 +171,14 @@ device = "eth1"
 "#;
 
 #[test]
-fn nodes_of_several_machines_need_a_key_wherever_each_keeps_it() {
-    let cluster = parse(FAR).unwrap();
+fn nodes_on_several_machines_need_a_key_whose_path_may_differ() {
+    let cluster = parse(TWO_MACHINES).unwrap();
     assert_eq!(cluster.key.as_deref(), Some(Path::new("/etc/crosslane/office.key")));
-    assert_eq!(cluster.digest(), parse(&FAR.replace("/etc/", "/root/")).unwrap().digest());
-    assert_ne!(cluster.digest(), parse(&FAR.replace("eth1", "eth2")).unwrap().digest());
-    let error = parse(&FAR.replace("key = \"/etc/crosslane/office.key\"\n", "")).unwrap_err();
+    assert_eq!(cluster.digest(), parse(&TWO_MACHINES.replace("/etc/", "/root/")).unwrap().digest());
+    assert_ne!(cluster.digest(), parse(&TWO_MACHINES.replace("eth1", "eth2")).unwrap().digest());
+    let error = parse(&TWO_MACHINES.replace("key = \"/etc/crosslane/office.key\"\n", "")).unwrap_err();
     assert!(error.contains("key: missing") && error.contains("crosslane router key FILE"), "{error}");
-    let error = parse(&FAR.replace("/etc/crosslane/", "")).unwrap_err();
+    let error = parse(&TWO_MACHINES.replace("/etc/crosslane/", "")).unwrap_err();
     assert!(
         error.contains("line 2, key") && error.contains("'office.key'") && error.contains("absolute path"),
         "{error}"

@@ -117,13 +117,13 @@ fn invalid_routes_are_refused() {
     let receive = |change: RouteChange| established().1.receive(0, &Message::RouteUpdate(vec![change]).encode());
     assert!(receive(change("10.0.0.0/8", vec![good])).is_ok());
     assert!(receive(change("10.0.0.0/8", vec![AnnouncedHop { port: u8::MAX, ..good }])).is_ok());
-    for wrong in [
+    for invalid in [
         change("10.0.0.1/8", vec![good]),
         change("10.0.0.0/8", vec![AnnouncedHop { port: 3, ..good }]),
         change("10.0.0.0/8", vec![good; HOPS_MAX + 1]),
         change("10.0.0.0/8", Vec::new()),
     ] {
-        assert!(matches!(receive(wrong), Err(ControlError::Route { .. })));
+        assert!(matches!(receive(invalid), Err(ControlError::Route { .. })));
     }
 }
 
@@ -140,7 +140,7 @@ fn port_mtus_are_sent_once_per_change_and_bounded() {
     assert_eq!(
         one.receive(0, &two.next_packet(0, &own).unwrap().bytes),
         Ok(SessionEvent::PortMtus(vec![1500])),
-        "one that has fewer now"
+        "the list may become shorter"
     );
     let too_many = Message::PortMtus(vec![1500; 4]).encode();
     assert!(matches!(one.receive(0, &too_many), Err(ControlError::Malformed(_))));

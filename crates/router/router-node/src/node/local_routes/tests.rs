@@ -253,13 +253,17 @@ fn a_host_route_is_preferred_to_a_neighbour_whatever_its_metric_and_node() {
                 assert_eq!(own.as_ref().map(|own| own.kind), Some(expected), "{prefix} metric {metric}");
                 assert!(
                     own == announced && own.is_some_and(|own| own.metric < neighbour.metric),
-                    "others prefer it too"
+                    "other nodes prefer it too"
                 );
             }
             local.apply_kernel_change(route(prefix, metric, 4, &[(ETH1, None)]));
             assert_eq!(hops(routes_to(&mut local, prefix).1), [(1, 0)]);
             local.apply_kernel_change(Change::RouteGone(key));
-            assert_eq!(routes_to(&mut local, prefix).1.as_ref(), Some(&neighbour), "and is back when that is gone");
+            assert_eq!(
+                routes_to(&mut local, prefix).1.as_ref(),
+                Some(&neighbour),
+                "the neighbour is announced again after the removal"
+            );
         }
     }
 }
@@ -310,7 +314,7 @@ fn a_route_by_another_interface_is_logged_once_and_counted_while_it_exists() {
     local.apply_kernel_change(route("fe80::/64", 256, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
     let expected = [("0.0.0.0/0", no_port(true)), ("192.0.2.0/24", no_port(false)), ("192.168.0.0/24", no_port(true))];
     assert_eq!(rejected(&mut local), expected.map(|(prefix, reason)| (prefix.to_owned(), reason)));
-    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other next hop is taken");
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other next hop is announced");
     assert_eq!(local.rejected().no_port, 3);
     local.apply_kernel_change(management);
     local.apply_kernel_change(partial);
@@ -323,20 +327,20 @@ fn a_route_by_another_interface_is_logged_once_and_counted_while_it_exists() {
 #[test]
 fn routes_with_encapsulation_are_rejected() {
     let mut local = local();
-    let wrapped = |prefix: &str, hops: &[(InterfaceIndex, Option<&str>)], instance: usize| {
+    let encapsulated = |prefix: &str, hops: &[(InterfaceIndex, Option<&str>)], instance: usize| {
         let Change::Route(mut route) = route(prefix, 0, 4, hops) else { unreachable!() };
         route.hops[instance].is_encapsulated = true;
         Change::Route(route)
     };
-    local.apply_kernel_change(wrapped("192.0.2.0/24", &[(ETH0, None)], 0));
-    local.apply_kernel_change(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 0));
+    local.apply_kernel_change(encapsulated("192.0.2.0/24", &[(ETH0, None)], 0));
+    local.apply_kernel_change(encapsulated("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 0));
     let reason = |is_entire_route| RejectedRoute { reason: RejectReason::Encapsulated, is_entire_route };
     assert_eq!(
         rejected(&mut local).into_iter().map(|(_, routes_to)| routes_to).collect::<Vec<_>>(),
         [reason(true), reason(false)]
     );
     assert_eq!((local.rejected().encapsulated, routes_to(&mut local, "192.0.2.0/24")), (2, (None, None)));
-    local.apply_kernel_change(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 1));
+    local.apply_kernel_change(encapsulated("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 1));
     assert_eq!(hops(routes_to(&mut local, "198.51.100.0/24").1), [(0, 0)]);
 }
 
@@ -354,14 +358,14 @@ fn a_routes_own_mtu_is_reported_where_the_route_is_accepted() {
 #[test]
 fn local_prefixes_of_the_kernel_are_announced() {
     let mut local = local();
-    for (interface, prefix, is_taken) in [(LO, "192.0.2.0/24", true), (MANAGEMENT, "198.51.100.0/24", false)] {
+    for (interface, prefix, is_accepted) in [(LO, "192.0.2.0/24", true), (MANAGEMENT, "198.51.100.0/24", false)] {
         let Change::Route(mut route) = route(prefix, 0, 4, &[(interface, None)]) else { unreachable!() };
         route.kind = KernelKind::Local;
         local.apply_kernel_change(Change::Route(route));
         let (own, announced) = routes_to(&mut local, prefix);
         assert_eq!(own, announced);
         let hops: Vec<AnnouncedHop> = announced.map_or_else(Vec::new, |announced| announced.hops);
-        assert_eq!(hops, if is_taken { vec![KERNEL_HOP] } else { Vec::new() });
+        assert_eq!(hops, if is_accepted { vec![KERNEL_HOP] } else { Vec::new() });
     }
     assert_eq!(rejected(&mut local).len(), 1);
 }
@@ -466,7 +470,11 @@ fn a_port_without_a_kernel_and_its_vlan_are_configured_by_the_cluster_file() {
     assert_eq!(all(&mut local), expected.map(|(prefix, hops)| (prefix.to_owned(), hops)));
     assert_eq!(local.announcements().mtus_bytes().0, [1400, 1400]);
     let vlan = local.port(PortId(1));
-    assert_eq!((vlan.mac, vlan.vlan.map(|vlan| vlan.id)), (MacAddress([2; 6]), Some(7)), "it has its port's address");
+    assert_eq!(
+        (vlan.mac, vlan.vlan.map(|vlan| vlan.id)),
+        (MacAddress([2; 6]), Some(7)),
+        "a VLAN has the hardware address of its parent"
+    );
     let effects = local.take_effects();
     let is_own = |effect: &Effect| matches!(effect, Effect::AddLocalAddress(_));
     assert!(!effects.iter().any(is_own), "addresses of the router are not local to a kernel: {effects:?}");
@@ -493,7 +501,7 @@ fn a_vlan_follows_its_parent() {
 
 /// Any sequence of reloads gives the same state as a start with the last file.
 #[test]
-fn a_node_with_renumbered_ports_is_as_one_started_so() {
+fn renumbering_ports_gives_the_state_of_a_fresh_start() {
     let other = "[[nodes.ports]]\ndevice = \"tap1\"\nkind = \"tap\"\naddresses = [\"10.6.0.1/24\", \"10.6.0.2/24\"]\n";
     let other_address = TAP.replace("10.9.0.1", "10.9.0.7");
     let files = [

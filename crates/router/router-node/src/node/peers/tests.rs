@@ -7,7 +7,7 @@ use crate::control::message::VERSION;
 use crate::control::transport::TcpAddress;
 
 const LIMITS: SessionTimers = SessionTimers { keepalive_ns: 20_000_000, hold_ns: 10_000_000_000 };
-const TURN_NS: u64 = 1_000_000;
+const ITERATION_NS: u64 = 1_000_000;
 /// Iterations after which a test has failed.
 const ITERATIONS_MAX: u64 = 20_000;
 
@@ -28,11 +28,11 @@ fn poll(peers: &mut Peers, now_ns: u64) {
 
 /// Polls both nodes until the condition holds.
 #[track_caller]
-fn poll_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_so: impl Fn(&[Peers; 2]) -> bool) {
+fn poll_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_reached: impl Fn(&[Peers; 2]) -> bool) {
     for _ in 0..ITERATIONS_MAX {
-        *now_ns += TURN_NS;
+        *now_ns += ITERATION_NS;
         nodes.iter_mut().for_each(|node| poll(node, *now_ns));
-        if is_so(nodes) {
+        if is_reached(nodes) {
             return;
         }
     }
@@ -55,20 +55,20 @@ fn a_held_node_ends_its_sessions_with_the_reason_and_opens_them_when_released() 
     for held in [0, 1] {
         let mut nodes = [0, 1].map(|node| peers(folder.path(), node));
         let mut now_ns = 0;
-        let are_met = |nodes: &[Peers; 2]| states(nodes) == ["joining"; 2];
-        poll_until(&mut nodes, &mut now_ns, are_met);
+        let are_connected = |nodes: &[Peers; 2]| states(nodes) == ["joining"; 2];
+        poll_until(&mut nodes, &mut now_ns, are_connected);
         nodes[held].hold("its thread hangs", now_ns);
         poll(&mut nodes[1 - held], now_ns);
         assert_eq!(states(&nodes), ["down"; 2]);
         let reason = other(&nodes[1 - held]).reason.clone().unwrap();
         assert!(reason.contains("its thread hangs"), "{reason}");
         for _ in 0..3000 {
-            now_ns += TURN_NS;
+            now_ns += ITERATION_NS;
             nodes.iter_mut().for_each(|node| poll(node, now_ns));
             assert_eq!(states(&nodes), ["down"; 2]);
         }
         nodes[held].release();
-        poll_until(&mut nodes, &mut now_ns, are_met);
+        poll_until(&mut nodes, &mut now_ns, are_connected);
         // Earlier attempts do not result in sessions.
         assert_eq!(nodes.each_ref().map(|node| other(node).losses), [1, 1]);
     }
@@ -78,15 +78,15 @@ fn a_held_node_ends_its_sessions_with_the_reason_and_opens_them_when_released() 
 fn a_suspended_node_opens_a_session_with_the_current_peer_only() {
     let _no_child = test_support::spawn::forbid();
     let folder = tempfile::tempdir().unwrap();
-    let away = peers(folder.path(), 0);
+    let suspended = peers(folder.path(), 0);
     for _ in 0..5 {
-        poll(&mut peers(folder.path(), 1), TURN_NS);
+        poll(&mut peers(folder.path(), 1), ITERATION_NS);
     }
-    let mut nodes = [away, peers(folder.path(), 1)];
+    let mut nodes = [suspended, peers(folder.path(), 1)];
     let mut now_ns = 0;
     poll_until(&mut nodes, &mut now_ns, |nodes| states(nodes) == ["joining"; 2]);
-    let met = |update: &PeerUpdate| matches!(update, PeerUpdate::Up(_));
-    assert_eq!(nodes.each_mut().map(|node| node.take_updates().iter().filter(|update| met(update)).count()), [1, 1]);
+    let is_up = |update: &PeerUpdate| matches!(update, PeerUpdate::Up(_));
+    assert_eq!(nodes.each_mut().map(|node| node.take_updates().iter().filter(|update| is_up(update)).count()), [1, 1]);
     assert_eq!(nodes.each_ref().map(|node| other(node).losses), [0, 0]);
 }
 
@@ -107,8 +107,8 @@ fn a_refusal_is_logged_once() {
     assert_eq!(node.refusals.len(), REFUSALS_MAX, "connections from ever new addresses do not fill the log");
 }
 
-/// Node 0 or 1 of two machines: node 0 listens at 127.0.0.1, and node 1 is 127.0.0.2.
-fn far_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Peers {
+/// Returns node 0 or 1 of two machines: node 0 listens on 127.0.0.1, and node 1 is 127.0.0.2.
+fn tcp_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Peers {
     let address = |of: u8| {
         let address = if of == 0 { address } else { "127.0.0.2:9".parse().unwrap() };
         ControlAddress::Tcp(TcpAddress {
@@ -135,15 +135,15 @@ fn connections_from_one_address_do_not_keep_other_nodes_out() {
         (socket.local_addr().unwrap(), listener)
     };
     let (address, first) = listener("127.0.0.1:0");
-    let mut node = far_peers(&key, first, address, 0);
-    // They send nothing and stay connected.
+    let mut node = tcp_peers(&key, first, address, 0);
+    // These connections send nothing and stay open.
     let connections: Vec<TcpStream> = (0..2 * PENDING_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
-    let now_ns = TURN_NS;
+    let now_ns = ITERATION_NS;
     for _ in 0..10 {
         poll(&mut node, now_ns);
     }
     assert_eq!(node.pending.len(), PENDING_PER_ADDRESS_MAX);
-    let mut nodes = [node, far_peers(&key, listener("127.0.0.2:0").1, address, 1)];
+    let mut nodes = [node, tcp_peers(&key, listener("127.0.0.2:0").1, address, 1)];
     // Time does not advance, so their hello timers do not expire.
     for _ in 0..ITERATIONS_MAX {
         nodes.iter_mut().for_each(|node| poll(node, now_ns));
@@ -163,10 +163,10 @@ fn connections_that_cannot_be_accepted_cause_no_wakeup() {
     let address = ControlAddress::Unix(folder.path().join("0"));
     let waiting: Vec<Transport> = (0..=PENDING_MAX).map(|_| Transport::connect(&address).unwrap()).collect();
     for _ in 0..3 {
-        poll(&mut node, TURN_NS);
+        poll(&mut node, ITERATION_NS);
     }
     assert_eq!((node.pending.len(), node.descriptors()[0].1), (PENDING_MAX, PollFlags::empty()));
     drop(waiting);
-    poll(&mut node, 2 * TURN_NS);
+    poll(&mut node, 2 * ITERATION_NS);
     assert_eq!(node.descriptors()[0].1, PollFlags::IN);
 }
