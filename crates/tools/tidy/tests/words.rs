@@ -58,6 +58,10 @@ const RETIRED: &[(&str, &str)] = &[
     ("put off", "defer, deferred"),
     ("lets go", "releases"),
     ("its kin", "similar errors"),
+    ("dear", "costly, expensive"),
+    ("luck", "chance"),
+    ("lucky", "biased, by chance"),
+    ("at the mercy of", "determined by"),
     ("heirs", "successors"),
 ];
 
