@@ -1,32 +1,32 @@
-//! What an axis shows, and where.
+//! Axes: scales, spans, ticks and labels.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::coord::types::RangedCoordf64;
 
-/// Room between the outermost point and the frame, as a share of the axis.
+/// Margin between the outermost point and the frame, as a share of the axis.
 const MARGIN: f64 = 0.02;
-/// Intervals of a linear axis, about.
+/// Approximate number of intervals of a linear axis.
 const INTERVALS: f64 = 6.0;
-/// Up to so many decades, ticks stand at 1, 2 and 5 of each.
+/// Maximum number of decades for which ticks are at 1, 2 and 5 of each decade.
 const FEW_DECADES: f64 = 3.0;
 const PARTS: [f64; 3] = [1.0, 2.0, 5.0];
-/// Powers of ten beyond these are written as such.
+/// Exponents of powers of ten that are written as decimals; others are written as powers.
 const EXPONENTS_WRITTEN_OUT: std::ops::RangeInclusive<f64> = -3.0..=4.0;
 
-/// What an axis shows, with its title.
+/// The scale of an axis, with its title.
 #[derive(Clone, Copy, Debug)]
 pub enum Axis {
-    /// Bytes, by powers of four.
+    /// Bytes, logarithmic, with ticks at powers of four.
     Bytes(&'static str),
-    /// A positive quantity, by powers of ten.
+    /// A positive quantity, logarithmic, with ticks at powers of ten.
     Decades(&'static str),
-    /// A quantity, evenly; from zero unless its values lie close together far above.
+    /// A quantity, linear. The axis starts at zero unless the values lie close together far above zero.
     Linear(&'static str),
-    /// Bytes, evenly from zero, by a power of two.
+    /// Bytes, linear from zero, with ticks at multiples of a power of two.
     EvenBytes(&'static str),
-    /// 0 to 100.
+    /// A percentage, linear from 0 to 100.
     Percent(&'static str),
 }
 
@@ -38,7 +38,7 @@ impl Axis {
         }
     }
 
-    /// Where a value lies on the axis; `None` if the axis cannot show it.
+    /// Returns the position of a value on the axis; `None` if the axis cannot show it.
     pub(crate) fn position(self, value: f64) -> Option<f64> {
         let position = match self {
             Self::Bytes(_) => value.log2() / 2.0,
@@ -57,7 +57,7 @@ impl Axis {
         }
     }
 
-    /// The positions shown: all values and whole steps around them.
+    /// Returns the span of positions that the axis shows: all given positions, extended to whole steps.
     pub(crate) fn span(self, positions: impl Iterator<Item = f64>) -> Range<f64> {
         if let Self::Percent(_) = self {
             return 0.0..100.0;
@@ -68,7 +68,7 @@ impl Axis {
             return 0.0..1.0;
         }
         match self {
-            // Sizes end where they end; the margin keeps markers off the frame.
+            // Not extended to whole steps; the margin keeps markers off the frame.
             Self::Bytes(_) => {
                 let margin = (high - low).max(1.0) * MARGIN;
                 low - margin..high + margin
@@ -115,14 +115,14 @@ fn superscript(number: i64) -> String {
     number.to_string().chars().map(digit).collect()
 }
 
-/// Without the digits that only rounding made.
+/// Returns a position as text, without digits that come from rounding errors.
 fn linear_label(position: f64) -> String {
     let text = format!("{position:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// 1, 2 or 5 times a power of ten, so that about [`INTERVALS`] fit.
+/// Returns a step of 1, 2 or 5 times a power of ten of which about [`INTERVALS`] fit into `length`.
 fn nice_step(length: f64) -> f64 {
     let rough = length / INTERVALS;
     let power = 10f64.powf(rough.log10().floor());
@@ -139,20 +139,20 @@ fn linear_span(low: f64, high: f64) -> Range<f64> {
     first..last.max(first + step)
 }
 
-/// Whole decades, or parts of them that end at 1, 2 or 5 where there are few.
+/// Returns a span of whole decades, or one that ends at 1, 2 or 5 of a decade if there are few.
 fn decades_span(low: f64, high: f64) -> Range<f64> {
     let whole = low.floor()..high.ceil().max(low.floor() + 1.0);
     if whole.end - whole.start > FEW_DECADES {
         return whole;
     }
-    let ends =
+    let parts =
         || (whole.start as i64..=whole.end as i64).flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()));
-    let start = ends().filter(|end| *end <= low + 1e-9).fold(whole.start, f64::max);
-    let end = ends().filter(|end| *end >= high - 1e-9).fold(f64::INFINITY, f64::min).min(whole.end);
+    let start = parts().filter(|part| *part <= low + 1e-9).fold(whole.start, f64::max);
+    let end = parts().filter(|part| *part >= high - 1e-9).fold(f64::INFINITY, f64::min).min(whole.end);
     if start < end { start..end } else { whole }
 }
 
-/// An axis in transformed coordinates, with its own ticks.
+/// An axis in transformed coordinates, which computes its ticks itself.
 pub(crate) struct Ticked {
     range: RangedCoordf64,
     span: Range<f64>,
@@ -164,7 +164,7 @@ impl Ticked {
         Self { range: span.clone().into(), span, axis }
     }
 
-    /// Whether there are so few decades that 2 and 5 of each have room.
+    /// Returns whether there are few enough decades for ticks at 2 and 5 of each.
     fn has_parts(&self) -> bool {
         matches!(self.axis, Axis::Decades(_)) && self.span.end - self.span.start <= FEW_DECADES
     }
@@ -182,7 +182,7 @@ impl Ticked {
         (first..=last).map(|tick| tick as f64 * step).collect()
     }
 
-    /// The lines between decades: 2 to 9 of each.
+    /// Returns the minor ticks of a logarithmic axis: 2 to 9 of each decade.
     fn light(&self) -> Vec<f64> {
         let Axis::Decades(_) = self.axis else { return Vec::new() };
         let decades = self.span.start.floor() as i64..self.span.end.ceil() as i64;
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_what_a_reader_expects() {
+    fn labels_are_decimals_sizes_or_powers_of_ten() {
         assert_eq!(Axis::Bytes("").label(3.0), "64 B");
         assert_eq!(Axis::Bytes("").label(5.0), "1 KiB");
         assert_eq!(Axis::Decades("").label(-2.0), "0.01");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_logarithm_cannot_show_is_left_out() {
+    fn values_that_a_logarithmic_axis_cannot_show_have_no_position() {
         assert_eq!(Axis::Decades("").position(0.0), None);
         assert_eq!(Axis::Decades("").position(-1.0), None);
         assert_eq!(Axis::Decades("").position(100.0), Some(2.0));

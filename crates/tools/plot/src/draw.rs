@@ -1,4 +1,4 @@
-//! Drawing by plotters' SVG backend.
+//! Drawing of plots with the SVG backend of plotters.
 
 use anyhow::Result;
 use plotters::coord::Shift;
@@ -8,19 +8,19 @@ use crate::axis::Ticked;
 use crate::style::{Line, Marker, Style};
 use crate::{Figure, Series};
 
-/// Drawing rounds to whole units: with this many to a pixel, curves stay smooth.
+/// Drawing units per pixel. The backend rounds to whole units; with this many, curves stay smooth.
 const UNITS_PER_PIXEL: i32 = 8;
 const PLOT_WIDTH: i32 = 660;
 const HEIGHT: i32 = 460;
 const LEGEND_WIDTH_MIN: i32 = 200;
-/// From the left edge of the legend to its text, and between the text and the right edge of the picture.
+/// Distance from the left edge of the legend to its text, and from the text to the right edge of the image.
 const LEGEND_TEXT: i32 = 40;
-/// A letter of the legend's font is about as wide.
+/// Approximate width of a letter of the legend's font.
 const LEGEND_LETTER_WIDTH: f64 = 7.6;
 const LEGEND_ROW: i32 = 26;
 const LEGEND_TOP: i32 = 60;
 const FONT: &str = "Helvetica, Arial, sans-serif";
-/// Beyond this, markers would hide the line.
+/// Maximum number of points of a series that gets markers; more would hide the line.
 const MARKED_POINTS_MAX: usize = 48;
 const MARKER_RADIUS: i32 = 3;
 
@@ -41,10 +41,10 @@ impl Style {
 }
 
 impl Figure {
-    /// The plot as the text of an SVG file.
+    /// Returns the plot as the text of an SVG file.
     ///
     /// # Errors
-    /// What the drawing library answers.
+    /// Errors of the drawing library.
     pub fn svg(&self) -> Result<String> {
         let (width, height) = (PLOT_WIDTH + self.legend_width(), HEIGHT.max(self.legend_height()));
         let mut svg = String::new();
@@ -52,7 +52,7 @@ impl Figure {
         self.draw(&root)?;
         root.present()?;
         drop(root);
-        // The drawing at its size in pixels: the view box keeps the finer units.
+        // The size is given in pixels; the view box keeps the finer units.
         let drawn = format!("width=\"{}\" height=\"{}\"", extent(width), extent(height));
         Ok(svg.replacen(&drawn, &format!("width=\"{width}\" height=\"{height}\""), 1))
     }
@@ -109,7 +109,7 @@ impl Figure {
             }
             if style.line == Line::None || points.len() <= MARKED_POINTS_MAX {
                 let on_frame = points.iter().map(|point| chart.backend_coord(point));
-                // Backend coordinates are those of the whole picture, so the root draws them.
+                // Backend coordinates are those of the whole image, so the root draws them.
                 on_frame.map(|at| (at.0, at.1)).try_for_each(|at| mark(root, at, style))?;
             }
         }
@@ -144,7 +144,7 @@ fn legend_title(series: &Series) -> String {
     format!("{}{missing}", series.title)
 }
 
-/// Draws the marker of a style at a place of the picture.
+/// Draws the marker of a style at a point of the image.
 fn mark(area: &Area<'_>, (x, y): (i32, i32), style: Style) -> Result<()> {
     let (radius, fill) = (units(MARKER_RADIUS), style.color.rgb().filled());
     match style.marker {
@@ -181,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn a_legend_has_the_room_it_needs() {
-        let long = "a title that says everything there is to say";
+    fn the_image_grows_with_the_legend() {
+        let long = "a title that is longer than the minimum width";
         let svg = figure((0..40).map(|_| series(long, Vec::new())).collect()).svg().unwrap();
         assert!(!svg.contains("width=\"860\"") && !svg.contains("height=\"460\""), "{svg}");
     }

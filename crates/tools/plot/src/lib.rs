@@ -1,8 +1,8 @@
-//! Line plots as SVG and PNG: linear, logarithmic or percentage axes, colours and markers that colour-blind readers and
-//! black-and-white printers can tell apart, the legend beside the plot.
+//! Line plots as SVG and PNG: linear, logarithmic or percentage axes, colours and markers that remain distinguishable
+//! for colour-blind readers and in black-and-white print, and a legend beside the plot.
 //!
-//! Coordinates are transformed before they are drawn, so one kind of chart serves every axis. A PNG is the SVG,
-//! rendered with a font that comes with the program.
+//! Coordinates are transformed before they are drawn, so one kind of chart serves every axis. A PNG is the SVG rendered
+//! with a built-in font.
 
 mod axis;
 mod draw;
@@ -17,25 +17,25 @@ use anyhow::{Context, Result};
 pub use axis::Axis;
 pub use style::{Color, Line, Marker, Style};
 
-/// One line.
+/// A series of points.
 pub struct Series {
-    /// As in the legend.
+    /// Title in the legend.
     pub title: String,
-    /// How it is drawn.
+    /// Drawing style.
     pub style: Style,
-    /// x and y; what an axis cannot show is left out.
+    /// Points (x, y). Points that an axis cannot show are omitted.
     pub points: Vec<(f64, f64)>,
 }
 
-/// One plot.
+/// A plot.
 pub struct Figure {
-    /// Above the plot; lines after the first are smaller.
+    /// Title above the plot; lines after the first are smaller.
     pub title: String,
-    /// Horizontal.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Vertical.
+    /// Vertical axis.
     pub y: Axis,
-    /// What is drawn, the last on top.
+    /// Series, the last on top.
     pub series: Vec<Series>,
 }
 

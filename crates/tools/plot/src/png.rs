@@ -1,4 +1,4 @@
-//! An SVG as a PNG.
+//! Rendering of an SVG to PNG.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree, fontdb};
 
-/// Pixels of the picture to one of the drawing: fine enough for print.
+/// Image pixels per pixel of the drawing: fine enough for print.
 const SCALE: f32 = 2.5;
 
-/// Renders with the font that comes with this program and no other, so that every machine makes the same picture.
+/// Renders an SVG with the built-in font only, so that every machine produces the same image.
 pub(crate) fn render(svg: &str) -> Result<Vec<u8>> {
     let mut fonts = fontdb::Database::new();
     fonts.load_font_data(dejavu::sans::regular().to_vec());
@@ -18,9 +18,9 @@ pub(crate) fn render(svg: &str) -> Result<Vec<u8>> {
     let tree = Tree::from_str(svg, &options).context("reading the SVG")?;
     let size = tree.size();
     let (width, height) = ((size.width() * SCALE).ceil() as u32, (size.height() * SCALE).ceil() as u32);
-    let mut picture = Pixmap::new(width, height).with_context(|| format!("a picture of {width} x {height} pixels"))?;
-    resvg::render(&tree, Transform::from_scale(SCALE, SCALE), &mut picture.as_mut());
-    picture.encode_png().context("compressing the PNG")
+    let mut image = Pixmap::new(width, height).with_context(|| format!("an image of {width} x {height} pixels"))?;
+    resvg::render(&tree, Transform::from_scale(SCALE, SCALE), &mut image.as_mut());
+    image.encode_png().context("compressing the PNG")
 }
 
 #[cfg(test)]
@@ -33,13 +33,13 @@ mod tests {
              <rect width=\"200\" height=\"40\" fill=\"white\"/>\
              <text x=\"5\" y=\"25\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"20\">{text}</text></svg>"
         );
-        let picture = Pixmap::decode_png(&render(&svg).unwrap()).unwrap();
-        assert_eq!((picture.width(), picture.height()), (500, 100));
-        picture.pixels().iter().filter(|pixel| pixel.red() < 100).count()
+        let image = Pixmap::decode_png(&render(&svg).unwrap()).unwrap();
+        assert_eq!((image.width(), image.height()), (500, 100));
+        image.pixels().iter().filter(|pixel| pixel.red() < 100).count()
     }
 
     #[test]
-    fn text_is_drawn_without_any_font_of_the_machine() {
+    fn text_is_rendered_without_fonts_of_the_machine() {
         assert_eq!(dark_pixels(""), 0);
         assert!(dark_pixels("transfer") > 500);
         assert!(dark_pixels("µ⁻⁶") > 50);

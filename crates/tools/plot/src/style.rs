@@ -2,7 +2,7 @@
 
 use plotters::style::RGBColor;
 
-/// A colour of Okabe and Ito's palette, which colour-blind readers can tell apart.
+/// A colour of the palette of Okabe and Ito, which colour-blind readers can distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Color {
     /// Dark blue.
@@ -17,27 +17,27 @@ pub enum Color {
     Purple,
     /// Light blue.
     Sky,
-    /// For what is compared against.
+    /// For references.
     Black,
-    /// For limits.
+    /// For bounds.
     Gray,
 }
 
-/// How points are joined.
+/// How points are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
-    /// Not at all: markers alone.
+    /// No line, only markers.
     None,
-    /// A line.
+    /// A solid line.
     Solid,
-    /// A line that stands back.
+    /// A dashed line, for references.
     Dashed,
 }
 
-/// What marks a point, as long as there are few.
+/// The marker of a point. Series with many points are drawn without markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marker {
-    /// Nothing.
+    /// No marker.
     None,
     /// A disc.
     Circle,
@@ -52,18 +52,18 @@ pub enum Marker {
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Of line and marker.
+    /// Colour of line and markers.
     pub color: Color,
-    /// How points are joined.
+    /// How points are connected.
     pub line: Line,
-    /// What marks a point.
+    /// Marker of each point.
     pub marker: Marker,
-    /// Whether it is the line that the reader looks for.
+    /// Whether the line is wide, to emphasise it.
     pub wide: bool,
 }
 
 impl Color {
-    /// In the order in which series take them.
+    /// Colours of consecutive series.
     const SERIES: [Self; 6] = [Self::Blue, Self::Vermilion, Self::Green, Self::Orange, Self::Purple, Self::Sky];
 
     pub(crate) fn rgb(self) -> RGBColor {
@@ -81,38 +81,38 @@ impl Color {
 }
 
 impl Style {
-    /// A line with round markers.
+    /// Returns a solid line with round markers.
     pub fn line(color: Color) -> Self {
         Self { color, line: Line::Solid, marker: Marker::Circle, wide: false }
     }
 
-    /// A limit: dashed and gray.
+    /// Returns the style of a bound: dashed and gray.
     pub fn floor() -> Self {
         Self { color: Color::Gray, line: Line::Dashed, marker: Marker::None, wide: false }
     }
 
-    /// The style of the series `index`, different from that of the 23 beside it.
+    /// Returns the style of the series `index`. Any 24 consecutive series have different styles.
     pub fn of_index(index: usize) -> Self {
         const MARKERS: [Marker; 4] = [Marker::Circle, Marker::Square, Marker::Triangle, Marker::Cross];
         let color = Color::SERIES[index % Color::SERIES.len()];
-        // One step more a round, so that a colour meets another marker each time.
+        // The offset grows with each round through the colours, so that a colour gets another marker each time.
         let marker = MARKERS[(index + index / Color::SERIES.len() * 3) % MARKERS.len()];
-        // Where there are too many points for markers, lines must differ too.
+        // Series with too many points for markers are distinguished by their lines.
         let line = if (index / Color::SERIES.len()).is_multiple_of(2) { Line::Solid } else { Line::Dashed };
         Self { color, line, marker, wide: false }
     }
 
-    /// The same without a line.
+    /// Returns this style without a line.
     pub fn points_only(self) -> Self {
         Self { line: Line::None, ..self }
     }
 
-    /// The same without markers, dashed.
+    /// Returns this style without markers and with a dashed line.
     pub fn dashed(self) -> Self {
         Self { line: Line::Dashed, marker: Marker::None, ..self }
     }
 
-    /// The same, drawn to be seen first.
+    /// Returns this style with a wide line, for emphasis.
     pub fn wide(self) -> Self {
         Self { wide: true, ..self }
     }
@@ -127,7 +127,7 @@ mod tests {
         let styles: Vec<Style> = (0..24).map(Style::of_index).collect();
         for (index, style) in styles.iter().enumerate() {
             let twin = styles[..index].iter().position(|other| other == style);
-            assert_eq!(twin, None, "{index} looks as another");
+            assert_eq!(twin, None, "series {index} has the style of another");
         }
     }
 }
