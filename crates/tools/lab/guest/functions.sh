@@ -24,9 +24,9 @@ wait_for() {
     done
 }
 
-# Writes the rack file of the guests, the same in each, and brings up this guest's node: rack_up [proxy|direct [SILENCE
-# [failover]]]. A guest that waits for a CPU may be silent for long without having failed. With failover, nodes have the
-# addresses of the network, otherwise addresses that no network has.
+# Writes the rack file of the guests, the same in each, and brings up the node of this guest: rack_up [proxy|direct
+# [SILENCE [failover]]]. SILENCE is long because a guest that waits for a CPU may be silent without having failed. With
+# failover, nodes have the addresses of the network, otherwise addresses that no network has.
 rack_up() {
     case $DEVICE_KIND in
     dax) _device="backend = \"dax\"\ncoherence = \"${COHERENCE:-coherent}\"" ;;
@@ -67,9 +67,9 @@ rack_process() {
 
 # Kills this guest's proxy or monitor, and waits until it has exited: kill_now proxy|monitor.
 kill_now() {
-    _victim=$(rack_process "$1")
-    kill -9 "$_victim"
-    wait_for is_gone "$_victim"
+    _pid=$(rack_process "$1")
+    kill -9 "$_pid"
+    wait_for is_gone "$_pid"
 }
 
 # Whether a process has exited, reaped or not.
@@ -83,7 +83,7 @@ doorbells() {
     awk '/vfio/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } END { print sum + 0 }' /proc/interrupts
 }
 
-# Waits until a background process ends, which must be with a failure: must_fail PROCESS.
+# Waits until a background process ends, and fails if it succeeds: must_fail PROCESS.
 must_fail() {
     _status=0
     wait "$1" || _status=$?

@@ -22,8 +22,8 @@ exec 3<>/dev/ttyS1
 stty -F /dev/ttyS1 raw -echo
 
 end() {
-    # Setting a terminal's mode waits until its output is drained, so the last line is printed before the lab learns of
-    # the end.
+    # Setting the mode of a terminal waits until its output is drained, so the last line is printed before the lab
+    # receives the exit message.
     stty -F /dev/ttyS0 raw
     echo "exit $1" >&3
     sleep 60
@@ -52,14 +52,14 @@ bind_vfio() {
         echo "$device" >/sys/bus/pci/drivers_probe
         group=$(readlink "/sys/bus/pci/devices/$device/iommu_group") || fail "$device has no IOMMU group"
         group=/dev/vfio/${group##*/}
-        [ -c "$group" ] || fail "vfio-pci does not take $device: no $group"
+        [ -c "$group" ] || fail "vfio-pci does not bind $device: no $group"
         VFIO_GROUP=${VFIO_GROUP:-$group} # of the first device
     done
     export VFIO_GROUP
 }
 
-# Makes a character device that maps the memory directly. The first guest writes the few words that configure it into
-# its first pages, like ndctl; later ones find them there.
+# Creates a character device that maps the memory directly. The first guest writes its configuration into its first
+# pages, like ndctl; later guests find it there.
 make_dax() {
     nd=/sys/bus/nd/devices
     [ -c /dev/dax0.0 ] && return

@@ -19,7 +19,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Its name, on the command line and in a guest's DEVICE_KIND.
+    /// Returns its name on the command line and in a guest's DEVICE_KIND.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -30,12 +30,12 @@ impl Device {
         }
     }
 
-    /// Whether the device server provides it.
+    /// Returns whether the device server provides it.
     pub fn is_served(self) -> bool {
         matches!(self, Self::Doorbell | Self::Vfio)
     }
 
-    /// Kernel modules that a guest needs for it, without their dependencies.
+    /// Returns the kernel modules that a guest needs for it, without their dependencies.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Plain | Self::Doorbell | Self::None => &[],
@@ -44,12 +44,12 @@ impl Device {
         }
     }
 
-    /// Additional kernel parameters.
+    /// Returns additional kernel parameters.
     pub fn kernel_parameters(self) -> &'static str {
         if self == Self::Vfio { "intel_iommu=on" } else { "" }
     }
 
-    /// The QEMU machine type that supports it.
+    /// Returns the QEMU machine type that supports it.
     pub fn machine(self) -> &'static str {
         match self {
             Self::Vfio => "q35,accel=tcg,kernel-irqchip=split",
@@ -58,7 +58,7 @@ impl Device {
         }
     }
 
-    /// Suffix of QEMU's `-m` option after the size of a guest's own memory.
+    /// Returns the suffix of QEMU's `-m` option after the size of a guest's private memory.
     pub fn memory_arguments(self, ram_bytes: u64, size_bytes: u64) -> String {
         if self != Self::Dax {
             return String::new();
@@ -67,7 +67,7 @@ impl Device {
         format!(",slots=1,maxmem={mib_max}M")
     }
 
-    /// QEMU's arguments for `count` devices. Only a device server provides more than one.
+    /// Returns QEMU's arguments for `count` devices. Only a device server provides more than one.
     pub fn arguments(self, memory: &OwnedFd, size_bytes: u64, socket: &Path, vectors: u32, count: u8) -> Vec<String> {
         // QEMU opens files by path only. Through this process, the memfd has a path.
         let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());

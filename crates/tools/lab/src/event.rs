@@ -2,7 +2,7 @@
 
 use crate::node::Node;
 
-/// One boot of one guest: messages of a killed guest are not taken for those of its next boot.
+/// One boot of one guest. It distinguishes messages of a killed guest from those of its next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
     /// The guest.
@@ -21,7 +21,7 @@ pub enum Event {
     /// The console is closed: the machine has ended.
     Ended(Boot),
     /// A machine has connected to the device server.
-    DeviceTaken,
+    DeviceConnected,
 }
 
 /// A message from a guest to the lab.

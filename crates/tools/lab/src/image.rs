@@ -15,7 +15,7 @@ use crate::program;
 const MODE_PROGRAM: u32 = 0o755;
 const MODE_FILE: u32 = 0o644;
 
-/// An archive under construction. A path that was added is not replaced later.
+/// An archive under construction. Adding a path that exists already has no effect.
 #[derive(Debug, Default)]
 pub struct Image {
     archive: Vec<u8>,
@@ -42,13 +42,13 @@ impl Image {
         self.add(Path::new(to), mode, &read(from)?)
     }
 
-    /// Adds a program or a library with the libraries that it needs. Strips debug information if `is_ours`.
-    pub fn program(&mut self, from: &Path, to: &str, is_ours: bool) -> Result<()> {
+    /// Adds a program or a library with the libraries that it needs. Removes debug information if `strip`.
+    pub fn program(&mut self, from: &Path, to: &str, strip: bool) -> Result<()> {
         let contents = read(from)?;
         if !program::is_elf(&contents) {
             return self.add(Path::new(to), MODE_PROGRAM, &contents);
         }
-        let contents = if is_ours { program::stripped(from)? } else { contents };
+        let contents = if strip { program::stripped(from)? } else { contents };
         self.add(Path::new(to), MODE_PROGRAM, &contents)?;
         for library in program::libraries(from)? {
             self.add(&library, MODE_PROGRAM, &read(&library)?)?;

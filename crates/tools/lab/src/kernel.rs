@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// Environment variable with the folder of the unpacked package.
 const VARIABLE: &str = "LAB_KERNEL";
-/// Where `./x` unpacks it, relative to the repository's root.
+/// Folder into which `./x` unpacks the package, relative to the root of the repository.
 const UNPACKED: &str = "target/x/guest";
 /// Maximum depth of module dependencies.
 const DEPTH_MAX: u32 = 16;
@@ -37,7 +37,7 @@ impl Kernel {
             let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
             format!(
                 "no cloud kernel of Debian in {}; './x lab' fetches one, or name its unpacked package in {VARIABLE}",
-                folders.join(" nor ")
+                folders.join(" or ")
             )
         })
     }
@@ -46,7 +46,7 @@ impl Kernel {
         let entries = fs::read_dir(folder.join("boot")).ok()?.flatten();
         let versions =
             entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned()));
-        // Cloud kernels have drivers built in that are modules in others.
+        // Cloud kernels contain drivers that are modules in other kernels.
         let version = versions.max_by_key(|version| (version.contains("cloud"), version.clone()))?;
         let kernel = Self {
             image: folder.join("boot").join(format!("vmlinuz-{version}")),
@@ -55,7 +55,7 @@ impl Kernel {
         kernel.modules.is_dir().then_some(kernel)
     }
 
-    /// Path of the kernel image.
+    /// Returns the path of the kernel image.
     pub fn image(&self) -> &Path {
         &self.image
     }
@@ -69,7 +69,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Whether the module is built into the kernel.
+    /// Returns whether the module is built into the kernel.
     fn is_built_in(&self, file: &str) -> bool {
         let list = fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
         list.lines().any(|path| path.rsplit('/').next().is_some_and(|name| name.replace('-', "_") == file))
@@ -94,7 +94,7 @@ impl Kernel {
     }
 }
 
-/// Finds a module's file, which may have `-` where the name has `_`, and may be compressed.
+/// Finds the file of a module, whose name may have `-` instead of `_`, and which may be compressed.
 fn find_module(folder: &Path, file: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     entries.into_iter().find_map(|entry| {

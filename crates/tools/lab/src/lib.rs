@@ -13,9 +13,9 @@
 //! in memory: busybox, the requested programs with their libraries, and `guest/init.sh`, which runs the script.
 //! `docs/lab.md` is the manual for scripts.
 //!
-//! **Nothing is left behind.** The device's memory and the image are memfds. Guests are reached through unnamed
-//! sockets. The only folder (for the device server's socket) is removed with the lab. A guest is killed with the thread
-//! that started it, so keep that thread until the lab has ended.
+//! **A lab leaves nothing behind.** The device's memory and the image are memfds. Guests are reached through unnamed
+//! sockets. The only folder (for the device server's socket) is removed with the lab. A guest is killed when the thread
+//! that started it ends, so that thread must live until the lab has ended.
 
 mod device;
 mod event;

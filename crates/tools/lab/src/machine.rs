@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 
 use crate::event::{Boot, Event, Message};
 
-/// The emulator's program.
+/// The program of the emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// Longer lines are divided here, so that a guest that writes without end does not fill memory.
+/// Maximum length of a line; longer lines are split, so that a guest that writes without end does not fill memory.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// QEMU's arguments for a console on its standard output and a second serial line on its standard input, both of them
-/// sockets.
+/// QEMU's arguments for a console on its standard output and a second serial port on its standard input, both of which
+/// are sockets.
 const SERIAL_ARGUMENTS: [&str; 8] = [
     "-chardev",
     "socket,id=console,fd=1",
@@ -53,12 +53,12 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Process ID of the machine.
+    /// Returns the process ID of the machine.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Lets a waiting script continue. If the machine has ended, its console's end reports it.
+    /// Lets a waiting script continue. If the machine has ended, the end of its console output reports that.
     pub fn release(&mut self) {
         let _ = self.messages.write_all(b"go\n");
     }
@@ -71,7 +71,7 @@ impl Drop for Machine {
     }
 }
 
-/// Reads lines in a thread, which ends with the machine.
+/// Starts a thread that sends each line of `source` as an event, and `last` at its end. It ends with the machine.
 fn read_lines(
     source: impl Read + Send + 'static,
     events: &Sender<Event>,

@@ -1,7 +1,7 @@
-//! `lab [OPTIONS] SCRIPT`: see `docs/lab.md`.
+//! `lab [OPTIONS] SCRIPT`: runs a script in guests; see `docs/lab.md`.
 //!
-//! The exit code is the script's; 124 after the time limit, 130 when interrupted, 1 when the lab could not be started,
-//! 2 for wrong usage.
+//! The exit code is that of the script; 124 after the time limit, 130 when interrupted, 1 if the lab cannot be started,
+//! 2 for wrong use.
 
 use std::process::ExitCode;
 use std::sync::Arc;

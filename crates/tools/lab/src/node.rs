@@ -9,9 +9,9 @@ pub struct Node(pub(crate) u8);
 impl Node {
     /// The first guest.
     pub const A: Self = Self(0);
-    /// The second.
+    /// The second guest.
     pub const B: Self = Self(1);
-    /// The third.
+    /// The third guest.
     pub const C: Self = Self(2);
 }
 

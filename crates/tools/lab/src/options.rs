@@ -17,37 +17,37 @@ const HEADER: &str = "# lab:";
 #[command(name = "lab", args_override_self = true, max_term_width = 100)]
 #[command(after_help = "A script's first lines may hold options: # lab: --guests 3 --program redis-server")]
 pub struct Options {
-    /// How many guests: a, b, ...
+    /// Number of guests: a, b, ...
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse_guests)]
     guests: u8,
-    /// What they share
+    /// Shared device
     #[arg(long, default_value = "plain")]
     device: Device,
-    /// How much of it, a power of two
+    /// Size of the shared memory, a power of two
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
     memory: u64,
     /// Doorbells of each guest
     #[arg(long, value_name = "N", default_value_t = 4)]
     vectors: u32,
-    /// Each guest's own memory
+    /// Private memory of each guest
     #[arg(long, value_name = "BYTES", default_value = "512M", value_parser = parse_size)]
     ram: u64,
-    /// Give two guests a network device each, on a line between them
+    /// Connect two guests by a network, with one network device each
     #[arg(long)]
     network: bool,
-    /// A program of this machine to take along, with its libraries (may be given again)
+    /// Copy this program of the host with its libraries into the guests (repeatable)
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
-    /// A file of this machine to take along (may be given again)
+    /// Copy this file of the host into the guests (repeatable)
     #[arg(long = "file", value_name = "HERE:THERE", value_parser = parse_file)]
     files: Vec<(PathBuf, String)>,
-    /// Where crosslane, libcrosslane.so and the lab's helpers are [default: beside this command]
+    /// Folder of crosslane, libcrosslane.so and the lab's helpers [default: that of this command]
     #[arg(long, value_name = "DIR")]
     crosslane: Option<PathBuf>,
-    /// How long it may take in all
+    /// Time limit of the whole lab
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// What every guest runs, with busybox's shell
+    /// Script that every guest runs with the shell of busybox
     script: PathBuf,
 }
 
@@ -61,7 +61,7 @@ impl Options {
         Ok((Self::try_parse_from(words)?, script))
     }
 
-    /// Makes the lab that the options describe.
+    /// Returns the lab that the options describe.
     pub fn lab(&self, script: &str) -> Lab {
         let mut lab = Lab::new().guests(self.guests).device(self.device).script(script);
         lab = lab.memory_bytes(self.memory).vectors(self.vectors).ram_bytes(self.ram);
@@ -82,14 +82,14 @@ impl Options {
     }
 }
 
-/// The folder of this command, if it contains the other files of the build.
+/// Returns the folder of this command, if it contains the other files of the build.
 fn own_folder() -> Option<PathBuf> {
     let folder = std::env::current_exe().ok()?.parent()?.to_owned();
     CROSSLANE_FILES.iter().all(|name| folder.join(name).is_file()).then_some(folder)
 }
 
 impl Lab {
-    /// Makes the lab of a script file, with the options in its header.
+    /// Returns the lab of a script file with the options in its header.
     pub fn of_script(path: &Path) -> Result<Self> {
         let (options, script) = Options::parse(&[path.display().to_string()])?;
         Ok(options.lab(&script))

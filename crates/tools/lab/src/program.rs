@@ -28,11 +28,11 @@ pub fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     if let Some(line) = text.lines().find(|line| line.contains("not found")) {
         bail!("'{}' lacks a library: {}", program.display(), line.trim());
     }
-    // Static programs have none, for which ldd returns exit code 1.
+    // ldd returns exit code 1 for a static program, which has no libraries.
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// Whether a file is in ELF format.
+/// Returns whether a file is in ELF format.
 pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }

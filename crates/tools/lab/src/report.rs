@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::node::Node;
 
-/// Exit codes besides those of scripts, as in shells and timeout(1).
+/// Exit codes other than those of scripts, as in shells and timeout(1).
 const CODE_FAILED: i32 = 1;
 const CODE_TIME_OVER: i32 = 124;
 const CODE_INTERRUPTED: i32 = 130;
@@ -51,7 +51,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Exit code of the lab: that of the first script that failed, 124 after the time limit, 130 when interrupted.
+    /// Returns the exit code: that of the first failed script, 124 after the time limit, 130 when interrupted.
     pub fn code(&self) -> i32 {
         let failed = self.guests.iter().filter_map(|guest| guest.code).find(|code| *code != 0);
         match (&self.failure, failed) {
@@ -63,7 +63,7 @@ impl Report {
         }
     }
 
-    /// Console output of a guest.
+    /// Returns the console output of a guest.
     pub fn output(&self, node: Node) -> &str {
         self.guests.iter().find(|guest| guest.node == node).map_or("", |guest| &guest.output)
     }

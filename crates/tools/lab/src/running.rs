@@ -22,21 +22,21 @@ use crate::program;
 use crate::report::{GuestReport, LabFailure, Report};
 use crate::spec::{GUESTS_MAX, Lab};
 
-/// Maximum number of devices of a guest, of a kind of which it can have several.
+/// Maximum number of devices of a guest, for kinds that allow several.
 const DEVICES_MAX: u8 = 4;
 
-/// How often interruption and time limit are checked.
+/// Interval at which interruption and the time limit are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the console of an ended machine may take to be read.
+/// Time limit for reading the rest of the console output of an ended machine.
 const CONSOLE_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Parent of the device servers' folders, whatever TMPDIR is: socket addresses must be short.
+/// Parent of the folders with sockets. It does not depend on TMPDIR, since socket paths must be short (unix(7)).
 const FOLDERS: &str = "/tmp";
 const FOLDER_PREFIX: &str = "lab-";
 const SOCKET: &str = "device.sock";
 
-/// Booted guests and what they share. Dropping it ends all of them.
+/// Booted guests and their shared device. Dropping this ends all guests.
 #[derive(Debug)]
 pub struct RunningLab {
     guests: BTreeMap<Node, GuestState>,
@@ -44,18 +44,18 @@ pub struct RunningLab {
     deadline: Instant,
     events: Receiver<Event>,
     events_to: Sender<Event>,
-    devices_taken: u32,
+    devices_connected: u32,
     memory: OwnedFd,
     image: OwnedFd,
     server: Option<DeviceServer>,
     /// The folder with the sockets of the network between two guests.
-    line: Option<TempDir>,
+    network: Option<TempDir>,
     modules: Vec<Module>,
     kernel: Kernel,
     lab: Lab,
 }
 
-/// The lab's own device server, for devices that need one. It ends before its folder is removed.
+/// The device server of the lab, for devices that need one. It ends before its folder is removed.
 #[derive(Debug)]
 struct DeviceServer {
     _server: device_server::ServerThread,
@@ -64,12 +64,12 @@ struct DeviceServer {
     _folder: TempDir,
 }
 
-/// A guest, whose machine may be killed and booted again.
+/// The state of a guest, whose machine may be killed and booted again.
 #[derive(Debug, Default)]
 struct GuestState {
     machine: Option<Machine>,
     boots: u32,
-    /// Number of boots whose console is closed.
+    /// Number of boots whose console has been closed.
     ended: u32,
     waiting_for: Option<Message>,
     code: Option<i32>,
@@ -77,7 +77,7 @@ struct GuestState {
 }
 
 impl Lab {
-    /// Runs the script to its end in all guests.
+    /// Runs the script in all guests until it ends.
     pub fn run(self) -> Result<Report> {
         self.start()?.finish()
     }
@@ -113,18 +113,18 @@ impl RunningLab {
             None => device_server::create_memory(lab.size_bytes)?,
         };
         let deadline = Instant::now() + lab.limit;
-        let line = if lab.has_network { Some(folder()?) } else { None };
+        let network = if lab.has_network { Some(folder()?) } else { None };
         let mut running = Self {
             guests: BTreeMap::new(),
             failure: None,
             deadline,
             events,
             events_to,
-            devices_taken: 0,
+            devices_connected: 0,
             memory,
             image,
             server,
-            line,
+            network,
             modules,
             kernel,
             lab,
@@ -135,13 +135,13 @@ impl RunningLab {
         Ok(running)
     }
 
-    /// The memory that the guests share, unless an external device server provides it.
+    /// Returns the memory that the guests share, unless an external device server provides it.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// The device server's socket, where a process of the host can connect as a further client; `None` without a
-    /// server.
+    /// Returns the socket of the device server, to which a process of the host can connect as another client; `None`
+    /// without a server.
     pub fn device_socket(&self) -> Option<&Path> {
         self.lab.device_server.as_deref().or(self.server.as_ref().map(|server| server.socket.as_path()))
     }
@@ -156,31 +156,31 @@ impl RunningLab {
         let mut arguments = self.lab.arguments(node, &self.kernel, &image, &self.modules);
         let Lab { device, size_bytes, vectors, devices, .. } = &self.lab;
         arguments.extend(device.arguments(&self.memory, *size_bytes, &socket, *vectors, *devices));
-        arguments.extend(self.line.iter().flat_map(|line| Lab::network_arguments(node, line.path())));
+        arguments.extend(self.network.iter().flat_map(|folder| Lab::network_arguments(node, folder.path())));
         guest.machine = Some(Machine::boot(boot, &arguments, &self.events_to)?);
         (guest.waiting_for, guest.code) = (None, None);
         guest.boots += 1;
         if self.server.is_some() {
             // Guests boot one after the other, so that a guest's ID at the server is its position among the guests.
-            let taken = self.devices_taken + u32::from(self.lab.devices);
-            self.pump(|lab| lab.devices_taken >= taken)?;
+            let expected = self.devices_connected + u32::from(self.lab.devices);
+            self.pump(|lab| lab.devices_connected >= expected)?;
         }
         Ok(())
     }
 
-    /// Kills a guest's machine (SIGKILL). Its script has no exit code.
+    /// Kills the machine of a guest (SIGKILL). Its script gets no exit code.
     pub fn kill(&mut self, node: Node) {
         let guest = self.guests.entry(node).or_default();
         (guest.machine, guest.waiting_for) = (None, None);
         self.release_barriers();
     }
 
-    /// Process ID of a guest's machine, while it is running.
+    /// Returns the process ID of a guest's machine while it runs.
     pub fn pid(&self, node: Node) -> Option<u32> {
         self.guests.get(&node)?.machine.as_ref().map(Machine::pid)
     }
 
-    /// The console output of a guest so far.
+    /// Returns the console output of a guest so far.
     pub fn output(&self, node: Node) -> &str {
         self.guests.get(&node).map_or("", |guest| &guest.output)
     }
@@ -204,7 +204,7 @@ impl RunningLab {
         self.pump(|lab| lab.output(node).contains(text)).with_context(|| format!("waiting for {text:?} of {node}"))
     }
 
-    /// Waits until all scripts have ended, or one has failed, and ends the machines.
+    /// Waits until all scripts have ended or one has failed, then ends the machines.
     pub fn finish(mut self) -> Result<Report> {
         // The report contains the error.
         let _ = self.pump(|lab| lab.running().is_empty());
@@ -216,7 +216,7 @@ impl RunningLab {
         for guest in self.guests.values_mut() {
             guest.machine = None;
         }
-        // The rest of the consoles' output is still to be read.
+        // The rest of the console output has not been read yet.
         let deadline = Instant::now() + CONSOLE_DRAIN_TIMEOUT;
         while self.guests.values().any(|guest| guest.ended < guest.boots) {
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -234,7 +234,7 @@ impl RunningLab {
         running.map(|(node, _)| *node).collect()
     }
 
-    /// Handles events until a condition holds. Fails when something ends the lab before.
+    /// Handles events until a condition holds. Fails if the lab ends before.
     fn pump(&mut self, holds: impl Fn(&Self) -> bool) -> Result<()> {
         while !holds(self) {
             self.check_limits();
@@ -263,7 +263,7 @@ impl RunningLab {
         }
     }
 
-    /// The last lines of the guests' consoles, for an error.
+    /// Returns the last lines of the guests' consoles, for an error.
     fn consoles(&self) -> String {
         let reports = self.guests.iter().map(|(node, guest)| GuestReport {
             node: *node,
@@ -275,17 +275,17 @@ impl RunningLab {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::DeviceTaken => self.devices_taken += 1,
+            Event::DeviceConnected => self.devices_connected += 1,
             Event::Line(boot, line) => {
                 if self.lab.echo {
-                    // The reader of the output may have exited; the lab goes on.
+                    // The reader of the output may have exited; the lab continues.
                     let _ = writeln!(std::io::stdout(), "{}| {line}", boot.node);
                 }
                 let output = &mut self.guests.entry(boot.node).or_default().output;
                 output.push_str(&line);
                 output.push('\n');
             }
-            Event::Message(boot, word) if self.is_current(boot) => self.handle_message(boot.node, word),
+            Event::Message(boot, message) if self.is_current(boot) => self.handle_message(boot.node, message),
             Event::Ended(boot) => self.handle_exit(boot),
             Event::Message(..) => {}
         }
@@ -301,22 +301,22 @@ impl RunningLab {
         }
     }
 
-    /// Whether a boot's machine is the current one.
+    /// Returns whether a boot's machine is the current one.
     fn is_current(&self, boot: Boot) -> bool {
         self.guests.get(&boot.node).is_some_and(|guest| guest.machine.is_some() && guest.boots == boot.number + 1)
     }
 
-    fn handle_message(&mut self, node: Node, word: Message) {
+    fn handle_message(&mut self, node: Node, message: Message) {
         let guest = self.guests.entry(node).or_default();
-        match word {
+        match message {
             Message::Exit(code) => (guest.code, guest.machine) = (Some(code), None),
             Message::Invalid(line) => guest.output.push_str(&format!("lab: invalid message: {line}\n")),
-            word => guest.waiting_for = Some(word),
+            message => guest.waiting_for = Some(message),
         }
         self.release_barriers();
     }
 
-    /// Opens a barrier when every running guest waits at it.
+    /// Opens a barrier if every running guest waits at it.
     fn release_barriers(&mut self) {
         let mut running = self.guests.values_mut().filter(|guest| guest.machine.is_some());
         let Some(GuestState { waiting_for: Some(Message::Barrier(first)), .. }) = running.next() else { return };
@@ -337,23 +337,23 @@ impl DeviceServer {
         let events = events.clone();
         let on_event = move |event: &device_server::Event| {
             if matches!(event, device_server::Event::Connected { .. }) {
-                let _ = events.send(Event::DeviceTaken);
+                let _ = events.send(Event::DeviceConnected);
             }
         };
         Ok(Self { _server: server.start(on_event)?, memory, socket, _folder: folder })
     }
 }
 
-/// Makes a folder for sockets, after removing those of labs that were killed.
+/// Creates a folder for sockets, after removing those of labs that were killed.
 fn folder() -> Result<TempDir> {
-    sweep(Path::new(FOLDERS));
+    remove_stale(Path::new(FOLDERS));
     let owner_only = Permissions::from_mode(0o700);
     let prefix = format!("{FOLDER_PREFIX}{}-", std::process::id());
     Ok(tempfile::Builder::new().prefix(&prefix).permissions(owner_only).tempdir_in(FOLDERS)?)
 }
 
 /// Removes the folders of labs that were killed: their process does not exist, and their sockets refuse connections.
-fn sweep(folders: &Path) {
+fn remove_stale(folders: &Path) {
     let Ok(entries) = std::fs::read_dir(folders) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -365,7 +365,7 @@ fn sweep(folders: &Path) {
             connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
         };
         if !Path::new(&format!("/proc/{process}")).exists() && is_refused() {
-            // Another lab may remove it at the same time.
+            // Another lab may remove the folder at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
@@ -401,10 +401,10 @@ mod tests {
             drop(UnixListener::bind(refused.join(SOCKET)).unwrap());
         }
         let _listener = UnixListener::bind(running.join(SOCKET)).unwrap();
-        // A program that a concurrent test starts holds the listener too, until its `exec`.
+        // A process that a concurrent test forks holds the listener too, until its `exec`.
         let deadline = Instant::now() + Duration::from_secs(60);
         while killed.exists() && Instant::now() < deadline {
-            sweep(folders.path());
+            remove_stale(folders.path());
         }
         assert_eq!([killed, starting, running, other].map(|path| path.exists()), [false, true, true, true]);
     }

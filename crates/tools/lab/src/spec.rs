@@ -1,4 +1,4 @@
-//! The description of a lab.
+//! The description of a lab and QEMU's arguments for it.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::program;
 pub const GUESTS_MAX: u8 = 8;
 /// Cores of each NUMA node of a guest with several NUMA nodes.
 const CORES_PER_NODE: u8 = 2;
-/// The files of a build that a guest gets: the command, its library, and helpers of scripts.
+/// The files of a build that are copied into a guest: the command, its library, and helpers for scripts.
 pub const CROSSLANE_FILES: [&str; 7] =
     ["crosslane", "libcrosslane.so", "lab-copy", "lab-link", "lab-spoil", "lab-stream", "lab-word"];
-/// Default time limit, long enough for guests that share a core with others.
+/// Default time limit, long enough for guests that share a core with other processes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A lab to be run: guests, their device, their programs and their script.
+/// The description of a lab: guests, their device, their programs and their script.
 #[derive(Clone, Debug)]
 pub struct Lab {
     pub(crate) guests: u8,
@@ -52,7 +52,7 @@ impl Default for Lab {
 }
 
 impl Lab {
-    /// Makes a lab of two guests with 64 MiB of plain shared memory and a time limit of two minutes.
+    /// Returns a lab of two guests with 64 MiB of plain shared memory and a time limit of two minutes.
     pub fn new() -> Self {
         Self {
             guests: 2,
@@ -80,14 +80,14 @@ impl Lab {
         self
     }
 
-    /// Sets the device that they share.
+    /// Sets the device that the guests share.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// Sets the number of devices of each guest, all with the same memory, where the device server provides them. Each
-    /// is a client of the server.
+    /// Sets the number of devices of each guest, all with the same memory. More than one needs a device that the device
+    /// server provides; each is a client of the server.
     pub fn devices(mut self, devices: u8) -> Self {
         self.devices = devices;
         self
@@ -111,7 +111,7 @@ impl Lab {
         self
     }
 
-    /// Sets the size of a guest's own memory.
+    /// Sets the size of the private memory of each guest.
     pub fn ram_bytes(mut self, bytes: u64) -> Self {
         self.ram_bytes = bytes;
         self
@@ -123,7 +123,7 @@ impl Lab {
         self
     }
 
-    /// Connects the two guests by a network, with a network device each: 10.77.0.1 and 10.77.0.2.
+    /// Connects two guests by a network, with one network device each: 10.77.0.1 and 10.77.0.2.
     pub fn network(mut self) -> Self {
         self.has_network = true;
         self
@@ -135,7 +135,7 @@ impl Lab {
         self
     }
 
-    /// Adds a built program or library, by path. It gets its file name in the guest's PATH.
+    /// Adds a built program or library, by path. In the guest it is in PATH under its file name.
     pub fn built(mut self, path: &Path) -> Self {
         self.programs.push(path.to_owned());
         self
@@ -181,7 +181,7 @@ impl Lab {
         (0..self.guests).map(Node)
     }
 
-    /// Makes the image that all guests boot.
+    /// Builds the image that all guests boot.
     pub(crate) fn image(&self, modules: &[Module]) -> Result<OwnedFd> {
         let mut image = Image::default();
         image.script("/init", include_str!("../guest/init.sh"))?;
@@ -213,7 +213,7 @@ impl Lab {
         format!("127.0.0.1 localhost\n{}", nodes.collect::<String>())
     }
 
-    /// QEMU's arguments for one guest.
+    /// Returns QEMU's arguments for one guest.
     pub(crate) fn arguments(&self, node: Node, kernel: &Kernel, image: &Path, modules: &[Module]) -> Vec<String> {
         let nodes: Vec<String> = self.nodes().map(|node| node.to_string()).collect();
         let modules: Vec<&str> = modules.iter().map(|(name, _)| name.as_str()).collect();
@@ -228,33 +228,32 @@ impl Lab {
         let image = image.display().to_string();
         let kernel = kernel.image().display().to_string();
         let append = parameters.join(" ");
-        let fixed = ["-nodefaults", "-nic", "none", "-display", "none", "-no-reboot", "-cpu", "max"];
-        let chosen =
+        let constant = ["-nodefaults", "-nic", "none", "-display", "none", "-no-reboot", "-cpu", "max"];
+        let specific =
             ["-machine", self.device.machine(), "-m", &ram, "-kernel", &kernel, "-initrd", &image, "-append", &append];
-        fixed.into_iter().chain(chosen).map(str::to_owned).chain(self.memory_arguments()).collect()
+        constant.into_iter().chain(specific).map(str::to_owned).chain(self.memory_arguments()).collect()
     }
 
-    /// Kernel modules that a guest needs, without their dependencies.
+    /// Returns the kernel modules that a guest needs, without their dependencies.
     pub(crate) fn modules(&self) -> Vec<&'static str> {
         let network: &[&str] = if self.has_network { &["virtio_pci", "virtio_net"] } else { &[] };
         self.device.modules().iter().chain(network).copied().collect()
     }
 
-    /// QEMU's arguments for a network device, which sends datagrams between two sockets in a folder.
+    /// Returns QEMU's arguments for a network device, which sends frames as datagrams between two sockets in a folder.
     pub(crate) fn network_arguments(node: Node, folder: &Path) -> [String; 4] {
         let socket = |node: u8| folder.join(format!("line-{node}")).display().to_string();
         let (own, other) = (socket(node.0), socket(1 - node.0));
-        let ends = format!("local.type=unix,local.path={own},remote.type=unix,remote.path={other}");
-        let line = format!("dgram,id=line,{ends}");
+        let endpoints = format!("local.type=unix,local.path={own},remote.type=unix,remote.path={other}");
         [
             "-netdev".to_owned(),
-            line,
+            format!("dgram,id=line,{endpoints}"),
             "-device".to_owned(),
             format!("virtio-net-pci,netdev=line,mac=52:54:00:77:00:0{}", node.0 + 1),
         ]
     }
 
-    /// QEMU's arguments for several NUMA nodes.
+    /// Returns QEMU's arguments for several NUMA nodes.
     fn memory_arguments(&self) -> Vec<String> {
         let nodes = self.memory_nodes;
         if nodes <= 1 {
@@ -273,7 +272,7 @@ impl Lab {
     }
 }
 
-/// Path of a program in a guest. The requested programs precede those of busybox.
+/// Returns the path of a program in a guest. The requested programs precede those of busybox in PATH.
 fn in_path(path: &Path) -> String {
     format!("/usr/bin/{}", path.file_name().unwrap_or_default().to_string_lossy())
 }

@@ -1,5 +1,5 @@
-//! `lab-copy FILE BYTES`: measures how fast one processor copies into a memory and out of it, for comparison with a
-//! lab's streams.
+//! `lab-copy FILE BYTES`: measures how fast one processor copies into a memory and out of it, for comparison with the
+//! streams of a lab.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -44,7 +44,7 @@ fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Copies consecutive blocks, starting again at the beginning after the last. Returns bytes per second.
+/// Copies consecutive blocks, wrapping around after the last, and returns bytes per second.
 fn bytes_per_s(bytes: usize, mut copy: impl FnMut(usize)) -> u64 {
     let (blocks, begun) = (bytes / BLOCK_BYTES, Instant::now());
     let mut copied = 0;

@@ -1,7 +1,7 @@
 //! `lab-link DEVICE OWN NODES PEER [ROUNDS]`: trains this node's link with a peer over a device, then exchanges words
 //! with the peer, ringing its doorbell each time.
 //!
-//! DEVICE is `pci:ADDRESS`, `vfio:ADDRESS`, `file:PATH` or `server:PATH`. The node with the lower slot begins. Where
+//! DEVICE is `pci:ADDRESS`, `vfio:ADDRESS`, `file:PATH` or `server:PATH`. The node with the lower slot sends first. If
 //! the device has interrupts, a ring that does not arrive as an interrupt is a failure, because the memory is not
 //! polled.
 
@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 const USAGE: &str = "usage: lab-link pci:ADDRESS|vfio:ADDRESS|file:PATH|server:PATH OWN NODES PEER [ROUNDS]";
 const ROUNDS: u64 = 100;
-/// Only a hang waits this long.
+/// Time limit after which a wait counts as a hang.
 const HANG_TIMEOUT: Duration = Duration::from_secs(600);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Offset of the word. Its complement is at the end of the window.
@@ -49,7 +49,7 @@ fn run(arguments: &[String]) -> Result<String> {
     let mut link = device.link(peer);
     train(&device, &mut link)?;
     let endpoint = Endpoint {
-        begins: own.0 < peer.0,
+        sends_first: own.0 < peer.0,
         inbound: link.inbound(),
         outbound: link.outbound(),
         doorbell: link.doorbell(),
@@ -83,16 +83,16 @@ fn train(device: &Device, link: &mut DeviceLink) -> Result<()> {
 }
 
 struct Endpoint {
-    begins: bool,
+    sends_first: bool,
     inbound: DeviceInbound,
     outbound: DeviceOutbound,
     doorbell: DeviceDoorbell,
 }
 
 impl Endpoint {
-    /// Sends a word and receives the same word, at both ends of the windows.
+    /// Sends a word and receives the same word, at the start and at the end of the windows.
     fn round(&self, round: u64) -> Result<()> {
-        if self.begins {
+        if self.sends_first {
             self.send(round);
             self.receive(round)
         } else {
@@ -129,14 +129,14 @@ impl Endpoint {
 
     /// Blocks until the peer rings.
     fn wait_for_ring(&self, deadline: Instant) -> Result<()> {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let remaining = deadline.saturating_duration_since(Instant::now());
         if let Some(descriptor) = self.doorbell.descriptor() {
             let mut polled = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
-            let left = Timespec::try_from(left).context("a minute at most")?;
-            let ready = rustix::event::poll(&mut polled, Some(&left))?;
+            let timeout = Timespec::try_from(remaining).context("the time limit")?;
+            let ready = rustix::event::poll(&mut polled, Some(&timeout))?;
             ensure!(ready == 1, "no interrupt after {} s", HANG_TIMEOUT.as_secs());
         }
-        ensure!(self.doorbell.wait(Some(left)) == WaitOutcome::Rung, "no ring for {} s", HANG_TIMEOUT.as_secs());
+        ensure!(self.doorbell.wait(Some(remaining)) == WaitOutcome::Rung, "no ring for {} s", HANG_TIMEOUT.as_secs());
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `lab-spoil FILE BYTES SEED`: overwrites a whole memory with garbage, like a hostile node.
+//! `lab-spoil FILE BYTES SEED`: overwrites a whole memory with pseudorandom data, like a hostile node.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -30,7 +30,7 @@ fn run(arguments: &[String]) -> Result<()> {
     let memory = Region::of_mapping(Arc::new(mapping));
     let mut state = seed | 1;
     for offset in (0..bytes).step_by(size_of::<u64>()) {
-        // xorshift64: the quality of the numbers does not matter, and the same seed gives the same ones.
+        // xorshift64: the quality of the numbers does not matter, and the same seed gives the same numbers.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;

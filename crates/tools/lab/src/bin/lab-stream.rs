@@ -1,7 +1,7 @@
 //! `lab-stream serve|connect ADDRESS SECONDS`: transfers data in both directions of one connection at the same time,
 //! and compares every byte.
 //!
-//! Each end sends blocks of a pseudorandom sequence whose seed the other end knows, then a block that marks the end.
+//! Each endpoint sends blocks of a pseudorandom sequence whose seed the peer knows, then a block that marks the end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match run(&arguments) {
         Ok((sent, received)) => {
-            println!("lab-stream: {sent} bytes sent, {received} received as they should be");
+            println!("lab-stream: {sent} bytes sent, {received} bytes received intact");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -39,8 +39,8 @@ fn run(arguments: &[String]) -> Result<(u64, u64)> {
         "connect" => (TcpStream::connect(address)?, SEED_CLIENT, SEED_SERVER),
         _ => bail!(USAGE),
     };
-    // The client's machine may be powered off once the server has ended its stream, which would lose data under way. So
-    // the server ends its stream only after it has received everything.
+    // The client's machine may be powered off once the server has ended its stream, which would lose data in flight.
+    // Therefore the server ends its stream only after it has received everything.
     let is_server = role == "serve";
     let (sending, ending) = (stream.try_clone()?, stream.try_clone()?);
     let sender = thread::spawn(move || send(sending, own, limit, !is_server));
@@ -71,13 +71,13 @@ fn receive(mut stream: TcpStream, seed: u64) -> Result<u64> {
     let mut block = [0; BLOCK_BYTES];
     loop {
         let read = stream.read_exact(&mut block);
-        let what =
-            if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::UnexpectedEof) { "ended" } else { "" };
-        read.with_context(|| format!("receiving: {what} after {bytes} bytes, without the last block"))?;
+        let is_end = read.as_ref().is_err_and(|error| error.kind() == ErrorKind::UnexpectedEof);
+        let what = if is_end { "stream ended" } else { "failed" };
+        read.with_context(|| format!("receiving: {what} after {bytes} bytes, before the last block"))?;
         if block == LAST {
             break;
         }
-        ensure!(block == blocks.next(), "the block after {bytes} bytes is not what was sent");
+        ensure!(block == blocks.next(), "the block after {bytes} bytes differs from the one that was sent");
         bytes += BLOCK_BYTES as u64;
     }
     ensure!(stream.read(&mut block)? == 0, "bytes after the last block");
