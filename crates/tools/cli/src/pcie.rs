@@ -1,6 +1,5 @@
-//! `crosslane pcie`: what a PCIe link, a host and a device on it give.
+//! `crosslane pcie`: models and measures PCIe links, hosts and devices.
 
-mod answer;
 mod bandwidth;
 mod bench;
 mod compare;
@@ -12,36 +11,37 @@ mod latency;
 mod link;
 mod nic;
 mod parameters;
+mod report;
 pub mod sizes;
 mod sweep;
 
 use anyhow::Result;
 use clap::Subcommand;
 
-/// Everything under `crosslane pcie`.
+/// Subcommands of `crosslane pcie`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// What a link leaves for reads and writes of any size, by the protocol's arithmetic
+    /// Compute the bandwidth of a link for reads and writes of any size, from the protocol overhead
     Bandwidth(bandwidth::Options),
-    /// What a network card moves over a link, and the smallest frames that sustain a line
+    /// Compute the throughput of a network card over a link, and the smallest frames that sustain line rate
     Nic(nic::Options),
-    /// How long a transfer takes at least, part by part: links, switches, root complex, memory
+    /// Compute the minimum latency of a transfer, part by part: links, switches, root complex, memory
     Latency(latency::Options),
-    /// Explain packets of the transaction or the data link layer, given in hex, field by field
+    /// Decode packets of the transaction layer or the data link layer, given in hex, field by field
     Decode(decode::Options),
     /// Run a test of pcie-bench: latency or bandwidth of a simulated host, this machine's memory, a BAR or a GPU
     Bench(bench::Options),
-    /// Run every combination of lists of parameters, and draw the paper's figures
+    /// Run every combination of lists of parameters, and plot the paper's figures
     Sweep(Box<sweep::Options>),
-    /// Two sets of results side by side, with their differences
+    /// Compare two sets of results
     Compare(compare::Options),
-    /// Read the data published with the paper
+    /// Convert the data published with the paper to results
     Import(import::Options),
-    /// Calibrate the simulated hosts to the published ones, and print how far every figure is off
+    /// Calibrate the simulated hosts to the published ones, and print the deviation of every figure
     Fit(fit::Options),
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Bandwidth(options) => bandwidth::main(options),

@@ -1,4 +1,4 @@
-//! `crosslane pcie bench`, `sweep`, `compare` and `import` from outside.
+//! Tests of `crosslane pcie bench`, `sweep`, `compare` and `import`.
 
 use std::fs;
 use std::path::Path;
@@ -22,14 +22,14 @@ fn json(output: &Output) -> Value {
 }
 
 #[track_caller]
-fn assert_fits_schema(value: &Value) {
+fn assert_matches_schema(value: &Value) {
     let schema = jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap();
     if let Some(error) = schema.iter_errors(value).next() {
         panic!("{error} at {}", error.instance_path);
     }
 }
 
-/// One line on stderr, exit code 2, nothing on stdout.
+/// Asserts one line on standard error, exit code 2 and nothing on standard output.
 #[track_caller]
 fn assert_wrong_use(arguments: &[&str], words: &[&str]) {
     let output = pcie(arguments);
@@ -49,7 +49,7 @@ fn write(folder: &Path, name: &str, contents: &[u8]) -> String {
 const MEMORY: [&str; 5] = ["bench", "--device", "memory", "--samples", "500"];
 
 #[test]
-fn what_cannot_be_measured_is_one_line_and_exit_code_2() {
+fn an_invalid_test_is_one_line_and_exit_code_2() {
     let bench = |more: &[&'static str]| [&["bench", "--test", "lat-rd"], more].concat();
     for (more, words) in [
         (&["--device", "nonsense"][..], &["'nonsense'", "sim:SYSTEM"][..]),
@@ -57,7 +57,7 @@ fn what_cannot_be_measured_is_one_line_and_exit_code_2() {
         (&["--device", "sim:hsw", "--numa", "remote"], &["hsw", "one socket"]),
         (&["--device", "pci:ffff:00:1f.7"], &["'ffff:00:1f.7'", "lspci"]),
         (&["--device", "cuda:x"], &["'x'", "cuda:0"]),
-        // Without a driver the library is missing, with one the GPU is.
+        // Without a driver the library is missing; with a driver the GPU is missing.
         (&["--device", "cuda:4000"], &["cuda:"]),
         (&["--device", "memory", "--window", "1K", "--size", "2K"], &["1024", "2048", "enlarge"]),
         (&["--device", "memory", "--window", "128M"], &["134217728", "64M"]),
@@ -78,7 +78,7 @@ fn what_cannot_be_measured_is_one_line_and_exit_code_2() {
 }
 
 #[test]
-fn wrong_files_are_one_line_and_exit_code_2() {
+fn invalid_files_are_one_line_and_exit_code_2() {
     let folder = tempfile::tempdir().unwrap();
     let broken = write(folder.path(), "broken.json", b"{");
     let other = write(folder.path(), "other.json", b"{\"schema\": \"other/3\"}");
@@ -91,19 +91,19 @@ fn wrong_files_are_one_line_and_exit_code_2() {
 }
 
 #[test]
-fn every_test_prints_json_that_fits_the_schema() {
+fn every_test_prints_json_that_matches_the_schema() {
     for (test, figure) in
         [("lat-rd", "p99_ns"), ("lat-wrrd", "p99_ns"), ("bw-rd", "gbps"), ("bw-wr", "gbps"), ("bw-rdwr", "gbps")]
     {
         let result = json(&pcie(&[&MEMORY[..], &["--test", test, "--cache", "host-warm", "--json"]].concat()));
-        assert_fits_schema(&result);
+        assert_matches_schema(&result);
         assert!(result[figure].as_f64().unwrap() >= 0.0, "{result}");
         assert_eq!((result["test"].as_str(), result["window_bytes"].as_u64()), (Some(test), Some(8192)));
     }
 }
 
 #[test]
-fn a_simulated_host_answers_as_scripts_expect_and_twice_the_same() {
+fn a_simulated_host_prints_the_same_figures_for_the_same_seed() {
     let run = |test: &str| {
         let words = format!(
             "bench --device sim:hsw --test {test} --size 64 --window 8K --cache device-warm --iommu 4k --numa local \
@@ -115,27 +115,27 @@ fn a_simulated_host_answers_as_scripts_expect_and_twice_the_same() {
         let output = run(test);
         assert_eq!(output.stdout, run(test).stdout);
         let result = json(&output);
-        assert_fits_schema(&result);
+        assert_matches_schema(&result);
         figures.iter().for_each(|figure| assert!(result[*figure].as_f64().unwrap() > 0.0, "{figure} in {result}"));
     }
 }
 
 #[test]
-fn raw_samples_come_when_asked_for() {
+fn raw_samples_are_included_on_request() {
     let result = json(&pcie(&[&MEMORY[..], &["--test", "lat-rd", "--json", "--raw"]].concat()));
-    assert_fits_schema(&result);
+    assert_matches_schema(&result);
     assert_eq!(result["raw_ns"].as_array().unwrap().len(), 500);
 }
 
 #[test]
-fn a_sweep_makes_rows_and_pictures_that_a_comparison_reads() {
+fn a_sweep_writes_plots_and_rows_that_a_comparison_reads() {
     let folder = tempfile::tempdir().unwrap();
     let plots = folder.path().join("plots");
     let sweep = ["sweep", "--device", "memory", "--test", "bw-rd", "--size", "64,128", "--samples", "500"];
     let more = ["--cache", "host-warm", "--json", "--plot", plots.to_str().unwrap()];
     let output = pcie(&[&sweep[..], &more].concat());
     let rows = json(&output);
-    assert_fits_schema(&rows);
+    assert_matches_schema(&rows);
     assert_eq!(rows.as_array().unwrap().len(), 2);
     assert!(fs::read_to_string(plots.join("bw-rd-by-size.svg")).unwrap().starts_with("<svg"));
     assert!(fs::read(plots.join("bw-rd-by-size.png")).unwrap().starts_with(b"\x89PNG"));
@@ -143,7 +143,7 @@ fn a_sweep_makes_rows_and_pictures_that_a_comparison_reads() {
     let mine = write(folder.path(), "mine.json", &output.stdout);
     let data = write(folder.path(), "bw.csv", PUBLISHED.as_bytes());
     let imported = pcie(&["import", &data]);
-    assert_fits_schema(&json(&imported));
+    assert_matches_schema(&json(&imported));
     let theirs = write(folder.path(), "theirs.json", &imported.stdout);
     let compared = json(&pcie(&["compare", &theirs, &mine, "--json", "--plot", plots.to_str().unwrap()]));
     let differences = compared["differences"].as_array().unwrap();

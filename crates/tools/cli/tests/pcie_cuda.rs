@@ -1,5 +1,5 @@
-//! `crosslane pcie bench --device cuda:0` through libraries that stand in for NVIDIA's: they check every argument and
-//! that nothing is left behind. What a real GPU makes of the kernels only a real GPU shows.
+//! Tests of `crosslane pcie bench --device cuda:0` with fake NVIDIA libraries, which check every argument and that all
+//! resources are released. Whether the kernels work can be tested only on a real GPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Every name under which the compiler is looked for.
+/// All names under which the program looks for the compiler library.
 const COMPILERS: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"];
 const LAT_RD: [&str; 6] = ["--test", "lat-rd", "--cache", "device-warm", "--samples", "300"];
 const BW_RD: [&str; 8] = ["--test", "bw-rd", "--cache", "host-warm", "--window", "256K", "--samples", "10000"];
 
-/// A folder with the two libraries, and with the log of what they complain of.
+/// A folder with the two fake libraries and the log of their complaints.
 struct Fake {
     folder: tempfile::TempDir,
 }
@@ -49,13 +49,13 @@ impl Fake {
         command
     }
 
-    /// What the libraries complained of.
+    /// Returns the complaints of the libraries.
     fn complaints(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 }
 
-/// One line on stderr with these words, this exit code, nothing on stdout.
+/// Asserts an exit code, one line on standard error that contains `words`, and nothing on standard output.
 #[track_caller]
 fn assert_fails(output: &Output, code: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
@@ -72,7 +72,7 @@ fn json(output: &Output) -> Value {
 }
 
 #[test]
-fn latencies_are_ticks_less_the_timers_own_in_every_state_of_the_caches() {
+fn latencies_are_ticks_minus_the_timer_overhead_in_every_cache_state() {
     let fake = Fake::new();
     for (test, expected_ns) in [("lat-rd", 700.0), ("lat-wrrd", 1200.0)] {
         for cache in ["cold", "host-warm", "device-warm"] {
@@ -88,12 +88,12 @@ fn latencies_are_ticks_less_the_timers_own_in_every_state_of_the_caches() {
 }
 
 #[test]
-fn bandwidth_is_taken_with_the_best_number_of_warps() {
+fn bandwidth_is_measured_with_the_best_number_of_warps() {
     let fake = Fake::new();
     for test in ["bw-rd", "bw-wr", "bw-rdwr"] {
         let arguments = ["--test", test, "--cache", "cold", "--window", "256K", "--samples", "10000", "--json"];
         let result = json(&fake.command("cuda:0", &arguments).output().unwrap());
-        // 64 warps at a time, 640 ns a read of 64 bytes, 512 a write; of a read-and-write test half of that each way.
+        // 64 concurrent warps; 640 ns for a read of 64 bytes, 512 ns for a write; bw-rdwr does half as many of each.
         let expected = match test {
             "bw-rd" => 51.2,
             "bw-wr" => 64.0,
@@ -107,9 +107,9 @@ fn bandwidth_is_taken_with_the_best_number_of_warps() {
     assert_eq!(fake.complaints(), "");
 }
 
-/// The kernels are compiled anew for each other size, and what the sweep pinned and loaded before is given back.
+/// The kernels are compiled again for each new size, after the previous module and pinned memory have been released.
 #[test]
-fn a_sweep_opens_the_gpu_twice_to_ask_and_to_measure_and_visits_every_test() {
+fn a_sweep_opens_the_gpu_twice_and_runs_every_test() {
     let fake = Fake::new();
     let sweep = |fail: &str| {
         let tests = ["--test", "bw-rd,lat-rd", "--size", "8,64,4096", "--samples", "5000", "--json"];
@@ -117,12 +117,12 @@ fn a_sweep_opens_the_gpu_twice_to_ask_and_to_measure_and_visits_every_test() {
         fake.of("sweep", "cuda:0", &arguments).env("FAKE_CUDA_FAIL", fail).output().unwrap()
     };
     let results = json(&sweep("cuDevicePrimaryCtxRetain@3"));
-    let said = |result: &Value| result["description"].as_str().unwrap().to_owned();
+    let description = |result: &Value| result["description"].as_str().unwrap().to_owned();
     let results = results.as_array().unwrap();
     assert_eq!(results.len(), 6);
     for result in results {
         let is_latency = result["test"] == "lat-rd";
-        assert_eq!(said(result).contains("warps in flight"), !is_latency, "{result}");
+        assert_eq!(description(result).contains("warps in flight"), !is_latency, "{result}");
         let words = result["size_bytes"].as_f64().unwrap() / 8.0;
         let (figure, expected) = match is_latency {
             true => ("p50_ns", 620.0 + 10.0 * words),
@@ -130,27 +130,27 @@ fn a_sweep_opens_the_gpu_twice_to_ask_and_to_measure_and_visits_every_test() {
         };
         let found = result[figure].as_f64().unwrap();
         assert!((found / expected - 1.0).abs() < 0.01, "{found}, not {expected}: {result}");
-        assert!(result["link"].is_null(), "no device is at that address: {result}");
+        assert!(result["link"].is_null(), "no device has that address: {result}");
     }
     let failed = sweep("cuModuleUnload");
-    let said = String::from_utf8_lossy(&failed.stderr);
-    assert!(said.ends_with("crosslane: cuda: cuModuleUnload failed with 2 (CUDA_ERROR_OUT_OF_MEMORY)\n"), "{said}");
+    let stderr = String::from_utf8_lossy(&failed.stderr);
+    assert!(stderr.ends_with("crosslane: cuda: cuModuleUnload failed with 2 (CUDA_ERROR_OUT_OF_MEMORY)\n"), "{stderr}");
     assert_eq!((failed.status.code(), fake.complaints().as_str()), (Some(1), ""));
 }
 
 #[test]
 fn kernels_are_loaded_once_for_all_windows_of_a_size() {
     let fake = Fake::new();
-    for (fail, is_fine) in [("cuModuleLoadData@2", false), ("cuModuleLoadData@3", true)] {
+    for (fail, succeeds) in [("cuModuleLoadData@2", false), ("cuModuleLoadData@3", true)] {
         let arguments = ["--test", "lat-rd", "--size", "8,64", "--window", "4K,8K", "--samples", "100"];
         let mut command = fake.of("sweep", "cuda:0", &arguments);
-        assert_eq!(command.env("FAKE_CUDA_FAIL", fail).output().unwrap().status.success(), is_fine, "{fail}");
+        assert_eq!(command.env("FAKE_CUDA_FAIL", fail).output().unwrap().status.success(), succeeds, "{fail}");
     }
     assert_eq!(fake.complaints(), "");
 }
 
 #[test]
-fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
+fn a_failed_call_is_named_and_all_resources_are_released() {
     let fake = Fake::new();
     for (name, shown) in [
         ("cuInit", "cuInit"),
@@ -184,9 +184,9 @@ fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
     }
 }
 
-/// The stand-in does notice what is left behind: frees that fail are left out of account by the device, not by it.
+/// Shows that the fake libraries detect leaks: the device ignores a failed release, the fake library does not.
 #[test]
-fn what_is_left_behind_is_complained_of() {
+fn a_leaked_resource_is_a_complaint() {
     for (name, words) in [
         ("cuMemFree_v2", "memory of the GPU left"),
         ("cuMemFreeHost", "pinned memory left"),
@@ -200,7 +200,7 @@ fn what_is_left_behind_is_complained_of() {
 }
 
 #[test]
-fn kernels_that_do_not_compile_are_answered_with_the_compilers_words() {
+fn an_error_of_the_compiler_is_shown() {
     let fake = Fake::new();
     for (name, words) in [
         ("nvrtcCreateProgram", &["nvrtcCreateProgram", "6"][..]),
@@ -232,7 +232,7 @@ fn missing_libraries_and_gpus_are_wrong_use() {
     let none = fake.command("cuda:0", &LAT_RD).env("FAKE_CUDA_COUNT", "0").output().unwrap();
     assert_fails(&none, 2, &["no GPU 0", "this machine has 0"]);
     assert_eq!(fake.complaints(), "");
-    // Files that are no libraries hide those that the machine may have.
+    // Files that are not libraries hide those that the machine may have.
     for name in COMPILERS {
         fs::write(fake.path(name), "").unwrap();
     }
@@ -264,7 +264,7 @@ fn doctor_names_the_library_that_is_missing() {
 }
 
 #[test]
-fn what_a_gpu_cannot_do_is_refused_before_anything_is_pinned() {
+fn unsupported_parameters_are_rejected_before_memory_is_pinned() {
     let fake = Fake::new();
     for (more, word) in [
         (&["--size", "12"][..], "multiples of 8"),

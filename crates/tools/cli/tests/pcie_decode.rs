@@ -1,4 +1,4 @@
-//! `crosslane pcie decode` from outside.
+//! Tests of `crosslane pcie decode`.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -12,7 +12,7 @@ fn decode(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that wants no input may have gone already.
+    // A command that reads no input may have ended already.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> &str {
 const READ: &str = "20000010 0501a5ff 00000001 23456780";
 
 #[test]
-fn a_packet_is_explained() {
+fn a_packet_is_decoded() {
     for output in [decode(&READ.split(' ').collect::<Vec<_>>(), ""), decode(&[], READ)] {
         let lines = text(&output.stdout);
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -34,7 +34,7 @@ fn a_packet_is_explained() {
 }
 
 #[test]
-fn an_error_log_is_explained_header_by_header() {
+fn an_error_log_is_decoded_header_by_header() {
     let log = "pcieport 0000:00:1c.0: AER:   TLP Header: 40000001 0000000f 00001000 00000000\n\
                pcieport 0000:00:1c.0: AER:   TLP Header: 4a000001 00080004 05010200 00000000\n";
     let output = decode(&["--json"], log);
@@ -48,7 +48,7 @@ fn an_error_log_is_explained_header_by_header() {
 }
 
 #[test]
-fn data_link_layer_packets_and_frames_are_explained() {
+fn data_link_layer_packets_and_frames_are_decoded() {
     let output = decode(&["--dllp", "00 00 00 00 d0 b9"], "");
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -63,7 +63,7 @@ fn data_link_layer_packets_and_frames_are_explained() {
 }
 
 #[test]
-fn what_is_no_packet_is_one_line_and_exit_code_2() {
+fn an_invalid_packet_is_one_line_and_exit_code_2() {
     for (arguments, word) in [
         (&["hello"][..], "'hello'"),
         (&["012"], "odd number"),

@@ -1,7 +1,8 @@
-//! `crosslane pcie bench` inside a guest of the lab: on the BAR of an ivshmem device, and on memory of two nodes.
+//! Tests of `crosslane pcie bench` in a guest of the lab, on the BAR of an ivshmem device and on memory of two NUMA
+//! nodes.
 //!
-//! The guest is emulated (no KVM is needed), so its times mean nothing; what is tested is that the way through sysfs to
-//! a real BAR works, and that a window lies where it was asked for, in the pages that were asked for.
+//! The guest is emulated (no KVM is needed), so its times are meaningless. The tests check that access to a BAR through
+//! sysfs works, and that a window is on the requested node and in the requested pages.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,8 +18,8 @@ bench --test lat-rd --window 2M
 "#;
 
 #[test]
-#[ignore = "boots a guest, emulated: some ten seconds"]
-fn every_test_runs_on_ivshmem_and_what_is_missing_is_named() {
+#[ignore = "boots an emulated guest, about ten seconds"]
+fn every_test_runs_on_ivshmem_and_errors_name_what_is_missing() {
     let lab = Lab::new().guests(1).memory_bytes(1 << 20).built(Path::new(env!("CARGO_BIN_EXE_crosslane")));
     let report = lab.script(BAR).run().unwrap().must_succeed();
     let console = report.output(Node::A);
@@ -29,10 +30,10 @@ fn every_test_runs_on_ivshmem_and_what_is_missing_is_named() {
     }
 }
 
-/// Some twenty seconds where nobody else computes.
+/// Time limit. The test takes about twenty seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Each `seen` is one benchmark without end, whose window the kernel counts from outside.
+/// Each `seen` starts a benchmark that does not end, and checks its window in the kernel's statistics.
 const MEMORY: &str = r#"
 seen() {
     words=$1 huge_kb=$2
@@ -79,8 +80,8 @@ done
 "#;
 
 #[test]
-#[ignore = "boots a guest, emulated: some ten seconds"]
-fn memory_lies_on_the_node_and_in_the_pages_that_were_asked_for() {
+#[ignore = "boots an emulated guest, about ten seconds"]
+fn memory_is_on_the_requested_node_and_in_the_requested_pages() {
     let lab = Lab::new().guests(1).device(Device::None).memory_nodes(2).ram_bytes(1 << 30).limit(LIMIT);
     let lab = lab.built(Path::new(env!("CARGO_BIN_EXE_crosslane")));
     let report = lab.script(MEMORY).run().unwrap().must_succeed();

@@ -1,11 +1,11 @@
-//! The modelling commands of `crosslane pcie` from outside.
+//! Tests of the modelling commands of `crosslane pcie`.
 
 mod command;
 
 use command::{assert_fails, crosslane, stdout};
 use serde_json::Value;
 
-/// What a command prints as JSON.
+/// Runs a command with `--json` and returns its output.
 fn json(arguments: &str) -> Value {
     let words: Vec<&str> = arguments.split_whitespace().chain(["--json"]).collect();
     let output = crosslane(&words);
@@ -19,7 +19,7 @@ fn assert_near(value: &Value, expected: f64) {
     assert!((found - expected).abs() <= 1e-4, "{found} is not {expected}");
 }
 
-/// Lines of a table under its head.
+/// Runs a command and returns the rows of its table.
 fn rows(arguments: &str) -> Vec<String> {
     let words: Vec<&str> = arguments.split_whitespace().collect();
     let text = stdout(&crosslane(&words));
@@ -46,7 +46,7 @@ fn bandwidth_of_one_size_is_an_object() {
 }
 
 #[test]
-fn options_of_the_link_count() {
+fn options_of_the_link_change_the_result() {
     for (options, key, expected) in [
         ("--addr 32", "write_gbps", 44.1027),
         ("--ecrc", "write_gbps", 40.2677),
@@ -58,7 +58,7 @@ fn options_of_the_link_count() {
         let size = if options.contains("--size") { "" } else { "--size 64" };
         assert_near(&json(&format!("pcie bandwidth --mode published {size} {options}"))[key], expected);
     }
-    // 60..124 lies in two lines: completions of 4 and 60 bytes, 2 * 20 + 64 bytes for 64.
+    // Bytes 60 to 123 are in two cache lines: completions of 4 and 60 bytes, 2 * 20 + 64 bytes for 64.
     assert_near(&json("pcie bandwidth --size 64 --offset 60")["read_gbps"], 64.0 * 62.230654 / 104.0);
 }
 
@@ -75,7 +75,7 @@ fn several_sizes_are_rows() {
 }
 
 #[test]
-fn cards_move_what_is_published() {
+fn the_throughput_of_cards_is_as_published() {
     for (name, figures) in [
         ("simple", [13.2308, 21.5385, 20.5813]),
         ("kernel", [18.4356, 24.1344, 28.0919]),
@@ -91,7 +91,7 @@ fn cards_move_what_is_published() {
 }
 
 #[test]
-fn cards_sustain_a_line_from_a_frame_on() {
+fn cards_sustain_line_rate_from_a_smallest_frame() {
     let answer = json("pcie nic --mode published --sustain 40");
     let frames: Vec<u64> =
         (answer["rows"].as_array().unwrap().iter()).map(|row| row["smallest_frame_bytes"].as_u64().unwrap()).collect();
@@ -101,7 +101,7 @@ fn cards_sustain_a_line_from_a_frame_on() {
 }
 
 #[test]
-fn a_card_of_ones_own_is_a_file() {
+fn a_custom_card_is_read_from_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
     let packets =
@@ -117,7 +117,7 @@ fn a_card_of_ones_own_is_a_file() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_line_and_exit_code_2() {
+fn an_invalid_option_is_one_line_and_exit_code_2() {
     for (arguments, words) in [
         ("pcie bandwidth --mps 300", &["'300'", "--mps", "power of two"][..]),
         ("pcie bandwidth --mrrs 8192", &["8192", "--mrrs", "128 to 4096"]),
@@ -152,18 +152,19 @@ fn what_makes_no_sense_is_one_line_and_exit_code_2() {
     }
 }
 
-/// Generation 3 x8 takes 8 / 63.01538 ns for a byte: 24 there, 84 back; the board 2 * 0.25 m * 7 ns, memory 31.87.
+/// A generation 3 x8 link needs 8 / 63.01538 ns for a byte; a read has a request of 24 bytes and a completion of 84.
+/// The board adds 2 * 0.25 m * 7 ns/m, the memory 31.87 ns.
 #[test]
-fn the_least_latency_is_the_sum_of_its_parts() {
+fn the_minimum_latency_is_the_sum_of_its_parts() {
     let answer = json("pcie latency --size 64");
     assert_near(&answer["read_ns"], (24.0 + 84.0) * 8.0 / 63.015_384_6 + 3.5 + 31.87);
     assert_near(&answer["write_ns"], 88.0 * 8.0 / 63.015_384_6 + 1.75);
     let parts = answer["read_parts"].as_array().unwrap();
     let sum_ns: f64 = parts.iter().map(|part| part["ns"].as_f64().unwrap()).sum();
     assert_near(&answer["read_ns"], sum_ns);
-    let parted = rows("pcie latency --size 64");
-    assert!(parted.iter().any(|line| line.starts_with("read") && line.contains("memory")), "{parted:?}");
-    // A switch each way: 105 ns, a header more and another 0.25 m.
+    let lines = rows("pcie latency --size 64");
+    assert!(lines.iter().any(|line| line.starts_with("read") && line.contains("memory")), "{lines:?}");
+    // In each direction a switch adds 105 ns, the time of one header and 0.25 m.
     let switched = json("pcie latency --size 64 --switches 1");
     let more_ns = 2.0 * (105.0 + 1.75) + (24.0 + 20.0) * 8.0 / 63.015_384_6;
     assert_near(&switched["read_ns"], answer["read_ns"].as_f64().unwrap() + more_ns);
@@ -173,7 +174,7 @@ fn the_least_latency_is_the_sum_of_its_parts() {
 }
 
 #[test]
-fn a_path_of_ones_own_is_a_file() {
+fn a_custom_path_is_read_from_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ntb.toml");
     let text = "name = \"ntb\"\nsource = \"none\"\ndevice_ns = 0\nroot_complex_ns = \"0.1 us\"\nmemory_read_ns = 0\n\

@@ -1,4 +1,4 @@
-//! `crosslane pcie bandwidth`: what a link leaves for reads and writes.
+//! `crosslane pcie bandwidth`: computes the bandwidth of a link for reads and writes.
 
 use anyhow::Result;
 use clap::Args;
@@ -7,17 +7,17 @@ use serde::Serialize;
 use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
-use super::{answer, link};
+use super::{link, report};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// Which transfers.
+/// Options of `crosslane pcie bandwidth`.
 #[derive(Args)]
 pub struct Options {
-    /// Sizes of transfers: one, a list or a range, as in 64 or 64,8K or 64..1500 or 64..4K:64
+    /// Transfer sizes: one, a list or a range, as in 64 or 64,8K or 64..1500 or 64..4K:64
     #[arg(long, value_name = "BYTES", default_value = "1,8,32,64,128,256,512,1K,1500,2K,4K")]
     size: Sizes,
-    /// Where in its 4 KB page a transfer begins
+    /// Offset of a transfer in its 4 KB page
     #[arg(long, value_name = "BYTES", default_value = "0")]
     offset: Size,
     /// Print JSON: an object for one size, an object with rows for several
@@ -27,9 +27,9 @@ pub struct Options {
     link: link::Options,
 }
 
-/// What all sizes share.
+/// Parameters that all rows share.
 #[derive(Serialize)]
-struct Question {
+struct Parameters {
     offset_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ pub fn main(options: &Options) -> Result<()> {
     let rows: Vec<Row> =
         options.size.0.iter().map(row).collect::<Result<_, _>>().map_err(WrongUse::of::<ModelError>)?;
     if options.json {
-        return answer::print_json(&model, Question { offset_bytes: options.offset.0 }, &rows);
+        return report::print_json(&model, Parameters { offset_bytes: options.offset.0 }, &rows);
     }
     output::print(&text(options, &model, &rows))
 }
@@ -59,12 +59,12 @@ fn text(options: &Options, model: &Model, rows: &[Row]) -> String {
     let heads = ["SIZE B", "WRITE Gb/s", "READ Gb/s", "READ+WRITE Gb/s, EACH"];
     let mut table = Table::new(&heads.map(|head| (head, Align::Right)));
     for Row { size_bytes, bandwidth } in rows {
-        let gbps = [bandwidth.write_gbps, bandwidth.read_gbps, bandwidth.readwrite_gbps].map(answer::gbps);
+        let gbps = [bandwidth.write_gbps, bandwidth.read_gbps, bandwidth.readwrite_gbps].map(report::gbps);
         table.row([size_bytes.to_string()].into_iter().chain(gbps).collect());
     }
-    let place = match options.offset.0 {
+    let at_offset = match options.offset.0 {
         0 => String::new(),
-        offset => format!(" that begin {offset} bytes into a page"),
+        offset => format!(" at offset {offset} of a page"),
     };
-    format!("{}Data of transfers{place}, at most:\n\n{}", answer::describe(model), table.render())
+    format!("{}Maximum payload bandwidth of transfers{at_offset}:\n\n{}", report::describe(model), table.render())
 }

@@ -1,11 +1,11 @@
-//! `crosslane pcie bench`: one test on one device.
+//! `crosslane pcie bench`: runs one test on one device.
 
 use anyhow::Result;
 use pcie::result::{Latency, Outcome, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use pcie_bench::{registry, runner};
 
-use super::parameters::{self, OfDevice, judged, small, word};
+use super::parameters::{self, DeviceArguments, classified, parse_bytes, parse_keyword};
 use super::sizes::Size;
 use crate::output;
 
@@ -13,41 +13,41 @@ use crate::output;
 #[derive(clap::Args)]
 #[command(after_help = examples())]
 pub struct Options {
-    /// What is measured: sim:SYSTEM (a simulated host), memory (this machine's), pci:ADDRESS (a BAR), cuda:N (a GPU)
+    /// Device: sim:SYSTEM (a simulated host), memory (this machine's), pci:ADDRESS (a BAR), cuda:N (a GPU)
     #[arg(long, value_name = "DEVICE")]
     device: String,
-    /// lat-rd, lat-wrrd, bw-rd, bw-wr or bw-rdwr
-    #[arg(long, value_name = "TEST", value_parser = word::<Kind>)]
+    /// Test: lat-rd, lat-wrrd, bw-rd, bw-wr or bw-rdwr
+    #[arg(long, value_name = "TEST", value_parser = parse_keyword::<Kind>)]
     test: Kind,
-    /// Bytes of a transfer
-    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = small)]
+    /// Transfer size
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = parse_bytes)]
     size: u32,
-    /// Memory over which transfers wander, 1K to 64M
+    /// Size of the memory that the transfers access, 1K to 64M
     #[arg(long, value_name = "BYTES", default_value = "8K")]
     window: Size,
-    /// What the caches hold before: cold, host-warm or device-warm
-    #[arg(long, value_name = "STATE", default_value = "cold", value_parser = word::<Cache>)]
+    /// State of the caches before the test: cold, host-warm or device-warm
+    #[arg(long, value_name = "STATE", default_value = "cold", value_parser = parse_keyword::<Cache>)]
     cache: Cache,
     /// Address translation: off, 4k (pages) or 2m
-    #[arg(long, value_name = "PAGES", default_value = "off", value_parser = word::<Iommu>)]
+    #[arg(long, value_name = "PAGES", default_value = "off", value_parser = parse_keyword::<Iommu>)]
     iommu: Iommu,
-    /// Memory on the device's socket or another: local or remote
-    #[arg(long, value_name = "PLACE", default_value = "local", value_parser = word::<Numa>)]
+    /// Memory on the device's socket (local) or another (remote)
+    #[arg(long, value_name = "PLACE", default_value = "local", value_parser = parse_keyword::<Numa>)]
     numa: Numa,
-    /// Order of visits: random or sequential
-    #[arg(long, value_name = "ORDER", default_value = "random", value_parser = word::<Order>)]
+    /// Access order: random or sequential
+    #[arg(long, value_name = "ORDER", default_value = "random", value_parser = parse_keyword::<Order>)]
     order: Order,
-    /// Where in its cache line a transfer begins, 0 to 63
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = small)]
+    /// Offset of a transfer in its cache line, 0 to 63
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     host_offset: u32,
-    /// Where in its line the device's buffer begins, 0 to 63
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = small)]
+    /// Offset of the device's buffer in its cache line, 0 to 63
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     device_offset: u32,
-    /// Latencies, or transfers timed together [default: 262144 latencies, 1048576 transfers; published runs took
-    /// 2097152 and 8388608]
+    /// Number of latencies, or of transfers timed together [default: 262144 latencies, 1048576 transfers; the published
+    /// runs used 2097152 and 8388608]
     #[arg(long, value_name = "COUNT")]
     samples: Option<u64>,
-    /// Of everything random
+    /// Seed of all random choices
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     seed: u64,
     /// Add every sample to the JSON, in order
@@ -57,7 +57,7 @@ pub struct Options {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    of_device: OfDevice,
+    device_arguments: DeviceArguments,
 }
 
 fn examples() -> String {
@@ -74,11 +74,12 @@ fn examples() -> String {
     )
 }
 
+/// Runs the test and prints its result.
 pub fn main(options: &Options) -> Result<()> {
     let test = options.test();
-    test.check().map_err(|error| judged(error.into()))?;
-    let mut device = registry::open(&options.device, options.of_device.options()).map_err(judged)?;
-    let result = runner::run(device.as_mut(), &test, options.raw).map_err(judged)?;
+    test.check().map_err(|error| classified(error.into()))?;
+    let mut device = registry::open(&options.device, options.device_arguments.options()).map_err(classified)?;
+    let result = runner::run(device.as_mut(), &test, options.raw).map_err(classified)?;
     if options.json {
         return output::print(&(serde_json::to_string(&result)? + "\n"));
     }
@@ -87,7 +88,7 @@ pub fn main(options: &Options) -> Result<()> {
 
 impl Options {
     fn test(&self) -> Test {
-        let usual = if self.test.is_latency() { parameters::LATENCY_SAMPLES } else { parameters::BANDWIDTH_SAMPLES };
+        let default = if self.test.is_latency() { parameters::LATENCY_SAMPLES } else { parameters::BANDWIDTH_SAMPLES };
         Test {
             test: self.test,
             size_bytes: self.size,
@@ -98,7 +99,7 @@ impl Options {
             cache: self.cache,
             iommu: self.iommu,
             numa: self.numa,
-            samples: self.samples.unwrap_or(usual),
+            samples: self.samples.unwrap_or(default),
             seed: self.seed,
         }
     }
@@ -120,10 +121,10 @@ fn text(result: &TestResult) -> String {
 }
 
 fn latency_note(samples: u64, latency: &Latency) -> String {
-    let trimmed = latency.trimmed_average_ns.map(|ns| format!(" ({ns:.1} without 0.1% at either end)"));
+    let trimmed = latency.trimmed_average_ns.map(|ns| format!(" ({ns:.1} without the lowest and highest 0.1%)"));
     format!(
-        "{samples} samples: average {:.1} ns{}, smallest {:.1}; the timer's own {:.1} ns are subtracted, its step is \
-         {:.2} ns\n",
+        "{samples} samples: average {:.1} ns{}, minimum {:.1}; the timer's overhead of {:.1} ns is subtracted, its \
+         resolution is {:.2} ns\n",
         latency.average_ns,
         trimmed.unwrap_or_default(),
         latency.min_ns,

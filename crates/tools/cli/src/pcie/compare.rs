@@ -1,4 +1,4 @@
-//! `crosslane pcie compare`: two sets of results side by side.
+//! `crosslane pcie compare`: compares two sets of results.
 
 use std::path::{Path, PathBuf};
 
@@ -9,20 +9,20 @@ use pcie_bench::compare::{Comparison, compare};
 use pcie_bench::files;
 use stats::{Align, Table};
 
-use super::parameters::{self, judged};
+use super::parameters::{self, classified};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// Two files of results, as `bench`, `sweep` and `import` print them.
+/// Options of `crosslane pcie compare`: two files of results, as `bench`, `sweep` and `import` print them.
 #[derive(clap::Args)]
 pub struct Options {
-    /// What is compared against
+    /// Results that serve as the reference
     #[arg(value_name = "A.json")]
     a: PathBuf,
-    /// What is compared
+    /// Results to compare with the reference
     #[arg(value_name = "B.json")]
     b: PathBuf,
-    /// Write pictures of both into this directory, as SVG and PNG
+    /// Write plots of both sets into this directory, as SVG and PNG
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     /// Print JSON
@@ -30,8 +30,9 @@ pub struct Options {
     json: bool,
 }
 
+/// Prints the comparison, and writes plots if requested.
 pub fn main(options: &Options) -> Result<()> {
-    let (a, b) = (files::read(&options.a).map_err(judged)?, files::read(&options.b).map_err(judged)?);
+    let (a, b) = (files::read(&options.a).map_err(classified)?, files::read(&options.b).map_err(classified)?);
     let comparison = compare(&a, &b);
     if comparison.differences.is_empty() {
         let (a, b) = (options.a.display(), options.b.display());
@@ -45,11 +46,11 @@ pub fn main(options: &Options) -> Result<()> {
     }
     match &options.plot {
         None => Ok(()),
-        Some(directory) => parameters::write_pictures(directory, &labelled(options, &a, &b)),
+        Some(directory) => parameters::write_plots(directory, &labelled(options, &a, &b)),
     }
 }
 
-/// What both have, each with the name of its file unless the devices tell them apart already.
+/// Returns the results of tests that both sets contain, labelled with their file names if both contain a device.
 fn labelled<'a>(options: &'a Options, a: &'a [TestResult], b: &'a [TestResult]) -> Vec<Labelled<'a>> {
     let shares_a_device = a.iter().any(|one| b.iter().any(|other| one.device == other.device));
     let (stem_a, stem_b) = if shares_a_device { (stem(&options.a), stem(&options.b)) } else { ("", "") };
@@ -97,7 +98,7 @@ fn text(options: &Options, a: &[TestResult], comparison: &Comparison) -> String 
         ]);
     }
     format!(
-        "A is {}, B is {}. In A alone: {} results; in B alone: {}.\n\n{}",
+        "A is {}, B is {}. Results only in A: {}; only in B: {}.\n\n{}",
         options.a.display(),
         options.b.display(),
         comparison.only_a,

@@ -1,4 +1,4 @@
-//! `crosslane pcie decode`: what a packet says, field by field.
+//! `crosslane pcie decode`: decodes packets field by field.
 
 use std::io::Read;
 
@@ -11,19 +11,19 @@ use stats::{Align, Table};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// Explain packets of the transaction layer or the data link layer, given in hex
+/// Options of `crosslane pcie decode`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Bytes in hex, in the order of the wire; without any, standard input is read: plain hex, the output of xxd or
-    /// hexdump -C, or the kernel's "TLP Header:" lines; an empty line begins another packet
+    /// Bytes in hex, in wire order [default: read standard input: plain hex, the output of xxd or hexdump -C, or the
+    /// kernel's "TLP Header:" lines; an empty line starts a new packet]
     hex: Vec<String>,
     /// The bytes are headers without payload, as in an error log
     #[arg(long, conflicts_with_all = ["dllp", "framed"])]
     header: bool,
-    /// The bytes are a data link layer packet: four bytes and a checksum of two
+    /// The bytes are a data link layer packet: four bytes and a two-byte checksum
     #[arg(long, conflicts_with = "framed")]
     dllp: bool,
-    /// The bytes are framed for the link: two bytes of sequence number before, four of LCRC behind
+    /// The bytes are framed for the link: a two-byte sequence number precedes the packet, a four-byte LCRC follows it
     #[arg(long)]
     framed: bool,
     /// Print JSON
@@ -31,10 +31,11 @@ pub struct Options {
     json: bool,
 }
 
-/// Bytes that a link puts around a packet.
+/// Sizes of the fields that the data link layer adds around a packet.
 const SEQUENCE_BYTES: usize = 2;
 const LCRC_BYTES: usize = 4;
 
+/// Prints the decoded packets. Fails if a checksum is wrong.
 pub fn main(options: &Options) -> Result<()> {
     let text = if options.hex.is_empty() { standard_input()? } else { options.hex.join(" ") };
     let dumps = dump::parse(&text).map_err(WrongUse::of)?;
@@ -45,7 +46,7 @@ pub fn main(options: &Options) -> Result<()> {
         all => output::print(&all.iter().map(render).collect::<Vec<_>>().join("\n"))?,
     }
     let faults: usize = explained.iter().map(|explanation| explanation.faults.len()).sum();
-    if faults > 0 { bail!("{faults} checksums are wrong; the packets above were damaged or mistyped") } else { Ok(()) }
+    if faults > 0 { bail!("{faults} checksums are wrong; the packets are damaged or mistyped") } else { Ok(()) }
 }
 
 fn standard_input() -> Result<String> {
@@ -91,14 +92,14 @@ fn too_short(bytes: &[u8]) -> anyhow::Error {
     WrongUse::of(PacketError::Truncated { found: bytes.len(), needed: SEQUENCE_BYTES + LCRC_BYTES }).into()
 }
 
-/// Most often a dump that ends too early is a header from an error log.
+/// Adds a remedy to an error. A dump that ends too early is usually a header from an error log.
 fn with_remedy(error: PacketError, dump: &Dump) -> WrongUse {
     let is_bare_header = matches!(dump.bytes.len(), 12 | 16);
     match error {
         PacketError::Truncated { .. } if is_bare_header => {
             WrongUse::of(format!("{error}; if it is a header without its payload, add --header"))
         }
-        PacketError::TooLong { .. } => WrongUse::of(format!("{error}; if that is so, add --framed or cut it off")),
+        PacketError::TooLong { .. } => WrongUse::of(format!("{error}; in that case add --framed or remove them")),
         _ => WrongUse::of(error),
     }
 }

@@ -1,4 +1,4 @@
-//! The paper's figures: which tests they take, and how results become pictures.
+//! The paper's figures: the tests that each needs, and the plots of results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,18 +25,18 @@ pub enum Preset {
     Iommu,
     /// Bandwidth by window, local and remote memory.
     Numa,
-    /// Bandwidth by the transfer's offset in its line.
+    /// Bandwidth by the transfer's offset in its cache line.
     Offset,
 }
 
-/// The transfer sizes of the published bandwidth sweep: each multiple of a line, and its neighbours.
+/// Transfer sizes of the published bandwidth sweep: multiples of a cache line, and their neighbours.
 const BANDWIDTH_SIZES: [u32; 40] = [
     16, 32, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 320, 384, 511, 512, 513, 576, 640, 704, 767, 768, 769, 832,
     896, 960, 1023, 1024, 1025, 1279, 1280, 1281, 1535, 1536, 1537, 1791, 1792, 1793, 2047, 2048,
 ];
-/// Of the published latency sweep.
+/// Transfer sizes of the published latency sweep.
 const LATENCY_SIZES: [u32; 15] = [4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1280, 1520, 2048];
-/// Of the published window sweeps.
+/// Windows of the published window sweeps.
 const WINDOWS: [u64; 13] = [
     4 << 10,
     16 << 10,
@@ -56,11 +56,11 @@ const WINDOW_SIZES: [u32; 4] = [64, 128, 256, 512];
 const OFFSETS: [u32; 15] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 25, 32, 41, 48, 63];
 const SMALL_WINDOW: u64 = 8 << 10;
 
-/// Distributions in one picture at most.
+/// Maximum number of distributions in one plot.
 const DISTRIBUTIONS_MAX: usize = 12;
 
 impl Preset {
-    /// What the figure takes, on top of devices, samples and seed, which are those of `common`.
+    /// Returns the tests that the figure needs, with the devices, samples and seed of `common`.
     pub fn grid(self, common: Grid) -> Grid {
         let base = Grid {
             numas: vec![Numa::Local],
@@ -106,27 +106,27 @@ pub struct Labelled<'a> {
     pub result: &'a TestResult,
 }
 
-/// All pictures that results give, with the names of their files.
+/// Returns all plots of results, with their file names.
 ///
-/// For each test one by the parameter that takes the most values, a line for each combination of the others; for
-/// latencies the distributions too, and what lies above, on logarithmic axes.
-pub fn pictures(results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
-    let mut pictures = Vec::new();
+/// Each test gets a plot over the parameter with the most values, with a line for each combination of the others.
+/// Latencies also get their distributions, and the share of samples above each latency on logarithmic axes.
+pub fn plots(results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
+    let mut plots = Vec::new();
     for kind in Kind::ALL {
         let of_kind: Vec<Labelled<'_>> = results.iter().copied().filter(|one| one.result.test.test == kind).collect();
         let Some(x) = Parameter::most_varied(&of_kind) else {
-            pictures.extend(distributions(kind, &of_kind));
+            plots.extend(distributions(kind, &of_kind));
             continue;
         };
-        pictures.push((format!("{kind}-by-{}", x.file_name()), by_parameter(kind, x, &of_kind)));
+        plots.push((format!("{kind}-by-{}", x.file_name()), by_parameter(kind, x, &of_kind)));
         if of_kind.len() <= DISTRIBUTIONS_MAX {
-            pictures.extend(distributions(kind, &of_kind));
+            plots.extend(distributions(kind, &of_kind));
         }
     }
-    pictures
+    plots
 }
 
-/// What a horizontal axis may show.
+/// A parameter that a horizontal axis can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Parameter {
     Size,
@@ -147,7 +147,7 @@ impl Parameter {
         }
     }
 
-    /// The one with the most values; the first of equals. None if nothing varies.
+    /// Returns the parameter with the most values, the first of equals; `None` if no parameter varies.
     fn most_varied(results: &[Labelled<'_>]) -> Option<Self> {
         let values = |parameter: Self| {
             let mut values: Vec<u64> = results.iter().map(|one| parameter.of(&one.result.test)).collect();
@@ -170,7 +170,7 @@ impl Parameter {
 
     fn axis(self, kind: Kind) -> Axis {
         match self {
-            // The saw teeth of bandwidth are evenly spaced; latencies reach from a few bytes to thousands.
+            // The saw teeth of bandwidth are evenly spaced; latency sizes range from a few bytes to thousands.
             Self::Size if kind.is_latency() => Axis::Bytes("transfer size"),
             Self::Size => Axis::EvenBytes("transfer size (B)"),
             Self::Window => Axis::Bytes("window"),
@@ -190,7 +190,7 @@ fn title_of(kind: Kind) -> &'static str {
     }
 }
 
-/// One line for each combination of what is not on the axis.
+/// Returns a figure over parameter `x` with a line for each combination of the other parameters.
 fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
     let lines = Lines::of(results, Some(x), |one| {
         let y = match &one.result.outcome {
@@ -211,7 +211,7 @@ fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
     Figure { title: format!("{}{what}{}", title_of(kind), lines.common), x: x.axis(kind), y, series }
 }
 
-/// What the protocol leaves on the link, if all results are of the same: the model of the specification.
+/// Returns the upper bound of the protocol, from the model of the specification, if all results have the same link.
 fn upper_bound(kind: Kind, results: &[Labelled<'_>]) -> Option<Series> {
     let link = results.first()?.result.link?;
     if results.iter().any(|one| one.result.link != Some(link)) {
@@ -227,14 +227,14 @@ fn upper_bound(kind: Kind, results: &[Labelled<'_>]) -> Option<Series> {
             _ => bandwidth.read_gbps,
         })
     };
-    // Whole double words: what lies between costs a padded packet, and would draw as a thick line.
+    // Only whole double words: sizes in between need padding, and the resulting zigzag would look like a thick line.
     let whole = (sizes().min()?..=sizes().max()?).filter(|bytes| bytes.is_multiple_of(4));
     let points = whole.filter_map(|bytes| Some((bytes as f64, gbps(bytes)?))).collect();
     let style = Style { color: Color::Black, line: Line::Solid, marker: Marker::None, wide: false };
     Some(Series { title: "upper bound (protocol)".to_owned(), style, points })
 }
 
-/// The share at or below each latency, and the share above it.
+/// Returns two plots: the share of samples at or below each latency, and the share above it.
 fn distributions(kind: Kind, results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
     let known: Vec<Labelled<'_>> = results.iter().copied().filter(|one| !cdf(one).is_empty()).collect();
     if known.is_empty() {
@@ -265,14 +265,14 @@ fn cdf<'a>(one: &Labelled<'a>) -> &'a [(f64, f64)] {
     }
 }
 
-/// A point's share is above all latencies from it to the next: steps.
+/// Returns the share of samples above each latency as a step function.
 fn above(cdf: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut share_above = 1.0;
     let mut points = Vec::new();
     for (ns, share) in cdf {
         points.push((*ns, share_above));
         share_above = 1.0 - share;
-        // Nothing is above the largest; what rounding left there is not a share.
+        // No sample is above the largest; a tiny remainder is a rounding error.
         if share_above > 1e-12 {
             points.push((*ns, share_above));
         }
@@ -280,7 +280,7 @@ fn above(cdf: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points
 }
 
-/// Results in lines, with the title that sets each apart and what all of them share.
+/// Results grouped into lines, each titled with what distinguishes it, and the facts that all of them share.
 struct Lines {
     series: Vec<Series>,
     common: String,
@@ -297,7 +297,7 @@ impl Lines {
                 which.iter().map(|index| fact[*index].as_str()).filter(|word| !word.is_empty()).collect();
             words.join(", ")
         };
-        // Where calculation meets measurement the colour says what, and line or point where from.
+        // In a plot with modelled and measured results, colour shows the parameters and line or points the provenance.
         let is_overlay = results.iter().any(|one| is_modelled(one) != is_modelled(&results[0]));
         let mut lines: Vec<Group> = Vec::new();
         let mut colors = BTreeMap::new();
@@ -307,7 +307,7 @@ impl Lines {
             let index = found.unwrap_or_else(|| {
                 let sourceless: Vec<usize> = varying.iter().copied().filter(|index| *index >= SOURCE_FACTS).collect();
                 let key = if is_overlay {
-                    // Two sources of one kind in one colour would be one line to the reader.
+                    // Two sources of the same provenance need different colours to be distinguishable.
                     let is_alike = |(other, _): &(&Labelled<'_>, _)| is_modelled(other) == is_modelled(one);
                     let sources = results.iter().zip(&facts).filter(is_alike).map(|(_, fact)| &fact[..SOURCE_FACTS]);
                     (words(fact, &sourceless), rank(sources, &fact[..SOURCE_FACTS]))
@@ -355,16 +355,16 @@ fn is_modelled(one: &Labelled<'_>) -> bool {
     one.result.provenance == Provenance::Modelled
 }
 
-/// How many others come before `wanted` for the first time.
+/// Returns the number of distinct items before the first occurrence of `wanted`.
 fn rank<'a>(all: impl Iterator<Item = &'a [String]>, wanted: &[String]) -> usize {
     let before: BTreeSet<&[String]> = all.take_while(|one| *one != wanted).collect();
     before.len()
 }
 
-/// How many of the [`facts`] say where a result comes from.
+/// Number of [`facts`] that identify the source of a result. They come first.
 const SOURCE_FACTS: usize = 2;
 
-/// Everything but the parameter on the axis, in words; the source first. What goes without saying is empty.
+/// Returns the source and the parameters of a result as text, except the parameter on the axis. Defaults are empty.
 fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
     let test = &one.result.test;
     let unless = |parameter: Parameter, text: String| if x == Some(parameter) { String::new() } else { text };
@@ -401,11 +401,11 @@ mod tests {
 
     fn all(results: &[TestResult]) -> Vec<(String, Figure)> {
         let labelled: Vec<_> = results.iter().map(|result| Labelled { label: "", result }).collect();
-        pictures(&labelled)
+        plots(&labelled)
     }
 
     #[test]
-    fn a_sweep_is_drawn_by_what_varies_most_with_a_line_for_the_rest() {
+    fn a_sweep_is_plotted_over_the_parameter_that_varies_most() {
         let mut results = Vec::new();
         for window_bytes in [4096, 8192, 16384] {
             for size in [128, 64] {
@@ -414,8 +414,8 @@ mod tests {
                 results.push(result);
             }
         }
-        let pictures = all(&results);
-        let [(name, figure)] = &pictures[..] else { panic!("{}", pictures.len()) };
+        let plots = all(&results);
+        let [(name, figure)] = &plots[..] else { panic!("{}", plots.len()) };
         assert_eq!(name, "bw-rd-by-window");
         assert_eq!(figure.title, "Bandwidth of reads\nsim:hsw, host-warm");
         let titles: Vec<_> = figure.series.iter().map(|series| series.title.as_str()).collect();
@@ -425,24 +425,24 @@ mod tests {
 
     #[test]
     fn latencies_have_distributions_too() {
-        let pictures = all(&[latency("sim:hsw", 64, 600.0)]);
-        let names: Vec<_> = pictures.iter().map(|(name, _)| name.as_str()).collect();
+        let plots = all(&[latency("sim:hsw", 64, 600.0)]);
+        let names: Vec<_> = plots.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["lat-rd-cdf", "lat-rd-above"]);
-        let below: Vec<_> = pictures[0].1.series[0].points.iter().map(|(ns, share)| (*ns, share.round())).collect();
+        let below: Vec<_> = plots[0].1.series[0].points.iter().map(|(ns, share)| (*ns, share.round())).collect();
         assert_eq!(below, [(600.0, 0.0), (600.0, 99.0), (1200.0, 99.0), (1200.0, 100.0)]);
-        let above = &pictures[1].1.series[0].points;
+        let above = &plots[1].1.series[0].points;
         assert_eq!((above.len(), above[0], above[2].0), (3, (600.0, 1.0), 1200.0));
         assert!((above[1].1 - 0.01).abs() < 1e-9 && above[1] == (600.0, above[2].1), "{above:?}");
     }
 
     #[test]
-    fn where_a_model_meets_a_measurement_colours_say_what_and_lines_where_from() {
+    fn model_and_measurement_share_a_colour_and_differ_in_line_style() {
         let results: Vec<_> = ["sim:hsw", "published:hsw"]
             .into_iter()
             .flat_map(|device| [64, 128].map(|size| bandwidth(device, size, 20.0)))
             .collect();
-        let pictures = all(&results);
-        let series = &pictures[0].1.series;
+        let plots = all(&results);
+        let series = &plots[0].1.series;
         assert_eq!((series.len(), series[2].title.as_str()), (3, "upper bound (protocol)"));
         assert_eq!(series[2].points.len(), 17, "every double word from 64 to 128");
         assert_eq!([series[0].title.as_str(), series[1].title.as_str()], ["sim:hsw", "published:hsw"]);
@@ -451,18 +451,18 @@ mod tests {
     }
 
     #[test]
-    fn two_models_beside_one_measurement_have_colours_of_their_own() {
+    fn two_models_and_one_measurement_have_distinct_colours() {
         let results: Vec<_> = ["published:hsw", "sim:hsw", "sim:ib"]
             .into_iter()
             .flat_map(|device| [64, 128].map(|size| bandwidth(device, size, 20.0)))
             .collect();
-        let pictures = all(&results);
-        let colors: Vec<Color> = pictures[0].1.series.iter().map(|series| series.style.color).collect();
+        let plots = all(&results);
+        let colors: Vec<Color> = plots[0].1.series.iter().map(|series| series.style.color).collect();
         assert!(colors[0] == colors[1] && colors[1] != colors[2], "{colors:?}");
     }
 
     #[test]
-    fn every_preset_is_a_sweep_of_possible_tests() {
+    fn every_preset_is_a_sweep_of_valid_tests() {
         let common = Grid {
             devices: vec!["sim:hsw".into()],
             tests: Vec::new(),

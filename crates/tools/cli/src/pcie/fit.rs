@@ -1,4 +1,4 @@
-//! `crosslane pcie fit`: the simulated hosts against the published ones, and the parameters that bring them nearest.
+//! `crosslane pcie fit`: fits the parameters of the simulated hosts to the published measurements.
 
 use std::path::PathBuf;
 
@@ -11,22 +11,22 @@ use stats::{Align, Table};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// What to fit, to what.
+/// Options of `crosslane pcie fit`.
 #[derive(Args)]
 pub struct Options {
-    /// Which systems: hsw, ib; both when not given, and then what they share is fitted too. All others are predictions
+    /// Systems to fit: hsw, ib [default: both, and their shared parameters]. All other systems are predictions
     #[arg(long, value_name = "NAME")]
     system: Vec<String>,
-    /// The folder with the published files, to fit to them instead of to the figures that come with the program
+    /// Folder with the published files to fit to [default: the built-in figures]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Search for nothing: only print how far the present parameters are off
+    /// Do not search; only print the deviations of the current parameters
     #[arg(long)]
     check: bool,
-    /// Few samples a test: seconds instead of minutes, and less precise figures
+    /// Use few samples for each test: seconds instead of minutes, and less precise figures
     #[arg(long)]
     quick: bool,
-    /// Write the parameter files with the values found into this folder
+    /// Write the parameter files with the fitted values into this folder
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     write: Option<PathBuf>,
     /// Print JSON
@@ -35,7 +35,7 @@ pub struct Options {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Report {
     parameters: Vec<Parameter>,
     figures: Vec<Figure>,
     required: usize,
@@ -62,7 +62,7 @@ struct Figure {
     is_met: bool,
 }
 
-/// Searches, unless told not to, and prints parameters and figures.
+/// Fits the parameters unless --check is given, and prints parameters and figures. Fails if a required figure is off.
 pub fn main(options: &Options) -> Result<()> {
     let names = if options.system.is_empty() { SYSTEMS.map(str::to_owned).to_vec() } else { options.system.clone() };
     let mut fit = Fit::new(&names, SampleCounts::SEARCH).map_err(WrongUse::of)?;
@@ -75,23 +75,23 @@ pub fn main(options: &Options) -> Result<()> {
         })?;
     }
     let samples = if options.quick { SampleCounts::QUICK } else { SampleCounts::FULL };
-    let answer = answer(&fit, fit.residuals(samples)?);
+    let report = report(&fit, fit.residuals(samples)?);
     if options.json {
-        output::print_json(&answer)?;
+        output::print_json(&report)?;
     } else {
-        output::print(&text(&answer))?;
+        output::print(&text(&report))?;
     }
     if let Some(folder) = &options.write {
         write(&fit, folder)?;
     }
-    if answer.missed > 0 {
-        bail!("{} of {} required figures are outside their tolerance", answer.missed, answer.required);
+    if report.missed > 0 {
+        bail!("{} of {} required figures are outside their tolerance", report.missed, report.required);
     }
     Ok(())
 }
 
 fn write(fit: &Fit, folder: &std::path::Path) -> Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     for (name, text) in fit.files() {
         let path = folder.join(name + ".toml");
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
@@ -99,7 +99,7 @@ fn write(fit: &Fit, folder: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn answer(fit: &Fit, residuals: Vec<(String, Vec<Residual>)>) -> Answer {
+fn report(fit: &Fit, residuals: Vec<(String, Vec<Residual>)>) -> Report {
     let parameter = |free: &pcie::fit::FreeParameter| {
         let (file, key, before, value) = (free.file.clone(), free.key, free.before, free.value);
         Parameter { file, key, before, value }
@@ -108,7 +108,7 @@ fn answer(fit: &Fit, residuals: Vec<(String, Vec<Residual>)>) -> Answer {
         residuals.into_iter().flat_map(|(system, all)| all.into_iter().map(move |one| figure(&system, one))).collect();
     let required = figures.iter().filter(|figure| figure.is_required).count();
     let missed = figures.iter().filter(|figure| figure.is_required && !figure.is_met).count();
-    Answer { parameters: fit.free().iter().map(parameter).collect(), figures, required, missed }
+    Report { parameters: fit.free().iter().map(parameter).collect(), figures, required, missed }
 }
 
 fn figure(system: &str, residual: Residual) -> Figure {
@@ -124,20 +124,20 @@ fn figure(system: &str, residual: Residual) -> Figure {
     }
 }
 
-fn text(answer: &Answer) -> String {
+fn text(report: &Report) -> String {
     let mut parameters = Table::new(&[
         ("FILE", Align::Left),
         ("PARAMETER", Align::Left),
         ("BEFORE", Align::Right),
         ("NOW", Align::Right),
     ]);
-    for Parameter { file, key, before, value } in &answer.parameters {
+    for Parameter { file, key, before, value } in &report.parameters {
         parameters.row(vec![file.clone(), (*key).to_owned(), format!("{before:.3}"), format!("{value:.3}")]);
     }
     let heads = ["PUBLISHED", "MODELLED", "DIFFERENCE", "TOLERANCE"].map(|head| (head, Align::Right));
     let words = ["SYSTEM", "TEST", "FIGURE"].map(|head| (head, Align::Left));
     let mut figures = Table::new(&words.into_iter().chain(heads).chain([("VERDICT", Align::Left)]).collect::<Vec<_>>());
-    for figure in &answer.figures {
+    for figure in &report.figures {
         let verdict = match (figure.is_met, figure.is_required) {
             (true, _) => "ok",
             (false, true) => "MISSED",
@@ -148,9 +148,9 @@ fn text(answer: &Answer) -> String {
         let numbers = numbers.map(|number| format!("{number:.2}"));
         figures.row(words.into_iter().chain(numbers).chain([verdict.to_owned()]).collect());
     }
-    let (met, required) = (answer.required - answer.missed, answer.required);
-    let watched = answer.figures.len() - required;
-    let watched_met = answer.figures.iter().filter(|figure| !figure.is_required && figure.is_met).count();
+    let (met, required) = (report.required - report.missed, report.required);
+    let watched = report.figures.len() - required;
+    let watched_met = report.figures.iter().filter(|figure| !figure.is_required && figure.is_met).count();
     format!(
         "{}\n{}\n{met} of {required} required figures are within their tolerance, and {watched_met} of {watched} \
          others.\n",

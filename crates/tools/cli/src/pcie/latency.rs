@@ -1,4 +1,4 @@
-//! `crosslane pcie latency`: how long a transfer takes at least.
+//! `crosslane pcie latency`: computes the minimum latency of transfers.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,20 @@ use serde::Serialize;
 use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
-use super::{answer, link};
+use super::{link, report};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// Switches of the longest path.
+/// Maximum number of switches on a path.
 const SWITCHES_MAX: i64 = 16;
 
-/// Which transfers over which path.
+/// Options of `crosslane pcie latency`.
 #[derive(Args)]
 pub struct Options {
-    /// Sizes of transfers: one with all its parts, or a list or a range
+    /// Transfer sizes: one (with its parts), a list or a range
     #[arg(long, value_name = "BYTES", default_value = "64")]
     size: Sizes,
-    /// Where in its 4 KB page a transfer begins
+    /// Offset of a transfer in its 4 KB page
     #[arg(long, value_name = "BYTES", default_value = "0")]
     offset: Size,
     /// Print JSON: an object for one size, an object with rows for several
@@ -35,7 +35,7 @@ pub struct Options {
     link: link::Options,
 }
 
-/// The way from the device to memory; without any a slot of the root complex and DDR4.
+/// The path from the device to memory; by default a slot of the root complex and DDR4.
 #[derive(Args)]
 #[command(next_help_heading = "Path")]
 #[group(skip)]
@@ -43,22 +43,22 @@ struct PathOptions {
     /// A file that describes the path (docs/pcie-model.md)
     #[arg(long, value_name = "PATH")]
     path: Option<PathBuf>,
-    /// Lengthen the path by this many switches, each with a link
+    /// Add this number of switches to the path, each with a link
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=SWITCHES_MAX))]
     switches: Option<u8>,
-    /// What one of these switches takes; a PEX88000's 105 unless given
+    /// Forwarding latency of each of these switches [default: 105, that of a PEX88000]
     #[arg(long, value_name = "NS", value_parser = parse_ns, requires = "switches")]
     switch_ns: Option<f64>,
-    /// These switches pass a packet on when it has arrived whole, instead of from its header on
+    /// These switches use store-and-forward instead of cut-through
     #[arg(long, requires = "switches")]
     store_and_forward: bool,
-    /// What the device takes before its first packet
+    /// Latency of the device before its first packet
     #[arg(long, value_name = "NS", value_parser = parse_ns)]
     device_ns: Option<f64>,
-    /// What the root complex takes for a request
+    /// Latency of the root complex for a request
     #[arg(long, value_name = "NS", value_parser = parse_ns)]
     root_complex_ns: Option<f64>,
-    /// What memory or a cache takes for a read
+    /// Latency of memory or a cache for a read
     #[arg(long, value_name = "NS", value_parser = parse_ns)]
     memory_ns: Option<f64>,
 }
@@ -66,7 +66,7 @@ struct PathOptions {
 fn parse_ns(text: &str) -> Result<f64, String> {
     let ns: Option<f64> = text.parse().ok();
     ns.filter(|ns| ns.is_finite() && *ns >= 0.0)
-        .ok_or_else(|| format!("'{text}' is no time; write nanoseconds as in 105 or 7.5"))
+        .ok_or_else(|| format!("'{text}' is not a time; write nanoseconds as in 105 or 7.5"))
 }
 
 impl PathOptions {
@@ -89,9 +89,9 @@ impl PathOptions {
     }
 }
 
-/// What all rows share.
+/// Parameters that all rows share.
 #[derive(Serialize)]
-struct Question<'a> {
+struct Parameters<'a> {
     path: &'a str,
     offset_bytes: u64,
 }
@@ -117,7 +117,7 @@ impl Row {
     }
 }
 
-/// Prints the least latencies of every size, and their parts for one.
+/// Prints the minimum latencies of every size, and their parts if there is one size.
 pub fn main(options: &Options) -> Result<()> {
     let model = options.link.model().map_err(WrongUse::of)?;
     if model.mode() == Mode::Published {
@@ -127,11 +127,11 @@ pub fn main(options: &Options) -> Result<()> {
     let rows = options.size.0.iter().map(|size_bytes| Row::of(&path, &model, *size_bytes, options.offset.0));
     let rows: Vec<Row> = rows.collect::<Result<_, _>>().map_err(WrongUse::of)?;
     if options.json {
-        return answer::print_json(&model, Question { path: &path.name, offset_bytes: options.offset.0 }, &rows);
+        return report::print_json(&model, Parameters { path: &path.name, offset_bytes: options.offset.0 }, &rows);
     }
     let source = format!("Path '{}': {}\n", path.name, path.source);
     let parts = if let [only] = rows.as_slice() { parts_text(only) } else { String::new() };
-    output::print(&format!("{}{source}At least:\n\n{}{parts}", answer::describe(&model), sizes_text(&rows)))
+    output::print(&format!("{}{source}Minimum latencies:\n\n{}{parts}", report::describe(&model), sizes_text(&rows)))
 }
 
 fn sizes_text(rows: &[Row]) -> String {

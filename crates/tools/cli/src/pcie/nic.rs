@@ -1,4 +1,4 @@
-//! `crosslane pcie nic`: what a network card moves over a link.
+//! `crosslane pcie nic`: computes the throughput of a network card over a link.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -11,26 +11,26 @@ use serde::Serialize;
 use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
-use super::{answer, link};
+use super::{link, report};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// Which cards and packets.
+/// Options of `crosslane pcie nic`.
 #[derive(Args)]
 pub struct Options {
-    /// Cards: simple, kernel, dpdk, or a file in the format of these (docs/pcie-model.md) such as ./mine.toml
+    /// Cards: simple, kernel, dpdk, or a file in the same format (docs/pcie-model.md) such as ./mine.toml
     #[arg(long, value_name = "NAME|PATH", value_delimiter = ',', default_values = NicModel::built_in_names())]
     nic: Vec<Card>,
-    /// Sizes of packets, without Ethernet's checksum of 4 bytes: one, a list or a range
+    /// Packet sizes, without the 4 bytes of the Ethernet checksum: one, a list or a range
     #[arg(long, value_name = "BYTES", default_value = "60,64,128,256,512,1024,1514")]
     size: Sizes,
-    /// Where in its 4 KB page a packet begins
+    /// Offset of a packet in its 4 KB page
     #[arg(long, value_name = "BYTES", default_value = "0")]
     offset: Size,
-    /// Rather the smallest frame from which on an Ethernet line of this rate is kept full both ways
+    /// Print instead the smallest frame size from which the card sustains this Ethernet rate in both directions
     #[arg(long, value_name = "GBPS", value_parser = parse_rate, conflicts_with_all = ["size", "offset"])]
     sustain: Option<f64>,
-    /// The largest frame that --sustain looks at, checksum included
+    /// The largest frame that --sustain considers, checksum included
     #[arg(long, value_name = "BYTES", default_value = "1518", requires = "sustain")]
     frame_max: Size,
     /// Print JSON: an object for one card and size, an object with rows for several
@@ -53,7 +53,7 @@ impl FromStr for Card {
         if !text.ends_with(".toml") && !text.contains('/') {
             let names: Vec<&str> = NicModel::built_in_names().collect();
             let names = names.join(", ");
-            return Err(format!("'{text}' is no known card; choose {names} or a file such as ./mine.toml"));
+            return Err(format!("'{text}' is not a known card; choose {names} or a file such as ./mine.toml"));
         }
         NicModel::read(Path::new(text)).map(Self).map_err(|error| error.to_string())
     }
@@ -62,7 +62,7 @@ impl FromStr for Card {
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate: Option<f64> = text.parse().ok();
     rate.filter(|gbps| gbps.is_finite() && *gbps > 0.0)
-        .ok_or_else(|| format!("'{text}' is no rate; write Gb/s as in 100 or 2.5"))
+        .ok_or_else(|| format!("'{text}' is not a rate; write Gb/s as in 100 or 2.5"))
 }
 
 /// Prints the bandwidth of every card and size, or the smallest frames.
@@ -74,9 +74,9 @@ pub fn main(options: &Options) -> Result<()> {
     }
 }
 
-/// What all rows share.
+/// Parameters that all rows share.
 #[derive(Serialize)]
-struct Question {
+struct Parameters {
     offset_bytes: u64,
 }
 
@@ -101,25 +101,25 @@ fn print_bandwidths(options: &Options, model: &Model) -> Result<()> {
         .collect();
     let rows = rows.map_err(WrongUse::of)?;
     if options.json {
-        return answer::print_json(model, Question { offset_bytes: options.offset.0 }, &rows);
+        return report::print_json(model, Parameters { offset_bytes: options.offset.0 }, &rows);
     }
     let mut table = Table::new(&[
         ("CARD", Align::Left),
         ("PACKET B", Align::Right),
-        ("BOTH WAYS Gb/s, EACH", Align::Right),
+        ("BIDIRECTIONAL Gb/s, EACH", Align::Right),
         ("TRANSMIT Gb/s", Align::Right),
         ("RECEIVE Gb/s", Align::Right),
     ]);
     for Row { nic, size_bytes, bandwidth } in &rows {
-        let gbps = [bandwidth.bidirectional_gbps, bandwidth.tx_gbps, bandwidth.rx_gbps].map(answer::gbps);
+        let gbps = [bandwidth.bidirectional_gbps, bandwidth.tx_gbps, bandwidth.rx_gbps].map(report::gbps);
         table.row([(*nic).to_owned(), size_bytes.to_string()].into_iter().chain(gbps).collect());
     }
-    output::print(&format!("{}Packets, at most:\n\n{}", answer::describe(model), table.render()))
+    output::print(&format!("{}Maximum packet throughput:\n\n{}", report::describe(model), table.render()))
 }
 
-/// What all rows share.
+/// Parameters that all rows share.
 #[derive(Serialize)]
-struct FrameQuestion {
+struct FrameParameters {
     sustain_gbps: f64,
     frame_bytes_max: u64,
 }
@@ -127,7 +127,7 @@ struct FrameQuestion {
 #[derive(Serialize)]
 struct FrameRow<'a> {
     nic: &'a str,
-    /// Absent when no frame will do.
+    /// `None` if no frame size sustains the rate.
     smallest_frame_bytes: Option<u64>,
 }
 
@@ -142,12 +142,13 @@ fn print_smallest_frames(options: &Options, model: &Model, line_gbps: f64) -> Re
     let frame_bytes_max = options.frame_max.0;
     if !(FRAME_BYTES_MIN..=FRAME_BYTES_MAX).contains(&frame_bytes_max) {
         let range = format!("{FRAME_BYTES_MIN} to {FRAME_BYTES_MAX}");
-        return Err(WrongUse::of(format!("--frame-max {frame_bytes_max} is no Ethernet frame; choose {range}")).into());
+        let what = format!("--frame-max {frame_bytes_max} is not an Ethernet frame size; choose {range}");
+        return Err(WrongUse::of(what).into());
     }
     let rows = options.nic.iter().map(|Card(nic)| FrameRow::of(nic, model, line_gbps, frame_bytes_max));
     let rows: Vec<FrameRow> = rows.collect::<Result<_, _>>()?;
     if options.json {
-        return answer::print_json(model, FrameQuestion { sustain_gbps: line_gbps, frame_bytes_max }, &rows);
+        return report::print_json(model, FrameParameters { sustain_gbps: line_gbps, frame_bytes_max }, &rows);
     }
     let mut table = Table::new(&[("CARD", Align::Left), ("SMALLEST FRAME B", Align::Right)]);
     for FrameRow { nic, smallest_frame_bytes } in &rows {
@@ -155,12 +156,13 @@ fn print_smallest_frames(options: &Options, model: &Model, line_gbps: f64) -> Re
         table.row(vec![(*nic).to_owned(), frame]);
     }
     output::print(&format!(
-        "{}From which frame on, up to {frame_bytes_max} bytes, a line of {line_gbps} Gb/s is kept full both ways.\n\
-         Frames with their checksum of 4 bytes, which does not cross PCIe; {}.\n\n{}",
-        answer::describe(model),
+        "{}Smallest frame size, up to {frame_bytes_max} bytes, from which {line_gbps} Gb/s are sustained in both \
+         directions.\n\
+         Frame sizes include the checksum of 4 bytes, which does not cross PCIe; {}.\n\n{}",
+        report::describe(model),
         match model.mode() {
-            Mode::Published => "the published program takes 20 bytes more than the rest for a frame on the line",
-            Mode::Corrected => "on the line each takes 20 bytes more (preamble 8, gap 12)",
+            Mode::Published => "the published program adds 20 bytes to the rest of each frame on the wire",
+            Mode::Corrected => "each needs 20 bytes more on the wire (preamble 8, gap 12)",
         },
         table.render()
     ))

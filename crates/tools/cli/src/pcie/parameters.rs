@@ -1,8 +1,9 @@
-//! What `bench` and `sweep` share: parameters of tests on the command line, results as text, files of pictures.
+//! Shared parts of `bench`, `sweep`, `compare` and `import`: test parameters on the command line, tables and plots of
+//! results.
 
 use std::path::Path;
 
-use super::figures::{Labelled, pictures};
+use super::figures::{Labelled, plots};
 use anyhow::{Context, Result};
 use pcie::result::{Outcome, TestResult};
 use pcie::test::{Cache, Iommu, Numa, Order};
@@ -14,19 +15,19 @@ use stats::{Align, Table};
 use super::sizes::{Size, Sizes};
 use crate::wrong_use::WrongUse;
 
-/// Latencies of a test that says no number.
+/// Default number of latencies of a test.
 pub const LATENCY_SAMPLES: u64 = 1 << 18;
-/// Transfers of a bandwidth test that says no number.
+/// Default number of transfers of a bandwidth test.
 pub const BANDWIDTH_SAMPLES: u64 = 1 << 20;
-/// Transfers of each bandwidth test of a sweep that says no number: a figure has hundreds, and this many move a rate by
-/// less than its line is wide.
+/// Default number of transfers of each bandwidth test of a sweep: a figure has hundreds of tests, and with this number
+/// the error of a rate is smaller than the width of its line.
 pub const SWEEP_BANDWIDTH_SAMPLES: u64 = 1 << 17;
 
-/// What only some devices ask.
+/// Options that apply only to some devices.
 #[derive(clap::Args)]
-pub struct OfDevice {
+pub struct DeviceArguments {
     /// Pages of the window of device memory: 4k, thp (2 MB, transparent), 2m or 1g (both from the kernel's pool)
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = word::<Pages>)]
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_keyword::<Pages>)]
     pages: Pages,
     /// The BAR of device pci:ADDRESS [default: the largest]
     #[arg(long, value_name = "NUMBER")]
@@ -36,39 +37,39 @@ pub struct OfDevice {
     overwrite: bool,
 }
 
-impl OfDevice {
-    /// As the devices take them.
+impl DeviceArguments {
+    /// Returns the options in the form in which devices accept them.
     pub fn options(&self) -> DeviceOptions {
         DeviceOptions { pages: self.pages, bar: self.bar, may_overwrite: self.overwrite }
     }
 }
 
-/// One of the words that the result form has for `T`.
-pub fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+/// Parses a keyword of `T` as it is spelled in results.
+pub fn parse_keyword<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|error| {
         let text = error.to_string().replace('`', "'");
         text.replace("unknown variant", "there is no").replace(", expected one of", "; choose one of")
     })
 }
 
-/// A size of a transfer or an offset.
-pub fn small(text: &str) -> Result<u32, String> {
+/// Parses a transfer size or an offset.
+pub fn parse_bytes(text: &str) -> Result<u32, String> {
     let Size(bytes) = text.parse()?;
-    u32::try_from(bytes).map_err(|_| format!("{bytes} bytes are too many; choose 4096 at most"))
+    u32::try_from(bytes).map_err(|_| format!("{bytes} bytes are too many; choose at most 4096"))
 }
 
-/// Sizes of transfers: one, a list or a range.
-pub fn small_list(sizes: &Sizes) -> Result<Vec<u32>> {
+/// Converts transfer sizes.
+pub fn parse_bytes_list(sizes: &Sizes) -> Result<Vec<u32>> {
     let small = |bytes: &u64| u32::try_from(*bytes).map_err(|_| format!("a transfer of {bytes} bytes is too large"));
     sizes.0.iter().map(small).collect::<Result<_, _>>().map_err(|error| WrongUse::of(error).into())
 }
 
-/// An error of the benchmark with its exit code.
-pub fn judged(error: pcie_bench::Error) -> anyhow::Error {
+/// Classifies an error of the benchmark as wrong use or failure.
+pub fn classified(error: pcie_bench::Error) -> anyhow::Error {
     if error.is_wrong_use() { WrongUse::of(error).into() } else { error.into() }
 }
 
-/// Results as a table, a row each.
+/// Returns results as a table with a row for each.
 pub fn table(results: &[TestResult]) -> String {
     const HEADS: [(&str, Align); 12] = [
         ("DEVICE", Align::Left),
@@ -112,7 +113,7 @@ pub fn table(results: &[TestResult]) -> String {
     table.render()
 }
 
-/// Caches and everything that is not as usual.
+/// Returns the state of the caches, and every parameter that is not at its default.
 pub fn state(result: &TestResult) -> String {
     let test = &result.test;
     let cache = match test.cache {
@@ -141,17 +142,17 @@ fn provenance(result: &TestResult) -> &'static str {
     }
 }
 
-/// Makes the directory for pictures before anything is measured, not after.
+/// Creates the directory for plots. Called before anything is measured, so that a failure is reported at once.
 pub fn make_directory(directory: Option<&Path>) -> Result<()> {
     let Some(directory) = directory else { return Ok(()) };
     std::fs::create_dir_all(directory)
-        .map_err(|error| WrongUse::of(format!("cannot make the directory {}: {error}", directory.display())).into())
+        .map_err(|error| WrongUse::of(format!("cannot create the directory {}: {error}", directory.display())).into())
 }
 
-/// Writes every picture the results give and says which.
-pub fn write_pictures(directory: &Path, results: &[Labelled<'_>]) -> Result<()> {
-    for (name, figure) in pictures(results) {
-        for path in figure.write(directory, &name).with_context(|| format!("picture {name}"))? {
+/// Writes all plots of the results and logs their paths.
+pub fn write_plots(directory: &Path, results: &[Labelled<'_>]) -> Result<()> {
+    for (name, figure) in plots(results) {
+        for path in figure.write(directory, &name).with_context(|| format!("plot {name}"))? {
             eprintln!("crosslane: wrote {}", path.display());
         }
     }
@@ -164,10 +165,10 @@ mod tests {
     use pcie::test::Kind;
 
     #[test]
-    fn words_are_those_of_the_result_form_and_others_are_answered_with_all_of_them() {
-        assert_eq!(word::<Kind>("bw-rdwr"), Ok(Kind::BwRdwr));
-        assert_eq!(word::<Iommu>("4k"), Ok(Iommu::Pages4K));
-        let error = word::<Kind>("lat").unwrap_err();
+    fn keywords_are_spelled_as_in_results_and_an_error_lists_all_of_them() {
+        assert_eq!(parse_keyword::<Kind>("bw-rdwr"), Ok(Kind::BwRdwr));
+        assert_eq!(parse_keyword::<Iommu>("4k"), Ok(Iommu::Pages4K));
+        let error = parse_keyword::<Kind>("lat").unwrap_err();
         assert!(
             error.contains("'lat'") && error.contains("; choose one of") && error.contains("'lat-wrrd'"),
             "{error}"

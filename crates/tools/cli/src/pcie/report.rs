@@ -1,4 +1,4 @@
-//! What the modelling commands print: as JSON one object for one question, rows for several.
+//! The output of the modelling commands. JSON is one object for one size, and an object with rows for several.
 
 use anyhow::Result;
 use pcie::link::Link;
@@ -8,16 +8,16 @@ use serde::Serialize;
 
 use crate::output;
 
-/// What was asked of which link, and the answers.
+/// The modelled link, the parameters of the command, and its results.
 #[derive(Serialize)]
-struct Answer<'a, Question: Serialize, Row: Serialize> {
+struct Report<'a, Parameters: Serialize, Row: Serialize> {
     provenance: Provenance,
     mode: Mode,
     link: &'a Link,
     raw_gbps: f64,
     tlp_gbps: f64,
     #[serde(flatten)]
-    question: Question,
+    parameters: Parameters,
     #[serde(flatten)]
     rows: Rows<'a, Row>,
 }
@@ -29,25 +29,25 @@ enum Rows<'a, Row: Serialize> {
     Many { rows: &'a [Row] },
 }
 
-/// Prints answers that the model gave, with what they have in common before them.
-pub fn print_json(model: &Model, question: impl Serialize, rows: &[impl Serialize]) -> Result<()> {
-    output::print_json(&Answer {
+/// Prints results of the model as JSON, preceded by the link and the parameters that they share.
+pub fn print_json(model: &Model, parameters: impl Serialize, rows: &[impl Serialize]) -> Result<()> {
+    output::print_json(&Report {
         provenance: Provenance::Modelled,
         mode: model.mode(),
         link: model.link(),
         raw_gbps: model.raw_gbps(),
         tlp_gbps: model.tlp_gbps(),
-        question,
+        parameters,
         rows: if let [only] = rows { Rows::One(only) } else { Rows::Many { rows } },
     })
 }
 
-/// The link and the arithmetic, for the head of a table.
+/// Returns the link and the arithmetic as text that precedes a table.
 pub fn describe(model: &Model) -> String {
     let link = model.link();
     format!(
         "PCIe generation {} x{}, MPS {}, MRRS {}, RCB {}, {}-bit addresses{}\n\
-         Of {:.3} Gb/s raw {:.3} are left for packets. All numbers are modelled, by {} arithmetic.\n",
+         {:.3} Gb/s raw, {:.3} Gb/s for packets. All numbers are modelled, with {} arithmetic.\n",
         link.generation,
         link.lanes,
         link.mps_bytes,
@@ -61,7 +61,7 @@ pub fn describe(model: &Model) -> String {
     )
 }
 
-/// A bandwidth for a table.
+/// Returns a bandwidth as text for a table.
 pub fn gbps(gbps: f64) -> String {
     format!("{gbps:.3}")
 }

@@ -1,8 +1,8 @@
-//! Sizes in bytes, one or many, as given to `--size`: 64, 8K, 1M; 64,128,256; 64..1500; 64..4096:64.
+//! Parses one or several sizes in bytes, as in `--size`: 64, 8K, 1M; 64,128,256; 64..1500; 64..4096:64.
 
 use std::str::FromStr;
 
-/// How many sizes one command takes.
+/// Maximum number of sizes of a command.
 const SIZES_MAX: u64 = 65_536;
 
 /// One size in bytes.
@@ -30,7 +30,7 @@ impl FromStr for Size {
         count
             .and_then(|count| count.checked_mul(unit_bytes))
             .map(Self)
-            .ok_or_else(|| format!("'{text}' is no size; write bytes as in 64, 8K or 1M"))
+            .ok_or_else(|| format!("'{text}' is not a size; write bytes as in 64, 8K or 1M"))
     }
 }
 
@@ -42,7 +42,7 @@ impl FromStr for Sizes {
         for part in text.split(',') {
             let (first, last, step) = parse_range(part)?;
             if (last - first) / step >= SIZES_MAX - sizes.len() as u64 {
-                return Err(format!("'{text}' are more than {SIZES_MAX} sizes; take a larger step, as in 64..1M:4K"));
+                return Err(format!("'{text}' has more than {SIZES_MAX} sizes; choose a larger step, as in 64..1M:4K"));
             }
             sizes.extend((first..=last).step_by(usize::try_from(step).unwrap_or(usize::MAX)));
         }
@@ -50,14 +50,14 @@ impl FromStr for Sizes {
     }
 }
 
-/// First, last and step of `64`, `64..1500` or `64..1500:4`.
+/// Returns the first size, the last size and the step of `64`, `64..1500` or `64..1500:4`.
 fn parse_range(part: &str) -> Result<(u64, u64, u64), String> {
     let (range, step) = part.split_once(':').unwrap_or((part, "1"));
     let (first, last) = range.split_once("..").unwrap_or((range, range));
     let (Size(first), Size(last), Size(step)) = (first.parse()?, last.parse()?, step.parse()?);
     match (first, step) {
         _ if last < first => Err(format!("'{part}' ends before it starts; write {last}..{first}")),
-        (0, _) => Err(format!("'{part}' holds a size of 0 bytes; choose 1 or more")),
+        (0, _) => Err(format!("'{part}' contains a size of 0 bytes; choose 1 or more")),
         (_, 0) => Err(format!("'{part}' has a step of 0 bytes; choose 1 or more")),
         _ => Ok((first, last, step)),
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_ranges_are_read() {
+    fn lists_and_ranges_are_parsed() {
         for (text, expected) in [
             ("64", &[64][..]),
             ("8K", &[8192]),
@@ -83,18 +83,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_named() {
+    fn an_error_names_the_invalid_size() {
         for (text, word) in [
-            ("", "no size"),
-            ("64,", "no size"),
-            ("64ns", "no size"),
-            ("-1", "no size"),
-            ("+1", "no size"),
-            ("1.5K", "no size"),
-            ("K", "no size"),
-            ("99999999999999999999", "no size"),
-            ("99999999999999999G", "no size"),
-            ("64..", "no size"),
+            ("", "not a size"),
+            ("64,", "not a size"),
+            ("64ns", "not a size"),
+            ("-1", "not a size"),
+            ("+1", "not a size"),
+            ("1.5K", "not a size"),
+            ("K", "not a size"),
+            ("99999999999999999999", "not a size"),
+            ("99999999999999999G", "not a size"),
+            ("64..", "not a size"),
             ("0", "0 bytes"),
             ("0..3", "0 bytes"),
             ("1..3:0", "step of 0"),

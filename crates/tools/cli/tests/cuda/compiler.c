@@ -1,5 +1,5 @@
-/* Stands in for NVRTC: "compiles" kernels into a text that names the architecture and the words of a transfer; the
- * driver's stand-in reads it. */
+/* A fake NVRTC: "compiles" kernels into a text with the architecture and the number of words of a transfer, which the
+ * fake driver parses. */
 #include "fake.h"
 
 #define FAILED 6

@@ -1,5 +1,5 @@
-/* Stands in for NVIDIA's driver: one GPU whose kernels are done by this processor, in a time of its own. Its addresses
- * are not the host's, so that neither side can take the other's for its own. */
+/* A fake NVIDIA driver: one GPU whose kernels run on this processor, in virtual time. Its addresses differ from the
+ * host's, so that confusing the two fails. */
 #include "fake.h"
 
 #define OUT_OF_MEMORY 2
@@ -10,16 +10,16 @@
 #define LAUNCH_NS 5000.0
 #define CLOCK_GHZ 2
 #define TIMER_TICKS 8
-/* Beside what its words take. */
+/* Fixed latencies; each word adds WORD_NS. */
 #define READ_NS 620
 #define WRITE_READ_NS 1120
-/* A transfer takes so long, beside what its words take, and a write only a share of it; up to so many warps go on side
- * by side. */
+/* A transfer takes TRANSFER_NS and WORD_NS for each word, a write WRITE_SHARE of that. Up to WARPS_AT_ONCE warps run
+ * concurrently. */
 #define TRANSFER_NS 560.0
 #define WRITE_SHARE 0.8
 #define WORD_NS 10
 #define WARPS_AT_ONCE 64
-/* What is launched first after a copy begins so much later. */
+/* Delay of the first launch after a copy. */
 #define IDLE_NS 50000.0
 
 typedef int (*kernel)(unsigned threads, void **arguments, double *ns);
@@ -32,7 +32,7 @@ struct block {
 
 static struct block blocks[BLOCKS_MAX];
 static int is_idle, is_ready, is_retained, is_current, is_loaded, events;
-/* Words of a transfer, as the kernels were compiled. */
+/* Number of words of a transfer with which the kernels were compiled. */
 static unsigned words;
 static double now_ns;
 
@@ -65,7 +65,7 @@ static int block_free(char *base, int is_pinned, const char *function)
     return 0;
 }
 
-/* The host's view of a span of the GPU's addresses, if it lies in one block. */
+/* Returns the host address of a span of GPU addresses, or NULL if the span is not in one block. */
 static void *span(uint64_t address, uint64_t bytes)
 {
     char *base = (char *)(uintptr_t)(address - GPU_OFFSET);
@@ -118,7 +118,7 @@ static int latency(unsigned threads, void **arguments, double *ns, int writes)
     uint64_t *addresses = span(wide(arguments, 1), 8 * (uint64_t)samples);
     uint64_t *ticks = span(wide(arguments, 2), 8 * (uint64_t)samples);
     expect(threads == 32, __func__, "one warp chases");
-    expect(wide(arguments, 4) == 0, __func__, "the mask of nothing is not zero");
+    expect(wide(arguments, 4) == 0, __func__, "the zero mask is not zero");
     for (uint32_t i = 0; ticks && addresses && i < samples; i++) {
         uint64_t *at = span(wide(arguments, 0) + addresses[i], 8 * (uint64_t)words);
         if (!at)
@@ -240,7 +240,7 @@ int cuDeviceGetPCIBusId(char *address, int bytes, int device)
 {
     BEGIN(OUT_OF_MEMORY);
     expect(device == 40, __func__, "device");
-    /* No machine has it: a bus has 32 devices. */
+    /* No machine has this address: a bus has 32 devices. */
     snprintf(address, (size_t)bytes, "0000:FF:3F.0");
     return 0;
 }
@@ -358,21 +358,21 @@ int cuMemFree_v2(uint64_t address)
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
 {
-    void *place = span(to, bytes);
+    void *data = span(to, bytes);
     BEGIN(OUT_OF_MEMORY);
     is_idle = 1;
-    if (place)
-        memcpy(place, from, bytes);
-    return place ? 0 : INVALID;
+    if (data)
+        memcpy(data, from, bytes);
+    return data ? 0 : INVALID;
 }
 
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes)
 {
-    void *place = span(from, bytes);
+    void *data = span(from, bytes);
     BEGIN(OUT_OF_MEMORY);
-    if (place)
-        memcpy(to, place, bytes);
-    return place ? 0 : INVALID;
+    if (data)
+        memcpy(to, data, bytes);
+    return data ? 0 : INVALID;
 }
 
 int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

@@ -1,7 +1,7 @@
-/* What the two libraries that stand in for NVIDIA's share: a log of everything that a caller does wrong, and calls that
- * fail when a test asks for it.
+/* Shared by the two fake NVIDIA libraries: a log of everything that a caller does wrong, and calls that fail on request
+ * of a test.
  *
- *   FAKE_CUDA_LOG   file to which complaints go
+ *   FAKE_CUDA_LOG   file to which complaints are appended
  *   FAKE_CUDA_FAIL  NAME or NAME@N: that function fails, from its Nth call on */
 #ifndef FAKE_H
 #define FAKE_H
@@ -32,7 +32,7 @@ static void expect(int holds, const char *function, const char *what)
         complain("%s: %s", function, what);
 }
 
-/* Whether this call is one that shall fail; `calls` counts those of the function. */
+/* Returns whether this call must fail; `calls` counts the calls of the function. */
 static int shall_fail(const char *function, unsigned *calls)
 {
     const char *wanted = getenv("FAKE_CUDA_FAIL");
@@ -43,7 +43,7 @@ static int shall_fail(const char *function, unsigned *calls)
            *calls >= (at ? (unsigned)atoi(at + 1) : 1);
 }
 
-/* At the top of each function. */
+/* Placed at the top of each function. */
 #define BEGIN(code)                                                                                                    \
     static unsigned calls;                                                                                             \
     if (shall_fail(__func__, &calls))                                                                                  \
