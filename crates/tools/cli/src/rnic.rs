@@ -1,4 +1,4 @@
-//! `crosslane rnic`: the RDMA NIC whose engine `rnic` is.
+//! `crosslane rnic`: models of the RDMA NIC whose engine is the crate `rnic`.
 
 mod figures;
 mod memory;
@@ -8,19 +8,19 @@ mod sim;
 use anyhow::Result;
 use clap::Subcommand;
 
-/// Everything under `crosslane rnic`.
+/// Subcommands of `crosslane rnic`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// What a kind of NIC keeps on chip and in the host's memory, by number of queue pairs
+    /// Show the memory that a kind of NIC needs on chip and in the host for a number of queue pairs
     Memory(memory::Options),
-    /// The published figures: goodput, memory, latency, slowdown, as tables and plots, beside what was published
+    /// Reproduce the figures of the SRNIC paper: goodput, memory, latency and slowdown, with the published values
     Figures(figures::Options),
-    /// The NIC in a simulated network: goodput, latency, loss, flows
+    /// Simulate the NIC in a network: goodput, latency, loss, flows
     #[command(subcommand)]
     Sim(sim::Command),
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Memory(options) => memory::main(options),

@@ -1,4 +1,4 @@
-//! `crosslane rnic memory` from outside: these keys are read by scripts of others.
+//! Tests of `crosslane rnic memory`, whose JSON keys scripts read.
 
 mod command;
 
@@ -13,7 +13,7 @@ fn json(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn srnic_with_10000_queue_pairs_fits_into_what_was_published() {
+fn srnic_with_10000_queue_pairs_fits_into_the_published_memory() {
     let answer = json(&["--nic", "srnic", "--qps", "10000"]);
     let bytes = |key: &str| answer[key].as_u64().unwrap_or_else(|| panic!("no {key}: {answer}"));
     let mut sum = 0;
@@ -38,7 +38,7 @@ fn srnic_with_10000_queue_pairs_fits_into_what_was_published() {
 }
 
 #[test]
-fn a_pool_of_contexts_has_100000_queue_pairs_in_the_memory_that_srnic_has_for_10000() {
+fn paged_contexts_fit_100000_queue_pairs_into_the_memory_of_srnic_for_10000() {
     let total = |nic, qps| json(&["--nic", nic, "--qps", qps])["total_bytes"].as_u64().unwrap();
     let (paged, srnic) = (total("srnic-paged", "100000"), total("srnic", "10000"));
     assert!(paged <= srnic && srnic <= 4_400_000, "{paged} {srnic}");
@@ -48,7 +48,7 @@ fn a_pool_of_contexts_has_100000_queue_pairs_in_the_memory_that_srnic_has_for_10
 }
 
 #[test]
-fn every_kind_has_a_ledger_and_a_table_of_it() {
+fn every_kind_has_a_budget_and_a_table() {
     for nic in ["srnic", "srnic-paged", "irn", "go-back-n", "connection-cache"] {
         let answer = json(&["--nic", nic, "--qps", "100"]);
         assert_eq!((&answer["nic"], &answer["qps"]), (&Value::from(nic), &Value::from(100)));
@@ -59,7 +59,7 @@ fn every_kind_has_a_ledger_and_a_table_of_it() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_line_and_exit_code_2() {
+fn an_invalid_option_is_one_line_and_exit_code_2() {
     for (arguments, words) in [
         (&["--nic", "cx6"][..], &["'cx6'", "srnic", "connection-cache"][..]),
         (&["--qps", "0"], &["0", "1..="]),

@@ -1,4 +1,4 @@
-//! `crosslane rnic sim`: the lines that scripts use.
+//! Tests of `crosslane rnic sim` with command lines that scripts use.
 
 mod command;
 
@@ -20,7 +20,7 @@ fn number(answer: &Value, key: &str) -> f64 {
 }
 
 #[test]
-fn every_question_answers_with_its_numbers() {
+fn every_experiment_prints_its_figures() {
     let qps = answer("qps --nic connection-cache --qps 300 --gbps 100 --seed 1 --json");
     assert!((50.0..98.0).contains(&number(&qps, "goodput_gbps")) && qps["provenance"] == "modelled");
     let chance = answer("qps --nic srnic-paged --qps 300 --turns chance --size 1024 --gbps 10 --json");
@@ -39,16 +39,16 @@ fn every_question_answers_with_its_numbers() {
 }
 
 #[test]
-fn a_load_that_an_oversubscribed_network_cannot_carry_is_told() {
+fn a_load_above_the_capacity_of_an_oversubscribed_network_is_a_warning() {
     let of = |load| ["rnic", "sim", "fct", "--topology", "three-tier-4096", "--duration-ms", "0.001", "--load", load];
-    let said = |load| String::from_utf8(crosslane(&of(load)).stderr).unwrap();
-    let told = said("0.5");
-    assert!(told.contains("--load 0.5 is 1.99 times what three-tier-4096 carries") && told.contains("0.25"), "{told}");
-    assert_eq!(said("0.125"), "");
+    let stderr = |load| String::from_utf8(crosslane(&of(load)).stderr).unwrap();
+    let line = stderr("0.5");
+    assert!(line.contains("--load 0.5 is 1.99 times what three-tier-4096 carries") && line.contains("0.25"), "{line}");
+    assert_eq!(stderr("0.125"), "");
 }
 
 #[test]
-fn a_file_is_simulated_and_a_wrong_one_is_named() {
+fn a_scenario_file_is_simulated_and_an_invalid_one_is_named() {
     let mut file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
     let text = "version = 1\n[topology]\nkind = \"dumbbell\"\nhosts_per_side = 2\nhost_gbps = 100\nmiddle_gbps = 40\n\
                 [workload]\nkind = \"permutation\"\nbytes = 20000\n";

@@ -1,4 +1,4 @@
-//! `crosslane rnic figures`: what was published of SRNIC, asked of the simulator and of the ledger, side by side.
+//! `crosslane rnic figures`: reproduces the published figures of SRNIC with the simulator and the memory budget.
 
 mod jobs;
 mod pages;
@@ -14,35 +14,35 @@ use serde::Serialize;
 
 use crate::output;
 
-/// How much of it, and where to.
+/// Options of `crosslane rnic figures`.
 #[derive(Args)]
 pub struct Options {
-    /// The directory for figures.json, figures.md and the plots; made if it is not there
+    /// The directory for figures.json, figures.md and the plots; created if it does not exist
     #[arg(value_name = "DIR", default_value = "figures")]
     directory: PathBuf,
-    /// Fewer points and shorter spans: less than a minute
+    /// Fewer points and shorter simulations: less than a minute
     #[arg(long, conflicts_with = "long")]
     quick: bool,
-    /// Flows for 10 ms, and 4,096 hosts too: about an hour on two cores, and 3 GB of memory
+    /// Flows for 10 ms, and networks of up to 4,096 hosts: about an hour on two cores, and 3 GB of memory
     #[arg(long)]
     long: bool,
-    /// Decides everything that is random
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Simulations that run at a time [default: one a core]
+    /// Number of concurrent simulations [default: number of cores]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
 }
 
-/// How long and how fine.
+/// The duration and the number of points of the simulations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Depth {
     Quick,
-    Usual,
+    Default,
     Long,
 }
 
-/// A figure: what it shows, and its values.
+/// A figure: its description and its values.
 #[derive(Debug, Serialize)]
 struct FigureData {
     name: &'static str,
@@ -52,21 +52,22 @@ struct FigureData {
     rows: Vec<Row>,
 }
 
-/// A value.
+/// A value of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Row {
     series: String,
     x: f64,
     y: f64,
     provenance: Provenance,
-    /// What the authors say of it, if they do, and of which NIC.
+    /// The published value, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     published: Option<f64>,
+    /// The NIC to which the published value applies.
     #[serde(skip_serializing_if = "Option::is_none")]
     published_of: Option<&'static str>,
 }
 
-/// Everything, as JSON.
+/// The contents of figures.json.
 #[derive(Serialize)]
 struct Report<'a> {
     schema: &'static str,
@@ -77,14 +78,14 @@ struct Report<'a> {
 
 const SOURCE: &str = "Wang et al., 'SRNIC: A Scalable Architecture for RDMA NICs', NSDI 2023";
 
-/// Asks everything, and writes tables and plots.
+/// Runs all simulations, and writes tables and plots.
 pub fn main(options: &Options) -> Result<()> {
     let directory = &options.directory;
-    std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let depth = match (options.quick, options.long) {
         (true, _) => Depth::Quick,
         (_, true) => Depth::Long,
-        _ => Depth::Usual,
+        _ => Depth::Default,
     };
     let jobs = jobs::all(depth, options.seed);
     let threads = options.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
@@ -98,7 +99,7 @@ pub fn main(options: &Options) -> Result<()> {
     drop(progress);
     let mut rows = Vec::new();
     for outcome in outcomes {
-        rows.extend(outcome.map_err(super::sim::judged)?);
+        rows.extend(outcome.map_err(super::sim::classified)?);
     }
     let figures = pages::figures(rows);
     let report =

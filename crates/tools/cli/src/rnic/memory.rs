@@ -1,4 +1,4 @@
-//! `crosslane rnic memory`: the memory ledger.
+//! `crosslane rnic memory`: prints the memory budget of a NIC.
 
 use anyhow::Result;
 use clap::Args;
@@ -12,30 +12,30 @@ use stats::{Align, Table};
 use super::policy_argument;
 use crate::output;
 
-/// Queue pairs that one NIC can have: their numbers have 24 bits.
+/// Maximum number of queue pairs of a NIC: their numbers have 24 bits (InfiniBand Architecture Specification).
 const QPS_MAX: i64 = 1 << 24;
-/// Work requests that one queue can have.
+/// Maximum number of work requests of a queue.
 const DEPTH_MAX: i64 = 1 << 16;
 
-/// Which NIC.
+/// Options of `crosslane rnic memory`.
 #[derive(Args)]
 pub struct Options {
-    /// Which kind of NIC
+    /// Kind of the NIC
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     nic: TransportPolicy,
-    /// How many queue pairs
+    /// Number of queue pairs
     #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=QPS_MAX))]
     qps: u32,
-    /// Work requests in each direction that a queue pair has room for, in the host's memory
+    /// Number of work requests that each queue of a queue pair holds in host memory
     #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
     depth: u32,
-    /// Print JSON; total_bytes is all on chip
+    /// Print JSON; total_bytes is the memory on chip
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Report {
     nic: String,
     qps: u64,
     depth: u64,
@@ -55,7 +55,7 @@ struct Answer {
     published: Option<Published>,
 }
 
-/// A structure, and where its size comes from.
+/// A structure, and the provenance of its size.
 #[derive(Serialize)]
 struct Row {
     structure: &'static str,
@@ -66,7 +66,7 @@ struct Row {
     bytes: u64,
 }
 
-/// What the authors of SRNIC say of it.
+/// The values that the authors of SRNIC publish.
 #[derive(Serialize)]
 struct Published {
     qps: u32,
@@ -105,7 +105,7 @@ fn published() -> Published {
     }
 }
 
-impl Answer {
+impl Report {
     fn of(policy: TransportPolicy, budget: &MemoryBudget) -> Self {
         let chip = |role| budget.bytes(MemoryLocation::OnChip, role);
         Self {
@@ -129,41 +129,41 @@ impl Answer {
     }
 }
 
-/// Prints the ledger of one kind of NIC.
+/// Prints the memory budget of one kind of NIC.
 pub fn main(options: &Options) -> Result<()> {
     let budget = MemoryBudget::new(options.nic, options.qps, options.depth);
-    let answer = Answer::of(options.nic, &budget);
-    if options.json { output::print_json(&answer) } else { print_table(&answer) }
+    let report = Report::of(options.nic, &budget);
+    if options.json { output::print_json(&report) } else { print_table(&report) }
 }
 
-fn print_table(answer: &Answer) -> Result<()> {
+fn print_table(report: &Report) -> Result<()> {
     let mut table = Table::new(&[
         ("STRUCTURE", Align::Left),
         ("PLACE", Align::Left),
         ("B EACH", Align::Right),
-        ("HOW MANY", Align::Right),
+        ("COUNT", Align::Right),
         ("BYTES", Align::Right),
         ("ORIGIN", Align::Left),
     ]);
-    for row in &answer.structures {
+    for row in &report.structures {
         let numbers = [row.unit_bytes, row.units, row.bytes].map(|number| number.to_string());
         let words = [row.structure.to_owned(), row.place.to_owned()];
         table.row(words.into_iter().chain(numbers).chain([row.provenance.clone()]).collect());
     }
-    for (place, bytes) in [("chip", answer.total_bytes), ("host", answer.host_bytes)] {
+    for (place, bytes) in [("chip", report.total_bytes), ("host", report.host_bytes)] {
         let blank = String::new;
         table.row(vec!["all".to_owned(), place.to_owned(), blank(), blank(), bytes.to_string(), blank()]);
     }
-    let published = answer.published.as_ref().map(|published| {
-        format!("\nPublished of SRNIC for {} queue pairs: {} bytes on chip.\n", published.qps, published.total_bytes)
+    let published = report.published.as_ref().map(|published| {
+        format!("\nPublished for SRNIC with {} queue pairs: {} bytes on chip.\n", published.qps, published.total_bytes)
     });
     output::print(&format!(
-        "{} with {} queue pairs, {} work requests in each direction of each.\n\
-         Measured: the engine's own structures. Modelled: as many of them as are supposed. Published: of such NICs.\n\n\
+        "{} with {} queue pairs, {} work requests in each queue.\n\
+         Measured: structures of the engine. Modelled: assumed structures. Published: values of such NICs.\n\n\
          {}{}",
-        answer.nic,
-        answer.qps,
-        answer.depth,
+        report.nic,
+        report.qps,
+        report.depth,
         table.render(),
         published.unwrap_or_default()
     ))

@@ -1,9 +1,9 @@
-//! The transport policy of a NIC as an argument.
+//! The transport policy of a NIC as a command-line argument.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use rnic::nic::TransportPolicy;
 
-/// Returns a parser that accepts the policies by their names, and describes them in help texts.
+/// Returns a parser that accepts policies by name and describes them in help texts.
 pub fn parser() -> impl TypedValueParser<Value = TransportPolicy> {
     let value = |policy: TransportPolicy| PossibleValue::new(policy.name()).help(policy.description());
     PossibleValuesParser::new(TransportPolicy::ALL.map(value)).map(|name| {

@@ -1,4 +1,4 @@
-//! `crosslane rnic sim`: one question to the packet simulator.
+//! `crosslane rnic sim`: runs one experiment in the packet simulator.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -27,25 +27,25 @@ use super::policy_argument;
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// What is asked.
+/// Subcommands of `crosslane rnic sim`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Goodput of many queue pairs that take turns packet by packet
+    /// Goodput of many queue pairs that share a NIC
     Qps(Qps),
-    /// Goodput over a line that loses packets
+    /// Goodput over a lossy link
     Loss(Loss),
-    /// Half of a round trip of one message
+    /// Latency of one message, half of a round trip
     Latency(Latency),
-    /// How much longer flows take in a network full of others than alone
+    /// Flow completion times in a loaded network, as slowdown compared with an idle network
     Fct(Fct),
-    /// A simulation from a file: docs/netsim.md
+    /// Run a scenario file (docs/netsim.md)
     Run(Run),
 }
 
-/// What all questions have.
+/// Options of all experiments.
 #[derive(Args)]
 pub struct Common {
-    /// Decides everything that is random
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Print JSON
@@ -53,88 +53,88 @@ pub struct Common {
     json: bool,
 }
 
-/// Which queue pairs.
+/// Options of `crosslane rnic sim qps`.
 #[derive(Args)]
 pub struct Qps {
-    /// Which kind of NIC
+    /// Kind of the NIC
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     nic: TransportPolicy,
-    /// How many queue pairs
+    /// Number of queue pairs
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     qps: u32,
-    /// The line's rate
+    /// Link rate in Gb/s
     #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
     gbps: f64,
-    /// Bytes of each message
+    /// Message size
     #[arg(long, value_name = "BYTES", default_value_t = 4096)]
     size: u32,
-    /// Which queue pair sends next
+    /// Order in which queue pairs send
     #[arg(long, value_enum, default_value = "turn")]
-    turns: TurnsKind,
+    turns: OrderArgument,
     #[command(flatten)]
     common: Common,
 }
 
-/// Orders of queue pairs by their names on the command line.
+/// Orders of queue pairs, with their names on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum TurnsKind {
-    /// One after the other, each with a message under way at any time
+enum OrderArgument {
+    /// Round-robin, each queue pair with one message in flight
     Turn,
-    /// Drawn by chance for each message
+    /// Chosen at random for each message
     Chance,
 }
 
-/// Which loss.
+/// Options of `crosslane rnic sim loss`.
 #[derive(Args)]
 pub struct Loss {
-    /// Detection and recovery of losses
+    /// Transport policy: detection and recovery of losses
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     transport: TransportPolicy,
-    /// The share of packets lost, each way
+    /// Share of packets lost in each direction
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     loss: f64,
-    /// The line's rate
+    /// Link rate in Gb/s
     #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
     gbps: f64,
-    /// Queue pairs that send
+    /// Number of sending queue pairs
     #[arg(long, value_name = "N", default_value_t = 1)]
     qps: u32,
     #[command(flatten)]
     common: Common,
 }
 
-/// Which messages.
+/// Options of `crosslane rnic sim latency`.
 #[derive(Args)]
 pub struct Latency {
-    /// Which kind of NIC
+    /// Kind of the NIC
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     nic: TransportPolicy,
-    /// Bytes of a message
+    /// Message size
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     size: u32,
-    /// The line's rate
+    /// Link rate in Gb/s
     #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
     gbps: f64,
     #[command(flatten)]
     common: Common,
 }
 
-/// Which flows, where.
+/// Options of `crosslane rnic sim fct`.
 #[derive(Args)]
 pub struct Fct {
-    /// leaf-spine-256, three-tier-1024 or three-tier-4096
+    /// Network: leaf-spine-256, three-tier-1024 or three-tier-4096
     #[arg(long, value_name = "NAME", default_value = "leaf-spine-256")]
     topology: TopologyPreset,
-    /// Sizes of flows: cache-follower, web-search, hadoop, storage-2019, storage-2022, or a file
+    /// Flow sizes: cache-follower, web-search, hadoop, storage-2019, storage-2022, or a file
     #[arg(long, value_name = "NAME", default_value = "cache-follower")]
     workload: String,
-    /// The share of hosts' rate that flows need; three-tier-4096 carries a quarter of it between leaves
+    /// Offered load as a share of the hosts' link rate; three-tier-4096 carries a quarter of it between leaves
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     load: f64,
-    /// Detection and recovery of losses
+    /// Transport policy: detection and recovery of losses
     #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
     transport: TransportPolicy,
-    /// How long flows begin, in milliseconds of virtual time
+    /// Time during which new flows start, in milliseconds of virtual time
     #[arg(long, value_name = "MS", default_value_t = 1.0)]
     duration_ms: f64,
     #[command(flatten)]
@@ -143,24 +143,24 @@ pub struct Fct {
     common: Common,
 }
 
-/// Packets for Wireshark.
+/// Options for a packet capture.
 #[derive(Args)]
 pub struct Capture {
-    /// Write the packets that hosts send to this file, as RoCEv2
+    /// Write the packets that hosts send to this pcap file, as RoCEv2
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Only what this host sends and gets
+    /// Capture only packets from and to this host
     #[arg(long, value_name = "N", requires = "pcap")]
     pcap_host: Option<u32>,
 }
 
 impl Capture {
-    /// Runs a plan, with a tap where one is asked for.
-    fn run(&self, plan: &FctExperiment) -> Result<FctResult> {
-        let Some(path) = &self.pcap else { return plan.run(None).map_err(judged) };
+    /// Runs an experiment, and captures packets if requested.
+    fn run(&self, experiment: &FctExperiment) -> Result<FctResult> {
+        let Some(path) = &self.pcap else { return experiment.run(None).map_err(classified) };
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let (tap, fault) = PcapTap::new(BufWriter::new(file), self.pcap_host.map(HostId));
-        let result = plan.run(tap.map(|tap| Box::new(tap) as Box<dyn PacketTap<Header>>)).map_err(judged)?;
+        let result = experiment.run(tap.map(|tap| Box::new(tap) as Box<dyn PacketTap<Header>>)).map_err(classified)?;
         match fault.get() {
             Some(fault) => Err(anyhow!("writing {}: {fault}", path.display())),
             None => Ok(result),
@@ -168,10 +168,10 @@ impl Capture {
     }
 }
 
-/// Which file.
+/// Options of `crosslane rnic sim run`.
 #[derive(Args)]
 pub struct Run {
-    /// What to simulate
+    /// Scenario file
     file: PathBuf,
     #[command(flatten)]
     capture: Capture,
@@ -180,7 +180,7 @@ pub struct Run {
     json: bool,
 }
 
-/// Asks and prints.
+/// Runs the experiment and prints the result.
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Qps(options) => qps(options),
@@ -191,25 +191,25 @@ pub fn main(command: &Command) -> Result<()> {
     }
 }
 
-/// Questions without sense are the command line's fault; requests that fail are not.
-pub fn judged(error: ExperimentError) -> anyhow::Error {
+/// Classifies an error: invalid parameters are wrong use, a failed simulation is a failure.
+pub fn classified(error: ExperimentError) -> anyhow::Error {
     match error {
         ExperimentError::Failed { .. } => error.into(),
         _ => WrongUse::of(error).into(),
     }
 }
 
-/// A question and its answer, as JSON.
+/// The parameters of an experiment and its result, as JSON.
 #[derive(Serialize)]
-struct Answer<Question: Serialize, Result: Serialize> {
+struct Report<Parameters: Serialize, Result: Serialize> {
     #[serde(flatten)]
-    question: Question,
+    parameters: Parameters,
     #[serde(flatten)]
     result: Result,
 }
 
 #[derive(Serialize)]
-struct StreamQuestion {
+struct StreamParameters {
     transport: TransportPolicy,
     qps: u32,
     loss: f64,
@@ -220,14 +220,14 @@ struct StreamQuestion {
     seed: u64,
 }
 
-fn stream(plan: StreamExperiment, json: bool) -> Result<()> {
-    let result = plan.run().map_err(judged)?;
+fn stream(experiment: StreamExperiment, json: bool) -> Result<()> {
+    let result = experiment.run().map_err(classified)?;
     if json {
-        let StreamExperiment { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
+        let StreamExperiment { transport, qps, loss, gbps, message_bytes, seed, .. } = experiment;
         let (transport, mtu_bytes) = (transport.policy, transport.mtu_bytes);
-        let turns = if plan.qp_order == QpOrder::RoundRobin { "turn" } else { "chance" };
-        let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, turns, seed };
-        return output::print_json(&Answer { question, result });
+        let turns = if experiment.qp_order == QpOrder::RoundRobin { "turn" } else { "chance" };
+        let parameters = StreamParameters { transport, qps, loss, gbps, mtu_bytes, message_bytes, turns, seed };
+        return output::print_json(&Report { parameters, result });
     }
     output::print(&stream_table(&result))
 }
@@ -237,15 +237,15 @@ fn stream_table(result: &StreamResult) -> String {
     let percent = |share: f64| format!("{:.2} %", share * 100.0);
     for (what, value) in [
         ("goodput", format!("{:.2} Gb/s", result.goodput_gbps)),
-        ("data packets sent again", percent(result.retransmitted_share)),
-        ("data packets that came twice", percent(result.spurious_share)),
-        ("headers that went to software", percent(result.slow_path_share)),
-        ("a core's time in the slow path", percent(result.slow_path_core_share)),
-        ("contexts that were not on chip", percent(result.context_miss_share)),
-        ("packets that waited for a context", percent(result.parked_share)),
-        ("packets dropped, for too many waited", result.parking_drops.to_string()),
-        ("PCIe for contexts that came", format!("{:.2} Gb/s", result.context_read_gbps)),
-        ("PCIe for contexts written back", format!("{:.2} Gb/s", result.context_write_gbps)),
+        ("data packets retransmitted", percent(result.retransmitted_share)),
+        ("data packets received twice", percent(result.spurious_share)),
+        ("headers processed in software", percent(result.slow_path_share)),
+        ("core utilisation of the slow path", percent(result.slow_path_core_share)),
+        ("context cache misses", percent(result.context_miss_share)),
+        ("packets parked for a context", percent(result.parked_share)),
+        ("packets dropped, parking buffer full", result.parking_drops.to_string()),
+        ("PCIe bandwidth of context reads", format!("{:.2} Gb/s", result.context_read_gbps)),
+        ("PCIe bandwidth of context writes", format!("{:.2} Gb/s", result.context_write_gbps)),
         ("time-outs", result.timeouts.to_string()),
     ] {
         table.row(vec![what.to_owned(), value]);
@@ -255,22 +255,22 @@ fn stream_table(result: &StreamResult) -> String {
 
 fn qps(options: &Qps) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = StreamExperiment::by_qps(options.nic, options.qps, options.gbps, seed);
+    let experiment = StreamExperiment::by_qps(options.nic, options.qps, options.gbps, seed);
     let qp_order = match options.turns {
-        TurnsKind::Turn => QpOrder::RoundRobin,
-        TurnsKind::Chance => QpOrder::Random,
+        OrderArgument::Turn => QpOrder::RoundRobin,
+        OrderArgument::Chance => QpOrder::Random,
     };
-    stream(StreamExperiment { message_bytes: options.size, qp_order, ..plan }, json)
+    stream(StreamExperiment { message_bytes: options.size, qp_order, ..experiment }, json)
 }
 
 fn loss(options: &Loss) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = StreamExperiment::by_loss(options.transport, options.loss, options.gbps, seed);
-    stream(StreamExperiment { qps: options.qps, ..plan }, json)
+    let experiment = StreamExperiment::by_loss(options.transport, options.loss, options.gbps, seed);
+    stream(StreamExperiment { qps: options.qps, ..experiment }, json)
 }
 
 #[derive(Serialize)]
-struct LatencyQuestion {
+struct LatencyParameters {
     nic: TransportPolicy,
     size_bytes: u32,
     gbps: f64,
@@ -279,11 +279,13 @@ struct LatencyQuestion {
 
 fn latency(options: &Latency) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = LatencyExperiment { gbps: options.gbps, ..LatencyExperiment::new(options.nic, options.size, seed) };
-    let result = plan.run().map_err(judged)?;
+    let experiment = LatencyExperiment::new(options.nic, options.size, seed);
+    let experiment = LatencyExperiment { gbps: options.gbps, ..experiment };
+    let result = experiment.run().map_err(classified)?;
     if json {
-        let question = LatencyQuestion { nic: plan.policy, size_bytes: plan.size_bytes, gbps: plan.gbps, seed };
-        return output::print_json(&Answer { question, result });
+        let LatencyExperiment { policy: nic, size_bytes, gbps, .. } = experiment;
+        let parameters = LatencyParameters { nic, size_bytes, gbps, seed };
+        return output::print_json(&Report { parameters, result });
     }
     let LatencyResult { p50_us, p99_us, p999_us, max_us, .. } = result;
     let mut table = Table::new(&[("HALF OF A ROUND TRIP", Align::Left), ("MODELLED us", Align::Right)]);
@@ -294,34 +296,34 @@ fn latency(options: &Latency) -> Result<()> {
 }
 
 #[derive(Serialize)]
-struct FctQuestion {
-    /// Of a simulation from a file.
+struct FctParameters {
+    /// The scenario file, if the experiment comes from one.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
     topology: String,
     workload: String,
     load: Option<f64>,
-    /// What the busiest lines between switches are to carry of what they can, where that is known.
+    /// The offered load of the busiest links between switches as a share of their rate, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     busiest_load: Option<f64>,
     transport: TransportConfig,
     seed: u64,
 }
 
-/// What the run took on this machine.
+/// A result, and the time and memory of the run on this machine.
 #[derive(Serialize)]
-struct Pace<'a> {
+struct TimedResult<'a> {
     #[serde(flatten)]
     result: &'a FctResult,
-    /// Of the next three.
+    /// How the next three figures were obtained.
     pace_provenance: &'static str,
     wall_s: f64,
     events_per_s: f64,
-    /// Of the whole process, as the system counts it.
+    /// Peak resident memory of the whole process.
     memory_peak_bytes: Option<u64>,
 }
 
-/// The most memory that this process had, as the system counts it.
+/// Returns the peak resident memory of this process (VmHWM, proc_pid_status(5)).
 fn memory_peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -329,15 +331,16 @@ fn memory_peak_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn flows(question: &FctQuestion, plan: &FctExperiment, capture: &Capture, json: bool) -> Result<()> {
+fn flows(parameters: &FctParameters, experiment: &FctExperiment, capture: &Capture, json: bool) -> Result<()> {
     let begun = Instant::now();
-    let result = capture.run(plan)?;
+    let result = capture.run(experiment)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let events_per_s = result.events as f64 / wall_s;
     if json {
         let memory_peak_bytes = memory_peak_bytes();
-        let pace = Pace { result: &result, pace_provenance: "measured", wall_s, events_per_s, memory_peak_bytes };
-        return output::print_json(&Answer { question, result: pace });
+        let pace_provenance = "measured";
+        let timed = TimedResult { result: &result, pace_provenance, wall_s, events_per_s, memory_peak_bytes };
+        return output::print_json(&Report { parameters, result: timed });
     }
     output::print(&format!("{}\n{}", fct_summary(&result, wall_s), fct_table(&result)))
 }
@@ -345,9 +348,9 @@ fn flows(question: &FctQuestion, plan: &FctExperiment, capture: &Capture, json: 
 fn fct_summary(result: &FctResult, wall_s: f64) -> String {
     let FctResult { flows, flows_ended, hosts, simulated_us, network, endpoints, .. } = result;
     format!(
-        "{flows_ended} of {flows} flows of {hosts} hosts in {simulated_us:.0} us, modelled; {} events in \
-         {wall_s:.1} s, measured: {:.2} M a second\n{} packets dropped, {} marked, {} sent again, {} of them in vain; \
-         fullest queue {} B; {:.1} Gb/s a host\n",
+        "{flows_ended} of {flows} flows of {hosts} hosts completed in {simulated_us:.0} us, modelled; {} events in \
+         {wall_s:.1} s, measured: {:.2} M a second\n{} packets dropped, {} marked, {} retransmitted, {} of them \
+         spuriously; longest queue {} B; {:.1} Gb/s a host\n",
         result.events,
         result.events as f64 / wall_s / 1e6,
         network.dropped_packets + network.lost_packets,
@@ -379,13 +382,13 @@ fn fct(options: &Fct) -> Result<()> {
     let Common { seed, json } = options.common;
     let ms = options.duration_ms;
     if !(ms > 0.0 && ms <= 10_000.0) {
-        return Err(WrongUse::of(format!("a duration of {ms} ms; take more than 0 and at most 10000")).into());
+        return Err(WrongUse::of(format!("--duration-ms {ms}: choose more than 0 and at most 10000")).into());
     }
     let sizes = SizeDistribution::find(&options.workload).map_err(WrongUse::of)?;
     let transport =
         TransportConfig { policy: options.transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
     let busiest_load = options.topology.tiers().busiest_link_load(options.load);
-    let question = FctQuestion {
+    let parameters = FctParameters {
         file: None,
         topology: options.topology.name().to_owned(),
         workload: sizes.name.clone(),
@@ -395,22 +398,22 @@ fn fct(options: &Fct) -> Result<()> {
         seed,
     };
     let during = Span::from_ns(ms * 1e6);
-    let plan =
-        FctExperiment::published(options.topology, sizes, options.load, transport, during, seed).map_err(judged)?;
+    let experiment =
+        FctExperiment::published(options.topology, sizes, options.load, transport, during, seed).map_err(classified)?;
     if busiest_load > 1.0 {
         let (load, sustained) = (options.load, options.load / busiest_load);
         eprintln!(
             "crosslane: --load {load} is {busiest_load:.2} times what {} carries between its switches, so queues grow \
-             for as long as flows begin; take less than {sustained:.2} for a network that keeps up",
+             as long as new flows start; choose less than {sustained:.2} for stable queues",
             options.topology.name()
         );
     }
-    flows(&question, &plan, &options.capture, json)
+    flows(&parameters, &experiment, &options.capture, json)
 }
 
 fn run(options: &Run) -> Result<()> {
     let scenario = Scenario::read(&options.file).map_err(WrongUse::of)?;
-    let question = FctQuestion {
+    let parameters = FctParameters {
         file: Some(options.file.display().to_string()),
         topology: scenario.topology_name.clone(),
         workload: scenario.workload.name().to_owned(),
@@ -419,5 +422,5 @@ fn run(options: &Run) -> Result<()> {
         transport: scenario.transport,
         seed: scenario.seed,
     };
-    flows(&question, &FctExperiment::from_scenario(&scenario), &options.capture, options.json)
+    flows(&parameters, &FctExperiment::from_scenario(&scenario), &options.capture, options.json)
 }

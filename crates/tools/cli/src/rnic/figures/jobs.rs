@@ -1,4 +1,4 @@
-//! The questions, each with the figures that it answers.
+//! The simulations, each with the figures whose values it computes.
 
 use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, QpOrder, StreamExperiment};
 use netsim::topology::TopologyPreset;
@@ -11,11 +11,11 @@ use sim::Span;
 
 use super::{Depth, Row};
 
-/// Work requests a queue pair in the ledger of the host's memory; what is on chip does not depend on it.
+/// Work requests of each queue pair in the budget of host memory. Memory on chip does not depend on it.
 const DEPTH: u32 = 64;
 const BYTES_PER_MB: f64 = 1e6;
 
-/// One question.
+/// One simulation, or one memory budget.
 #[derive(Clone, Copy)]
 pub enum Job {
     ByQps(StreamExperiment),
@@ -25,37 +25,37 @@ pub enum Job {
     Flows { preset: TopologyPreset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
 }
 
-/// A value and the figure that it is of.
-pub type Answer = (&'static str, Row);
+/// The name of a figure, and one of its values.
+pub type FigureRow = (&'static str, Row);
 
 fn modelled(series: impl Into<String>, x: f64, y: f64) -> Row {
     Row { series: series.into(), x, y, provenance: Provenance::Modelled, published: None, published_of: None }
 }
 
 impl Job {
-    /// Asks.
-    pub fn run(&self) -> Result<Vec<Answer>, ExperimentError> {
+    /// Runs the simulation and returns its values.
+    pub fn run(&self) -> Result<Vec<FigureRow>, ExperimentError> {
         match self {
             Self::ByQps(plan) => {
                 let by_chance = if plan.qp_order == QpOrder::Random { ", by chance" } else { "" };
                 let (series, x) = (plan.transport.policy.name().to_owned() + by_chance, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
-                let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
+                let mut rows = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
                 if plan.transport.policy == TransportPolicy::SrnicPaged {
                     let gbps = result.context_read_gbps + result.context_write_gbps;
-                    answers.push(("contexts-by-qps", modelled(series, x, gbps)));
+                    rows.push(("contexts-by-qps", modelled(series, x, gbps)));
                 }
-                Ok(answers)
+                Ok(rows)
             }
             Self::ByLoss(plan) => {
                 let (result, series, x) = (plan.run()?, plan.transport.policy.name(), plan.loss * 100.0);
-                let mut answers = vec![("goodput-by-loss", modelled(series, x, result.goodput_gbps))];
+                let mut rows = vec![("goodput-by-loss", modelled(series, x, result.goodput_gbps))];
                 if plan.transport.policy == TransportPolicy::Srnic {
                     let core = modelled("receiver", x, result.slow_path_core_share * 100.0);
                     let headers = modelled("headers in software", x, result.slow_path_share * 100.0);
-                    answers.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
+                    rows.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
                 }
-                Ok(answers)
+                Ok(rows)
             }
             Self::Latency(plan) => {
                 let (series, x) = (plan.policy.name(), f64::from(plan.size_bytes));
@@ -77,8 +77,8 @@ fn flows(
     transport: TransportPolicy,
     during: Span,
     seed: u64,
-) -> Result<Vec<Answer>, ExperimentError> {
-    let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
+) -> Result<Vec<FigureRow>, ExperimentError> {
+    let sizes = SizeDistribution::find("cache-follower").expect("the distribution is built in");
     let plan = TransportConfig { policy: transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
     let result = FctExperiment::published(preset, sizes, load, plan, during, seed)?.run(None)?;
     let (mean, p99) = match preset {
@@ -96,7 +96,7 @@ fn flows(
     Ok([rows(mean, |slowdown| slowdown.mean), rows(p99, |slowdown| slowdown.p99)].concat())
 }
 
-/// Everything that is asked, what takes longest first.
+/// Returns all simulations, the longest first.
 pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     let mut jobs = networks(depth, seed);
     let is_quick = depth == Depth::Quick;
@@ -145,13 +145,13 @@ fn networks(depth: Depth, seed: u64) -> Vec<Job> {
     };
     match depth {
         Depth::Quick => of(TopologyPreset::LeafSpine256, &[0.5], 0.05, &transports[..1]),
-        Depth::Usual => [
+        Depth::Default => [
             of(TopologyPreset::ThreeTier1024, &[0.5], 1.0, &transports),
             of(TopologyPreset::LeafSpine256, &[0.7, 0.5], 2.0, &transports),
         ]
         .concat(),
         Depth::Long => [
-            // Half of what its leaves carry, and twice that, for it is oversubscribed 4:1.
+            // This network is oversubscribed 4:1, so these loads are twice and half of what its leaves carry.
             of(TopologyPreset::ThreeTier4096, &[0.5, 0.125], 10.0, &transports),
             of(TopologyPreset::ThreeTier1024, &[0.7, 0.5], 10.0, &transports),
             of(TopologyPreset::LeafSpine256, &[0.7, 0.5], 10.0, &transports),

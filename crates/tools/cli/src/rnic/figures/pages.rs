@@ -1,11 +1,11 @@
-//! Answers as figures: with what was published beside them, as tables and as plots.
+//! Turns values into figures with the published values alongside: tables and plots.
 
 use plot::{Axis, Figure, Series, Style};
 
-use super::jobs::Answer;
+use super::jobs::FigureRow;
 use super::{FigureData, Row, SOURCE};
 
-/// What the authors of SRNIC publish: figure, series, x, value, and of which NIC.
+/// Values from the SRNIC paper: figure, series, x, value, and the NIC that was measured.
 const PUBLISHED: [(&str, &str, f64, f64, &str); 8] = [
     ("goodput-by-qps", "srnic", 10_000.0, 97.0, "SRNIC"),
     ("goodput-by-qps", "connection-cache", 128.0, 97.0, "ConnectX-6"),
@@ -17,7 +17,7 @@ const PUBLISHED: [(&str, &str, f64, f64, &str); 8] = [
     ("latency-by-size", "connection-cache", 64.0, 1.16, "ConnectX-6"),
 ];
 
-struct Kind {
+struct FigureKind {
     name: &'static str,
     title: &'static str,
     x: &'static str,
@@ -29,47 +29,47 @@ const SLOWDOWN: (Axis, Axis) = (Axis::Decades("size of the flow (B)"), Axis::Dec
 
 macro_rules! slowdown {
     ($name:literal, $title:literal) => {
-        Kind { name: $name, title: $title, x: "bytes, at most", y: "slowdown", axes: SLOWDOWN }
+        FigureKind { name: $name, title: $title, x: "bytes, at most", y: "slowdown", axes: SLOWDOWN }
     };
 }
 
-const KINDS: [Kind; 12] = [
-    Kind {
+const KINDS: [FigureKind; 12] = [
+    FigureKind {
         name: "goodput-by-qps",
-        title: "Goodput of queue pairs that take turns, 100 Gb/s",
+        title: "Goodput by number of queue pairs, 100 Gb/s",
         x: "queue pairs",
         y: "Gb/s",
         axes: (Axis::Decades("queue pairs"), Axis::Linear("goodput (Gb/s)")),
     },
-    Kind {
+    FigureKind {
         name: "contexts-by-qps",
-        title: "PCIe that contexts on their way there and back take of one NIC, 100 Gb/s",
+        title: "PCIe bandwidth of context reads and writes of one NIC, 100 Gb/s",
         x: "queue pairs",
         y: "Gb/s",
         axes: (Axis::Decades("queue pairs"), Axis::Linear("both directions together (Gb/s)")),
     },
-    Kind {
+    FigureKind {
         name: "memory-by-qps",
         title: "Memory on chip",
         x: "queue pairs",
         y: "MB",
         axes: (Axis::Decades("queue pairs"), Axis::Decades("memory on chip (MB)")),
     },
-    Kind {
+    FigureKind {
         name: "goodput-by-loss",
         title: "Goodput of one queue pair by loss, 100 Gb/s",
         x: "loss, %",
         y: "Gb/s",
         axes: (Axis::Linear("packets lost (%)"), Axis::Linear("goodput (Gb/s)")),
     },
-    Kind {
+    FigureKind {
         name: "slow-path-by-loss",
         title: "The slow path of SRNIC by loss: a core's time, and headers",
         x: "loss, %",
         y: "%",
         axes: (Axis::Linear("packets lost (%)"), Axis::Linear("share (%)")),
     },
-    Kind {
+    FigureKind {
         name: "latency-by-size",
         title: "Half of a round trip, one cable of 100 Gb/s",
         x: "bytes",
@@ -84,12 +84,12 @@ const KINDS: [Kind; 12] = [
     slowdown!("slowdown-4096-p99", "Slowdown of flows, 4,096 hosts, p99"),
 ];
 
-/// The figures that have values, in their order, with what was published.
-pub fn figures(answers: Vec<Answer>) -> Vec<FigureData> {
-    let figure = |kind: &Kind| {
-        let of_kind = answers.iter().filter(|(name, _)| *name == kind.name);
+/// Returns the figures that have values, in the order of `KINDS`, with the published values.
+pub fn figures(rows: Vec<FigureRow>) -> Vec<FigureData> {
+    let figure = |kind: &FigureKind| {
+        let of_kind = rows.iter().filter(|(name, _)| *name == kind.name);
         let rows: Vec<Row> = of_kind.map(|(_, row)| with_published(kind.name, row)).collect();
-        let Kind { name, title, x, y, .. } = *kind;
+        let FigureKind { name, title, x, y, .. } = *kind;
         (!rows.is_empty()).then_some(FigureData { name, title, x, y, rows })
     };
     KINDS.iter().filter_map(figure).collect()
@@ -103,7 +103,7 @@ fn with_published(figure: &str, row: &Row) -> Row {
     Row { published: found.map(|known| known.3), published_of: found.map(|known| known.4), ..row.clone() }
 }
 
-/// All figures as one page of tables.
+/// Returns all figures as a Markdown page of tables.
 pub fn markdown(figures: &[FigureData], seed: u64) -> String {
     let mut page = format!(
         "# The RNIC's figures\n\nSeed {seed}. Values are *modelled* by `crosslane rnic figures`; *published* ones are \
@@ -123,7 +123,7 @@ pub fn markdown(figures: &[FigureData], seed: u64) -> String {
     page
 }
 
-/// A figure as a plot: a line for each series, and points for what was published.
+/// Returns a figure as a plot with a line for each series and points for the published values.
 pub fn plot(figure: &FigureData) -> Figure {
     let axes = KINDS.iter().find(|kind| kind.name == figure.name).map_or(SLOWDOWN, |kind| kind.axes);
     let mut names: Vec<&str> = Vec::new();
@@ -156,7 +156,7 @@ mod tests {
     use pcie::result::Provenance;
 
     #[test]
-    fn published_values_stand_beside_their_own_points_only() {
+    fn published_values_are_attached_only_to_their_own_points() {
         let row = |series: &str, x| Row {
             series: series.to_owned(),
             x,
