@@ -1,4 +1,4 @@
-//! `crosslane bench router`: the forwarding core, the tables, and two nodes over each interconnect.
+//! `crosslane bench router`: measures the forwarding core, the tables, and two nodes over each interconnect.
 
 mod plots;
 
@@ -23,39 +23,39 @@ use crate::wrong_use::WrongUse;
 use plots::Plots;
 use stats::{Align, Table};
 
-/// What to measure.
+/// Options of `crosslane bench router`.
 #[derive(clap::Args)]
 pub struct Options {
     /// Shorter trials and fewer points: a minute or two
     #[arg(long)]
     pub quick: bool,
-    /// JSON instead of tables
+    /// Print JSON instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Measure these parts alone: fib, core, churn, ethernet, interconnect, latency, adaptive
+    /// Measure only these parts: fib, core, churn, ethernet, interconnect, latency, adaptive
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     pub only: Vec<Part>,
-    /// Between nodes, this interconnect alone: lanes, windows, rnic_lanes or rnic_udp
+    /// Between nodes, measure only this interconnect: lanes, windows, rnic_lanes or rnic_udp
     #[arg(long, value_name = "NAME", value_parser = kind)]
     pub interconnect: Option<TransportKind>,
-    /// Between nodes, rates and latencies of frames of these sizes alone, 64 to 1500
+    /// Between nodes, measure rates and latencies only for these frame sizes, 64 to 1500
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u16).range(64..=1500))]
     pub size: Vec<u16>,
-    /// Latency by these loads alone, in percent of the best rate of a fixed batch, 1 to 100
+    /// Measure latency only at these loads, in percent of the best rate of a fixed batch, 1 to 100
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
     pub load: Vec<u8>,
     /// Write the plots as SVG files into this directory, each as soon as it is measured
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
-    /// Decides everything that is random
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Measure tables and core with the routes of this MRT dump (TABLE_DUMP_V2, unpacked) too
+    /// Also measure tables and core with the routes of this MRT dump (TABLE_DUMP_V2, uncompressed)
     #[arg(long, value_name = "FILE", conflicts_with = "prefixes")]
     pub mrt: Option<PathBuf>,
-    /// The same with a list: a prefix a line, a next hop behind it or none
+    /// Also measure tables and core with the routes of this list: one prefix a line, optionally followed by a next hop
     #[arg(long, value_name = "FILE")]
     pub prefixes: Option<PathBuf>,
 }
@@ -65,7 +65,7 @@ fn kind(text: &str) -> Result<TransportKind, UnknownKind> {
 }
 
 impl Options {
-    /// What to measure, by all options together.
+    /// Returns what to measure, or an error if options contradict each other.
     fn measured(&self) -> Result<report::Options> {
         let parts = Parts::only(&self.only);
         let chosen = || self.only.iter().map(|part| part.name()).collect::<Vec<_>>().join(",");
@@ -78,14 +78,14 @@ impl Options {
         for (option, is_given, is_used, more) in choices {
             if is_given && !is_used {
                 bail!(WrongUse::of(format!(
-                    "{option} chooses nothing of --only {}; add {more}latency or adaptive",
+                    "{option} applies to no part of --only {}; add {more}latency or adaptive",
                     chosen()
                 )));
             }
         }
         let has_file = self.mrt.is_some() || self.prefixes.is_some();
         if has_file && !parts.any(|part| matches!(part, Part::Fib | Part::Core)) {
-            bail!(WrongUse::of(format!("a file of routes is for nothing of --only {}; add fib or core", chosen())));
+            bail!(WrongUse::of(format!("a file of routes applies to no part of --only {}; add fib or core", chosen())));
         }
         Ok(report::Options {
             parts,
@@ -96,7 +96,7 @@ impl Options {
         })
     }
 
-    /// The file with routes, and its routes.
+    /// Reads the file with routes, if one is given, and returns its path and its routes.
     fn table(&self) -> Result<Option<(&Path, table::Table)>> {
         let (file, format) = match (&self.mrt, &self.prefixes) {
             (Some(file), _) => (file, Format::Mrt),
@@ -108,21 +108,21 @@ impl Options {
     }
 }
 
-/// The report, and what it was measured on.
+/// The report, and the machine on which it was measured.
 #[derive(Serialize)]
-struct Printed {
+struct MachineReport {
     #[serde(flatten)]
     report: Report,
     machine: Machine,
 }
 
-/// Says how far a run is, and writes plots.
-struct Told<'a> {
+/// Shows the progress of a run, and writes plots as soon as their data is complete.
+struct RunFollower<'a> {
     progress: Progress,
     plots: Option<Plots<'a>>,
 }
 
-impl ProgressObserver for Told<'_> {
+impl ProgressObserver for RunFollower<'_> {
     fn step_begins(&mut self, section: &str, what: &str) {
         self.progress.step(section, what);
     }
@@ -134,26 +134,26 @@ impl ProgressObserver for Told<'_> {
     }
 }
 
-/// Measures and prints.
+/// Measures, prints the report and writes the plots.
 pub fn main(options: &Options) -> Result<()> {
     let measured = options.measured()?;
-    // Read first: a file that is no good is no reason to wait.
+    // Read before anything is measured, so that an invalid file is reported at once.
     let table = options.table()?;
     let table = table.as_ref().map(|(file, table)| (*file, table));
     let plots = options.plot.as_deref().map(Plots::into_directory).transpose()?;
     let progress = Progress::new(report::steps(&measured, table.map(|(_, table)| table)));
-    let mut told = Told { progress, plots };
-    let report = report::run(&measured, table, &mut told);
-    let Told { progress, plots } = told;
+    let mut follower = RunFollower { progress, plots };
+    let report = report::run(&measured, table, &mut follower);
+    let RunFollower { progress, plots } = follower;
     drop(progress);
-    let printed = Printed { report: report?, machine: Machine::describe(None) };
-    if let ([Part::Ethernet], [missing]) = (&options.only[..], &printed.report.missing[..]) {
+    let measurement = MachineReport { report: report?, machine: Machine::describe(None) };
+    if let ([Part::Ethernet], [missing]) = (&options.only[..], &measurement.report.missing[..]) {
         bail!("{missing}");
     }
     if options.json {
-        output::print_json(&printed)?
+        output::print_json(&measurement)?
     } else {
-        output::print(&render(&printed))?
+        output::print(&render(&measurement))?
     }
     plots.map_or(Ok(()), Plots::finish)
 }
@@ -161,13 +161,12 @@ pub fn main(options: &Options) -> Result<()> {
 const RIGHT: Align = Align::Right;
 const LEFT: Align = Align::Left;
 
-fn render(printed: &Printed) -> String {
-    let Printed { report, machine } = printed;
+fn render(measurement: &MachineReport) -> String {
+    let MachineReport { report, machine } = measurement;
     let mut text = format!("measured, seed {}; {}\n", report.seed, machine.words());
     text += &summary(report);
     if let Some(fib) = &report.fib {
-        text +=
-            "\nTables: lookups of random covered addresses beside loads at random places of as much memory, one core\n";
+        text += "\nTables: lookups of random covered addresses; loads at random offsets of as much memory; one core\n";
         text += &tables([Some(&fib.v4), Some(&fib.v6)], &fib.updates);
     }
     text += &report.core.as_ref().map(core).unwrap_or_default();
@@ -179,13 +178,13 @@ fn render(printed: &Printed) -> String {
     if !report.published_latency.is_empty() {
         text += "\nPublished (KAIST, HiPINEB 2016), modelled (its 40 Gb/s cards) and measured here: one hop, us\n";
         text += &published(&report.published_latency);
-        text += "\nThe same: Ethernet's batches of 1500 B, and messages of RoCE by their length\n";
+        text += "\nThe same for Ethernet batches of 1500 B and for RoCE messages by length\n";
         text += &published(&report.published_batches);
     }
     text
 }
 
-/// The figures that scripts read, in a line; nothing where none of them was measured.
+/// Returns a line with the headline figures, or nothing if none of them was measured.
 fn summary(report: &Report) -> String {
     let figures = [
         report.core_mpps_64b.map(|mpps| format!("forwarding core {mpps:.1} Mpps at 64 B")),
@@ -201,8 +200,7 @@ fn core(core: &core::Results) -> String {
     if !core.cases.is_empty() {
         text += "\nForwarding core, ports in memory: one core, full table; ns a packet by stage\n";
         text += &cases(&core.cases);
-        text += "\nThe highest rate without a loss (RFC 2544): raw, and without the time in which this machine stood \
-                 still\n";
+        text += "\nThroughput, the highest rate without loss (RFC 2544): raw, and without the time of machine stalls\n";
         text += &zero_loss(&core.zero_loss);
     }
     if !core.churn.is_empty() {
@@ -222,9 +220,10 @@ fn churn(rows: &[Churn]) -> String {
 }
 
 fn ethernet(results: &ethernet::Results) -> String {
-    let mut text = "\nForwarding between virtual Ethernet, in turns: Mpps that arrive, latency in us\n".to_owned();
+    let mut text = String::new();
+    text += "\nForwarding between virtual Ethernet ports, in alternating rounds: Mpps received, latency in us\n";
     text += &ethernet_cases(results);
-    text += "\nThe highest rate without a loss between virtual Ethernet (RFC 2544): Mpps, raw and undisturbed\n";
+    text += "\nThroughput between virtual Ethernet ports (RFC 2544): Mpps, raw and undisturbed\n";
     text += &ethernet_zero_loss(results);
     text
 }
@@ -240,22 +239,21 @@ fn between_nodes(report: &Report) -> String {
         text += &rates(&report.rates);
     }
     if !report.loads.is_empty() {
-        text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n";
+        text += "\nLatency by load, us; p99 of packets that no machine stall delayed, and of all packets\n";
         text += &loads(&report.loads);
     }
     if !report.adaptive.is_empty() {
-        text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its (19 of 20 times in\n\
-                 brackets); control: a fixed one beside itself, which differs by what the machine does\n";
+        text += "\nAdaptive batches and the best fixed batch, us; ratio of p99 (95% interval in brackets);\n\
+                 control: a fixed batch against itself, which shows the noise of the machine\n";
         text += &adaptive(&report.adaptive);
     }
     if !report.adaptive_rates.is_empty() {
-        text +=
-            "\nTheir rate without a loss, Mpps, in multiples of the best fixed batch's (19 of 20 times in brackets)\n";
+        text += "\nTheir throughput, Mpps, and its ratio to the best fixed batch's (95% interval in brackets)\n";
         text += &adaptive_rates(&report.adaptive_rates);
     }
     if !report.adaptive_modelled.is_empty() {
-        text += "\nThe same in virtual time (modelled): p99 in multiples of the best fixed batch's,\n\
-                 by load in shares of what full messages carry\n";
+        text += "\nThe same in virtual time (modelled): ratio of p99 to the best fixed batch's,\n\
+                 by load as a share of the rate of full messages\n";
         text += &adaptive_modelled(&report.adaptive_modelled);
     }
     if !report.loads_by_size.is_empty() {
@@ -267,7 +265,7 @@ fn between_nodes(report: &Report) -> String {
 
 fn adaptive(rows: &[AdaptiveRow]) -> String {
     let columns = [("BYTES", RIGHT), ("MPPS", RIGHT), ("P50", RIGHT), ("P99", RIGHT), ("BEST FIXED", RIGHT)];
-    let mut table = Table::new(&[&columns[..], &[("ITS P99", RIGHT), ("P99", RIGHT), ("CONTROL", RIGHT)]].concat());
+    let mut table = Table::new(&[&columns[..], &[("FIXED P99", RIGHT), ("RATIO", RIGHT), ("CONTROL", RIGHT)]].concat());
     for row in rows {
         table.row(vec![
             row.size_bytes.to_string(),
@@ -284,8 +282,8 @@ fn adaptive(rows: &[AdaptiveRow]) -> String {
 }
 
 fn adaptive_rates(rows: &[AdaptiveRate]) -> String {
-    let columns = [("BY", LEFT), ("BYTES", RIGHT), ("MPPS", RIGHT), ("BEST FIXED", RIGHT), ("ITS MPPS", RIGHT)];
-    let mut table = Table::new(&[&columns[..], &[("MPPS", RIGHT)]].concat());
+    let columns = [("BY", LEFT), ("BYTES", RIGHT), ("MPPS", RIGHT), ("BEST FIXED", RIGHT), ("FIXED MPPS", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &[("RATIO", RIGHT)]].concat());
     for row in rows {
         table.row(vec![
             row.interconnect.to_owned(),
@@ -299,7 +297,7 @@ fn adaptive_rates(rows: &[AdaptiveRate]) -> String {
     table.render()
 }
 
-/// A line for each assumption, interconnect and size; a column for each load.
+/// Returns a table with a row for each assumption, interconnect and size, and a column for each load.
 fn adaptive_modelled(rows: &[ModelledRow]) -> String {
     let mut shares: Vec<f64> = rows.iter().map(|row| row.load_share).collect();
     shares.sort_by(f64::total_cmp);
@@ -325,7 +323,7 @@ fn line_of(row: &ModelledRow) -> (&'static str, &'static str, usize) {
 fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
     let head =
         [("", LEFT), ("ROUTES", RIGHT), ("MIB", RIGHT), ("BUILD MS", RIGHT), ("M/S", RIGHT), ("LOADS M/S", RIGHT)];
-    let mut table = Table::new(&[&head[..], &[("DEPENDENT NS", RIGHT), ("A LOAD NS", RIGHT)]].concat());
+    let mut table = Table::new(&[&head[..], &[("DEPENDENT NS", RIGHT), ("LOAD NS", RIGHT)]].concat());
     for (name, family) in ["IPv4", "IPv6"].into_iter().zip(families) {
         let Some(family) = family else { continue };
         let Family { routes, bytes, build_ms, mlookups_per_s, floor_mloads_per_s, .. } = family;
@@ -343,7 +341,7 @@ fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
     let mut text = table.render();
     for updates in updates {
         text += &format!(
-            "IPv{}: {:.2} M updates/s alone, {:.2} M/s beside a reader of {:.1} M lookups/s ({:.1} without updates)\n",
+            "IPv{}: {:.2} M updates/s alone, {:.2} M/s with a reader of {:.1} M lookups/s ({:.1} without updates)\n",
             updates.version,
             updates.alone_per_s / 1e6,
             updates.per_s / 1e6,
@@ -354,7 +352,7 @@ fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
     text
 }
 
-/// The same of the table that was brought.
+/// Returns the same tables for the routes of the file that the user gave.
 fn brought(brought: &UserTableReport) -> String {
     let UserTableReport { file, next_hops, fib, core, .. } = brought;
     let mut text = format!("\nThe same with the routes of {} ({next_hops} next hops)\n", file.display());
@@ -390,7 +388,7 @@ fn cases(cases: &[Case]) -> String {
 
 fn zero_loss(rows: &[ZeroLoss]) -> String {
     let columns = [("IP", RIGHT), ("BYTES", RIGHT), ("RAW MPPS", RIGHT), ("GB/S", RIGHT), ("UNDISTURBED", RIGHT)];
-    let stalls = [("STOOD STILL", RIGHT), ("AT MOST US", RIGHT), ("TRIAL MS", RIGHT)];
+    let stalls = [("STALLED", RIGHT), ("STALL US MAX", RIGHT), ("TRIAL MS", RIGHT)];
     let mut table = Table::new(&[&columns[..], &stalls].concat());
     for row in rows {
         table.row(vec![
@@ -426,7 +424,7 @@ fn ethernet_cases(results: &ethernet::Results) -> String {
 
 fn ethernet_zero_loss(results: &ethernet::Results) -> String {
     let columns = [("BY", LEFT), ("IP", RIGHT), ("BYTES", RIGHT), ("RAW", RIGHT), ("UNDISTURBED", RIGHT)];
-    let search = [("MORE", LEFT), ("TRIALS", RIGHT), ("DISTURBED", RIGHT), ("TRIAL MS", RIGHT)];
+    let search = [("HIGHER RATE", LEFT), ("TRIALS", RIGHT), ("DISTURBED", RIGHT), ("TRIAL MS", RIGHT)];
     let mut table = Table::new(&[&columns[..], &search].concat());
     for row in &results.zero_loss {
         let more = match row.ended_by {
@@ -465,7 +463,7 @@ fn hops(report: &Report) -> String {
     let mut text = table.render();
     for gain in &report.gains {
         text += &format!(
-            "{}, {} B: {:.2} Mpps one a message, {:.2} in batches of {}: {:.1} x; adaptive {:.1} x\n",
+            "{}, {} B: {:.2} Mpps with one packet a message, {:.2} in batches of {}: {:.1} x; adaptive {:.1} x\n",
             gain.interconnect,
             gain.frame_bytes,
             gain.single_mpps,
@@ -485,12 +483,12 @@ fn word(batching: Batching) -> String {
     }
 }
 
-/// What the adaptive policy has as a multiple of what this one has; nothing where no round says it.
+/// Returns a ratio as text, or "-" if no round measured it.
 fn multiple(ratio: f64) -> String {
     if ratio > 0.0 { format!("{ratio:.3} x") } else { "-".to_owned() }
 }
 
-/// A ratio, and between which values it lies 19 times of 20, where there are rounds enough to say so.
+/// Returns a ratio as text, with its 95% interval if there are enough rounds for one.
 fn ratio(ratio: Ratio) -> String {
     let Ratio { median, interval: [low, high], rounds } = ratio;
     match rounds {
@@ -502,7 +500,7 @@ fn ratio(ratio: Ratio) -> String {
 
 fn rates(rows: &[RateRow]) -> String {
     let columns =
-        [("BY", LEFT), ("BYTES", RIGHT), ("BATCH", LEFT), ("NO LOSS", RIGHT), ("FLOOD", RIGHT), ("A MESSAGE", RIGHT)];
+        [("BY", LEFT), ("BYTES", RIGHT), ("BATCH", LEFT), ("NO LOSS", RIGHT), ("FLOOD", RIGHT), ("PER MESSAGE", RIGHT)];
     let mut table = Table::new(&columns);
     for row in rows {
         table.row(vec![
@@ -527,7 +525,7 @@ fn loads(rows: &[LoadRow]) -> String {
         ("P99", RIGHT),
         ("P99 ALL", RIGHT),
         ("ARRIVED", RIGHT),
-        ("A MESSAGE", RIGHT),
+        ("PER MESSAGE", RIGHT),
     ];
     let mut table = Table::new(&columns);
     for row in rows {
@@ -549,7 +547,7 @@ fn loads(rows: &[LoadRow]) -> String {
 fn published(cells: &[Cell]) -> String {
     let measured: Vec<&'static str> = cells
         .iter()
-        .map(|cell| cell.measured.iter().map(|beside| beside.interconnect).collect::<Vec<_>>())
+        .map(|cell| cell.measured.iter().map(|result| result.interconnect).collect::<Vec<_>>())
         .max_by_key(Vec::len)
         .unwrap_or_default();
     let head = [("BY", LEFT), ("BATCH", RIGHT), ("BYTES", RIGHT), ("PUBLISHED", RIGHT), ("MODELLED", RIGHT)];
@@ -561,8 +559,8 @@ fn published(cells: &[Cell]) -> String {
         row.push(format!("{:.1}", cell.published_us));
         row.push(format!("{:.2}", cell.modelled_us));
         row.extend(measured.iter().map(|name| {
-            let found = cell.measured.iter().find(|beside| beside.interconnect == *name);
-            found.map_or_else(|| "-".to_owned(), |beside| format!("{:.2}", beside.p50_us))
+            let found = cell.measured.iter().find(|result| result.interconnect == *name);
+            found.map_or_else(|| "-".to_owned(), |result| format!("{:.2}", result.p50_us))
         }));
         table.row(row);
     }

@@ -1,4 +1,4 @@
-//! `crosslane bench router`: the line that scripts use.
+//! Tests of `crosslane bench router`: the keys that scripts read, errors, and cleanup after an interruption.
 
 mod command;
 
@@ -13,13 +13,12 @@ use std::time::{Duration, Instant};
 use command::{CROSSLANE, assert_fails, crosslane, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a test waits for what surely comes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit for an event that only a hang prevents.
+const HANG_LIMIT: Duration = Duration::from_secs(120);
 
-/// The keys that scripts read.
 #[test]
-#[ignore = "a minute or two of both cores; in ./x exam"]
-fn the_benchmark_of_the_router_answers_with_the_keys_that_scripts_read() {
+#[ignore = "uses both cores for a minute or two; in ./x exam"]
+fn the_report_has_the_keys_that_scripts_read() {
     let output = crosslane(&["bench", "router", "--quick", "--json"]);
     assert!(output.status.success(), "{output:?}");
     let answer: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
@@ -36,7 +35,7 @@ fn the_benchmark_of_the_router_answers_with_the_keys_that_scripts_read() {
 }
 
 #[test]
-fn what_it_does_not_know_is_named() {
+fn an_unknown_option_or_value_is_named() {
     assert_fails(&crosslane(&["bench", "router", "--seed", "x"]), 2, &["--seed"]);
     assert_fails(&crosslane(&["bench", "router", "--links", "3"]), 2, &["--links"]);
     assert_fails(&crosslane(&["bench", "router", "--mrt", "a", "--prefixes", "b"]), 2, &["--mrt", "--prefixes"]);
@@ -49,7 +48,7 @@ fn what_it_does_not_know_is_named() {
 }
 
 #[test]
-fn a_choice_that_chooses_nothing_is_one_line() {
+fn an_option_that_applies_to_no_part_is_one_line() {
     let nothing = crosslane(&["bench", "router", "--only", "fib,core", "--interconnect", "lanes"]);
     assert_fails(&nothing, 2, &["--interconnect", "--only fib,core", "latency"]);
     let nothing = crosslane(&["bench", "router", "--only", "core", "--size", "1500"]);
@@ -61,7 +60,7 @@ fn a_choice_that_chooses_nothing_is_one_line() {
 }
 
 #[test]
-fn a_part_that_is_run_alone_is_all_that_the_answer_has() {
+fn the_report_has_only_the_parts_that_were_run() {
     let output = crosslane(&["bench", "router", "--quick", "--json", "--only", "fib"]);
     assert!(output.status.success(), "{output:?}");
     let answer: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
@@ -73,7 +72,7 @@ fn a_part_that_is_run_alone_is_all_that_the_answer_has() {
     assert!(stderr.starts_with("crosslane: forwarding tables: tables (1 of 5)"), "{stderr}");
 }
 
-/// A run, and what it says on stderr.
+/// A running benchmark, and its lines on standard error.
 struct Run {
     child: Child,
     lines: Receiver<String>,
@@ -81,23 +80,23 @@ struct Run {
 
 impl Run {
     fn start(arguments: &[&str]) -> Run {
-        // Whoever runs the tests in the background ignores interrupts, and so does all that is started there.
+        // A shell that runs the tests in the background ignores SIGINT, which child processes inherit (signal(7)).
         let mut command = Command::new("env");
         command.args(["--default-signal=INT", CROSSLANE, "bench", "router", "--quick"]).args(arguments);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let (said, lines) = channel();
+        let (sender, lines) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        // It ends with the process.
-        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
+        // The thread ends with the process.
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Run { child, lines }
     }
 
-    /// Waits for a line with this in it.
+    /// Waits for a line that contains `text`.
     fn wait_for(&self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + HANG_LIMIT;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).unwrap_or_else(|error| panic!("{text:?} is not said: {error}"));
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(remaining).unwrap_or_else(|error| panic!("no line {text:?}: {error}"));
             if line.contains(text) {
                 return;
             }
@@ -108,7 +107,7 @@ impl Run {
         Path::new("/proc").join(self.child.id().to_string())
     }
 
-    /// Interrupts it, and asserts that it ended by that.
+    /// Interrupts the run and asserts that the signal ended it.
     fn interrupt(&mut self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::INT).unwrap();
@@ -124,8 +123,8 @@ impl Drop for Run {
     }
 }
 
-/// What the links of a process's descriptors and threads name: sockets, namespaces, files.
-fn held(process: &Path) -> BTreeSet<String> {
+/// Returns the targets of the links in /proc of a process's descriptors and namespaces.
+fn link_targets(process: &Path) -> BTreeSet<String> {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
     let namespaces = threads.map(|thread| thread.path().join("ns/net"));
     let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -133,38 +132,38 @@ fn held(process: &Path) -> BTreeSet<String> {
     links.map(|link| link.to_string_lossy().into_owned()).collect()
 }
 
-/// Network namespaces that a process has and this test has not.
+/// Returns the network namespaces of a process except that of this test.
 fn namespaces(process: &Path) -> BTreeSet<String> {
     let own = fs::read_link("/proc/self/ns/net").unwrap().to_string_lossy().into_owned();
-    held(process).into_iter().filter(|link| link.starts_with("net:") && *link != own).collect()
+    link_targets(process).into_iter().filter(|link| link.starts_with("net:") && *link != own).collect()
 }
 
-/// That no process and no mount has one of these, and that no process has `parent` for its parent.
+/// Asserts that no process and no mount uses one of `namespaces`, and that no process is a child of `parent`.
 fn assert_gone(namespaces: &BTreeSet<String>, parent: u32) {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!namespaces.iter().any(|namespace| mounts.contains(namespace)), "{mounts}");
     let is_process = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
     for process in fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path()).filter(is_process) {
-        let left: Vec<String> = held(&process).intersection(namespaces).cloned().collect();
-        assert!(left.is_empty(), "{} has {left:?}", process.display());
+        let used: Vec<String> = link_targets(&process).intersection(namespaces).cloned().collect();
+        assert!(used.is_empty(), "{} uses {used:?}", process.display());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         assert!(!status.contains(&format!("PPid:\t{parent}\n")), "{status}");
     }
 }
 
 #[test]
-fn a_run_between_virtual_ethernet_that_is_interrupted_leaves_nothing() {
+fn an_interrupted_run_between_virtual_ethernet_ports_leaves_nothing() {
     if !rustix::process::geteuid().is_root() {
-        println!("a_run_between_virtual_ethernet is skipped: network namespaces take root; run it as root");
+        println!("skipped: network namespaces need root; run the test as root");
         return;
     }
     let mut run = Run::start(&["--only", "ethernet"]);
     run.wait_for("virtual Ethernet: namespaces (1 of ");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + HANG_LIMIT;
     let (process, pid) = (run.process(), run.child.id());
-    // Those of the node and of the sink, for each of the four that forward.
+    // Two for each of the four forwarders: those of the node and of the sink.
     while namespaces(&process).len() < 8 {
-        assert!(Instant::now() < deadline, "{:?}", held(&process));
+        assert!(Instant::now() < deadline, "{:?}", link_targets(&process));
         std::thread::sleep(Duration::from_millis(20));
     }
     let namespaces = namespaces(&process);
@@ -173,9 +172,9 @@ fn a_run_between_virtual_ethernet_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-fn a_run_between_nodes_that_is_interrupted_leaves_its_plots_and_nothing_else() {
+fn an_interrupted_run_between_nodes_leaves_only_its_plots() {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
-        println!("a_run_between_nodes is skipped: two nodes need a core each; run it where there are two");
+        println!("skipped: two nodes need two cores; run the test on such a machine");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -184,7 +183,7 @@ fn a_run_between_nodes_that_is_interrupted_leaves_its_plots_and_nothing_else() {
     let mut run = Run::start(&[&arguments[..], &[plots.to_str().unwrap()]].concat());
     run.wait_for("router-rnic_lanes-p99-hop.svg");
     let (process, pid) = (run.process(), run.child.id());
-    let shared: Vec<String> = held(&process).into_iter().filter(|link| link.starts_with("/dev/shm/")).collect();
+    let shared: Vec<String> = link_targets(&process).into_iter().filter(|link| link.starts_with("/dev/shm/")).collect();
     run.interrupt();
     assert_gone(&BTreeSet::new(), pid);
     assert!(!shared.iter().any(|file| Path::new(file).exists()), "{shared:?}");
@@ -194,12 +193,12 @@ fn a_run_between_nodes_that_is_interrupted_leaves_its_plots_and_nothing_else() {
     assert_eq!(names, ["router-rnic_lanes-p50-hop.svg", "router-rnic_lanes-p99-hop.svg"]);
     for name in names {
         let text = fs::read_to_string(plots.join(&name)).unwrap();
-        assert!(text.trim_end().ends_with("</svg>"), "{name} is not whole");
+        assert!(text.trim_end().ends_with("</svg>"), "{name} is incomplete");
     }
 }
 
 #[test]
-fn a_file_of_routes_that_is_no_good_is_one_line_before_anything_is_measured() {
+fn an_invalid_file_of_routes_is_one_line_before_anything_is_measured() {
     let missing = crosslane(&["bench", "router", "--mrt", "/nowhere/rib"]);
     assert_fails(&missing, 2, &["/nowhere/rib: No such file"]);
     let mut list = tempfile::NamedTempFile::new().unwrap();

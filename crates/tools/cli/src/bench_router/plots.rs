@@ -1,5 +1,4 @@
-//! The plots: for each interconnect, latency by load and by size, p50 and p99, a line for each way to put packets
-//! together.
+//! The plots: for each interconnect, latency by load and by size, p50 and p99, with a line for each batching policy.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use router_bench::statistics::Quantiles;
 
 use super::word;
 
-/// A quantile: its name, and where a row and a hop have it.
+/// A quantile: its name, and its accessors for a row and a hop.
 struct Quantile {
     name: &'static str,
     of_row: fn(&LoadRow) -> f64,
@@ -24,7 +23,7 @@ const QUANTILES: [Quantile; 2] = [
     Quantile { name: "p99", of_row: |row| row.p99_us, of_hop: |hop| hop.p99_us },
 ];
 
-/// Writes plots into a directory, each as soon as what it shows was measured.
+/// Writes plots into a directory, each as soon as its data is complete.
 pub struct Plots<'a> {
     directory: &'a Path,
     written: BTreeSet<String>,
@@ -32,14 +31,14 @@ pub struct Plots<'a> {
 }
 
 impl<'a> Plots<'a> {
-    /// Makes the directory: one that cannot be made is no reason to wait.
+    /// Creates the directory before anything is measured, so that a failure is reported at once.
     pub fn into_directory(directory: &'a Path) -> Result<Plots<'a>> {
-        std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         Ok(Plots { directory, written: BTreeSet::new(), failed: None })
     }
 
-    /// Writes those that the report has and that were not written yet, and says which. What goes wrong is kept for the
-    /// end: it is no reason to give up what was measured.
+    /// Writes the plots of the report that are not written yet, and returns their paths. Keeps the first error for
+    /// [`Self::finish`], since a failed plot must not end the measurement.
     pub fn write(&mut self, report: &Report) -> Vec<PathBuf> {
         let new = |(name, _): &(String, Figure)| !self.written.contains(name);
         let figures: Vec<(String, Figure)> = figures(report).into_iter().filter(new).collect();
@@ -51,13 +50,13 @@ impl<'a> Plots<'a> {
         })
     }
 
-    /// What went wrong.
+    /// Returns the first error.
     pub fn finish(self) -> Result<()> {
         self.failed.map_or(Ok(()), Err)
     }
 }
 
-/// All plots of what was measured, each with the name of its file.
+/// Returns all plots of a report, each with its file name.
 fn figures(report: &Report) -> Vec<(String, Figure)> {
     let rows = [&report.loads, &report.loads_by_size].into_iter().flatten().map(|row| row.interconnect);
     let kinds: BTreeSet<&'static str> = report.hops.iter().map(|hop| hop.interconnect).chain(rows).collect();
@@ -88,7 +87,7 @@ fn of_kind(report: &Report, kind: &'static str, quantile: &Quantile) -> Vec<(Str
     figures
 }
 
-/// An interconnect in a title.
+/// Returns the name of an interconnect in a title.
 fn title_of(kind: &str) -> &'static str {
     match kind {
         "lanes" => "lanes",
@@ -101,8 +100,8 @@ fn title_of(kind: &str) -> &'static str {
 fn by_load(kind: &str, bytes: usize, rows: &[LoadRow], quantile: &Quantile) -> Figure {
     Figure {
         title: format!(
-            "{} by load, frames of {bytes} B over {}\nas far as a way carries the load; without packets that a stall \
-             of the machine touched",
+            "{} by load, frames of {bytes} B over {}\nonly loads that the policy carries; without packets that a \
+             machine stall delayed",
             quantile.name,
             title_of(kind)
         ),
@@ -115,8 +114,8 @@ fn by_load(kind: &str, bytes: usize, rows: &[LoadRow], quantile: &Quantile) -> F
 fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile) -> Figure {
     Figure {
         title: format!(
-            "{} by size at {load_mpps:.2} Mpps over {}\nas far as a way carries the load; without packets that a stall \
-             of the machine touched",
+            "{} by size at {load_mpps:.2} Mpps over {}\nonly sizes at which the policy carries the load; without \
+             packets that a machine stall delayed",
             quantile.name,
             title_of(kind)
         ),
@@ -126,11 +125,12 @@ fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile)
     }
 }
 
-/// A line for each policy, as far as it carries the load; the adaptive one is to be seen first.
+/// Returns a line for each policy with the points at which it carries the load. The adaptive line is wide and drawn
+/// last, on top.
 fn by_batching(rows: &[LoadRow], x: fn(&LoadRow) -> f64, quantile: &Quantile) -> Vec<Series> {
     let line = |(index, batching): (usize, Batching)| {
-        let is_it = |row: &&LoadRow| row.batching == batching && row.is_carried();
-        let points = rows.iter().filter(is_it).map(|row| (x(row), (quantile.of_row)(row))).collect();
+        let is_shown = |row: &&LoadRow| row.batching == batching && row.is_carried();
+        let points = rows.iter().filter(is_shown).map(|row| (x(row), (quantile.of_row)(row))).collect();
         let style = match batching {
             Batching::Fixed(_) => Style::of_index(index),
             Batching::Adaptive => Style::line(Color::Black).wide(),
@@ -140,7 +140,7 @@ fn by_batching(rows: &[LoadRow], x: fn(&LoadRow) -> f64, quantile: &Quantile) ->
     Batching::all().enumerate().map(line).collect()
 }
 
-/// A line for each batch.
+/// Returns the figure of one hop with a line for each batch size.
 fn hop(kind: &str, hops: &[&Hop], quantile: &Quantile) -> Figure {
     let mut batches: Vec<u8> = hops.iter().map(|hop| hop.batch).collect();
     batches.dedup();
@@ -151,7 +151,7 @@ fn hop(kind: &str, hops: &[&Hop], quantile: &Quantile) -> Figure {
         Series { title, style: Style::of_index(index), points }
     };
     Figure {
-        title: format!("{} of one hop over {}, nothing else under way", quantile.name, title_of(kind)),
+        title: format!("{} of one hop over {}, without other traffic", quantile.name, title_of(kind)),
         x: Axis::Bytes("frame"),
         y: Axis::Decades("((T4 - T1) - (T3 - T2)) / 2 (µs)"),
         series: batches.iter().enumerate().map(line).collect(),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_has_a_line_of_its_quantile_as_far_as_it_carries_the_load() {
+    fn each_policy_has_a_line_of_the_points_at_which_it_carries_the_load() {
         let rows = [
             row(Batching::Fixed(1), 1.0, 1.0),
             row(Batching::Fixed(1), 8.0, 3.0),
