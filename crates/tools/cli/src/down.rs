@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal};
 
 use crate::rack_choice::LoadedRack;
 use crate::rack_control::{self, Process};
-use crate::{output, up};
+use crate::output;
+use crate::run_lock::lock_run_dir;
 
 /// How long a process may take to end by itself before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -39,7 +40,7 @@ pub fn main(options: &Options) -> Result<()> {
 
 /// Ends monitors, with them proxies, then the device server.
 pub fn bring_down(rack: &LoadedRack) -> Result<()> {
-    let _lock = up::lock(rack)?;
+    let _lock = lock_run_dir(&rack.places.lock(), rack.shown())?;
     for node in &rack.file.rack.nodes {
         stop_node(&rack.places.node(&node.name))?;
     }

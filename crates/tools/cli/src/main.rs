@@ -22,6 +22,7 @@ mod rack_store;
 mod rnic;
 mod router;
 mod run;
+mod run_lock;
 mod sockets;
 mod stat;
 mod status;

@@ -12,17 +12,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use control::monitor::Status;
 use rack::{Backend, RackChange};
-use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
 use rustix::process::Signal;
 
 use crate::rack_choice::LoadedRack;
 use crate::rack_control::{self, Process};
+use crate::run_lock::{POLL_INTERVAL, lock_run_dir};
 use crate::wrong_use::WrongUse;
 use crate::{device_server, down, output};
 
-/// How long another `up` or `down` of the same rack is waited for.
-const LOCK_LIMIT: Duration = Duration::from_secs(60);
 /// How long a process may take until it answers: it maps a device, and the machine may be busy.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long the proxies and links of these nodes may take, however short the wait for other nodes is: they are there in
@@ -31,7 +29,6 @@ const OWN_LIMIT: Duration = Duration::from_secs(30);
 /// Deaths of monitors after which `up --foreground` gives up, and within which time.
 const DEATHS_MAX: usize = 5;
 const DEATHS_WITHIN: Duration = Duration::from_secs(60);
-pub const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of a path in an AF_UNIX address, its end included.
 pub const SOCKET_PATH_BYTES_MAX: usize = 108;
 
@@ -60,7 +57,7 @@ pub fn main(options: &Options) -> Result<()> {
     let slots = local_slots(&rack, options.node.as_deref())?;
     slots.iter().try_for_each(|slot| check_node(&rack, *slot))?;
     rack.prepare(&rack.places.directory)?;
-    let lock = lock(&rack)?;
+    let lock = lock_run_dir(&rack.places.lock(), rack.shown())?;
     let is_same = check_same(&rack, &slots, options.restart)?;
     if options.restart {
         slots.iter().try_for_each(|slot| end_monitor(&rack, &rack.file.rack.nodes[*slot].name))?;
@@ -79,7 +76,7 @@ pub fn main(options: &Options) -> Result<()> {
     let links = match wait_for_others(&rack, &slots, begun) {
         Ok(links) => links,
         Err(error) => {
-            let _lock = self::lock(&rack)?;
+            let _lock = lock_run_dir(&rack.places.lock(), rack.shown())?;
             started.undo(&rack);
             return Err(error);
         }
@@ -197,24 +194,6 @@ fn end_monitor(rack: &LoadedRack, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// Held by whoever brings the rack up or down.
-pub fn lock(rack: &LoadedRack) -> Result<File> {
-    lock_file(&rack.places.lock(), rack.shown())
-}
-
-/// Takes the lock of whoever brings `shown` up or down.
-pub fn lock_file(path: &Path, shown: &str) -> Result<File> {
-    let file = File::create(path).with_context(|| format!("lock '{}'", path.display()))?;
-    let deadline = Instant::now() + LOCK_LIMIT;
-    while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if Instant::now() >= deadline {
-            bail!("another 'up' or 'down' of {shown} does not end; end it, and try again");
-        }
-        std::thread::sleep(PAUSE);
-    }
-    Ok(file)
-}
-
 /// What this command has started, to be ended if it fails.
 #[derive(Default)]
 struct Started {
@@ -273,7 +252,7 @@ impl Started {
             if Instant::now() >= deadline {
                 bail!("the device server does not answer; see {}", log.display());
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -333,7 +312,7 @@ fn wait_for_monitor(rack: &LoadedRack, name: &str, child: &mut Child) -> Result<
         if Instant::now() >= deadline {
             bail!("the monitor of node '{name}' does not answer; see {}", places.monitor_log().display());
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -349,7 +328,7 @@ fn wait_for_own(rack: &LoadedRack, slots: &[usize]) -> Result<()> {
         if Instant::now() >= deadline {
             bail!("rack {} did not come up: {}", rack.shown(), missing.join("; "));
         }
-        std::thread::sleep(4 * PAUSE);
+        std::thread::sleep(4 * POLL_INTERVAL);
     }
 }
 
@@ -360,7 +339,7 @@ fn wait_for_others(rack: &LoadedRack, slots: &[usize], begun: Instant) -> Result
         if missing.is_empty() || begun.elapsed() >= up_limit(rack) {
             return Ok(missing);
         }
-        std::thread::sleep(4 * PAUSE);
+        std::thread::sleep(4 * POLL_INTERVAL);
     }
 }
 
@@ -441,7 +420,7 @@ fn stay(rack: &LoadedRack, slots: &[usize], started: &mut Started, signals: std:
         deaths.retain(|death| death.elapsed() < DEATHS_WITHIN);
         deaths.push(Instant::now());
         // Whoever brings the rack down has the lock. One that ends in order takes its socket with it.
-        let lock = lock(rack)?;
+        let lock = lock_run_dir(&rack.places.lock(), rack.shown())?;
         let again = if socket(name).exists() && deaths.len() <= DEATHS_MAX {
             eprintln!("crosslane: the monitor of node '{name}' has died; it is started again");
             started.bring_up_again(rack, slots)

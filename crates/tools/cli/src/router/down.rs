@@ -10,9 +10,10 @@ use rustix::process::Signal;
 
 use super::loaded::{LoadedCluster, NodeOptions, absolute, base, unknown};
 use super::request::request;
+use crate::output;
 use crate::rack_control::Process;
+use crate::run_lock::lock_run_dir;
 use crate::wrong_use::WrongUse;
-use crate::{output, up};
 
 /// How long a node may take to end by itself before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -29,7 +30,7 @@ pub fn main(options: &NodeOptions) -> Result<()> {
         check_file(options, &running().map(|(_, name)| name).collect::<Vec<_>>())?;
     }
     for places in &all {
-        let _lock = up::lock_file(&places.lock(), &shown)?;
+        let _lock = lock_run_dir(&places.lock(), &shown)?;
         // What a node that was killed has left is taken away too.
         places.started().iter().filter(|name| is_wanted(name)).try_for_each(|name| stop_node(&places.node(name)))?;
     }
@@ -57,7 +58,7 @@ fn check_file(options: &NodeOptions, running: &[String]) -> Result<()> {
 
 /// Ends some nodes, and waits until they have ended.
 pub fn bring_down(cluster: &LoadedCluster, nodes: &[usize]) -> Result<()> {
-    let _lock = up::lock_file(&cluster.places.lock(), cluster.file.shown())?;
+    let _lock = lock_run_dir(&cluster.places.lock(), cluster.file.shown())?;
     nodes.iter().try_for_each(|index| stop_node(&cluster.places.node(cluster.name(*index))))
 }
 

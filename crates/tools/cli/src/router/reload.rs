@@ -6,7 +6,7 @@ use router_node::management::{Request, Response};
 use super::loaded::{LoadedCluster, NodeOptions};
 use super::request::request;
 use crate::output;
-use crate::up::lock_file;
+use crate::run_lock::lock_run_dir;
 use crate::wrong_use::WrongUse;
 
 /// All nodes of this machine that are up say first whether they can follow; then all of them do.
@@ -17,7 +17,7 @@ pub fn main(options: &NodeOptions) -> Result<()> {
     if !cluster.places.directory.exists() {
         bail!("no node of {shown} is up; start it with 'crosslane router up --cluster {shown}'");
     }
-    let _lock = lock_file(&cluster.places.lock(), shown)?;
+    let _lock = lock_run_dir(&cluster.places.lock(), shown)?;
     let mut up = Vec::new();
     for index in chosen {
         if reload(&cluster, index, true)?.is_some() {

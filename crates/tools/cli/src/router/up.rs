@@ -14,7 +14,8 @@ use super::loaded::LoadedCluster;
 use super::request::status;
 use super::status::mtu_cuts;
 use crate::rack_control::{self, Process};
-use crate::up::{PAUSE, SOCKET_PATH_BYTES_MAX, START_LIMIT, background, check_alive, lock_file};
+use crate::run_lock::{POLL_INTERVAL, lock_run_dir};
+use crate::up::{SOCKET_PATH_BYTES_MAX, START_LIMIT, background, check_alive};
 use crate::wrong_use::WrongUse;
 use crate::{device_server, output};
 
@@ -48,7 +49,7 @@ pub fn main(options: &Options) -> Result<()> {
             bail!("'{shown}' is too long for a socket; set XDG_RUNTIME_DIR or CROSSLANE_RACK to a shorter directory");
         }
     }
-    let lock = lock_file(&cluster.places.lock(), cluster.file.shown())?;
+    let lock = lock_run_dir(&cluster.places.lock(), cluster.file.shown())?;
     let mut started = Vec::new();
     let missing = match bring_up(&cluster, &nodes, &mut started) {
         Ok(missing) => missing,
@@ -104,7 +105,7 @@ fn bring_up(cluster: &LoadedCluster, nodes: &[usize], started: &mut Vec<(usize, 
             if Instant::now() >= deadline {
                 bail!("node '{name}' does not answer; see {}", places.log().display());
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     wait_until_met(cluster, nodes)
@@ -117,7 +118,7 @@ fn is_up(places: &NodePaths) -> Result<bool> {
         match status(places) {
             Ok(status) => return Ok(status.is_some()),
             Err(error) if Instant::now() >= deadline => return Err(error),
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(_) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -140,7 +141,7 @@ fn wait_until_met(cluster: &LoadedCluster, nodes: &[usize]) -> Result<Vec<String
         if Instant::now() >= deadline {
             bail!("{} did not come up: {}", cluster.file.shown(), here.join("; "));
         }
-        std::thread::sleep(4 * PAUSE);
+        std::thread::sleep(4 * POLL_INTERVAL);
     }
 }
 
