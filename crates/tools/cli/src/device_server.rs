@@ -1,5 +1,5 @@
-//! `crosslane device-server`: the memory and the doorbells of an ivshmem device, for virtual machines and for nodes of
-//! this machine.
+//! `crosslane device-server`: serves the memory and the doorbells of an ivshmem device to virtual machines and to nodes
+//! of this machine.
 
 use std::io::PipeReader;
 use std::os::fd::AsFd;
@@ -12,47 +12,47 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::pcie::sizes::Size;
 use crate::wrong_use::WrongUse;
 
-/// What to serve, and where.
+/// Options of `crosslane device-server`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Where clients connect: a unix socket, in a directory that only you can write
+    /// The unix socket to which clients connect, in a directory that only you can write
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
-    /// The memory's size, a power of two
+    /// Size of the memory, a power of two
     #[arg(long, value_name = "BYTES", default_value = "64M")]
     pub size: Size,
-    /// Doorbells of each client, as many as QEMU's device is told with vectors=
+    /// Doorbells of each client; must equal vectors= of QEMU's device
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub vectors: u32,
 }
 
-/// Serves until a signal says to end.
+/// Serves until a signal arrives.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = signals().context("signals cannot be taken; start the server again")?;
-    let asked = device_server::Options::new(&options.socket, options.size.0, options.vectors).map_err(sorted)?;
-    let server = Server::bind(&asked).map_err(sorted)?;
-    let size = units::bytes(asked.size_bytes());
-    say(&format!("serving {size} at '{}', {} vectors a client", server.socket().display(), asked.vectors()));
-    server.run(signals.as_fd(), &mut |event| say(&event.to_string())).map_err(sorted)
+    let signals = signals().context("installing signal handlers; start the server again")?;
+    let config = device_server::Options::new(&options.socket, options.size.0, options.vectors).map_err(classified)?;
+    let server = Server::bind(&config).map_err(classified)?;
+    let size = units::bytes(config.size_bytes());
+    log(&format!("serving {size} at '{}', {} vectors a client", server.socket().display(), config.vectors()));
+    server.run(signals.as_fd(), &mut |event| log(&event.to_string())).map_err(classified)
 }
 
-/// What can never be had is the command line's fault.
-fn sorted(error: Error) -> anyhow::Error {
+/// Classifies an error: a request that no server could satisfy is wrong use, all others are failures.
+fn classified(error: Error) -> anyhow::Error {
     if error.is_wrong_use() { WrongUse::of(error).into() } else { error.into() }
 }
 
-/// The log may have lost its reader; the clients have not lost their server.
-fn say(text: &str) {
+/// Writes a log line to standard error. A closed log is ignored, since the clients still need the server.
+fn log(text: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "crosslane: device server: {text}");
 }
 
-/// Readable when the server is to end.
+/// Returns a pipe that becomes readable when a signal asks the process to end (SIGHUP, SIGINT or SIGTERM).
 pub fn signals() -> std::io::Result<PipeReader> {
     pipe_of(&[SIGHUP, SIGINT, SIGTERM])
 }
 
-/// Readable after one of these signals.
+/// Returns a pipe that becomes readable after one of `signals`.
 pub fn pipe_of(signals: &[i32]) -> std::io::Result<PipeReader> {
     let (reader, writer) = std::io::pipe()?;
     for signal in signals.iter().copied() {

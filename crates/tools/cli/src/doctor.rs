@@ -1,4 +1,4 @@
-//! `crosslane doctor`: what this machine offers, what is missing, and how to get it.
+//! `crosslane doctor`: checks what this machine offers, what is missing, and how to get it.
 
 mod hardware;
 mod machine;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::output;
 use stats::{Align, Table};
 
-/// How to report.
+/// Options of `crosslane doctor`.
 #[derive(clap::Args)]
 pub struct Options {
     /// Print JSON (schema crosslane-doctor/1)
@@ -26,19 +26,19 @@ pub struct Options {
     library: Option<PathBuf>,
 }
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Status {
-    /// As it should be.
+    /// Present and fit for use.
     Ok,
-    /// Works, but could be better, or a part that not everybody needs is missing.
+    /// Works but could be better, or an optional part is missing.
     Note,
-    /// Lanes do not work without it.
+    /// Missing, and lanes do not work without it.
     Missing,
 }
 
-/// One thing looked at.
+/// One check.
 #[derive(Clone, Debug, Serialize)]
 struct Check {
     name: &'static str,
@@ -69,7 +69,7 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// Looks at everything and reports; fails when lanes cannot work here.
+/// Runs all checks and prints the report. Fails if lanes cannot work on this machine.
 pub fn main(options: &Options) -> Result<()> {
     let checks = checks(options.rack.as_deref(), options.library.as_deref());
     let missing = checks.iter().filter(|check| check.status == Status::Missing).count();
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_not_as_it_should_be_has_a_remedy() {
+    fn every_check_that_is_not_ok_has_a_remedy() {
         let checks = checks(None, None);
         assert!(checks.len() > 25);
         for check in &checks {

@@ -1,4 +1,4 @@
-//! The kinds of programs, by whether the dynamic loader loads a library into them.
+//! Classifies programs by whether the dynamic loader loads a library into them.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ pub enum Kind {
     Static,
     /// Its loader, named here, belongs to another C library.
     OtherLoader(String),
-    /// Built by the Go compiler: dynamic or not, its sockets are system calls of its own.
+    /// Built by the Go compiler: dynamic or not, it makes system calls without the C library.
     Go,
     /// For another architecture, word size or byte order.
     OtherMachine,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_recognised_wherever_it_is() {
+    fn damage_is_recognised_in_every_field() {
         let whole = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let start = &whole[..4096];
         assert_eq!(kind_of_bytes(start), Kind::Dynamic);

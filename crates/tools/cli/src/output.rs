@@ -1,10 +1,10 @@
-//! Writing to stdout, whose reader may have gone away.
+//! Output to stdout, whose reader may close it early.
 
 use std::io::{ErrorKind, Write};
 
 use anyhow::{Context, Result};
 
-/// Writes `text`. A closed pipe (`crosslane stat | head`) is the reader's choice and no error.
+/// Writes `text`. A pipe that the reader has closed (`crosslane stat | head`) is not an error.
 pub fn print(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

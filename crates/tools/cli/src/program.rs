@@ -1,4 +1,4 @@
-//! Finding the program to run, and whether its sockets can take lanes.
+//! Finds the program to run, and whether its sockets can use lanes.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -11,9 +11,9 @@ use anyhow::{Result, bail};
 
 use crate::elf::{self, Kind};
 
-/// Scripts whose interpreter is a script, followed this far, as the kernel does.
+/// Number of nested script interpreters that are followed, as many as the kernel follows.
 const SCRIPTS_MAX: usize = 5;
-/// Bytes of a script's first line that the kernel reads.
+/// Number of bytes that the kernel reads of the first line of a script.
 const SCRIPT_LINE_BYTES: usize = 256;
 const PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
 const MODE_SETUID: u32 = 0o4000;
@@ -23,22 +23,22 @@ const MODE_GROUP_EXECUTE: u32 = 0o010;
 /// Why a program's sockets stay on the kernel path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// No loader in it.
+    /// Statically linked: it has no loader.
     Static(PathBuf),
-    /// The loader of another C library.
+    /// Linked against another C library, with the loader named here.
     OtherLoader(PathBuf, String),
-    /// Go's own system calls.
+    /// A Go program, which makes system calls without the C library.
     Go(PathBuf),
-    /// Another processor or word size.
+    /// Built for another processor or word size.
     OtherMachine(PathBuf),
-    /// setuid, setgid or file capabilities: the loader ignores libraries from the environment.
+    /// Setuid, setgid or with file capabilities: the loader ignores libraries named in the environment.
     Privileged(PathBuf, &'static str),
-    /// Neither ELF nor script.
+    /// Neither an ELF program nor a script.
     Unknown(PathBuf),
 }
 
 impl Obstacle {
-    /// Whether the loader would complain about, or fail on, our library.
+    /// Returns whether the loader would warn about Crosslane's library, or fail because of it.
     pub fn rejects_library(&self) -> bool {
         matches!(self, Self::OtherLoader(..) | Self::OtherMachine(_))
     }
@@ -55,7 +55,7 @@ impl fmt::Display for Obstacle {
             }
             Self::Go(path) => write!(
                 formatter,
-                "{} is a Go program, whose system calls pass by the C library; only kernel TCP serves it",
+                "{} is a Go program, which makes system calls without the C library; it can use only kernel TCP",
                 path.display()
             ),
             Self::OtherMachine(path) => write!(
@@ -76,7 +76,7 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// The file that `name` means: itself when it has a slash, else the first in PATH that can be executed.
+/// Returns the file that `name` means: `name` itself if it contains a slash, otherwise the first executable in PATH.
 pub fn resolve(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf> {
     let shown = name.to_string_lossy();
     if name.is_empty() {
@@ -102,7 +102,7 @@ fn check_executable(path: &Path) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!("no program '{shown}'; check the path"),
         Err(error) => bail!("program '{shown}': {error}; check the path"),
         Ok(found) if found.is_dir() => bail!("'{shown}' is a directory; give a program to run"),
-        Ok(found) if !found.is_file() => bail!("'{shown}' is no plain file; give a program to run"),
+        Ok(found) if !found.is_file() => bail!("'{shown}' is not a regular file; give a program to run"),
         Ok(_) => {}
     }
     match rustix::fs::access(path, rustix::fs::Access::EXEC_OK) {
@@ -111,11 +111,11 @@ fn check_executable(path: &Path) -> Result<()> {
     }
 }
 
-/// What keeps the program at `path` from taking lanes; for a script, what keeps its interpreter.
+/// Returns why the program at `path`, or its interpreter if it is a script, cannot use lanes. `None` if it can.
 pub fn obstacle(path: &Path, search: Option<&OsStr>) -> Option<Obstacle> {
     let mut path = path.to_owned();
     for _ in 0..SCRIPTS_MAX {
-        // A program that may be run but not read is left to the loader.
+        // For a program that may be executed but not read, the loader decides.
         let kind = elf::inspect(&path).ok()?;
         if kind != Kind::NotElf {
             return obstacle_of_elf(&path, kind);
@@ -140,7 +140,8 @@ fn obstacle_of_elf(path: &Path, kind: Kind) -> Option<Obstacle> {
     }
 }
 
-/// What makes the kernel mark the program as one that must not trust its environment.
+/// Returns what makes the kernel run the program in secure-execution mode (ld.so(8)), in which the loader ignores
+/// LD_PRELOAD.
 fn privilege(path: &Path) -> Option<&'static str> {
     let found = std::fs::metadata(path).ok()?;
     if changes_user(&found) {
@@ -158,21 +159,22 @@ fn changes_user(found: &Metadata) -> bool {
     found.mode() & MODE_SETUID != 0 && found.uid() != rustix::process::getuid().as_raw()
 }
 
-/// Without the group's execute bit, setgid meant mandatory locking and changes no group.
+/// Returns whether the program is setgid for another group. Without the group execute bit, the setgid bit means
+/// mandatory locking and changes no group (inode(7)).
 fn changes_group(found: &Metadata) -> bool {
     let set = found.mode() & MODE_SETGID != 0 && found.mode() & MODE_GROUP_EXECUTE != 0;
     set && found.gid() != rustix::process::getgid().as_raw()
 }
 
-/// The program that a script's first line names; through `env`, the program that `env` would run. A file without such
-/// a line is run by the shell.
+/// Returns the interpreter that the first line of a script names; for `env`, the program that `env` would run. A file
+/// without such a line is run by the shell.
 fn script_interpreter(path: &Path, search: Option<&OsStr>) -> Option<PathBuf> {
     let mut start = [0; SCRIPT_LINE_BYTES];
     let file = File::open(path).ok()?;
     let bytes = elf::read_start(&file, &mut start).ok()?;
     let line = start[..bytes].split(|byte| *byte == b'\n').next()?;
     let Some(line) = line.strip_prefix(b"#!") else {
-        // The shell refuses what looks binary.
+        // The shell refuses files that look binary.
         return (bytes > 0 && !line.contains(&0)).then(|| PathBuf::from("/bin/sh"));
     };
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_that_runs_itself_has_an_end() {
+    fn a_script_that_is_its_own_interpreter_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("loop");
         let path = script(folder.path(), "loop", format!("#!{}\n", path.display()).as_bytes());
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_named_with_its_remedy() {
+    fn errors_name_the_program_and_the_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let plain = script(folder.path(), "plain", b"text");
         std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -238,6 +240,6 @@ mod tests {
         assert_eq!(error("/no/such".as_ref()), "no program '/no/such'; check the path");
         assert_eq!(error("/".as_ref()), "'/' is a directory; give a program to run");
         assert!(error("".as_ref()).contains("is empty"));
-        assert!(error("/dev/null".as_ref()).contains("no plain file"));
+        assert!(error("/dev/null".as_ref()).contains("not a regular file"));
     }
 }

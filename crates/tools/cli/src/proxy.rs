@@ -1,4 +1,4 @@
-//! `crosslane proxy`: the data plane of a node, which its monitor starts.
+//! `crosslane proxy`: runs the data plane of a node; its monitor starts it.
 
 use anyhow::{Context, Result};
 use control::Channel;
@@ -6,15 +6,15 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 
 use crate::wrong_use::WrongUse;
 
-/// Where the monitor is.
+/// Options of `crosslane proxy`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The descriptor of the socket to the monitor
+    /// Descriptor of the socket to the monitor
     #[arg(long, value_name = "FD", default_value_t = control::proxy::DESCRIPTOR)]
     pub channel: i32,
 }
 
-/// Carries connections until the monitor goes.
+/// Forwards connections until the monitor ends.
 pub fn main(options: &Options) -> Result<()> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).context("pidfd_open of this process")?;
     let socket = pidfd_getfd(own, options.channel, PidfdGetfdFlags::empty())

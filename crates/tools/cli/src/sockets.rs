@@ -1,4 +1,4 @@
-//! `crosslane bench sockets`: its options and its libraries checked before anything is measured.
+//! `crosslane bench sockets`: checks the options and the libraries before anything is measured.
 
 use anyhow::{Result, anyhow};
 use crosslane_bench::sockets::{self, Options};
@@ -6,7 +6,7 @@ use crosslane_bench::sockets::{self, Options};
 use crate::library;
 use crate::wrong_use::WrongUse;
 
-/// Measures, and prints the report.
+/// Checks the options, runs the benchmark and prints the report.
 pub fn main(options: &Options) -> Result<()> {
     options.check().map_err(|error| anyhow!(WrongUse::of(error)))?;
     for (option, path) in [("--library", &options.library), ("--baseline", &options.baseline)] {

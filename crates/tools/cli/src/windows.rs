@@ -1,5 +1,5 @@
-//! `crosslane bench windows`: two nodes of this machine, live; or the proxy's engine in virtual time, and what its work
-//! takes on this machine.
+//! `crosslane bench windows`: measures two nodes on this machine, or simulates the proxy engine in virtual time, with
+//! default costs or with costs measured on this machine.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -14,43 +14,43 @@ use stats::{Align, Table};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// What to simulate.
+/// Options of `crosslane bench windows`.
 #[derive(clap::Args)]
 pub struct Options {
     /// Simulate in virtual time: modelled figures, the same for the same seed
     #[arg(long, conflicts_with_all = ["plot"])]
     pub sim: bool,
-    /// Measure what a frame and a byte cost the engine on this machine, and simulate with that
+    /// Measure the cost of a frame and of a byte in the engine on this machine, and simulate with these costs
     #[arg(long, requires = "sim")]
     pub measure: bool,
     /// Write the plots as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
-    /// Let two engines exchange so many frames of 8 bytes, and say nothing: for whoever counts instructions
+    /// Exchange this number of 8-byte frames between two engines and print nothing: a workload for instruction counters
     #[arg(long, value_name = "FRAMES", hide = true)]
     pub work: Option<u64>,
-    /// Decides everything that is random
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Bytes of a message in the scaling experiment, one size or several: 256 bytes fill the link, 8 do not
+    /// Message sizes of the scaling experiment: messages of 256 bytes fill the link, messages of 8 bytes do not
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [8, 256])]
     pub message_bytes: Vec<usize>,
-    /// Fewer points, shorter spans
+    /// Fewer points and shorter runs
     #[arg(long)]
     pub quick: bool,
-    /// JSON instead of tables
+    /// Print JSON instead of tables
     #[arg(long)]
     pub json: bool,
 }
 
-/// Everything that is printed.
+/// The report of the simulation.
 #[derive(Serialize)]
 struct Report {
     schema: &'static str,
-    /// Of the figures.
+    /// How the figures were obtained.
     provenance: &'static str,
     seed: u64,
-    /// Of `costs`: measured just now, or the defaults.
+    /// Whether `costs` were measured in this run or are the defaults.
     costs_provenance: &'static str,
     costs: Costs,
     link: LinkModel,
@@ -58,7 +58,7 @@ struct Report {
     isolation: Vec<Isolation>,
 }
 
-/// The link of the simulation.
+/// The simulated link.
 #[derive(Serialize)]
 struct LinkModel {
     name: &'static str,
@@ -71,15 +71,15 @@ struct LinkModel {
 const LINK_NAME: &str = "gen3x16 NTB";
 const CORES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const NODES: [usize; 5] = [2, 4, 8, 16, 32];
-/// Lanes of a simulated rack at most: each core has one to each other node, in memory of its own.
+/// Maximum number of lanes of a simulated rack: each core has one to each other node, each in its own memory.
 const LANES_MAX: usize = 8192;
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
-/// Virtual time of the modelled figures beside live ones.
+/// Virtual time of the simulation that is reported next to live figures.
 const MODELLED_NS: f64 = 1_000_000.0;
-/// Bytes of a frame whose instructions are counted.
+/// Size of the frames of `--work`.
 const WORK_BYTES: usize = 8;
 
-/// Measures or simulates, and prints.
+/// Measures or simulates, and prints the report.
 pub fn main(options: &Options) -> Result<()> {
     if let Some(frames) = options.work {
         proxy_sim::work(WORK_BYTES, frames);
@@ -96,7 +96,7 @@ pub fn main(options: &Options) -> Result<()> {
     if options.json { output::print_json(&report) } else { output::print(&render(&report)) }
 }
 
-/// What the live figures are shown beside.
+/// Returns the modelled figures that are reported next to the live ones.
 fn modelled(seed: u64) -> live::Modelled {
     let costs = Costs::default();
     let Costs { turn_ns, send_ns, receive_ns, byte_ns, program_ns } = costs;
@@ -108,8 +108,8 @@ fn modelled(seed: u64) -> live::Modelled {
     };
     live::Modelled {
         assumptions: format!(
-            "the engine in virtual time, seed {seed}, over {LINK_NAME}; a turn {turn_ns} ns, a frame sent {send_ns} \
-             ns, received {receive_ns} ns, a byte {byte_ns} ns, from proxy to program and back {program_ns} ns"
+            "the engine in virtual time, seed {seed}, over {LINK_NAME}; poll iteration {turn_ns} ns, frame sent \
+             {send_ns} ns, received {receive_ns} ns, byte {byte_ns} ns, from proxy to program and back {program_ns} ns"
         ),
         isolation: proxy_sim::isolation(Span::from_ns(MODELLED_NS), costs, seed).into_iter().map(case).collect(),
         work_arguments: ["bench", "windows", "--work"].map(str::to_owned).to_vec(),
@@ -142,8 +142,8 @@ fn simulate(options: &Options) -> Report {
     }
 }
 
-/// What short frames take, and by how much long ones take more for each byte. A frame sent and one received count
-/// alike, as do their bytes: both engines work in turns of one thread.
+/// Measures the time of a short frame, and the additional time of a long frame for each byte. Sending and receiving
+/// count alike, because both engines alternate on one thread.
 fn measure() -> Costs {
     const FRAMES: u64 = 2_000_000;
     const LONG_BYTES: usize = 4096;
@@ -164,12 +164,12 @@ fn render(report: &Report) -> String {
     let gbytes_per_s = bytes_per_us as f64 / 1000.0;
     let mut text = format!(
         "modelled, seed {}: {name}, {one_way_ns} ns one way, {gbytes_per_s:.2} GB/s of packets\n\
-         costs ({}): turn {turn_ns:.0} ns, frame sent {send_ns:.0} ns, received {receive_ns:.0} ns, \
+         costs ({}): poll iteration {turn_ns:.0} ns, frame sent {send_ns:.0} ns, received {receive_ns:.0} ns, \
          byte {byte_ns:.3} ns, program {program_ns:.0} ns\n\n",
         report.seed, report.costs_provenance,
     );
     text.push_str(&scaling_table(&report.scaling));
-    text.push_str("\nOF LINEAR falls where LINK is near 1: the packets of a message fill it.\n\n");
+    text.push_str("\nOF LINEAR falls where LINK is near 1: there the packets of the messages fill the link.\n\n");
     text.push_str(&isolation_table(&report.isolation));
     text
 }
@@ -201,7 +201,7 @@ fn scaling_table(rows: &[Scaling]) -> String {
 fn isolation_table(rows: &[Isolation]) -> String {
     let right = Align::Right;
     let columns = [
-        ("PING-PONG OF 8 B BESIDE", Align::Left),
+        ("PING-PONG OF 8 B WITH", Align::Left),
         ("P50 NS", right),
         ("P99 NS", right),
         ("MAX NS", right),

@@ -1,15 +1,15 @@
-//! Errors that are the command line's: exit code 2.
+//! Errors of wrong use, which end the command with exit code 2.
 
 use std::error::Error;
 use std::fmt;
 
-/// What was asked makes no sense, beyond what the parser of the command line can see: an impossible combination, a
-/// bad file.
+/// An error of wrong use that the command-line parser cannot detect: an impossible combination of options, or an
+/// invalid file.
 #[derive(Debug)]
 pub struct WrongUse(String);
 
 impl WrongUse {
-    /// The same error, as the command line's.
+    /// Wraps an error as wrong use.
     pub fn of<E: fmt::Display>(error: E) -> Self {
         Self(format!("{error:#}"))
     }

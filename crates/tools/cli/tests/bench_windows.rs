@@ -1,4 +1,4 @@
-//! `crosslane bench windows`, from outside.
+//! Tests of `crosslane bench windows`.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_report_and_it_says_that_it_is_modelled() {
+fn the_same_seed_gives_the_same_modelled_report() {
     let (code, first, _) = run(&["--sim", "--quick", "--json", "--seed", "5"]);
     assert_eq!(code, Some(0));
     assert_eq!(run(&["--sim", "--quick", "--json", "--seed", "5"]).1, first);
@@ -28,8 +28,8 @@ fn wrong_use_is_one_line_with_a_remedy() {
         &["--sim", "--message-bytes", "0"],
         &["--sim", "--message-bytes", "99999"],
     ] {
-        let (code, _, complaint) = run(arguments);
-        assert_eq!((code, complaint.lines().count()), (Some(2), 1), "{complaint}");
-        assert!(complaint.contains(';'), "{complaint}");
+        let (code, _, error) = run(arguments);
+        assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+        assert!(error.contains(';'), "{error}");
     }
 }

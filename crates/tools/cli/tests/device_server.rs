@@ -1,4 +1,4 @@
-//! `crosslane device-server` from outside: signals, what it leaves behind, what it refuses.
+//! Tests of `crosslane device-server`: signals, cleanup, errors.
 
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +19,7 @@ struct Server {
 }
 
 impl Server {
-    /// A server that has said that it serves.
+    /// Starts a server and waits until it has logged that it serves.
     fn start(socket: &str) -> Self {
         let mut command = Command::new(CROSSLANE);
         command.args(["device-server", "--socket", socket, "--size", "1M", "--vectors", "2"]).stderr(Stdio::piped());
@@ -56,7 +56,7 @@ fn folder() -> (TempDir, String) {
 }
 
 #[test]
-fn a_client_is_served_and_a_signal_ends_it_all() {
+fn a_client_is_served_and_a_signal_ends_the_server() {
     for signal in ["-TERM", "-INT", "-HUP"] {
         let (folder, socket) = folder();
         let mut server = Server::start(&socket);
@@ -72,7 +72,7 @@ fn a_client_is_served_and_a_signal_ends_it_all() {
 }
 
 #[test]
-fn what_a_killed_server_left_is_taken_over_and_a_living_one_is_not() {
+fn the_socket_of_a_killed_server_is_reused_and_that_of_a_running_one_is_not() {
     let (_folder, socket) = folder();
     let first = Server::start(&socket);
     let second = crosslane(&["device-server", "--socket", &socket]);
@@ -84,7 +84,7 @@ fn what_a_killed_server_left_is_taken_over_and_a_living_one_is_not() {
 }
 
 #[test]
-fn what_cannot_be_served_is_one_line() {
+fn an_invalid_request_is_one_line() {
     let (folder, socket) = folder();
     let long = format!("{socket}{}", "x".repeat(108));
     let missing = folder.path().join("missing/device.sock");

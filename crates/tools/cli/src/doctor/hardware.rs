@@ -1,4 +1,4 @@
-//! Processors and hardware of windows between hosts: nothing of it is needed on one machine.
+//! Checks of processors and of hardware for windows between hosts. Crosslane on one machine needs none of it.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use pcie_bench::cuda::RequiredLibrary;
 
 use super::Check;
 
-/// PCI vendor and device of QEMU's inter-VM shared memory.
+/// PCI vendor and device ID of QEMU's inter-VM shared memory (ivshmem).
 const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
 
-/// One check a kind.
+/// Returns one check for each kind of hardware.
 pub fn checks() -> Vec<Check> {
     checks_of(Path::new("/sys"), Path::new("/dev"))
 }
@@ -22,7 +22,7 @@ fn checks_of(sys: &Path, dev: &Path) -> Vec<Check> {
         devices("ntb", "bus/ntb/devices", "an NTB adapter and its kernel driver (modprobe ntb_transport)"),
         ivshmem(sys),
         devices("cxl", "bus/cxl/devices", "a CXL memory device, and modprobe cxl_acpi cxl_mem"),
-        devices("dax", "bus/dax/devices", "CXL or persistent memory, given as a device by ndctl or daxctl"),
+        devices("dax", "bus/dax/devices", "CXL or persistent memory, configured as a DAX device with ndctl or daxctl"),
         iommu(sys),
         vfio(sys, dev),
         rdma(sys),
@@ -35,20 +35,20 @@ fn numa(sys: &Path) -> Check {
     match entries(&sys.join("devices/system/node")).iter().filter(|name| is_node(name)).count() {
         0 | 1 => Check::ok("numa", "1 node"),
         nodes => {
-            let remedy = "numactl --cpunodebind=0 --membind=0 keeps both ends of a connection on one of them";
+            let remedy = "numactl --cpunodebind=0 --membind=0 keeps both endpoints of a connection on one node";
             Check::note("numa", format!("{nodes} nodes"), remedy)
         }
     }
 }
 
-/// Without it no program gets a device's interrupts.
+/// Checks the IOMMU, without which VFIO gives no program the interrupts of a device.
 fn iommu(sys: &Path) -> Check {
     match entries(&sys.join("kernel/iommu_groups")).len() {
         0 => {
             let remedy = "only for PCI devices by VFIO: boot with intel_iommu=on or amd_iommu=on";
-            Check::note("iommu", "no group of devices", remedy)
+            Check::note("iommu", "no device group", remedy)
         }
-        groups => Check::ok("iommu", format!("groups of devices: {groups}")),
+        groups => Check::ok("iommu", format!("device groups: {groups}")),
     }
 }
 
@@ -72,12 +72,12 @@ fn vfio(sys: &Path, dev: &Path) -> Check {
 fn rdma(sys: &Path) -> Check {
     let found = entries(&sys.join("class/infiniband"));
     match found.is_empty() {
-        true => Check::note("rdma", "no device", "only to compare with RDMA: modprobe rdma_rxe makes one of software"),
+        true => Check::note("rdma", "no device", "only to compare with RDMA: modprobe rdma_rxe adds a software device"),
         false => Check::ok("rdma", found.join(" ")),
     }
 }
 
-/// The libraries are loaded, as the benchmark does it: where they are is the loader's business.
+/// Checks the CUDA libraries by loading them as the benchmark does, so that the loader finds their paths.
 fn cuda() -> Check {
     let found = RequiredLibrary::ALL.map(|library| library.found().ok_or(library));
     match found {
@@ -132,7 +132,7 @@ mod tests {
     use crate::doctor::Status;
 
     #[test]
-    fn what_a_machine_has_is_found_and_what_it_has_not_is_only_noted() {
+    fn present_hardware_is_found_and_missing_hardware_is_a_note() {
         let root = tempfile::tempdir().unwrap();
         let (sys, dev) = (root.path().join("sys"), root.path().join("dev"));
         let found = |name: &str| {
@@ -160,7 +160,7 @@ mod tests {
         fs::create_dir_all(dev.join("vfio/vfio")).unwrap();
         for (name, status, text) in [
             ("cxl", Status::Ok, "mem0"),
-            ("iommu", Status::Ok, "groups of devices: 1"),
+            ("iommu", Status::Ok, "device groups: 1"),
             ("vfio", Status::Ok, "0000:00:04.0"),
             ("rdma", Status::Ok, "rxe0"),
             ("ivshmem", Status::Ok, "0000:00:05.0"),

@@ -1,4 +1,4 @@
-//! The machine: kernel, memory, descriptors, the rack, the library.
+//! Checks of the machine: kernel, memory, descriptors, the rack, the library.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -13,12 +13,12 @@ use rustix::thread::MembarrierQuery;
 use super::Check;
 use crate::{lanes, library, rack_dir};
 
-/// memfd, seals and everything else that lanes use are there from this kernel on.
+/// Oldest kernel version with memfd, seals and everything else that lanes use.
 const KERNEL_MIN: (u32, u32) = (4, 14);
 const DESCRIPTORS_FEW: u64 = 1024;
 const SHARED_MEMORY_LOW_BYTES: u64 = 64 << 20;
 
-/// Every check of the machine, what lanes need first.
+/// Returns all checks of the machine; those that lanes need come first.
 pub fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
     vec![
         kernel(),
@@ -62,7 +62,7 @@ fn memfd() -> Check {
         if rustix::fs::fcntl_get_seals(&fd)?.contains(seals) { Ok(()) } else { Err(Errno::NOSYS) }
     };
     match sealed() {
-        Ok(()) => Check::ok("memfd", "memory that can be sealed"),
+        Ok(()) => Check::ok("memfd", "sealable memory"),
         Err(error) => {
             Check::missing("memfd", error.to_string(), "allow memfd_create and its seals (seccomp, container)")
         }
@@ -81,14 +81,14 @@ fn unix_sockets() -> Check {
 
 fn cores() -> Check {
     match std::thread::available_parallelism().map_or(1, usize::from) {
-        1 => Check::note("cores", "1 core", "use 2 cores or more: with one, each message takes a context switch"),
+        1 => Check::note("cores", "1 core", "use 2 cores or more: with one, each message needs a context switch"),
         cores => Check::ok("cores", format!("{cores} cores")),
     }
 }
 
 fn shared_memory() -> Check {
     let Ok(found) = rustix::fs::statvfs("/dev/shm") else {
-        return Check::note("/dev/shm", "not there", "mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm");
+        return Check::note("/dev/shm", "missing", "mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm");
     };
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     let text = format!("{} free", units::bytes(free));
@@ -110,7 +110,7 @@ fn rack_directory(given: Option<&Path>) -> Check {
     }
 }
 
-/// Our own errors carry their remedy behind the last semicolon.
+/// Splits an error of this command at its semicolon into what was found and the remedy.
 fn with_remedy(name: &'static str, error: &str) -> Check {
     let (found, remedy) = error.split_once("; ").unwrap_or((error, "see crosslane run --help"));
     Check::missing(name, found, remedy)
@@ -127,14 +127,15 @@ fn library_loads(given: Option<&Path>) -> Check {
     }
 }
 
-/// The loader goes on without a library that it cannot load, and says so on stderr.
+/// Checks that the loader loads the library. It continues without a library that it cannot load and prints a warning to
+/// standard error.
 fn runs_with(library: &Path) -> Result<(), String> {
     let mut command = Command::new("true");
-    // Switched off, the library reads nothing else of the environment.
+    // With CROSSLANE_OFF the library reads no other variable.
     command.env("LD_PRELOAD", library::preload_name(library)).env("CROSSLANE_OFF", "1").stdin(Stdio::null());
     let output = command.output().map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    match said.lines().next() {
+    let warnings = String::from_utf8_lossy(&output.stderr);
+    match warnings.lines().next() {
         Some(line) => Err(line.to_owned()),
         None if output.status.success() => Ok(()),
         None => Err(format!("'true' ended with {}", output.status)),
@@ -147,7 +148,7 @@ fn glibc() -> Check {
         Ok(output) if output.status.success() => {
             Check::ok("glibc", String::from_utf8_lossy(&output.stdout).trim().to_owned())
         }
-        _ => Check::note("glibc", "version unknown", "run programs built for glibc; musl's are not accelerated"),
+        _ => Check::note("glibc", "version unknown", "run programs built for glibc; musl programs are not accelerated"),
     }
 }
 
@@ -167,14 +168,14 @@ fn membarrier() -> Check {
     if rustix::thread::membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED) {
         return Check::ok("membarrier", "expedited");
     }
-    Check::note("membarrier", "not there", "allow membarrier (seccomp) or boot a kernel with CONFIG_MEMBARRIER")
+    Check::note("membarrier", "missing", "allow membarrier (seccomp) or boot a kernel with CONFIG_MEMBARRIER")
 }
 
 fn io_uring() -> Check {
     match fs::read_to_string("/proc/sys/kernel/io_uring_disabled").as_deref().map(str::trim) {
-        Ok("0") => Check::ok("io_uring", "there; accelerated programs are told it is not, and take epoll"),
-        Ok(_) => Check::ok("io_uring", "disabled; programs take epoll"),
-        Err(_) => Check::ok("io_uring", "no switch for it; accelerated programs take epoll"),
+        Ok("0") => Check::ok("io_uring", "present, but hidden from accelerated programs, which use epoll"),
+        Ok(_) => Check::ok("io_uring", "disabled; programs use epoll"),
+        Err(_) => Check::ok("io_uring", "cannot be disabled; accelerated programs use epoll"),
     }
 }
 
@@ -187,10 +188,10 @@ fn huge_pages() -> Check {
     Check::ok("huge pages", format!("{total} reserved"))
 }
 
-/// Commands end monitors and servers by it.
+/// Checks pidfd_open, which the commands use to signal monitors and servers and to wait for them.
 fn pidfd() -> Check {
     match rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()) {
-        Ok(_) => Check::ok("pidfd", "there, for 'crosslane up' and 'down'"),
+        Ok(_) => Check::ok("pidfd", "present, for 'crosslane up' and 'down'"),
         Err(error) => {
             let remedy = "boot Linux 5.3 or newer, and allow pidfd_open (seccomp, container): up and down need it";
             Check::note("pidfd", error.to_string(), remedy)
@@ -198,24 +199,24 @@ fn pidfd() -> Check {
     }
 }
 
-/// What lanes need is tried call by call above; this only says who would be in the way.
+/// Reports the seccomp mode. The checks above try each system call that lanes need; a filter explains their failures.
 fn seccomp() -> Check {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).map_or("", str::trim);
     let found = match mode {
         "0" => "no filter",
         "1" => "strict mode",
-        "2" => "a filter is in force, and lets through what is ok above",
+        "2" => "a filter is active and allows what is ok above",
         _ => "this kernel has no filters",
     };
     Check::ok("seccomp", found)
 }
 
-/// Lanes need no tracing; whoever looks into a program does.
+/// Reports the Yama ptrace scope. Debuggers and strace depend on it; lanes do not.
 fn ptrace() -> Check {
     match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").as_deref().map(str::trim) {
         Err(_) => Check::ok("ptrace", "not limited by Yama"),
-        Ok(scope @ ("0" | "1")) => Check::ok("ptrace", format!("scope {scope}: debuggers and strace start programs")),
+        Ok(scope @ ("0" | "1")) => Check::ok("ptrace", format!("scope {scope}: debuggers and strace work")),
         Ok(scope) => {
             let remedy = "sysctl kernel.yama.ptrace_scope=1, only to debug or strace programs";
             Check::note("ptrace", format!("scope {scope}: only root traces"), remedy)
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_releases_are_understood() {
+    fn kernel_releases_are_parsed() {
         for (release, expected) in [
             ("6.18.0-rc1", Some((6, 18))),
             ("5.15.167.4-microsoft-standard-WSL2", Some((5, 15))),
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_does_not_load_is_noticed() {
+    fn a_library_that_does_not_load_is_detected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(runs_with(file.path()).is_err());
         assert!(runs_with(Path::new("/no/such.so")).unwrap_err().contains("cannot be preloaded"));

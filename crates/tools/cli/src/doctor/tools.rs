@@ -1,4 +1,4 @@
-//! Programs that the demo, the benchmark and the tests use.
+//! Checks of the programs that the demo, the benchmarks and the tests use.
 
 use std::ffi::OsStr;
 
@@ -24,9 +24,9 @@ const TOOLS: [Tool; 10] = [
     Tool { name: "qemu-system-x86_64", package: "qemu-system-x86", purpose: "./x lab" },
 ];
 
-/// One check a tool.
+/// Returns one check for each tool.
 pub fn checks() -> Vec<Check> {
-    // Servers are installed where only root's PATH leads.
+    // Servers are installed in folders that only the PATH of root contains.
     let mut search = std::env::var_os("PATH").unwrap_or_default();
     search.push(":/usr/local/sbin:/usr/sbin:/sbin");
     TOOLS.iter().map(|tool| check(tool, &search)).collect()
