@@ -1,4 +1,4 @@
-//! Finding the library that `crosslane run` loads into programs.
+//! Finds the library that `crosslane run` preloads into programs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,21 @@ use anyhow::{Context, Result, bail};
 use crate::elf;
 
 const NAME: &str = "libcrosslane.so";
-/// Beside the command (a build), in a tree it was installed into, and where packages put it.
-const BESIDE: [&str; 3] = [".", "../lib/crosslane", "../lib"];
-const SYSTEM: [&str; 4] =
+/// Folders relative to the command's folder: that of a build, and those of an installation.
+const RELATIVE_FOLDERS: [&str; 3] = [".", "../lib/crosslane", "../lib"];
+/// Folders into which packages install the library.
+const SYSTEM_FOLDERS: [&str; 4] =
     ["/usr/local/lib/crosslane", "/usr/lib/crosslane", "/usr/lib/x86_64-linux-gnu/crosslane", "/usr/lib64/crosslane"];
 
-/// The library, which `given` names when it is not at one of its usual places.
+/// Returns the path of the library: the given one, or the first in the default folders.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     match given {
         Some(path) => find_given(path, "--library"),
-        None => find_given(&find_usual()?, "--library"),
+        None => find_given(&find_in_default_folders()?, "--library"),
     }
 }
 
-/// The library that `option` names.
+/// Checks the library that the option `option` names and returns its canonical path.
 pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
     if !path.is_file() {
         bail!("no library '{}'; check {option}", path.display());
@@ -31,24 +32,23 @@ pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
     Ok(found)
 }
 
-fn find_usual() -> Result<PathBuf> {
-    let command = std::env::current_exe().context("finding this command's own place")?;
+fn find_in_default_folders() -> Result<PathBuf> {
+    let command = std::env::current_exe().context("finding the path of this command")?;
     let folder = command.parent().unwrap_or(Path::new("/"));
-    let places: Vec<PathBuf> =
-        BESIDE.iter().map(|place| folder.join(place)).chain(SYSTEM.iter().map(PathBuf::from)).collect();
-    match places.iter().map(|place| place.join(NAME)).find(|path| path.is_file()) {
+    let relative = RELATIVE_FOLDERS.iter().map(|relative| folder.join(relative));
+    let mut folders = relative.chain(SYSTEM_FOLDERS.iter().map(PathBuf::from));
+    match folders.find_map(|folder| Some(folder.join(NAME)).filter(|path| path.is_file())) {
         Some(path) => Ok(path),
         None => bail!(
-            "no {NAME} beside {} nor under /usr/lib/crosslane; build it with 'cargo build --release' or give --library",
+            "no {NAME} beside {} or under /usr/lib/crosslane; build it with 'cargo build --release' or give --library",
             command.display()
         ),
     }
 }
 
-/// The name under which loaders are to look for a library: one that no loader but glibc's finds. musl's would load it
-/// with libraries that it does not have, and end the program. glibc's puts its own library directory for `$LIB`, one
-/// below `/usr`, and from any there so many steps up lead to the root. Where there is no such directory the name is the
-/// plain path.
+/// Returns the name for LD_PRELOAD under which only glibc's loader finds the library. musl's loader would load it, fail
+/// to find the library's dependencies, and end the program. glibc's loader replaces `$LIB` by its library directory
+/// below `/usr` (ld.so(8)), from which the parent steps lead to the root. Without `/usr/lib` it is the plain path.
 pub fn preload_name(library: &Path) -> OsString {
     const ROOT_BY_LIB: &str = "/usr/$LIB/../../../../../..";
     let has_usr_lib = Path::new("/usr/lib").is_dir();
@@ -59,11 +59,11 @@ pub fn preload_name(library: &Path) -> OsString {
 
 fn check(path: &Path, option: &str) -> Result<()> {
     if !elf::is_library(path) {
-        bail!("'{}' is no shared library of this machine; check {option}", path.display());
+        bail!("'{}' is not a shared library for this machine; check {option}", path.display());
     }
-    // The loader splits LD_PRELOAD at these and knows no way to quote them.
+    // The loader splits LD_PRELOAD at these characters and has no way to quote them (ld.so(8)).
     if path.to_string_lossy().contains([' ', ':', '\t', '\n']) {
-        bail!("'{}' has a blank or a colon in it, which LD_PRELOAD cannot carry; move it", path.display());
+        bail!("'{}' contains a blank or a colon, which LD_PRELOAD cannot contain; move the library", path.display());
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! The command `crosslane`: glue between the user and the crates that do the work.
+//! The command `crosslane`: parses the command line and calls the crates that do the work.
 //!
-//! Exit codes: 0 fine, 1 failed, 2 wrong use. Errors are one line that names the thing, the value and the remedy.
+//! Exit codes: 0 success, 1 failure, 2 wrong use. An error is one line that names the thing, the value and the remedy.
 
 mod bench_router;
 mod device_server;
@@ -47,45 +47,45 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a program with its sockets over lanes
+    /// Run a program whose sockets use lanes
     Run(run::Options),
-    /// Show processes, connections, the path of each, bytes by path, and fallbacks with their reason
+    /// Show processes, connections with their paths, bytes by path, and fallbacks with their reasons
     Stat(stat::Options),
-    /// The same as stat, live
+    /// Show what stat shows, updated continuously
     Top(top::Options),
-    /// Switch new lanes of a rack off and on while its programs run
+    /// Switch lanes for new connections of a rack off or on while its programs run
     Lanes(lanes::Options),
-    /// Racks, machines joined by memory windows: files, and etcd
+    /// Print, check and store descriptions of racks (machines joined by memory windows)
     #[command(subcommand)]
     Rack(RackCommand),
     /// Bring up the nodes of a rack file on this machine
     Up(up::Options),
-    /// How the nodes of a rack file are: monitors, proxies, links, partitions
+    /// Show the state of the nodes of a rack file: monitors, proxies, links, partitions
     Status(status::Options),
     /// Bring down the nodes of a rack file on this machine
     Down(down::Options),
-    /// A node's control plane, which 'up' starts
+    /// Run the control plane of a node; 'up' starts it
     #[command(hide = true)]
     Monitor(monitor::Options),
-    /// What this machine offers, what is missing, and how to get it
+    /// Check what this machine offers, what is missing, and how to get it
     Doctor(doctor::Options),
-    /// Redis over lanes and over kernel TCP, side by side in one table
+    /// Compare Redis over lanes with Redis over kernel TCP in one table
     Demo(crosslane_bench::demo::Options),
-    /// Measure this machine
+    /// Run benchmarks on this machine
     #[command(subcommand)]
     Bench(Bench),
-    /// Serve a memory and its doorbells to virtual machines and nodes of this machine: QEMU's ivshmem device
+    /// Serve shared memory and doorbells to virtual machines and nodes of this machine (QEMU's ivshmem device)
     DeviceServer(device_server::Options),
-    /// The data plane of a node, which its monitor starts
+    /// Run the data plane of a node; its monitor starts it
     #[command(hide = true)]
     Proxy(proxy::Options),
-    /// PCIe: what a link, a host and a device on it give
+    /// Model and measure PCIe: links, hosts and devices
     #[command(subcommand)]
     Pcie(pcie::Command),
-    /// The RDMA NIC: what it keeps in memory
+    /// Model an RDMA NIC: its memory and its behaviour in a simulated network
     #[command(subcommand)]
     Rnic(rnic::Command),
-    /// Routers that work as one: the nodes of a cluster file
+    /// Run and inspect router nodes that forward as one router: the nodes of a cluster file
     #[command(subcommand)]
     Router(router::Command),
 }
@@ -94,19 +94,19 @@ enum Command {
 enum RackCommand {
     /// Print a rack file with nodes a, b, ... at 127.77.0.1, 127.77.0.2, ...
     Example(rack_example::Options),
-    /// Put a rack file into etcd, in the place of what is there
+    /// Store a rack file in etcd, replacing the rack stored there
     Push(rack_store::PushOptions),
-    /// Check a rack, and print it as a rack file
+    /// Check a rack and print it as a rack file
     Show(rack_store::ShowOptions),
 }
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Round trips, rates, bulk and connections: lanes, kernel TCP, AF_UNIX, and the floors of this machine
+    /// Round trips, rates, bulk transfers and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
     Sockets(crosslane_bench::sockets::Options),
-    /// Two nodes joined by windows, beside kernel TCP and the floors; with --sim, the proxy's engine in virtual time
+    /// Two nodes joined by windows, compared with kernel TCP and the floors; --sim: the proxy engine in virtual time
     Windows(windows::Options),
-    /// The router: forwarding core, tables, and two nodes over each interconnect
+    /// Router: forwarding core, tables, and two nodes over each interconnect
     Router(bench_router::Options),
 }
 
@@ -150,7 +150,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version are what was asked for; everything else is one line.
+/// Prints help and version in full and every other parser error as one line. Returns the exit code.
 fn wrong_use(error: &clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
@@ -161,7 +161,7 @@ fn wrong_use(error: &clap::Error) -> ExitCode {
     ExitCode::from(EXIT_WRONG_USE)
 }
 
-/// The first paragraph of a rendered error, with the tip if there is one, and where to read more.
+/// Returns the first paragraph of a rendered error, its tip if it has one, and otherwise the help command to run.
 fn one_line(rendered: &str) -> String {
     let mut paragraphs = rendered.split("\n\n").map(|paragraph| {
         let words: Vec<&str> = paragraph.split_whitespace().collect();
@@ -171,7 +171,7 @@ fn one_line(rendered: &str) -> String {
     let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
     let text = format!("{what}{}", tip.unwrap_or_default());
-    // Our own checks of a value end with their remedy, behind a semicolon.
+    // Errors of Crosslane's own value parsers end with a semicolon and the remedy.
     if text.contains(';') { text } else { format!("{text}; see '{}'", help_command()) }
 }
 

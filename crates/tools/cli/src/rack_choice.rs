@@ -17,44 +17,45 @@ use crate::rack_control::{self, Process};
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
-/// A rack, and where its sockets, logs and directories lie.
+/// A rack, and the paths of its sockets, logs and directories.
 #[derive(Clone, Debug)]
 pub struct LoadedRack {
-    /// What the file says, or etcd.
+    /// The description, from a file or from etcd.
     pub file: RackFile,
-    /// Where everything lies.
-    pub places: RunDir,
-    /// Where in etcd it is, unless it is a file.
+    /// The directory of its sockets, logs and node directories.
+    pub run_dir: RunDir,
+    /// Its location in etcd; `None` for a rack from a file.
     pub etcd: Option<EtcdRack>,
 }
 
-/// A rack's place in etcd.
+/// The location of a rack in etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdRack {
     store: RackStore,
-    /// What was found there; nothing where etcd does not answer, and the rack is what its nodes last went by.
+    /// What was found there; `None` if etcd does not answer and the description is the one its nodes used last.
     pub found: Option<FoundRack>,
 }
 
-/// What was found in etcd beside the rack.
+/// What etcd stores in addition to the description.
 #[derive(Clone, Debug)]
 pub struct FoundRack {
-    /// Who runs which node.
+    /// Lease of each node that runs, by node name.
     pub leases: BTreeMap<String, LeaseValue>,
     revision: Revision,
 }
 
 /// What `--rack` names.
 #[derive(Debug)]
-pub enum Chosen {
+pub enum RackChoice {
     /// The directory in which programs meet.
     Directory(PathBuf),
     /// A rack file, or a rack in etcd.
     File(Box<LoadedRack>),
 }
 
-impl Chosen {
-    /// What was given, or what the environment says: that is a directory always. One that is named must be there.
+impl RackChoice {
+    /// Resolves the argument, or the environment if none is given, which always names a directory. A named directory
+    /// must exist.
     pub fn new(given: Option<&Path>) -> Result<Self> {
         match given {
             Some(path) if is_rack_file(path) || address(path)?.is_some() => {
@@ -67,20 +68,20 @@ impl Chosen {
         }
     }
 
-    /// The directories in which programs meet: one for each node of a rack file.
+    /// Returns the directories in which programs meet: one for each node of a rack file.
     pub fn directories(&self) -> Vec<PathBuf> {
         match self {
             Self::Directory(directory) => vec![directory.clone()],
             Self::File(rack) => {
                 let names = rack.file.rack.nodes.iter().map(|node| &node.name);
-                names.map(|name| rack.places.node(name).directory).collect()
+                names.map(|name| rack.run_dir.node(name).directory).collect()
             }
         }
     }
 }
 
-impl Chosen {
-    /// What people call the node that has this address: by the rack file, if there is one.
+impl RackChoice {
+    /// Returns the name of the node with this address, from the rack file if there is one.
     pub fn node_name(&self, address: IpAddr) -> String {
         let named = match self {
             Self::Directory(_) => None,
@@ -90,7 +91,7 @@ impl Chosen {
     }
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for RackChoice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Directory(directory) => directory.display().fmt(formatter),
@@ -99,24 +100,24 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// A name that ends like a rack file's is never made into a directory.
+/// Returns whether a path means a rack file. A path that ends in `.toml` and does not exist is not made a directory.
 fn is_rack_file(path: &Path) -> bool {
     path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "toml"))
 }
 
-/// What a name is that is meant as an address.
+/// Parses a URL of a rack in etcd. Returns `None` if `path` is not a URL.
 pub fn address(path: &Path) -> Result<Option<EtcdAddress>> {
     let text = path.to_string_lossy();
     let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
-    // A password is shown to nobody.
+    // A URL with credentials is not printed.
     let shown = if rest.contains('@') { format!("{scheme}://...") } else { text.to_string() };
     if !EtcdAddress::has_scheme(&text) {
-        bail!(WrongUse::of(format!("{shown}: racks are files, or lie in etcd: write etcd://HOST:PORT/PREFIX")));
+        bail!(WrongUse::of(format!("{shown}: a rack is a file or an address in etcd; write etcd://HOST:PORT/PREFIX")));
     }
     text.parse().map(Some).map_err(|what: String| WrongUse::of(format!("{shown}: {what}")).into())
 }
 
-/// The absolute path of a file without links; of one that is gone, by its folder.
+/// Returns the absolute path of a file with symbolic links resolved; for a file that is gone, those of its folder.
 fn canonical(file: &Path) -> Option<PathBuf> {
     let by_folder = || {
         let absolute = std::path::absolute(file).ok()?;
@@ -125,7 +126,8 @@ fn canonical(file: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(file).ok().or_else(by_folder)
 }
 
-/// What lies in etcd is input as a file is, and so are files for TLS; all else that goes wrong there is no wrong use.
+/// Classifies an error of etcd: an invalid rack and unusable TLS files are wrong use, as an invalid rack file is; all
+/// others are failures.
 pub fn etcd_error(error: EtcdError) -> anyhow::Error {
     match error {
         EtcdError::Rack(error) => WrongUse::of(error).into(),
@@ -146,11 +148,11 @@ impl LoadedRack {
             WrongUse::of(format!("{path}: {error}; check --rack"))
         })?;
         let base = RunDir::base(&rack_dir::chosen(None));
-        let places = RunDir::new(&base, &file.rack, &canonical);
-        Ok(Self { file, places, etcd: None })
+        let run_dir = RunDir::new(&base, &file.rack, &canonical);
+        Ok(Self { file, run_dir, etcd: None })
     }
 
-    /// Makes a directory of the rack, where no other user can meddle with it.
+    /// Creates a directory of the rack so that no other user can change or replace it.
     pub fn prepare(&self, directory: &Path) -> Result<()> {
         let base = RunDir::base(&rack_dir::chosen(None));
         rack_dir::prepare_below(&base, directory)
@@ -160,13 +162,13 @@ impl LoadedRack {
         let store = RackStore::new(address);
         let StoredRack { file, leases, revision } = store.load()?;
         let base = RunDir::base(&rack_dir::chosen(None));
-        let places = RunDir::new(&base, &file.rack, file.shown().as_ref());
+        let run_dir = RunDir::new(&base, &file.rack, file.shown().as_ref());
         let etcd = Some(EtcdRack { store, found: Some(FoundRack { leases, revision }) });
-        Ok(Self { file, places, etcd })
+        Ok(Self { file, run_dir, etcd })
     }
 
-    /// The same for commands about nodes that may run: by what they went by last, if etcd is away or holds nonsense, or
-    /// if the file is another one by now.
+    /// Reads the rack for commands about running nodes. Returns the description that the nodes use if etcd does not
+    /// answer or holds an invalid rack, or if the file has changed since.
     pub fn read_running(path: &Path) -> Result<Self> {
         let Some(address) = address(path)? else { return Self::read_running_file(path) };
         let error = match Self::read_etcd(address.clone()) {
@@ -174,7 +176,7 @@ impl LoadedRack {
             Err(error) => error,
         };
         let Some(copy) = Self::copies(&address)?.into_iter().next() else { return Err(etcd_error(error)) };
-        eprintln!("crosslane: {error} (shown is what the nodes of this machine go by)");
+        eprintln!("crosslane: {error} (showing what the nodes of this machine use)");
         Ok(copy)
     }
 
@@ -186,11 +188,12 @@ impl LoadedRack {
             Ok(rack) => format!("{} has changed since its nodes were brought up", rack.shown()),
             Err(error) => format!("{error:#}"),
         };
-        eprintln!("crosslane: {what} (shown is what the nodes of this machine go by)");
+        eprintln!("crosslane: {what} (showing what the nodes of this machine use)");
         Ok(running)
     }
 
-    /// What was started on this machine: whatever etcd or the file says by now, as its nodes go by it.
+    /// Returns the racks that were brought up on this machine, as their nodes use them, whatever etcd or the file holds
+    /// now. Reads the rack itself if none was brought up.
     pub fn read_started(path: &Path) -> Result<Vec<Self>> {
         let copies = match address(path)? {
             Some(address) => Self::copies(&address)?,
@@ -199,53 +202,55 @@ impl LoadedRack {
         if copies.is_empty() { Self::read(path).map(|rack| vec![rack]) } else { Ok(copies) }
     }
 
-    /// Racks of this machine that were brought up from a file, as it was then.
+    /// Returns the racks that were brought up from a file on this machine, as the file was then.
     pub fn file_copies(path: &Path) -> Vec<Self> {
         let base = RunDir::base(&rack_dir::chosen(None));
-        let copy = |places: RunDir| {
-            let file = RackFile::read(&places.copy()).ok()?.shown_as(path.display().to_string());
-            Some(Self { file, places, etcd: None })
+        let copy = |run_dir: RunDir| {
+            let file = RackFile::read(&run_dir.copy()).ok()?.shown_as(path.display().to_string());
+            Some(Self { file, run_dir, etcd: None })
         };
         let canonical = canonical(path);
         canonical.map_or_else(Vec::new, |file| RunDir::with_copy(&base, &file).into_iter().filter_map(copy).collect())
     }
 
-    /// The same rack as nodes of this machine go by it that run; `None` also for one in etcd, whose monitors follow it.
+    /// Returns this rack as the running nodes of this machine use it. `None` if none runs, and for a rack in etcd,
+    /// whose monitors follow changes.
     pub fn running(&self) -> Option<Self> {
         let is_file = self.etcd.is_none();
         is_file.then(|| Self::file_copies(Path::new(self.shown()))).into_iter().flatten().find(Self::runs)
     }
 
-    /// Leaves what the nodes of this machine go by: the file may change. That of a rack in etcd its monitors see to.
+    /// Writes a copy of the description that the nodes of this machine use, since the file may change. For a rack in
+    /// etcd, the monitors write it.
     pub fn write_copy(&self) -> Result<()> {
         if self.etcd.is_some() {
             return Ok(());
         }
-        let copy = self.places.copy();
+        let copy = self.run_dir.copy();
         std::fs::write(&copy, self.file.rack.to_string()).with_context(|| format!("writing '{}'", copy.display()))
     }
 
-    /// Whether a monitor of it runs on this machine, or a proxy that waits for the next.
+    /// Returns whether a monitor of the rack runs on this machine, or a proxy that waits for its next monitor.
     pub fn runs(&self) -> bool {
-        self.file.rack.nodes.iter().map(|node| self.places.node(&node.name)).any(|node| {
-            let heir = || Process::behind(&node.successor_socket(), SocketType::SEQPACKET);
-            Process::holding(&node.monitor_pid()).or_else(heir).is_some()
+        self.file.rack.nodes.iter().map(|node| self.run_dir.node(&node.name)).any(|node| {
+            let successor = || Process::listening_at(&node.successor_socket(), SocketType::SEQPACKET);
+            Process::holding_lock(&node.monitor_pid()).or_else(successor).is_some()
         })
     }
 
-    /// Racks of this machine that have come from an address in etcd, from their nodes' copies.
+    /// Reads the racks that were brought up from an address in etcd on this machine, from the copies of their nodes.
     fn copies(address: &EtcdAddress) -> Result<Vec<Self>> {
         let shown = address.to_string();
         let base = RunDir::base(&rack_dir::chosen(None));
-        let copies = RunDir::with_copy(&base, shown.as_ref()).into_iter().map(|places| {
-            let file = RackFile::read(&places.copy()).map_err(WrongUse::of)?.shown_as(shown.clone());
+        let copies = RunDir::with_copy(&base, shown.as_ref()).into_iter().map(|run_dir| {
+            let file = RackFile::read(&run_dir.copy()).map_err(WrongUse::of)?.shown_as(shown.clone());
             let etcd = Some(EtcdRack { store: RackStore::new(address.clone()), found: None });
-            Ok(Self { file, places, etcd })
+            Ok(Self { file, run_dir, etcd })
         });
         copies.collect()
     }
 
-    /// What another command is to be given to read the same.
+    /// Returns the `--rack` argument with which another process reads the same rack.
     pub fn argument(&self) -> Result<OsString> {
         match &self.etcd {
             Some(_) => Ok(self.shown().into()),
@@ -253,20 +258,20 @@ impl LoadedRack {
         }
     }
 
-    /// What a monitor has to know of etcd.
+    /// Returns the store and revision that a monitor watches; `None` for a rack from a file.
     pub fn in_etcd(&self) -> Option<EtcdSource> {
         let EtcdRack { store, found } = self.etcd.as_ref()?;
         Some(EtcdSource { store: store.clone(), revision: found.as_ref()?.revision })
     }
 
-    /// The file's path as it was given, or the address in etcd.
+    /// Returns the path of the file as it was given, or the address in etcd.
     pub fn shown(&self) -> &str {
         self.file.shown()
     }
 
-    /// That the monitor of a node answers: without it the node's programs meet only each other.
+    /// Checks that the monitor of a node runs: without it, programs of the node reach only each other.
     pub fn check_up(&self, node: &str) -> Result<()> {
-        let socket = self.places.node(node).monitor_socket();
+        let socket = self.run_dir.node(node).monitor_socket();
         let file = self.shown();
         let asked = SocketAddrUnix::new(&socket).and_then(|address| {
             let probe = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -281,26 +286,26 @@ impl LoadedRack {
         }
     }
 
-    /// That programs started here and a node that runs have one clock, where a modelled link goes by it: times of the
-    /// one would be far in the past or the future of the other, and what is sent be there at once or never.
+    /// Checks that programs started here and a running node are in one time namespace if the rack models link timing.
+    /// With different clocks, messages would become visible at once or never.
     pub fn check_clock(&self, node: &str) -> Result<()> {
         if self.file.rack.link.is_none() {
             return Ok(());
         }
-        let Some(status) = rack_control::status(&self.places.node(node))? else { return Ok(()) };
+        let Some(status) = rack_control::status(&self.run_dir.node(node))? else { return Ok(()) };
         let clock = |process: &str| std::fs::read_link(format!("/proc/{process}")).ok();
-        // What a program has that this command becomes or starts.
+        // The namespace of the programs that this command executes or starts.
         let own = clock("self/ns/time_for_children");
         let nodes = clock(&format!("{}/ns/time", status.pid));
         if nodes.is_none() || own == nodes {
             return Ok(());
         }
         let remedy = "start it in the time namespace of 'crosslane up', or remove [link]";
-        let what = format!("the clock here is not that of node '{node}', and modelled links go by it; {remedy}");
+        let what = format!("the clock here is not that of node '{node}', which modelled links need; {remedy}");
         bail!(WrongUse::of(self.file.error_at("link.timing", what)))
     }
 
-    /// The slot of the node of that name.
+    /// Returns the slot of the node with that name.
     pub fn slot(&self, name: &str) -> Result<usize> {
         if let Some((slot, _)) = self.file.rack.node(name) {
             return Ok(slot);

@@ -1,4 +1,4 @@
-//! Talking to the monitors of a rack, and to the processes behind its sockets.
+//! Requests to the monitors of a rack, and handles of the processes behind its sockets.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long a server may take to answer. It answers in a millisecond unless the machine is overloaded.
+/// Time limit for an answer. A server answers within a millisecond unless the machine is overloaded.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// A monitor or a router node, and where it listens and logs.
@@ -78,7 +78,7 @@ pub fn status(node: &NodeRunDir) -> Result<Option<Status>> {
     }
 }
 
-/// The next message; `None` when none comes in time, or none can come any more.
+/// Returns the next message; `None` if none arrives within `limit` or the peer has closed the channel.
 pub fn receive<M: DeserializeOwned>(channel: &Channel, limit: Duration) -> Result<Option<M>> {
     let deadline = Instant::now() + limit;
     loop {
@@ -97,22 +97,23 @@ fn is_readable(descriptor: impl AsFd, limit: Duration) -> bool {
     poll(&mut polled, timeout.as_ref()).is_ok_and(|ready| ready > 0)
 }
 
-/// A process, held so that its number cannot become another's.
+/// A process, held by a pidfd so that its PID cannot refer to another process.
 pub struct Process {
     pidfd: OwnedFd,
 }
 
 impl Process {
-    /// The process that listens at a unix socket; `None` when there is none, or so many wait for it that it hangs.
-    pub fn behind(socket: &Path, kind: SocketType) -> Option<Self> {
+    /// Returns the process that listens at a unix socket; `None` if there is none or its backlog is full, because it
+    /// hangs.
+    pub fn listening_at(socket: &Path, kind: SocketType) -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let probe = socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
         connect(&probe, &SocketAddrUnix::new(socket).ok()?).ok()?;
         Self::new(socket_peercred(&probe).ok()?.pid)
     }
 
-    /// The process that holds the lock of a file in which its number stands.
-    pub fn holding(lock: &Path) -> Option<Self> {
+    /// Returns the process that holds the lock of a PID file.
+    pub fn holding_lock(lock: &Path) -> Option<Self> {
         let file = File::open(lock).ok()?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Err(Errno::WOULDBLOCK) => {}
@@ -122,23 +123,23 @@ impl Process {
         Self::new(Pid::from_raw(number)?)
     }
 
-    /// The process of a number.
+    /// Returns the process with this PID; `None` if there is none.
     pub fn new(pid: Pid) -> Option<Self> {
         Some(Self { pidfd: pidfd_open(pid, PidfdFlags::empty()).ok()? })
     }
 
-    /// Sends a signal; it may have ended meanwhile.
+    /// Sends a signal, unless the process has ended.
     pub fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
 
-    /// Waits until it has ended; whether it has in time.
+    /// Waits until the process has ended. Returns whether it ended within `limit`.
     pub fn has_ended(&self, limit: Duration) -> bool {
         is_readable(&self.pidfd, limit)
     }
 }
 
-/// Waits until `signals` is readable (`None`) or one of the processes has ended (its place).
+/// Waits until `signals` is readable (returns `None`) or a process has ended (returns its index).
 pub fn first_of<'a>(signals: BorrowedFd<'_>, processes: impl Iterator<Item = &'a Process>) -> Option<usize> {
     let mut polled = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
     polled.extend(processes.map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));

@@ -1,4 +1,4 @@
-//! The directory in which programs meet, as the commands use it.
+//! The rack directory, in which programs meet: found, checked and created for the commands.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -7,30 +7,30 @@ use anyhow::{Context, Result, bail};
 
 use crate::wrong_use::WrongUse;
 
-/// Longest rack path that the library takes.
+/// Length of the longest rack path that the library accepts.
 const PATH_BYTES_MAX: usize = 400;
 
-/// The rack given with `--rack`, or the one the environment says.
+/// Returns the absolute path of the rack given with `--rack`, or of the one that the environment names.
 pub fn chosen(given: Option<&Path>) -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
     let rack = given.map_or_else(|| stats_page::rack_dir(|name| std::env::var_os(name), uid), Path::to_owned);
     std::path::absolute(&rack).unwrap_or(rack)
 }
 
-/// Refuses a directory that was named, with `--rack` or in the environment, and is not there: its name may be mistyped,
-/// and whoever made it would be alone in it.
+/// Rejects a directory that is named with `--rack` or in the environment and does not exist: the name may be mistyped,
+/// and a program in a new directory would meet no other.
 pub fn check_named(given: Option<&Path>) -> Result<()> {
     let by_variable = std::env::var_os("CROSSLANE_RACK").is_some_and(|value| !value.is_empty());
     let rack = chosen(given);
-    let is_there = std::fs::exists(&rack).unwrap_or_else(|error| error.kind() != std::io::ErrorKind::NotADirectory);
-    if (given.is_none() && !by_variable) || is_there {
+    let exists = std::fs::exists(&rack).unwrap_or_else(|error| error.kind() != std::io::ErrorKind::NotADirectory);
+    if (given.is_none() && !by_variable) || exists {
         return Ok(());
     }
     let (shown, named) = (rack.display(), if given.is_some() { "--rack" } else { "CROSSLANE_RACK" });
-    bail!(WrongUse::of(format!("rack '{shown}' is not there; correct {named}, or mkdir -m 700 '{shown}'")))
+    bail!(WrongUse::of(format!("rack '{shown}' does not exist; correct {named}, or mkdir -m 700 '{shown}'")))
 }
 
-/// As [`prepare`], of a directory below `base`: no other user can put another one in its place.
+/// Prepares a directory below `base` as [`prepare`] does, and checks that no other user can replace it.
 pub fn prepare_below(base: &Path, directory: &Path) -> Result<()> {
     let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     let above: Vec<&Path> = directory.ancestors().skip(1).take_while(|path| path.starts_with(base)).collect();
@@ -41,17 +41,17 @@ pub fn prepare_below(base: &Path, directory: &Path) -> Result<()> {
         let found = std::fs::symlink_metadata(path).with_context(|| format!("directory '{shown}'; {remedy}"))?;
         let is_owned = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
         if !found.is_dir() || !is_owned {
-            bail!("directory '{shown}' is another user's (user {}), or none; {remedy}", found.uid());
+            bail!("'{shown}' is not a directory, or belongs to user {}; {remedy}", found.uid());
         }
         let (is_open, is_sticky) = (found.mode() & 0o022 != 0, found.mode() & 0o1000 != 0);
         if is_open && !is_sticky {
-            bail!("directory '{shown}' can be written by other users; chmod go-w it, or {remedy}");
+            bail!("directory '{shown}' is writable by other users; chmod go-w it, or {remedy}");
         }
     }
     prepare(directory)
 }
 
-/// Says why programs refuse a directory, if it is there and they do: whoever may read it, may they be its owner or not.
+/// Returns the reason for which programs refuse a directory as an error. A directory that does not exist is accepted.
 pub fn check_private(rack: &Path) -> Result<()> {
     let shown = rack.display();
     let found = match std::fs::symlink_metadata(rack) {
@@ -59,7 +59,7 @@ pub fn check_private(rack: &Path) -> Result<()> {
         found => found.with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?,
     };
     if !found.is_dir() {
-        bail!("rack '{shown}' is no directory; give another with --rack");
+        bail!("rack '{shown}' is not a directory; give another with --rack");
     }
     let user = rustix::process::geteuid();
     if !user.is_root() && found.uid() != user.as_raw() {
@@ -71,7 +71,7 @@ pub fn check_private(rack: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the rack if it is missing, and says why programs cannot meet in it if they cannot.
+/// Creates the rack directory if it is missing, and checks that programs can meet in it.
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();
     if rack.as_os_str().len() > PATH_BYTES_MAX {
@@ -84,7 +84,7 @@ pub fn prepare(rack: &Path) -> Result<()> {
         bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
     }
     check_private(rack)?;
-    // Root passes every permission check and fails on a read-only file system, so only a file tells.
+    // Root passes every permission check even on a read-only file system: only writing a file shows that it works.
     let probe = rack.join(format!(".probe-{}", std::process::id()));
     std::fs::write(&probe, b"").with_context(remedy)?;
     std::fs::remove_file(&probe).with_context(remedy)

@@ -1,4 +1,4 @@
-//! `crosslane router`: clusters of router nodes.
+//! `crosslane router`: runs and inspects clusters of router nodes.
 
 mod demo;
 mod down;
@@ -15,33 +15,33 @@ mod up;
 
 use anyhow::Result;
 
-/// What to do.
+/// Subcommands of `crosslane router`.
 #[derive(clap::Subcommand)]
 pub enum Command {
     /// Bring up the nodes of a cluster file on this machine
     Up(up::Options),
     /// Bring down the nodes of a cluster file on this machine
     Down(loaded::NodeOptions),
-    /// Have the nodes that are up read the cluster file again, and become what it says
+    /// Make the nodes that are up read the cluster file again and apply its changes
     Reload(loaded::NodeOptions),
-    /// How the nodes of a cluster file are: ports, other nodes, neighbours, routes, drops
+    /// Show the state of the nodes of a cluster file: ports, other nodes, neighbours, routes, drops
     Status(status::Options),
-    /// What a node forwards where: all its routes, or the one of an address
+    /// Show the forwarding table of a node: all routes, or the one for an address
     Fib(fib::Options),
-    /// Follow packets through the nodes, step by step
+    /// Trace packets through the nodes, step by step
     Trace(trace::Options),
-    /// Three router nodes in network namespaces with hosts around them: ping, traceroute, curl and iperf3 cross them
+    /// Run three router nodes and their hosts in network namespaces; ping, traceroute, curl and iperf3 cross them
     Demo(demo::Options),
-    /// Print a cluster file with nodes a, b, ... in network namespaces of their names
+    /// Print a cluster file with nodes a, b, ... in network namespaces of the same names
     Example(example::Options),
-    /// Make the key by which nodes of several machines know each other, in a new file
+    /// Create a key file with which nodes on several machines authenticate each other
     Key(key::Options),
-    /// One node's process, which 'up' starts
+    /// Run one node; 'up' starts it
     #[command(hide = true)]
     Node(node::Options),
 }
 
-/// Does it.
+/// Runs the subcommand.
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Up(options) => up::main(options),

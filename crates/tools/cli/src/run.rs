@@ -1,4 +1,4 @@
-//! `crosslane run`: sets the environment that the library reads, and becomes the program.
+//! `crosslane run`: sets the environment that the library reads, and executes the program.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -8,76 +8,77 @@ use std::process::Command;
 use anyhow::{Result, anyhow, bail};
 use rack::PortList;
 
-use crate::rack_choice::{Chosen, LoadedRack};
+use crate::rack_choice::{LoadedRack, RackChoice};
 use crate::wrong_use::WrongUse;
 use crate::{library, program, rack_dir};
 
-/// What to run, and how.
+/// Options of `crosslane run`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Node to be: a to z for 127.77.0.1 to 127.77.0.26, an address in 127.77.0.0/16, or a node of the rack file
+    /// Node of the program: a to z for 127.77.0.1 to 127.77.0.26, an address in 127.77.0.0/16, or a node of the rack
+    /// file
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
-    /// Server ports that take lanes, as in 80,443,6000-6100; all others stay on kernel TCP
+    /// Server ports that use lanes, as in 80,443,6000-6100; all others stay on kernel TCP
     #[arg(long, value_name = "PORTS", conflicts_with = "except")]
     only: Option<PortList>,
     /// Server ports that stay on kernel TCP
     #[arg(long, value_name = "PORTS")]
     except: Option<PortList>,
-    /// Whether packet filters of the loopback interface decide about connections between programs of one machine:
-    /// 'honour' leaves such connections to kernel TCP
+    /// Whether packet filters of the loopback interface apply to connections between programs of one machine: 'honour'
+    /// leaves such connections to kernel TCP
     #[arg(long, value_name = "ignore|honour", value_enum)]
     filters: Option<Filters>,
-    /// Make a connection that gets no lane an error instead of a kernel TCP connection
+    /// Fail connections that cannot use a lane, instead of using kernel TCP
     #[arg(long)]
     require_lane: bool,
     /// Rack file, its address in etcd, or directory where programs meet [default: $CROSSLANE_RACK, else under
     /// $XDG_RUNTIME_DIR or /dev/shm]
     #[arg(long, value_name = "FILE|ETCD|DIR")]
     rack: Option<PathBuf>,
-    /// The library to load [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
+    /// Library to preload [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM ARGS")]
     command: Vec<OsString>,
 }
 
-/// What packet filters of the loopback interface mean to connections that could have a lane.
+/// How packet filters of the loopback interface apply to connections that could use a lane.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Filters {
     Ignore,
     Honour,
 }
 
-/// Where the program meets others, and as whom.
-struct Place {
+/// The rack directory and the node of the program.
+struct Membership {
     rack: PathBuf,
     node: Option<String>,
-    /// What keeps it from other nodes.
-    apart: Result<()>,
+    /// An error if the program cannot reach other nodes.
+    reachability: Result<()>,
 }
 
-impl Place {
+impl Membership {
     fn new(options: &Options) -> Result<Self> {
-        match Chosen::new(options.rack.as_deref())? {
-            Chosen::Directory(rack) => {
+        match RackChoice::new(options.rack.as_deref())? {
+            RackChoice::Directory(rack) => {
                 let node = options.node.as_deref().map(check_node).transpose()?;
-                Ok(Self { rack, node, apart: Ok(()) })
+                Ok(Self { rack, node, reachability: Ok(()) })
             }
-            Chosen::File(rack) => Self::of_node(&rack, options.node.as_deref()),
+            RackChoice::File(rack) => Self::of_node(&rack, options.node.as_deref()),
         }
     }
 
     fn of_node(rack: &LoadedRack, node: Option<&str>) -> Result<Self> {
         let Some(name) = node else {
-            bail!(WrongUse::of(format!("{} describes several nodes; say which to be with --node", rack.shown())))
+            bail!(WrongUse::of(format!("{} describes several nodes; choose one with --node", rack.shown())))
         };
         let slot = rack.slot(name)?;
         let address = rack.file.rack.nodes[slot].address.to_string();
-        let directory = rack.places.node(name).directory;
+        let directory = rack.run_dir.node(name).directory;
         rack.check_clock(name)?;
-        Ok(Self { rack: directory, node: Some(address), apart: rack.check_up(name) })
+        Ok(Self { rack: directory, node: Some(address), reachability: rack.check_up(name) })
     }
 }
 
@@ -90,17 +91,17 @@ fn check_node(text: &str) -> Result<String> {
     }
 }
 
-/// Becomes the program; returns only when that fails.
+/// Executes the program; returns only if that fails.
 pub fn main(options: &Options) -> Result<()> {
     let Some((name, arguments)) = options.command.split_first() else { bail!("no program given; name one after --") };
-    let Place { rack, node, apart } = Place::new(options)?;
+    let Membership { rack, node, reachability } = Membership::new(options)?;
     let search = std::env::var_os("PATH");
     let path = program::resolve(name, search.as_deref())?;
     let library = library::find(options.library.as_deref())?;
     let obstacle = program::obstacle(&path, search.as_deref());
     let required = options.require_lane || inherits_require_lane()?;
-    demand_lane(required, obstacle.as_ref().map_or(Ok(()), |obstacle| Err(anyhow!("{obstacle}"))))?;
-    demand_lane(required, rack_dir::prepare(&rack).and(apart))?;
+    require_or_warn(required, obstacle.as_ref().map_or(Ok(()), |obstacle| Err(anyhow!("{obstacle}"))))?;
+    require_or_warn(required, rack_dir::prepare(&rack).and(reachability))?;
 
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
@@ -113,7 +114,7 @@ pub fn main(options: &Options) -> Result<()> {
     Err(anyhow!("running {}: {error}; check that this machine can run it", path.display()))
 }
 
-/// Whether the environment requires lanes: a program that does not load the library could not find out itself.
+/// Returns whether the environment requires lanes. A program that cannot load the library would not check this itself.
 fn inherits_require_lane() -> Result<bool> {
     let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let is_off = value("CROSSLANE_OFF").is_some_and(|value| stats_page::switch(value.as_encoded_bytes()) == Some(true));
@@ -125,8 +126,8 @@ fn inherits_require_lane() -> Result<bool> {
     })
 }
 
-/// What stands in the way of lanes is an error where they are required, and a warning where they are not.
-fn demand_lane(required: bool, found: Result<()>) -> Result<()> {
+/// Returns an obstacle to lanes as an error if lanes are required, and prints it as a warning otherwise.
+fn require_or_warn(required: bool, found: Result<()>) -> Result<()> {
     match found {
         Err(error) if required => Err(error),
         Err(error) => {
@@ -142,7 +143,7 @@ fn set_environment(command: &mut Command, options: &Options, rack: &Path, node: 
     if let Some(node) = node {
         command.env("CROSSLANE_NODE", node);
     }
-    // Of two rules for ports, the one given here replaces the one inherited, whichever kind that was.
+    // A port rule given here replaces an inherited rule of either kind.
     for (rule, variable, other) in
         [(&options.only, "CROSSLANE_ONLY", "CROSSLANE_EXCEPT"), (&options.except, "CROSSLANE_EXCEPT", "CROSSLANE_ONLY")]
     {
@@ -160,7 +161,7 @@ fn set_environment(command: &mut Command, options: &Options, rack: &Path, node: 
     }
 }
 
-/// The library behind whatever is loaded already, once.
+/// Appends the library to the preloaded libraries, unless it is among them.
 fn with_library(loaded: Option<OsString>, library: &Path) -> OsString {
     let name = library::preload_name(library);
     match loaded.filter(|loaded| !loaded.is_empty()) {
@@ -174,8 +175,9 @@ fn with_library(loaded: Option<OsString>, library: &Path) -> OsString {
     }
 }
 
-/// The runtime of gcc's AddressSanitizer ends programs in which it is not the first library, unless it is told not to
-/// look. It need not be: the library finds the runtime's functions behind its own. What the user says of it counts.
+/// Returns ASAN_OPTIONS with the check of the library order disabled, unless the user has set that option. The runtime
+/// of gcc's AddressSanitizer ends programs in which it is not the first library; it need not be first here, since
+/// Crosslane's library finds the runtime's functions after its own.
 fn asan_options(given: Option<OsString>) -> OsString {
     const OPTION: &str = "verify_asan_link_order";
     match given.filter(|given| !given.is_empty()) {
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_sanitizer_does_not_look_where_it_is_unless_told_to() {
+    fn the_address_sanitizer_does_not_check_its_position_unless_the_user_says_so() {
         assert_eq!(asan_options(None), "verify_asan_link_order=0");
         assert_eq!(asan_options(Some("".into())), "verify_asan_link_order=0");
         assert_eq!(asan_options(Some("detect_leaks=0".into())), "detect_leaks=0:verify_asan_link_order=0");
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_goes_behind_what_is_loaded_already() {
+    fn the_library_is_appended_to_the_libraries_that_are_preloaded() {
         let with = |loaded: &str| with_library(Some(loaded.into()), Path::new("/l/libcrosslane.so"));
         let name = library::preload_name(Path::new("/l/libcrosslane.so")).into_string().unwrap();
         assert!(name.ends_with("/l/libcrosslane.so"));

@@ -1,4 +1,4 @@
-//! `crosslane stat`: what the ledgers of a rack say.
+//! `crosslane stat`: prints the statistics pages of the processes of a rack.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,24 +12,24 @@ use stats::{Align, Table};
 use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, Process, Snapshot, Totals};
 
-use crate::rack_choice::Chosen;
+use crate::rack_choice::RackChoice;
 use crate::rack_control;
 use crate::{lanes, output, rack_dir};
 
-/// What to show, and how.
+/// Options of `crosslane stat`.
 #[derive(clap::Args)]
 pub struct Options {
     /// Print JSON (schema crosslane-stat/1)
     #[arg(long)]
     pub json: bool,
-    /// The rack to look at: a rack file, its address in etcd, or a directory [default: as for run]
+    /// The rack: a rack file, its address in etcd, or a directory [default: as for run]
     #[arg(long, value_name = "FILE|ETCD|DIR")]
     pub rack: Option<PathBuf>,
 }
 
 /// Prints one snapshot.
 pub fn main(options: &Options) -> Result<()> {
-    let rack = Chosen::new(options.rack.as_deref())?;
+    let rack = RackChoice::new(options.rack.as_deref())?;
     let snapshot = read(&rack.directories())?;
     let proxies = Proxies::of(&rack);
     if options.json {
@@ -38,45 +38,45 @@ pub fn main(options: &Options) -> Result<()> {
     output::print(&(describe(&snapshot, &rack) + &proxies.describe() + &switched_off(&rack)))
 }
 
-/// A line about each directory in which lanes are switched off.
-fn switched_off(rack: &Chosen) -> String {
+/// Returns a line for each directory in which lanes are switched off.
+fn switched_off(rack: &RackChoice) -> String {
     let off = rack.directories().into_iter().filter(|directory| lanes::are_off(directory));
     off.map(|directory| {
         let shown = directory.display();
         let remedy = format!("crosslane lanes on --rack {rack}");
-        format!("\nLanes are switched off in {shown}: new connections use kernel TCP. Switch on with: {remedy}\n")
+        format!("\nLanes are switched off in {shown}: new connections use kernel TCP. Switch them on with: {remedy}\n")
     })
     .collect()
 }
 
-/// What the proxies of a rack file's nodes have done.
+/// Counters of the proxies of a rack file's nodes.
 #[derive(Default)]
 struct Proxies {
     links: Vec<ProxyReport>,
-    /// Monitors that do not answer, and what is wrong with them.
+    /// Nodes whose monitors do not answer, with the errors.
     silent: Vec<(String, String)>,
 }
 
-/// What a node's proxy has done on one link.
+/// Counters of a node's proxy for one link.
 #[derive(Serialize)]
 struct ProxyReport {
     node: String,
     peer: String,
     #[serde(flatten)]
     carried: PeerReport,
-    /// Copies of each byte that this node makes, its programs' included.
+    /// Copies of each byte on this node, those of its programs included.
     copies_per_byte_sent: Option<f64>,
     copies_per_byte_received: Option<f64>,
-    /// How many frames were shown to the peer at once.
+    /// Mean number of frames published to the peer at once.
     frames_per_publish: Option<f64>,
 }
 
 impl Proxies {
-    fn of(rack: &Chosen) -> Self {
+    fn of(rack: &RackChoice) -> Self {
         let mut proxies = Self::default();
-        let Chosen::File(rack) = rack else { return proxies };
+        let RackChoice::File(rack) = rack else { return proxies };
         for node in &rack.file.rack.nodes {
-            match rack_control::status(&rack.places.node(&node.name)) {
+            match rack_control::status(&rack.run_dir.node(&node.name)) {
                 Ok(None) => {}
                 Ok(Some(status)) => proxies.links.extend(status.links.into_iter().map(|link| ProxyReport {
                     node: status.node.clone(),
@@ -102,7 +102,7 @@ impl Proxies {
             ("RECEIVED", right),
             ("COPIES/B RECEIVED", right),
             ("FRAMES", right),
-            ("A PUBLISH", right),
+            ("PER PUBLISH", right),
             ("STALLS", right),
             ("FULL", right),
             ("WOKEN", right),
@@ -129,19 +129,19 @@ impl Proxies {
             ]);
         }
         let mut text = if self.links.is_empty() { String::new() } else { format!("\n{}", table.render()) };
-        self.silent.iter().for_each(|(node, error)| text += &format!("\nProxy of '{node}' left out: {error}.\n"));
+        self.silent.iter().for_each(|(node, error)| text += &format!("\nProxy of '{node}' omitted: {error}.\n"));
         text
     }
 }
 
-/// Reads the ledgers of all directories in which programs of a rack meet.
+/// Reads the statistics pages in all directories in which programs of a rack meet.
 pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
     let mut all = Snapshot::default();
     for directory in directories {
         let shown = directory.display();
         let one =
             reader::read_rack(directory).with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?;
-        // Programs refuse it, and leave nothing there to be read.
+        // Programs that refuse the directory leave no page in it.
         if one.processes.is_empty() {
             rack_dir::check_private(directory)?;
         }
@@ -153,14 +153,14 @@ pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
     Ok(all)
 }
 
-/// The whole of `crosslane stat --json`.
+/// The output of `crosslane stat --json`.
 #[derive(Serialize)]
 struct Report<'a> {
     schema: &'static str,
-    /// Whether new connections are kept from lanes, in one of the rack's directories at least.
+    /// Whether lanes are switched off for new connections in at least one directory of the rack.
     lanes_off: bool,
     processes: Vec<ProcessReport<'a>>,
-    /// Of a rack file: each node's proxy on each of its links.
+    /// For a rack file, the proxy of each node on each of its links.
     proxies: &'a [ProxyReport],
     unreadable: Vec<UnreadableReport<'a>>,
 }
@@ -235,7 +235,7 @@ struct UnreadableReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &Chosen) -> Self {
+    fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &RackChoice) -> Self {
         let unreadable =
             |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
         let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
@@ -250,7 +250,7 @@ impl<'a> Report<'a> {
 }
 
 impl<'a> ProcessReport<'a> {
-    fn new(process: &'a Process, rack: &Chosen) -> Self {
+    fn new(process: &'a Process, rack: &RackChoice) -> Self {
         Self {
             pid: process.pid,
             program: &process.program,
@@ -300,18 +300,18 @@ impl ConnectionReport {
     }
 }
 
-/// What to say when there is nothing to show.
-pub fn nothing_running(rack: &Chosen) -> String {
+/// Returns the text that is shown when no process uses the rack.
+pub fn nothing_running(rack: &RackChoice) -> String {
     let start = "Start a program with: crosslane run";
     let option = match rack {
-        Chosen::Directory(_) => String::new(),
-        Chosen::File(_) => format!("--rack {rack} "),
+        RackChoice::Directory(_) => String::new(),
+        RackChoice::File(_) => format!("--rack {rack} "),
     };
     format!("Nothing runs over crosslane in {rack}.\n{start} {option}--node a -- PROGRAM ARGS...\n")
 }
 
-/// The snapshot for people.
-pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
+/// Returns the snapshot as tables.
+pub fn describe(snapshot: &Snapshot, rack: &RackChoice) -> String {
     let mut text =
         if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot, rack).render() };
     for table in
@@ -326,7 +326,7 @@ pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
     text
 }
 
-fn processes(snapshot: &Snapshot, rack: &Chosen) -> Table {
+fn processes(snapshot: &Snapshot, rack: &RackChoice) -> Table {
     let right = Align::Right;
     let mut table = Table::new(&[
         ("PROGRAM", Align::Left),
@@ -365,18 +365,19 @@ fn processes(snapshot: &Snapshot, rack: &Chosen) -> Table {
     table
 }
 
-/// Connections that are open, of all that there were: the bytes are those of all. Of inherited ones all are open.
+/// Returns the number of open connections and, if some have closed, of all connections, which the byte counts cover.
+/// Inherited connections are counted only as open.
 pub fn open_of_total(totals: &Totals) -> String {
     let (open, total) = (totals.connections_open, totals.connections_total);
     if open >= total { open.to_string() } else { format!("{open} of {total}") }
 }
 
-/// The process's node as people call it.
-pub fn node(process: &Process, rack: &Chosen) -> String {
+/// Returns the name of the node of a process.
+pub fn node(process: &Process, rack: &RackChoice) -> String {
     process.node.map_or_else(|| "-".to_owned(), |address| rack.node_name(address))
 }
 
-/// A connection that a forked child holds and never used is its parent's.
+/// Returns whether to show a connection. One that a forked child inherited and never used is shown for its parent only.
 pub fn is_shown(connection: &Connection) -> bool {
     !connection.inherited || connection.bytes_sent > 0 || connection.bytes_received > 0
 }
@@ -441,7 +442,7 @@ fn fallbacks(snapshot: &Snapshot) -> Table {
         ("PID", Align::Right),
         ("FALLBACKS", Align::Right),
         ("REASON", Align::Left),
-        ("WHICH MEANS", Align::Left),
+        ("EXPLANATION", Align::Left),
     ]);
     for process in &snapshot.processes {
         for reason in FallbackReason::ALL {
@@ -462,20 +463,20 @@ fn fallbacks(snapshot: &Snapshot) -> Table {
 fn notes(snapshot: &Snapshot) -> Vec<String> {
     let unlisted = snapshot.processes.iter().filter(|process| process.connections_unlisted > 0).map(|process| {
         format!(
-            "{} ({}): {} connections found no line of their own; their bytes are in the totals.",
+            "{} ({}): {} connections are not listed; their bytes are in the totals.",
             process.program, process.pid, process.connections_unlisted
         )
     });
-    let unreadable = snapshot.unreadable.iter().map(|page| format!("Page {} left out: {}.", page.name, page.error));
+    let unreadable = snapshot.unreadable.iter().map(|page| format!("Page {} omitted: {}.", page.name, page.error));
     unlisted.chain(unreadable).collect()
 }
 
-/// An address as people write it.
+/// Returns an address as text, or "-" for none.
 pub fn address(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "-".to_owned(), |address| address.to_string())
 }
 
-/// How long ago a moment was.
+/// Returns the time since `at_ns`, in nanoseconds since the epoch, as text.
 pub fn age_since(at_ns: u64) -> String {
     let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     units::age(now_ns.saturating_sub(at_ns) / 1_000_000_000)
@@ -498,28 +499,28 @@ mod tests {
             node: stats_page::node_address("a").map(Into::into),
             program: b"redis-server",
         };
-        let ledger = stats_page::StatsPage::create(&config);
+        let page = stats_page::StatsPage::create(&config);
         let peer: SocketAddr = "127.77.0.2:41234".parse().unwrap();
         let local: SocketAddr = "127.77.0.1:6379".parse().unwrap();
         let open = |path, fd| {
             let connection =
                 stats_page::NewConnection { path, role: Role::Accept, fd, local: Some(local), peer: Some(peer) };
-            ledger.open_connection(&connection)
+            page.open_connection(&connection)
         };
         let slots = vec![open(DataPath::Lane, 8), open(DataPath::Kernel, 9)];
         slots[0].add_sent(2048);
         slots[0].add_received(10);
         slots[1].add_received(3);
-        ledger.count_fallback(FallbackReason::PlainClient);
-        ledger.note_lane_memory(65_536, 3 << 30);
-        (rack, ledger, slots)
+        page.count_fallback(FallbackReason::PlainClient);
+        page.note_lane_memory(65_536, 3 << 30);
+        (rack, page, slots)
     }
 
     #[test]
     fn json_has_the_published_shape() {
-        let (rack, ledger, _slots) = rack_with_traffic();
-        assert!(ledger.is_published());
-        let (snapshot, chosen) = (read(&directory(&rack)).unwrap(), Chosen::Directory(rack.path().to_owned()));
+        let (rack, page, _slots) = rack_with_traffic();
+        assert!(page.is_published());
+        let (snapshot, chosen) = (read(&directory(&rack)).unwrap(), RackChoice::Directory(rack.path().to_owned()));
         let json = serde_json::to_value(Report::new(&snapshot, &Proxies::default(), &chosen)).unwrap();
         assert_eq!(json["schema"], "crosslane-stat/1");
         let process = &json["processes"][0];
@@ -554,9 +555,9 @@ mod tests {
     }
 
     #[test]
-    fn people_see_tables() {
-        let (rack, _ledger, _slots) = rack_with_traffic();
-        let text = describe(&read(&directory(&rack)).unwrap(), &Chosen::Directory(rack.path().to_owned()));
+    fn a_snapshot_is_printed_as_tables() {
+        let (rack, _page, _slots) = rack_with_traffic();
+        let text = describe(&read(&directory(&rack)).unwrap(), &RackChoice::Directory(rack.path().to_owned()));
         for word in [
             "redis-server",
             "2.0 KiB",
@@ -578,15 +579,15 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_rack_says_how_to_start() {
+    fn an_empty_rack_shows_how_to_start_a_program() {
         let rack = private_folder();
-        let text = describe(&read(&directory(&rack)).unwrap(), &Chosen::Directory(rack.path().to_owned()));
+        let text = describe(&read(&directory(&rack)).unwrap(), &RackChoice::Directory(rack.path().to_owned()));
         assert!(text.starts_with("Nothing runs over crosslane"), "{text}");
         assert!(text.contains("crosslane run"), "{text}");
     }
 
     #[test]
-    fn a_rack_that_programs_refuse_is_not_said_to_be_empty() {
+    fn a_rack_that_programs_refuse_is_not_reported_as_empty() {
         use std::os::unix::fs::PermissionsExt;
         let rack = private_folder();
         std::fs::set_permissions(rack.path(), PermissionsExt::from_mode(0o750)).unwrap();
@@ -595,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_are_closed_are_counted_beside_those_that_are_open() {
+    fn closed_connections_are_counted_alongside_open_ones() {
         let totals =
             |connections_open, connections_total| Totals { connections_open, connections_total, ..Totals::default() };
         assert_eq!(open_of_total(&totals(0, 3)), "0 of 3");

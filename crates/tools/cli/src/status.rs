@@ -1,4 +1,4 @@
-//! `crosslane status`: how the nodes of a rack on this machine are.
+//! `crosslane status`: shows the state of the nodes of a rack on this machine.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use stats::{Align, Table};
 use crate::rack_choice::LoadedRack;
 use crate::{output, rack_control, stat};
 
-/// What to show, and how.
+/// Options of `crosslane status`.
 #[derive(clap::Args)]
 pub struct Options {
     /// The rack file, or its address in etcd: etcd://HOST:PORT/PREFIX
@@ -22,7 +22,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Prints it.
+/// Prints the state of all nodes. Fails if none of them runs.
 pub fn main(options: &Options) -> Result<()> {
     let rack = LoadedRack::read_running(&options.rack)?;
     let report = Report::new(&rack)?;
@@ -30,12 +30,12 @@ pub fn main(options: &Options) -> Result<()> {
     let is_elsewhere = |node: &NodeReport| node.lease.is_some();
     if !report.nodes.iter().any(|node| node.is_up || node.error.is_some() || is_elsewhere(node)) {
         let file = rack.shown();
-        bail!("nothing of {file} runs here; start it with: crosslane up --rack {file}");
+        bail!("no node of {file} runs here; start it with: crosslane up --rack {file}");
     }
     Ok(())
 }
 
-/// The whole of `crosslane status --json`.
+/// The output of `crosslane status --json`.
 #[derive(Serialize)]
 struct Report {
     schema: &'static str,
@@ -45,7 +45,7 @@ struct Report {
     backend: &'static str,
     trust: &'static str,
     device_socket: PathBuf,
-    /// Whether etcd answers, where the rack lies there.
+    /// Whether etcd answers; `None` for a rack from a file.
     is_etcd_reached: Option<bool>,
     nodes: Vec<NodeReport>,
 }
@@ -56,11 +56,11 @@ struct NodeReport {
     address: std::net::IpAddr,
     directory: PathBuf,
     is_up: bool,
-    /// Why a monitor that is there gives no state.
+    /// Why a monitor that runs does not report its state.
     error: Option<String>,
     monitor: Option<Status>,
     connections: Connections,
-    /// Who runs it, as its lease in etcd says: on whatever machine.
+    /// The lease of the node in etcd, which names the machine and process that run it.
     lease: Option<LeaseReport>,
 }
 
@@ -71,7 +71,7 @@ struct LeaseReport {
     pid: u32,
     started_at_ns: u64,
     links: Vec<LinkState>,
-    /// Why it is not known who holds it.
+    /// Why the holder is unknown.
     error: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl LeaseReport {
     }
 }
 
-/// Connections that are open, by path.
+/// Open connections by path.
 #[derive(Serialize, Default)]
 struct Connections {
     lane: u64,
@@ -111,10 +111,10 @@ impl Report {
             schema: "crosslane-status/1",
             file: rack.shown().to_string(),
             name: description.name.clone(),
-            directory: rack.places.directory.clone(),
+            directory: rack.run_dir.directory.clone(),
             backend: description.device.backend.as_str(),
             trust: description.trust.as_str(),
-            device_socket: rack.places.device_socket(),
+            device_socket: rack.run_dir.device_socket(),
             is_etcd_reached: rack.etcd.as_ref().map(|etcd| etcd.found.is_some()),
             nodes: description.nodes.iter().map(|node| NodeReport::new(rack, node)).collect::<Result<_>>()?,
         })
@@ -123,13 +123,13 @@ impl Report {
 
 impl NodeReport {
     fn new(rack: &LoadedRack, node: &::rack::Node) -> Result<Self> {
-        let places = rack.places.node(&node.name);
-        let (monitor, error) = match rack_control::status(&places) {
+        let node_dir = rack.run_dir.node(&node.name);
+        let (monitor, error) = match rack_control::status(&node_dir) {
             Ok(status) => (status, None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
         let mut connections = Connections::default();
-        for process in &stat::read(std::slice::from_ref(&places.directory))?.processes {
+        for process in &stat::read(std::slice::from_ref(&node_dir.directory))?.processes {
             connections.lane += process.lane.connections_open;
             connections.window += process.window.connections_open;
             connections.kernel += process.kernel.connections_open;
@@ -139,7 +139,7 @@ impl NodeReport {
         Ok(Self {
             node: node.name.clone(),
             address: node.address,
-            directory: places.directory,
+            directory: node_dir.directory,
             is_up: monitor.is_some(),
             error,
             monitor,
@@ -164,7 +164,8 @@ fn describe(report: &Report) -> String {
         }
         if !etcd.restart_needed.is_empty() {
             let keys = etcd.restart_needed.join(", ");
-            text += &format!("\nNode {}: {keys}: changed in etcd; bring all nodes down and up for it.\n", status.node);
+            let node = &status.node;
+            text += &format!("\nNode {node}: {keys}: changed in etcd; bring all nodes down and up to apply it.\n");
         }
     }
     let partitions = report.nodes.iter().filter_map(|node| node.monitor.as_ref()).map(partitions).next();
@@ -234,7 +235,7 @@ fn links(report: &Report) -> Table {
         ("TIMING", Align::Left),
         ("CONNECTIONS", Align::Right),
         ("BY TCP", Align::Right),
-        ("WHY NOT UP", Align::Left),
+        ("REASON", Align::Left),
     ]);
     for status in report.nodes.iter().filter_map(|node| node.monitor.as_ref()) {
         for link in &status.links {

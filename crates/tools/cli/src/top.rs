@@ -1,4 +1,4 @@
-//! `crosslane top`: the same as `stat`, live.
+//! `crosslane top`: shows what `stat` shows, updated continuously.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -14,38 +14,38 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 use stats_page::reader::{Connection, Process, Snapshot};
 
-use crate::rack_choice::Chosen;
+use crate::rack_choice::RackChoice;
 use crate::stat::{self, is_shown};
 
-/// What to show.
+/// Options of `crosslane top`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one snapshot as JSON, as stat does
+    /// Print one snapshot as JSON, as stat --json does
     #[arg(long)]
     json: bool,
-    /// The rack to look at: a rack file, its address in etcd, or a directory [default: as for run]
+    /// The rack: a rack file, its address in etcd, or a directory [default: as for run]
     #[arg(long, value_name = "FILE|ETCD|DIR")]
     rack: Option<PathBuf>,
-    /// Seconds between two looks
+    /// Seconds between updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
 }
 
-/// Shows the rack until `q`; without a terminal, once.
+/// Shows the rack until `q` is pressed; without a terminal, prints it once.
 pub fn main(options: &Options) -> Result<()> {
     let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     if options.json || !live {
         return stat::main(&stat::Options { json: options.json, rack: options.rack.clone() });
     }
-    let rack = Chosen::new(options.rack.as_deref())?;
+    let rack = RackChoice::new(options.rack.as_deref())?;
     let screen = Screen::new(stat::read(&rack.directories())?, rack);
-    let mut terminal = ratatui::try_init().context("taking over the terminal; crosslane stat needs none")?;
+    let mut terminal = ratatui::try_init().context("initialising the terminal; crosslane stat works without one")?;
     let done = screen.run(&mut terminal, Duration::from_secs(options.interval));
     ratatui::restore();
     done
 }
 
-/// Bytes seen of something, by its identity, at the last two looks.
+/// Byte counts by key in the last two snapshots.
 #[derive(Default)]
 struct Rates<Key> {
     before: HashMap<Key, u64>,
@@ -54,12 +54,12 @@ struct Rates<Key> {
 }
 
 impl<Key: std::hash::Hash + Eq> Rates<Key> {
-    fn look(&mut self, counts: impl Iterator<Item = (Key, u64)>, elapsed: Duration) {
+    fn record(&mut self, counts: impl Iterator<Item = (Key, u64)>, elapsed: Duration) {
         self.before = std::mem::replace(&mut self.now, counts.collect());
         self.seconds = elapsed.as_secs_f64();
     }
 
-    /// Bytes a second, once there have been two looks at it.
+    /// Returns the bytes per second of a key, or "-" if fewer than two snapshots contain it.
     fn rate(&self, key: &Key) -> String {
         match (self.before.get(key), self.now.get(key)) {
             (Some(before), Some(now)) if self.seconds > 0.0 => {
@@ -70,57 +70,57 @@ impl<Key: std::hash::Hash + Eq> Rates<Key> {
     }
 }
 
-/// A process, and one of its connections.
+/// The PID, descriptor and opening time of a connection.
 type ConnectionKey = (u32, i32, u64);
 
 struct Screen {
-    rack: Chosen,
+    rack: RackChoice,
     snapshot: Snapshot,
-    looked_at: Instant,
+    sampled_at: Instant,
     processes: Rates<u32>,
     connections: Rates<ConnectionKey>,
     position: TableState,
 }
 
 impl Screen {
-    fn new(snapshot: Snapshot, rack: Chosen) -> Self {
+    fn new(snapshot: Snapshot, rack: RackChoice) -> Self {
         let mut screen = Self {
             rack,
             snapshot: Snapshot::default(),
-            looked_at: Instant::now(),
+            sampled_at: Instant::now(),
             processes: Rates::default(),
             connections: Rates::default(),
             position: TableState::default(),
         };
-        screen.take(snapshot);
+        screen.update(snapshot);
         screen
     }
 
     fn run(mut self, terminal: &mut DefaultTerminal, interval: Duration) -> Result<()> {
         loop {
             terminal.draw(|frame| self.draw(frame)).context("drawing")?;
-            let left = interval.saturating_sub(self.looked_at.elapsed());
+            let left = interval.saturating_sub(self.sampled_at.elapsed());
             if event::poll(left).context("reading the terminal")? {
                 if self.handle(&event::read().context("reading the terminal")?) {
                     return Ok(());
                 }
             } else {
                 let snapshot = stat::read(&self.rack.directories())?;
-                self.take(snapshot);
+                self.update(snapshot);
             }
         }
     }
 
-    fn take(&mut self, snapshot: Snapshot) {
-        let elapsed = self.looked_at.elapsed();
-        self.looked_at = Instant::now();
-        self.processes.look(snapshot.processes.iter().map(|process| (process.pid, process_bytes(process))), elapsed);
+    fn update(&mut self, snapshot: Snapshot) {
+        let elapsed = self.sampled_at.elapsed();
+        self.sampled_at = Instant::now();
+        self.processes.record(snapshot.processes.iter().map(|process| (process.pid, process_bytes(process))), elapsed);
         let connections = shown(&snapshot).map(|(process, connection)| (key(process, connection), bytes(connection)));
-        self.connections.look(connections, elapsed);
+        self.connections.record(connections, elapsed);
         self.snapshot = snapshot;
     }
 
-    /// Whether it is time to go.
+    /// Handles a terminal event. Returns whether to quit.
     fn handle(&mut self, event: &Event) -> bool {
         let Event::Key(key) = event else { return false };
         if key.kind != KeyEventKind::Press {
@@ -164,7 +164,7 @@ impl Screen {
         ))
     }
 
-    /// For a screen of this width; the counts of the paths have the most to say where it is narrow.
+    /// Returns the table of processes. On a narrow screen the counts of each path matter most.
     fn process_table(&self, width: u16) -> Table<'static> {
         let columns = [
             Column::new("PROGRAM", 18),
@@ -236,7 +236,7 @@ impl Screen {
 struct Column {
     head: &'static str,
     width: u16,
-    /// Left out where not all columns have room.
+    /// Omitted when not all columns fit.
     is_wide: bool,
     takes_rest: bool,
 }
@@ -259,7 +259,7 @@ impl Column {
     }
 }
 
-/// A table of as many columns as have room in `width`: all of them, or those that are not wide.
+/// Returns a table with all columns if they fit in `width`, otherwise with those that are not wide.
 fn table(
     rows: impl Iterator<Item = Vec<String>>,
     columns: &[Column],
@@ -317,8 +317,8 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_rack_says_how_to_start() {
-        let text = drawn(&mut Screen::new(Snapshot::default(), Chosen::Directory("/r".into())));
+    fn an_empty_rack_shows_how_to_start_a_program() {
+        let text = drawn(&mut Screen::new(Snapshot::default(), RackChoice::Directory("/r".into())));
         assert!(text.contains("Nothing runs over crosslane in /r."), "{text}");
     }
 
@@ -336,7 +336,7 @@ mod tests {
         let slot = stats_page::StatsPage::create(&config).open_connection(&connection);
         slot.add_sent(4096);
         let mut screen =
-            Screen::new(stat::read(&[rack.path().to_owned()]).unwrap(), Chosen::Directory(rack.path().into()));
+            Screen::new(stat::read(&[rack.path().to_owned()]).unwrap(), RackChoice::Directory(rack.path().into()));
         let text = drawn(&mut screen);
         for word in ["served", "77", "127.77.0.1:80", "4.0 KiB", "connections"] {
             assert!(text.contains(word), "{word} in\n{text}");
@@ -352,13 +352,13 @@ mod tests {
     }
 
     #[test]
-    fn rates_need_two_looks() {
+    fn a_rate_needs_two_snapshots() {
         let mut rates = Rates::default();
-        rates.look([(1, 1024)].into_iter(), Duration::from_secs(1));
+        rates.record([(1, 1024)].into_iter(), Duration::from_secs(1));
         assert_eq!(rates.rate(&1), "-");
-        rates.look([(1, 5120), (2, 7)].into_iter(), Duration::from_secs(2));
+        rates.record([(1, 5120), (2, 7)].into_iter(), Duration::from_secs(2));
         assert_eq!((rates.rate(&1).as_str(), rates.rate(&2).as_str()), ("2.0 KiB/s", "-"));
-        rates.look([(1, 0)].into_iter(), Duration::from_secs(2));
-        assert_eq!(rates.rate(&1), "0 B/s", "a process of the same number started anew");
+        rates.record([(1, 0)].into_iter(), Duration::from_secs(2));
+        assert_eq!(rates.rate(&1), "0 B/s", "a new process with the same PID");
     }
 }

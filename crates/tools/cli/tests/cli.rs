@@ -1,4 +1,4 @@
-//! The built command from outside: what it prints, how it ends, what it hands to the program it runs.
+//! Tests of the built command: its output, its exit codes, and the environment of the programs that it runs.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,17 +12,17 @@ mod command;
 
 use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 
-/// A folder with a rack and a library that does nothing.
-struct Place {
+/// A folder with a rack directory and a library that does nothing.
+struct Fixture {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
-        let place = Self { folder: tempfile::tempdir().unwrap() };
-        place.compile("library.so", "int crosslane_nothing;", &["-shared", "-fPIC"]);
-        fs::DirBuilder::new().mode(0o700).create(place.path("rack")).unwrap();
-        place
+        let fixture = Self { folder: tempfile::tempdir().unwrap() };
+        fixture.compile("library.so", "int crosslane_nothing;", &["-shared", "-fPIC"]);
+        fs::DirBuilder::new().mode(0o700).create(fixture.path("rack")).unwrap();
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -51,7 +51,7 @@ impl Place {
         path
     }
 
-    /// `crosslane run` with this place's rack and library, and an environment without anything of ours.
+    /// Returns `crosslane run` with the rack and library of this fixture, without inherited variables of Crosslane.
     fn run(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(CROSSLANE);
         command.arg("run").arg("--library").arg(self.path("library.so"));
@@ -64,8 +64,8 @@ impl Place {
     }
 }
 
-/// Copies by another process: a descriptor open for writing here would be inherited by what other tests start
-/// meanwhile, and a file that anybody has open for writing cannot be executed.
+/// Copies a file in another process. Processes that concurrent tests start would inherit a descriptor that is open for
+/// writing here, and a file that is open for writing cannot be executed (ETXTBSY).
 fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
 }
@@ -98,7 +98,7 @@ fn wrong_use_is_one_line_and_exit_code_2() {
 }
 
 #[test]
-fn help_and_version_are_no_failures() {
+fn help_and_version_succeed() {
     let version = crosslane(&["--version"]);
     assert!(version.status.success());
     assert!(stdout(&version).starts_with(concat!("crosslane ", env!("CARGO_PKG_VERSION"))));
@@ -110,11 +110,11 @@ fn help_and_version_are_no_failures() {
 }
 
 #[test]
-fn what_cannot_be_run_is_one_line_and_exit_code_1() {
-    let place = Place::new();
-    let plain = place.path("plain");
+fn a_program_that_cannot_be_run_is_one_line_and_exit_code_1() {
+    let fixture = Fixture::new();
+    let plain = fixture.path("plain");
     fs::write(&plain, "text").unwrap();
-    let fails = |arguments: &[&str], words: &[&str]| assert_fails(&place.run(arguments).output().unwrap(), 1, words);
+    let fails = |arguments: &[&str], words: &[&str]| assert_fails(&fixture.run(arguments).output().unwrap(), 1, words);
     fails(&["--", "no-such-program"], &["'no-such-program'", "in PATH", "install it"]);
     fails(&["--", "/no/such"], &["'/no/such'", "check the path"]);
     fails(&["--", "/"], &["'/'", "directory"]);
@@ -123,85 +123,85 @@ fn what_cannot_be_run_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn the_library_must_be_one() {
-    let place = Place::new();
+fn a_file_that_is_not_a_library_is_rejected() {
+    let fixture = Fixture::new();
     let with = |library: &Path| {
         let mut command = Command::new(CROSSLANE);
         command.args([OsStr::new("run"), "--library".as_ref(), library.as_ref(), "--".as_ref(), "true".as_ref()]);
         command.output().unwrap()
     };
     assert_fails(&with(Path::new("/no/such.so")), 1, &["/no/such.so", "--library"]);
-    assert_fails(&with(&place.script("text.so", "no library")), 1, &["text.so", "no shared library"]);
-    let library = place.path("library.so").display().to_string();
+    assert_fails(&with(&fixture.script("text.so", "no library")), 1, &["text.so", "not a shared library"]);
+    let library = fixture.path("library.so").display().to_string();
     let compared = crosslane(&["bench", "sockets", "--library", &library, "--baseline", "/no/such.so"]);
     assert_fails(&compared, 1, &["/no/such.so", "check --baseline"]);
-    let blank = place.path("with blank.so");
-    fs::copy(place.path("library.so"), &blank).unwrap();
+    let blank = fixture.path("with blank.so");
+    fs::copy(fixture.path("library.so"), &blank).unwrap();
     assert_fails(&with(&blank), 1, &["with blank.so", "LD_PRELOAD"]);
 }
 
-/// A name of the library that no loader but glibc's finds.
+/// Returns the name under which only glibc's loader finds the library.
 fn preload_name(library: &Path) -> String {
     let found_by_glibc = if Path::new("/usr/lib").is_dir() { "/usr/$LIB/../../../../../.." } else { "" };
     format!("{found_by_glibc}{}", library.display())
 }
 
-/// Other loaders, such as musl's, take the name as it is and go on without what they do not find.
+/// Other loaders, such as musl's, use the name literally and continue without libraries that they do not find.
 #[test]
-fn only_a_loader_that_knows_lib_finds_the_library() {
+fn only_a_loader_that_expands_lib_finds_the_library() {
     if !Path::new("/usr/lib").is_dir() {
-        return; // There the name is a plain path.
+        return; // Without /usr/lib the name is a plain path.
     }
-    let place = Place::new();
+    let fixture = Fixture::new();
     let show = "echo $LD_PRELOAD; grep -o library.so /proc/self/maps";
-    let shown = stdout(&place.run(&["--", "sh", "-c", show]).output().unwrap());
+    let shown = stdout(&fixture.run(&["--", "sh", "-c", show]).output().unwrap());
     let (name, loaded) = shown.split_once('\n').unwrap();
-    assert!(name.contains("$LIB") && !Path::new(name).exists(), "'{name}' is there without glibc's loader");
+    assert!(name.contains("$LIB") && !Path::new(name).exists(), "'{name}' exists without glibc's loader");
     assert!(loaded.contains("library.so"), "glibc's loader has not found '{name}'");
 }
 
 #[test]
 fn the_library_is_found_beside_the_command_and_in_its_tree() {
-    let place = Place::new();
-    fs::create_dir_all(place.path("bin")).unwrap();
-    fs::create_dir_all(place.path("lib/crosslane")).unwrap();
-    let command = place.path("bin/crosslane");
+    let fixture = Fixture::new();
+    fs::create_dir_all(fixture.path("bin")).unwrap();
+    fs::create_dir_all(fixture.path("lib/crosslane")).unwrap();
+    let command = fixture.path("bin/crosslane");
     copy(Path::new(CROSSLANE), &command);
     let run = || {
         let mut command = Command::new(&command);
-        command.arg("run").arg("--rack").arg(place.path("rack")).args(["--", "sh", "-c", "echo $LD_PRELOAD"]);
+        command.arg("run").arg("--rack").arg(fixture.path("rack")).args(["--", "sh", "-c", "echo $LD_PRELOAD"]);
         command.env_remove("LD_PRELOAD").output().unwrap()
     };
     if !Path::new("/usr/lib/crosslane").exists() && !Path::new("/usr/local/lib/crosslane").exists() {
         assert_fails(&run(), 1, &["no libcrosslane.so", "cargo build --release", "--library"]);
     }
     for folder in ["lib/crosslane", "bin"] {
-        let library = place.path(folder).join("libcrosslane.so");
-        fs::copy(place.path("library.so"), &library).unwrap();
+        let library = fixture.path(folder).join("libcrosslane.so");
+        fs::copy(fixture.path("library.so"), &library).unwrap();
         let found = stdout(&run());
         assert_eq!(found.trim_end(), preload_name(&fs::canonicalize(library).unwrap()));
     }
 }
 
 #[test]
-fn the_program_gets_its_environment() {
-    let place = Place::new();
+fn the_environment_of_the_program_reflects_the_options() {
+    let fixture = Fixture::new();
     let variables = |command: &mut Command| {
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
         let text = stdout(&output);
-        let of_ours = |line: &&str| line.starts_with("CROSSLANE_") || line.starts_with("LD_PRELOAD=");
-        let mut lines: Vec<String> = text.lines().filter(of_ours).map(str::to_owned).collect();
+        let is_ours = |line: &&str| line.starts_with("CROSSLANE_") || line.starts_with("LD_PRELOAD=");
+        let mut lines: Vec<String> = text.lines().filter(is_ours).map(str::to_owned).collect();
         lines.sort();
         lines
     };
-    let library = preload_name(&fs::canonicalize(place.path("library.so")).unwrap());
-    let rack = format!("CROSSLANE_RACK={}", place.path("rack").display());
+    let library = preload_name(&fs::canonicalize(fixture.path("library.so")).unwrap());
+    let rack = format!("CROSSLANE_RACK={}", fixture.path("rack").display());
 
-    let plain = variables(&mut place.run(&["--", "env"]));
+    let plain = variables(&mut fixture.run(&["--", "env"]));
     assert_eq!(plain, [rack.clone(), format!("LD_PRELOAD={library}")]);
 
-    let mut full = place.run(&["--node", "b", "--only", "80,90-99", "--require-lane", "--", "env"]);
+    let mut full = fixture.run(&["--node", "b", "--only", "80,90-99", "--require-lane", "--", "env"]);
     full.env("CROSSLANE_EXCEPT", "1").env("CROSSLANE_OFF", "1").env("LD_PRELOAD", &library);
     let expected = ["CROSSLANE_NODE=b", "CROSSLANE_ONLY=80,90-99", &rack, "CROSSLANE_REQUIRE_LANE=1"];
     let expected: Vec<String> = expected.iter().map(|line| (*line).to_owned()).collect();
@@ -209,8 +209,8 @@ fn the_program_gets_its_environment() {
     expected.sort();
     assert_eq!(variables(&mut full), expected);
 
-    let other = place.compile("other.so", "int other_nothing;", &["-shared", "-fPIC"]);
-    let mut except = place.run(&["--except", "22", "--node", "127.77.3.4", "--", "env"]);
+    let other = fixture.compile("other.so", "int other_nothing;", &["-shared", "-fPIC"]);
+    let mut except = fixture.run(&["--except", "22", "--node", "127.77.3.4", "--", "env"]);
     except.env("CROSSLANE_ONLY", "1").env("LD_PRELOAD", &other);
     let expected = [
         "CROSSLANE_EXCEPT=22",
@@ -222,29 +222,29 @@ fn the_program_gets_its_environment() {
 }
 
 #[test]
-fn arguments_exit_code_signals_and_stdin_are_the_programs_own() {
-    let place = Place::new();
+fn arguments_exit_code_signals_and_stdin_are_those_of_the_program() {
+    let fixture = Fixture::new();
     let arguments = ["--", "printf", "%s|", "--node", "z", "--", "-h", ""];
-    assert_eq!(stdout(&place.run(&arguments).output().unwrap()), "--node|z|--|-h||");
-    assert_eq!(stdout(&place.run(&arguments[1..]).output().unwrap()), "--node|z|--|-h||", "without -- in front");
+    assert_eq!(stdout(&fixture.run(&arguments).output().unwrap()), "--node|z|--|-h||");
+    assert_eq!(stdout(&fixture.run(&arguments[1..]).output().unwrap()), "--node|z|--|-h||", "without -- in front");
 
-    let status = |script: &str| place.run(&["--", "sh", "-c", script]).status().unwrap();
+    let status = |script: &str| fixture.run(&["--", "sh", "-c", script]).status().unwrap();
     assert_eq!(status("exit 7").code(), Some(7));
     assert_eq!(status("kill -KILL $$").signal(), Some(9));
-    let pipe = place.run(&["--", "sh", "-c", "kill -PIPE $$; exit 3"]).status().unwrap();
+    let pipe = fixture.run(&["--", "sh", "-c", "kill -PIPE $$; exit 3"]).status().unwrap();
     assert_eq!(pipe.signal(), Some(13), "SIGPIPE is not ignored");
 
-    let mut cat = place.run(&["--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut cat = fixture.run(&["--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     cat.stdin.take().unwrap().write_all(b"through").unwrap();
     assert_eq!(stdout(&cat.wait_with_output().unwrap()), "through");
 }
 
-/// What happens to a program that cannot take lanes: a warning, or an error where lanes are required.
-fn assert_kernel_only(place: &Place, program: &Path, words: &[&str]) {
+/// Asserts that a program that cannot use lanes runs with a warning, and is an error if lanes are required.
+fn assert_kernel_only(fixture: &Fixture, program: &Path, words: &[&str]) {
     let program = program.to_str().unwrap();
-    let strict = place.run(&["--require-lane", "--", program]).output().unwrap();
+    let strict = fixture.run(&["--require-lane", "--", program]).output().unwrap();
     assert_fails(&strict, 1, &[&[program], words].concat());
-    let lenient = place.run(&["--", program]).output().unwrap();
+    let lenient = fixture.run(&["--", program]).output().unwrap();
     let line = error_line(&lenient);
     assert!(line.contains(program) && line.contains("kernel TCP"), "{line}");
     assert_eq!((lenient.status.code(), stdout(&lenient).as_str()), (Some(5), "ran\n"));
@@ -253,11 +253,11 @@ fn assert_kernel_only(place: &Place, program: &Path, words: &[&str]) {
 const RAN: &str = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 5; }\n";
 
 #[test]
-fn a_dynamic_program_runs_without_a_word() {
-    let place = Place::new();
+fn a_dynamic_program_runs_without_a_warning() {
+    let fixture = Fixture::new();
     for (name, flags) in [("pie", &["-pie", "-fPIE"][..]), ("fixed", &["-no-pie"])] {
-        let program = place.compile(name, RAN, flags);
-        let output = place.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
+        let program = fixture.compile(name, RAN, flags);
+        let output = fixture.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(5), "ran\n"));
         assert_eq!(output.stderr, b"");
     }
@@ -265,68 +265,68 @@ fn a_dynamic_program_runs_without_a_word() {
 
 #[test]
 fn a_static_program_runs_on_the_kernel_path_or_not_at_all() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for (name, flags) in [("static", &["-static"][..]), ("static-pie", &["-static-pie"])] {
-        let program = place.compile(name, RAN, flags);
-        assert_kernel_only(&place, &program, &["statically linked", "link it dynamically"]);
+        let program = fixture.compile(name, RAN, flags);
+        assert_kernel_only(&fixture, &program, &["statically linked", "link it dynamically"]);
     }
 }
 
 #[test]
-fn a_script_is_judged_by_its_interpreter() {
-    let place = Place::new();
-    let interpreter = place.compile("interpreter", RAN, &["-static"]);
-    let script = place.script("script", &format!("#!{}\n", interpreter.display()));
-    let output = place.run(&["--require-lane", "--", script.to_str().unwrap()]).output().unwrap();
+fn a_script_is_checked_by_its_interpreter() {
+    let fixture = Fixture::new();
+    let interpreter = fixture.compile("interpreter", RAN, &["-static"]);
+    let script = fixture.script("script", &format!("#!{}\n", interpreter.display()));
+    let output = fixture.run(&["--require-lane", "--", script.to_str().unwrap()]).output().unwrap();
     assert_fails(&output, 1, &[interpreter.to_str().unwrap(), "statically linked"]);
 
-    let shell = place.script("shell", "#!/usr/bin/env sh\necho ran\n");
-    let output = place.run(&["--require-lane", "--", shell.to_str().unwrap()]).output().unwrap();
+    let shell = fixture.script("shell", "#!/usr/bin/env sh\necho ran\n");
+    let output = fixture.run(&["--require-lane", "--", shell.to_str().unwrap()]).output().unwrap();
     assert_eq!((stdout(&output).as_str(), output.stderr.as_slice()), ("ran\n", &b""[..]));
 }
 
 #[test]
 fn a_setuid_program_runs_on_the_kernel_path_or_not_at_all() {
-    let place = Place::new();
-    let program = place.compile("setuid", RAN, &[]);
+    let fixture = Fixture::new();
+    let program = fixture.compile("setuid", RAN, &[]);
     if chown(&program, Some(65534), Some(65534)).is_err() {
-        eprintln!("skipped: only root can give a file away");
+        eprintln!("skipped: only root can change the owner of a file");
         return;
     }
-    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(fixture.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    assert_kernel_only(&place, &program, &["is setuid", "LD_PRELOAD"]);
+    assert_kernel_only(&fixture, &program, &["is setuid", "LD_PRELOAD"]);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o2755)).unwrap();
-    assert_kernel_only(&place, &program, &["is setgid", "LD_PRELOAD"]);
+    assert_kernel_only(&fixture, &program, &["is setgid", "LD_PRELOAD"]);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let output = place.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
+    let output = fixture.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(5), &b""[..]));
 }
 
-/// `cap_net_bind_service` as permitted and effective: struct vfs_ns_cap_data of version 2.
+/// `cap_net_bind_service`, permitted and effective, as struct vfs_cap_data of version 2 (capabilities(7)).
 const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[test]
 fn a_program_with_file_capabilities_runs_on_the_kernel_path_or_not_at_all() {
-    let place = Place::new();
-    let program = place.compile("capable", RAN, &[]);
+    let fixture = Fixture::new();
+    let program = fixture.compile("capable", RAN, &[]);
     let flags = rustix::fs::XattrFlags::empty();
     if rustix::fs::setxattr(&program, c"security.capability", &CAPABILITIES, flags).is_err() {
-        eprintln!("skipped: only root can give a file capabilities");
+        eprintln!("skipped: only root can set file capabilities");
         return;
     }
     let name = program.to_str().unwrap();
-    let of_root = place.run(&["--require-lane", "--", name]).output().unwrap();
-    assert_eq!((of_root.status.code(), of_root.stderr.as_slice()), (Some(5), &b""[..]), "root gains nothing by them");
-    // The command and the rack of somebody else, who can read what the test has made.
-    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let own = place.path("command");
+    let of_root = fixture.run(&["--require-lane", "--", name]).output().unwrap();
+    assert_eq!((of_root.status.code(), of_root.stderr.as_slice()), (Some(5), &b""[..]), "root gains no capability");
+    // The command and the rack of another user, who can read the files of the test.
+    fs::set_permissions(fixture.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let own = fixture.path("command");
     copy(Path::new(CROSSLANE), &own);
-    chown(place.path("rack"), Some(65534), Some(65534)).unwrap();
+    chown(fixture.path("rack"), Some(65534), Some(65534)).unwrap();
     let run = |options: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&own).arg("run").args(options);
-        command.arg("--library").arg(place.path("library.so")).arg("--rack").arg(place.path("rack"));
+        command.arg("--library").arg(fixture.path("library.so")).arg("--rack").arg(fixture.path("rack"));
         command.env_remove("CROSSLANE_REQUIRE_LANE").args(["--", name]).output().unwrap()
     };
     assert_fails(&run(&["--require-lane"]), 1, &[name, "has file capabilities", "LD_PRELOAD"]);
@@ -337,53 +337,53 @@ fn a_program_with_file_capabilities_runs_on_the_kernel_path_or_not_at_all() {
 
 #[test]
 fn another_loader_or_processor_is_named() {
-    let place = Place::new();
-    let strict = |program: &Path| place.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
-    let musl = place.compile("musl", RAN, &["-Wl,--dynamic-linker=/lib/ld-musl-none.so.1"]);
+    let fixture = Fixture::new();
+    let strict = |program: &Path| fixture.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
+    let musl = fixture.compile("musl", RAN, &["-Wl,--dynamic-linker=/lib/ld-musl-none.so.1"]);
     assert_fails(&strict(&musl), 1, &["/lib/ld-musl-none.so.1", "glibc"]);
 
     let mut bytes = fs::read(&musl).unwrap();
     bytes[4] = 1;
-    let narrow = place.program("narrow", &bytes);
+    let narrow = fixture.program("narrow", &bytes);
     assert_fails(&strict(&narrow), 1, &["narrow", "word size"]);
-    let lenient = place.run(&["--", narrow.to_str().unwrap()]).output().unwrap();
+    let lenient = fixture.run(&["--", narrow.to_str().unwrap()]).output().unwrap();
     assert_eq!(lenient.status.code().map(|code| code != 0), Some(true), "{lenient:?}");
 
     bytes.truncate(100);
     bytes[4] = 2;
-    let narrow = place.program("narrow", &bytes);
+    let narrow = fixture.program("narrow", &bytes);
     assert_fails(&strict(&narrow), 1, &["narrow", "damaged"]);
 }
 
 #[test]
-fn a_library_is_not_handed_to_a_loader_that_would_choke_on_it() {
-    let place = Place::new();
+fn a_loader_that_would_fail_gets_no_library() {
+    let fixture = Fixture::new();
     let loader = "/lib/../lib64/ld-linux-x86-64.so.2";
     if !Path::new(loader).exists() {
         return;
     }
-    let alias = place.path("ld-other.so");
+    let alias = fixture.path("ld-other.so");
     std::os::unix::fs::symlink(loader, &alias).unwrap();
     let source = "#include <stdio.h>\n#include <stdlib.h>\n\
                   int main(void) { puts(getenv(\"LD_PRELOAD\") ? \"set\" : \"unset\"); }\n";
-    let program = place.compile("other", source, &[&format!("-Wl,--dynamic-linker={}", alias.display())]);
-    let output = place.run(&["--", program.to_str().unwrap()]).output().unwrap();
+    let program = fixture.compile("other", source, &[&format!("-Wl,--dynamic-linker={}", alias.display())]);
+    let output = fixture.run(&["--", program.to_str().unwrap()]).output().unwrap();
     assert!(error_line(&output).contains("ld-other.so"));
     assert_eq!(stdout(&output), "unset\n");
 }
 
 #[test]
 fn a_rack_that_cannot_be_used_warns_or_fails() {
-    let place = Place::new();
-    let shared = place.path("shared");
+    let fixture = Fixture::new();
+    let shared = fixture.path("shared");
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o750)).unwrap();
-    let long = place.path(&"x/".repeat(300));
+    let long = fixture.path(&"x/".repeat(300));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&long).unwrap();
     for (rack, word) in [(&long, "too long"), (&shared, "chmod 700")] {
         let run = |strict: &[&str]| {
             let mut command = Command::new(CROSSLANE);
-            command.arg("run").arg("--library").arg(place.path("library.so")).arg("--rack").arg(rack);
+            command.arg("run").arg("--library").arg(fixture.path("library.so")).arg("--rack").arg(rack);
             command.args(strict).args(["--", "echo", "ran"]).output().unwrap()
         };
         assert_fails(&run(&["--require-lane"]), 1, &[rack.to_str().unwrap(), word]);
@@ -394,10 +394,10 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
 }
 
 #[test]
-fn a_directory_that_is_named_and_not_there_is_wrong_use_and_is_not_made() {
-    let place = Place::new();
-    let missing = place.path("mistyped");
-    let library = place.path("library.so");
+fn a_named_directory_that_does_not_exist_is_wrong_use_and_is_not_created() {
+    let fixture = Fixture::new();
+    let missing = fixture.path("mistyped");
+    let library = fixture.path("library.so");
     let run = ["run", "--library", library.to_str().unwrap(), "--", "echo", "ran"];
     for arguments in [&run[..], &["stat"], &["top"]] {
         let by_variable = Command::new(CROSSLANE).args(arguments).env("CROSSLANE_RACK", &missing).output().unwrap();
@@ -412,11 +412,11 @@ fn a_directory_that_is_named_and_not_there_is_wrong_use_and_is_not_made() {
 }
 
 #[test]
-fn a_demand_for_lanes_that_is_inherited_or_not_understood_is_no_less_a_demand() {
-    let place = Place::new();
-    let program = place.compile("static", RAN, &["-static"]);
+fn an_inherited_requirement_of_lanes_is_enforced_and_an_invalid_one_is_wrong_use() {
+    let fixture = Fixture::new();
+    let program = fixture.compile("static", RAN, &["-static"]);
     let run = |value: &str| {
-        let mut command = place.run(&["--", program.to_str().unwrap()]);
+        let mut command = fixture.run(&["--", program.to_str().unwrap()]);
         command.env("CROSSLANE_REQUIRE_LANE", value).output().unwrap()
     };
     assert_fails(&run("true"), 1, &["statically linked"]);
@@ -425,9 +425,9 @@ fn a_demand_for_lanes_that_is_inherited_or_not_understood_is_no_less_a_demand() 
 }
 
 #[test]
-fn stat_shows_a_living_process_and_forgets_a_dead_one() {
-    let place = Place::new();
-    let rack = place.path("rack");
+fn stat_shows_a_process_until_it_ends() {
+    let fixture = Fixture::new();
+    let rack = fixture.path("rack");
     let stat = |json: &str| {
         let mut command = Command::new(CROSSLANE);
         command.arg("stat").args(Some(json).filter(|json| !json.is_empty())).arg("--rack").arg(&rack);
@@ -437,7 +437,7 @@ fn stat_shows_a_living_process_and_forgets_a_dead_one() {
 
     let config =
         stats_page::PageConfig { rack: &rack, node: stats_page::node_address("c").map(Into::into), program: b"a-test" };
-    let ledger = stats_page::StatsPage::create(&config);
+    let page = stats_page::StatsPage::create(&config);
     let connection = stats_page::NewConnection {
         path: stats_page::DataPath::Lane,
         role: stats_page::Role::Connect,
@@ -445,7 +445,7 @@ fn stat_shows_a_living_process_and_forgets_a_dead_one() {
         local: None,
         peer: "127.77.0.1:6379".parse().ok(),
     };
-    let slot = ledger.open_connection(&connection);
+    let slot = page.open_connection(&connection);
     slot.add_sent(3 << 20);
     let text = stat("");
     for word in ["a-test", "127.77.0.1:6379", "3.0 MiB", "lane"] {
@@ -458,14 +458,14 @@ fn stat_shows_a_living_process_and_forgets_a_dead_one() {
     assert_eq!(json["processes"][0]["connections"][0]["local"], serde_json::Value::Null);
 
     slot.close();
-    ledger.remove();
+    page.remove();
     assert_eq!(serde_json::from_str::<serde_json::Value>(&stat("--json")).unwrap()["processes"], serde_json::json!([]));
 }
 
 #[test]
 fn top_without_a_terminal_prints_one_snapshot() {
-    let place = Place::new();
-    let rack = place.path("rack");
+    let fixture = Fixture::new();
+    let rack = fixture.path("rack");
     let top = crosslane(&["top", "--rack", rack.to_str().unwrap()]);
     assert!(top.status.success());
     assert!(stdout(&top).starts_with("Nothing runs over crosslane"));
@@ -475,15 +475,15 @@ fn top_without_a_terminal_prints_one_snapshot() {
 
 #[test]
 fn a_rack_that_cannot_be_read_is_an_error() {
-    let place = Place::new();
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(place.path("rack/v1/stat")).unwrap();
-    fs::set_permissions(place.path("rack/v1/stat"), fs::Permissions::from_mode(0o777)).unwrap();
-    let output = crosslane(&["stat", "--rack", place.path("rack").to_str().unwrap()]);
+    let fixture = Fixture::new();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(fixture.path("rack/v1/stat")).unwrap();
+    fs::set_permissions(fixture.path("rack/v1/stat"), fs::Permissions::from_mode(0o777)).unwrap();
+    let output = crosslane(&["stat", "--rack", fixture.path("rack").to_str().unwrap()]);
     assert_fails(&output, 1, &["rack", "--rack"]);
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = Command::new(CROSSLANE).args(["stat", "--json"]).stdout(writer).output().unwrap();
@@ -491,11 +491,11 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn doctor_finds_what_is_there_and_what_is_not() {
-    let place = Place::new();
+fn doctor_reports_what_is_present_and_what_is_missing() {
+    let fixture = Fixture::new();
     let doctor = |library: &Path| {
         let mut command = Command::new(CROSSLANE);
-        command.args(["doctor", "--json", "--library"]).arg(library).arg("--rack").arg(place.path("rack"));
+        command.args(["doctor", "--json", "--library"]).arg(library).arg("--rack").arg(fixture.path("rack"));
         let output = command.output().unwrap();
         let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
         (output.status.code(), json)
@@ -504,7 +504,7 @@ fn doctor_finds_what_is_there_and_what_is_not() {
         let checks = json["checks"].as_array().unwrap();
         checks.iter().find(|check| check["name"] == name).unwrap()["status"].as_str().unwrap().to_owned()
     };
-    let (code, json) = doctor(&place.path("library.so"));
+    let (code, json) = doctor(&fixture.path("library.so"));
     assert_eq!((code, &json["schema"], &json["lanes_work"]), (Some(0), &"crosslane-doctor/1".into(), &true.into()));
     for name in ["kernel", "memfd", "AF_UNIX", "rack", "library"] {
         assert_eq!(status_of(&json, name), "ok", "{name}");

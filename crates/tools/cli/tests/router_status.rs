@@ -1,4 +1,4 @@
-//! `crosslane router` from outside, as far as that takes no root: what scripts see.
+//! Tests of `crosslane router status` that do not need root: exit codes and output that scripts read.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -7,14 +7,14 @@ mod command;
 
 use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 
-/// The state of a cluster of which nothing runs; of nodes of several machines, only the first is of this one.
+/// Runs `status` for a cluster of which no node runs. With `has_machines`, only the first node is of this machine.
 fn status(has_machines: bool, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let mut text = "version = 1\n".to_owned();
     if has_machines {
         text += "key = \"/nowhere/key\"\n[interconnect]\nkind = \"rnic-udp\"\n";
     }
-    // TEST-NET-1 is of no machine.
+    // No machine has an address of TEST-NET-1 (RFC 5737).
     for (name, ip) in [("a", "127.0.0.1"), ("b", "192.0.2.9")] {
         text += &format!("[[nodes]]\nname = \"{name}\"\n");
         if has_machines {
@@ -29,7 +29,7 @@ fn status(has_machines: bool, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn that_nodes_are_down_is_told_by_the_exit_code_beside_the_state() {
+fn nodes_that_are_down_are_shown_and_make_the_command_fail() {
     let cases: [(bool, &[&str], &str); 4] = [
         (false, &[], "nodes 'a', 'b' of"),
         (false, &["--node", "b"], "node 'b' of"),
@@ -45,6 +45,6 @@ fn that_nodes_are_down_is_told_by_the_exit_code_beside_the_state() {
     let output = status(false, &["--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["nodes"][1]["is_up"]), (Some(1), &false.into()));
-    // A file that is not there is the command line's.
+    // A missing file is wrong use.
     assert_fails(&crosslane(&["router", "status", "--cluster", "/nowhere/c.toml"]), 2, &["/nowhere/c.toml"]);
 }

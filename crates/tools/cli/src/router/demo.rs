@@ -1,5 +1,5 @@
-//! `crosslane router demo`: three router nodes in network namespaces, hosts around them, and across them programs that
-//! nobody changed.
+//! `crosslane router demo`: three router nodes in network namespaces, one host behind each, and unmodified programs on
+//! the hosts.
 
 mod host;
 mod lab;
@@ -14,7 +14,7 @@ use crate::{device_server, output};
 use lab::Lab;
 use stats::{Align, Table};
 
-/// Programs that the demo runs, and the Debian packages that have them.
+/// Programs that the demo runs, and the Debian packages that contain them.
 const PROGRAMS: [(&str, &str); 5] = [
     ("ip", "iproute2"),
     ("ping", "iputils-ping"),
@@ -23,22 +23,22 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("iperf3", "iperf3"),
 ];
 
-/// What can join nodes.
+/// Interconnects that can join the nodes.
 const INTERCONNECTS: [&str; 4] = ["lane", "window", "rnic-lane", "rnic-udp"];
 
-/// What to show, and how.
+/// Options of `crosslane router demo`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// How ports are reached: auto, af-xdp or af-packet
+    /// Kind of the ports: auto, af-xdp or af-packet
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = ["auto", "af-xdp", "af-packet"])]
     ports: String,
-    /// What joins the nodes: lane, window, rnic-lane or rnic-udp
+    /// Interconnect of the nodes: lane, window, rnic-lane or rnic-udp
     #[arg(long, value_name = "KIND", default_value = "lane", value_parser = INTERCONNECTS)]
     interconnect: String,
-    /// Let iperf3 carry little
+    /// Shorter iperf3 runs
     #[arg(long)]
     quick: bool,
-    /// Leave everything up, until a signal comes
+    /// Keep everything up until a signal arrives
     #[arg(long)]
     stay: bool,
     /// Print JSON (schema crosslane-router-demo/1)
@@ -46,33 +46,33 @@ pub struct Options {
     json: bool,
 }
 
-/// The whole of `crosslane router demo --json`.
+/// The output of `crosslane router demo --json`.
 #[derive(Serialize)]
 struct Report {
     schema: &'static str,
-    /// Of the figures.
+    /// How the figures were obtained.
     provenance: &'static str,
     interconnect: String,
     ports: String,
     steps: Vec<Step>,
 }
 
-/// What was tried, and what came of it.
+/// A step of the demo and its result.
 #[derive(Serialize)]
 struct Step {
     what: String,
-    /// The command that was run, where it was one.
+    /// The command that the step ran, if it ran one.
     command: Option<String>,
     is_fine: bool,
     result: String,
 }
 
-/// Shows it, and leaves nothing behind.
+/// Runs the demo, and removes everything that it has created.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("signals cannot be taken; run the demo again")?;
+    let signals = device_server::signals().context("installing signal handlers; run the demo again")?;
     check_machine()?;
-    lab::sweep();
-    let lab = Lab::make(&options.ports, &options.interconnect, signals.as_fd())?;
+    lab::remove_leftovers();
+    let lab = Lab::new(&options.ports, &options.interconnect, signals.as_fd())?;
     if !options.json {
         output::print(&lab.picture())?;
     }
@@ -96,18 +96,18 @@ pub fn main(options: &Options) -> Result<()> {
     }
     lab.end()?;
     if !is_fine {
-        bail!("not all of it worked; run 'crosslane router demo --stay', and look with 'crosslane router status'");
+        bail!("a step failed; run 'crosslane router demo --stay', and inspect it with 'crosslane router status'");
     }
     Ok(())
 }
 
 fn check_machine() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("the demo makes network namespaces, which takes root; run it with sudo");
+        bail!("the demo creates network namespaces, which needs root; run it with sudo");
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_here = |name: &str| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
-    let missing: Vec<&(&str, &str)> = PROGRAMS.iter().filter(|(name, _)| !is_here(name)).collect();
+    let is_installed = |name: &str| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
+    let missing: Vec<&(&str, &str)> = PROGRAMS.iter().filter(|(name, _)| !is_installed(name)).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! `crosslane router down`: ends the nodes of a cluster file on this machine. Which those are is said by what runs: the
-//! file may have changed since, or be gone.
+//! `crosslane router down`: stops the nodes of a cluster file on this machine. It finds nodes by their processes, since
+//! the file may have changed or be gone.
 
 use std::time::Duration;
 
@@ -15,63 +15,63 @@ use crate::rack_control::Process;
 use crate::run_lock::lock_run_dir;
 use crate::wrong_use::WrongUse;
 
-/// How long a node may take to end by itself before it is killed.
+/// Time limit for a node to exit by itself before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// How long the kernel may take to end a killed one.
+/// Time limit for the kernel to end a killed process.
 const KILL_LIMIT: Duration = Duration::from_secs(20);
 
-/// Ends them; nothing to do is fine too.
+/// Stops the nodes. Succeeds if none runs.
 pub fn main(options: &NodeOptions) -> Result<()> {
     let shown = options.cluster.display().to_string();
     let all = ClusterPaths::all_of(&base(), &absolute(&options.cluster)?);
-    let running = || all.iter().flat_map(|places| running(places).into_iter().map(move |name| (places, name)));
+    let running = || all.iter().flat_map(|paths| running(paths).into_iter().map(move |name| (paths, name)));
     let is_wanted = |name: &String| options.node.as_ref().is_none_or(|node| node == name);
     if !running().any(|(_, name)| is_wanted(&name)) {
         check_file(options, &running().map(|(_, name)| name).collect::<Vec<_>>())?;
     }
-    for places in &all {
-        let _lock = lock_run_dir(&places.lock(), &shown)?;
-        // What a node that was killed has left is taken away too.
-        places.started().iter().filter(|name| is_wanted(name)).try_for_each(|name| stop_node(&places.node(name)))?;
+    for paths in &all {
+        let _lock = lock_run_dir(&paths.lock(), &shown)?;
+        // This also removes the files of nodes that were killed.
+        paths.started().iter().filter(|name| is_wanted(name)).try_for_each(|name| stop_node(&paths.node(name)))?;
     }
     let what = options.node.as_ref().map_or_else(String::new, |node| format!("node '{node}' of "));
     output::print(&format!("{what}{shown} is down\n"))
 }
 
-/// The nodes of a cluster that live.
-fn running(places: &ClusterPaths) -> Vec<String> {
-    let mut names = places.started();
-    names.retain(|name| Process::holding(&places.node(name).pid()).is_some());
+/// Returns the names of the running nodes of a cluster.
+fn running(paths: &ClusterPaths) -> Vec<String> {
+    let mut names = paths.started();
+    names.retain(|name| Process::holding_lock(&paths.node(name).pid()).is_some());
     names
 }
 
-/// Where nothing that was asked for runs, the file says whether that may be.
+/// Checks, when no requested node runs, that the cluster file is valid and contains the requested node.
 fn check_file(options: &NodeOptions, running: &[String]) -> Result<()> {
-    let runs = if running.is_empty() { "none".to_owned() } else { running.join(", ") };
+    let names = if running.is_empty() { "none".to_owned() } else { running.join(", ") };
     let file = ClusterFile::read(&options.cluster)
-        .map_err(|error| WrongUse::of(format!("{error}; nodes of it that run here: {runs}")))?;
+        .map_err(|error| WrongUse::of(format!("{error}; nodes of it that run here: {names}")))?;
     match &options.node {
         Some(node) if !file.cluster.nodes.iter().any(|known| known.name == *node) => bail!(unknown(&file, node)),
         _ => Ok(()),
     }
 }
 
-/// Ends some nodes, and waits until they have ended.
+/// Stops nodes and waits until they have exited.
 pub fn bring_down(cluster: &LoadedCluster, nodes: &[usize]) -> Result<()> {
-    let _lock = lock_run_dir(&cluster.places.lock(), cluster.file.shown())?;
-    nodes.iter().try_for_each(|index| stop_node(&cluster.places.node(cluster.name(*index))))
+    let _lock = lock_run_dir(&cluster.paths.lock(), cluster.file.shown())?;
+    nodes.iter().try_for_each(|index| stop_node(&cluster.paths.node(cluster.name(*index))))
 }
 
-/// Ends a node, and waits until it has.
+/// Stops a node and waits until it has exited.
 pub fn stop_node(node: &NodePaths) -> Result<()> {
-    if let Some(process) = Process::holding(&node.pid()) {
-        // One that does not answer is not asked twice.
+    if let Some(process) = Process::holding_lock(&node.pid()) {
+        // A node that does not answer is killed at once.
         let limit = if request(node, Request::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };
         if !process.has_ended(limit) {
             process.signal(Signal::KILL);
         }
         if !process.has_ended(KILL_LIMIT) {
-            bail!("the node at {} does not end; see {}", node.socket().display(), node.log().display());
+            bail!("the node at {} does not exit; see {}", node.socket().display(), node.log().display());
         }
     }
     for path in [node.socket(), node.peers_socket(), node.pid()] {

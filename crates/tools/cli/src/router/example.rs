@@ -1,18 +1,18 @@
-//! `crosslane router example`: a cluster file to begin with.
+//! `crosslane router example`: prints a cluster file to start from.
 
 use anyhow::Result;
 
 use crate::output;
 
-/// What the example is of.
+/// Options of `crosslane router example`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, value_name = "COUNT", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=8))]
     nodes: u8,
 }
 
-/// Prints it.
+/// Prints the cluster file.
 pub fn main(options: &Options) -> Result<()> {
     output::print(&router_node::cluster::example(options.nodes))
 }

@@ -1,4 +1,4 @@
-//! `crosslane router fib`: what a node forwards where.
+//! `crosslane router fib`: shows the forwarding table of a node.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ use crate::output;
 use crate::rack_control::{ANSWER_LIMIT, receive};
 use crate::wrong_use::WrongUse;
 
-/// What to show, and how.
+/// Options of `crosslane router fib`.
 #[derive(clap::Args)]
 pub struct Options {
     /// The cluster file
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
-    /// The node that is asked [default: the first that is up]
+    /// The node whose table to show [default: the first that is up]
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
-    /// An address: the route that packets to it take; or a network: the routes within it [default: all routes]
+    /// An address: show the route that packets to it take; a network: show the routes within it [default: all routes]
     #[arg(value_name = "ADDRESS|NETWORK")]
     destination: Option<String>,
     /// Print JSON (schema crosslane-router-fib/1)
@@ -33,23 +33,23 @@ pub struct Options {
     json: bool,
 }
 
-/// The whole of `crosslane router fib --json`.
+/// The output of `crosslane router fib --json`.
 #[derive(Serialize)]
 struct Report {
     schema: &'static str,
     node: String,
     routes: Vec<Route>,
-    /// What was asked for, where it was not all.
+    /// The requested destination; `None` for all routes.
     #[serde(skip)]
     destination: Option<String>,
 }
 
-/// Prints it.
+/// Prints the routes of the first requested node that is up.
 pub fn main(options: &Options) -> Result<()> {
     let query = query(options.destination.as_deref())?;
     let cluster = LoadedCluster::read(&options.cluster)?;
     let mut found = None;
-    for index in cluster.chosen(options.node.as_deref())? {
+    for index in cluster.select(options.node.as_deref())? {
         if let Some(routes) = routes(&cluster, index, query)? {
             let (node, destination) = (cluster.name(index).to_owned(), options.destination.clone());
             found = Some(Report { schema: "crosslane-router-fib/1", node, routes, destination });
@@ -79,22 +79,23 @@ fn query(destination: Option<&str>) -> Result<FibQuery> {
     }
 }
 
-/// All that a node has; `None` when it is not up.
+/// Returns the routes of a node that match `query`; `None` if the node is not up.
 fn routes(cluster: &LoadedCluster, index: usize, query: FibQuery) -> Result<Option<Vec<Route>>> {
     let name = cluster.name(index);
-    let Some((mut answer, channel)) = request(&cluster.places.node(name), Request::Fib(query))? else {
+    let Some((mut answer, channel)) = request(&cluster.paths.node(name), Request::Fib(query))? else {
         return Ok(None);
     };
     let mut all = Vec::new();
     loop {
         let Response::Fib { routes, is_last } = answer else {
-            bail!("node '{name}' answers {answer:?} when asked for its routes; use one release for all")
+            bail!("node '{name}' answers {answer:?} to a request for its routes; use one release for all")
         };
         all.extend(routes);
         if is_last {
             return Ok(Some(all));
         }
-        answer = receive(&channel, ANSWER_LIMIT)?.with_context(|| format!("node '{name}' says no more"))?;
+        answer =
+            receive(&channel, ANSWER_LIMIT)?.with_context(|| format!("node '{name}' stopped sending its routes"))?;
     }
 }
 
@@ -107,7 +108,7 @@ fn describe(report: &Report) -> String {
     }
     let mut table = Table::new(&[("TO", Align::Left), ("METRIC", Align::Right), ("BY", Align::Left)]);
     for route in &report.routes {
-        // A neighbour has none of its own: it stands behind every route.
+        // A neighbour has no metric of its own: its value only ranks it after every route.
         let metric = Some(route.metric).filter(|metric| *metric != METRIC_NEIGHBOUR);
         table.row(vec![
             route.to.to_string(),
@@ -118,12 +119,12 @@ fn describe(report: &Report) -> String {
     format!("node {}\n{}", report.node, table.render())
 }
 
-/// What becomes of packets.
+/// Returns what the route does with packets.
 fn by(route: &Route) -> String {
     let hops: Vec<String> = route.hops.iter().map(hop).collect();
     match route.kind {
-        _ if route.is_left_out => "no room in the tables: packets take a wider route, or none".to_owned(),
-        RouteKind::Unicast if hops.is_empty() => "nobody: its nodes are gone".to_owned(),
+        _ if route.is_left_out => "no room in the tables: packets take a less specific route, or none".to_owned(),
+        RouteKind::Unicast if hops.is_empty() => "no next hop: its nodes are gone".to_owned(),
         RouteKind::Unicast => hops.join(", "),
         RouteKind::Blackhole => "dropped".to_owned(),
         RouteKind::Unreachable => "answered as unreachable".to_owned(),
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn that_there_is_no_route_is_said() {
+    fn a_destination_without_a_route_is_reported() {
         let report = |destination: Option<&str>| Report {
             schema: "crosslane-router-fib/1",
             node: "a".to_owned(),
@@ -158,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_found_no_room_is_not_shown_as_one_that_forwards() {
+    fn a_route_without_room_in_the_tables_is_not_shown_as_forwarding() {
         let to = "192.0.2.0/24".parse().unwrap();
         let route = |is_left_out| Route { to, metric: 0, kind: RouteKind::Unicast, hops: Vec::new(), is_left_out };
-        assert_eq!(by(&route(true)), "no room in the tables: packets take a wider route, or none");
-        assert_eq!(by(&route(false)), "nobody: its nodes are gone");
+        assert_eq!(by(&route(true)), "no room in the tables: packets take a less specific route, or none");
+        assert_eq!(by(&route(false)), "no next hop: its nodes are gone");
     }
 }

@@ -1,4 +1,4 @@
-//! `crosslane router key`: what nodes of several machines know each other by.
+//! `crosslane router key`: creates the key with which nodes on several machines authenticate each other.
 
 use std::path::PathBuf;
 
@@ -7,20 +7,20 @@ use router_node::control::Key;
 
 use crate::output;
 
-/// Where to.
+/// Options of `crosslane router key`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The file, which must not be there yet
+    /// The file to create; it must not exist
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
-/// Makes it.
+/// Creates the key file.
 pub fn main(options: &Options) -> Result<()> {
     Key::create(&options.file)?;
     let file = options.file.display();
     output::print(&format!(
-        "{file} is made, for you alone to read: copy it to all machines as it is, and name it as 'key' in the cluster \
-         file\n"
+        "created {file}, which only you can read: copy it to all machines unchanged, and name it as 'key' in the \
+         cluster file\n"
     ))
 }

@@ -1,4 +1,4 @@
-//! What `--cluster` names, and where the files of its nodes lie.
+//! The cluster that `--cluster` names, and the paths of its files.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use router_node::cluster::{ClusterFile, ClusterPaths};
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
-/// Nodes on the command line.
+/// Options that select nodes of a cluster.
 #[derive(clap::Args)]
 pub struct NodeOptions {
     /// The cluster file
@@ -21,13 +21,13 @@ pub struct NodeOptions {
     pub node: Option<String>,
 }
 
-/// A cluster, and where its sockets, logs and directories lie.
+/// A cluster, and the paths of its sockets, logs and directories.
 pub struct LoadedCluster {
-    /// What the file says.
+    /// The cluster file.
     pub file: ClusterFile,
-    /// Where everything lies.
-    pub places: ClusterPaths,
-    /// The file, by an absolute path without links.
+    /// Paths of its sockets, logs and directories.
+    pub paths: ClusterPaths,
+    /// Absolute path of the file, with symbolic links resolved.
     pub path: PathBuf,
 }
 
@@ -37,18 +37,18 @@ impl LoadedCluster {
         let file = ClusterFile::read(path).map_err(WrongUse::of)?;
         let canonical = std::fs::canonicalize(path)
             .map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())))?;
-        let places = ClusterPaths::new(&base(), &file.cluster, &canonical);
-        Ok(Self { file, places, path: canonical })
+        let paths = ClusterPaths::new(&base(), &file.cluster, &canonical);
+        Ok(Self { file, paths, path: canonical })
     }
 
-    /// Makes the cluster's directory, where no other user can meddle with it.
+    /// Creates the directory of the cluster so that no other user can change or replace it.
     pub fn prepare(&self) -> Result<()> {
-        rack_dir::prepare_below(&base(), &self.places.directory)
+        rack_dir::prepare_below(&base(), &self.paths.directory)
             .with_context(|| format!("directory of {}", self.file.shown()))
     }
 
-    /// The nodes that are asked about: the one of that name, or all.
-    pub fn chosen(&self, name: Option<&str>) -> Result<Vec<usize>> {
+    /// Returns the index of the node with that name, or the indices of all nodes.
+    pub fn select(&self, name: Option<&str>) -> Result<Vec<usize>> {
         let nodes = &self.file.cluster.nodes;
         let Some(name) = name else { return Ok((0..nodes.len()).collect()) };
         match nodes.iter().position(|node| node.name == name) {
@@ -57,30 +57,31 @@ impl LoadedCluster {
         }
     }
 
-    /// The nodes that this machine is to run.
-    pub fn here(&self) -> Vec<usize> {
+    /// Returns the nodes that this machine runs: those without a control address, and those whose control address is
+    /// this machine's.
+    pub fn local(&self) -> Vec<usize> {
         let nodes = &self.file.cluster.nodes;
-        // Only an address of this machine can be bound to; a node that is up has taken it already.
-        let is_here = |index: &usize| match nodes[*index].control {
+        // bind(2) succeeds only for addresses of this machine. Port 0, since a node that is up has bound its own port.
+        let is_local = |index: &usize| match nodes[*index].control {
             None => true,
             Some(control) => TcpListener::bind((control.ip(), 0)).is_ok(),
         };
-        (0..nodes.len()).filter(is_here).collect()
+        (0..nodes.len()).filter(is_local).collect()
     }
 
-    /// The name of a node.
+    /// Returns the name of a node.
     pub fn name(&self, index: usize) -> &str {
         &self.file.cluster.nodes[index].name
     }
 }
 
-/// That a file has no such node.
+/// Returns the error for a node name that the file does not contain.
 pub fn unknown(file: &ClusterFile, name: &str) -> WrongUse {
     let (shown, names) = (file.shown(), file.cluster.names());
     WrongUse::of(format!("node '{name}' is not in {shown}; choose one of {names} with --node"))
 }
 
-/// A cluster file by an absolute path without links; it may be gone by now, but not the folder that it was in.
+/// Returns the absolute path of a cluster file with symbolic links resolved. The file may be gone; its folder may not.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let found = std::fs::canonicalize(path).or_else(|error| match path.file_name() {
@@ -90,7 +91,7 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     found.map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())).into())
 }
 
-/// The base of everything that runs.
+/// Returns the directory below which the run directories of all clusters are.
 pub fn base() -> PathBuf {
     RunDir::base(&rack_dir::chosen(None))
 }

@@ -1,4 +1,4 @@
-//! `crosslane router node`: one node, which `crosslane router up` starts.
+//! `crosslane router node`: runs one node; `crosslane router up` starts it.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::loaded::LoadedCluster;
 use crate::device_server::pipe_of;
 use crate::wrong_use::WrongUse;
 
-/// Which node.
+/// Options of `crosslane router node`.
 #[derive(clap::Args)]
 pub struct Options {
     /// The cluster file
@@ -22,20 +22,19 @@ pub struct Options {
     node: String,
 }
 
-/// Works until a signal or a command says to end; SIGHUP has it read the cluster file again. What it says goes to
-/// standard error.
+/// Runs until a signal or a stop request arrives; on SIGHUP, reads the cluster file again. Logs to standard error.
 pub fn main(options: &Options) -> Result<()> {
-    let taken = |signals: &[i32]| pipe_of(signals).context("signals cannot be taken; start the node again");
-    let (signals, hangups) = (taken(&[SIGINT, SIGTERM])?, taken(&[SIGHUP])?);
+    let pipe = |signals: &[i32]| pipe_of(signals).context("installing signal handlers; start the node again");
+    let (signals, hangups) = (pipe(&[SIGINT, SIGTERM])?, pipe(&[SIGHUP])?);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_target(false).init();
     let cluster = LoadedCluster::read(&options.cluster)?;
-    let index = cluster.chosen(Some(&options.node))?[0];
+    let index = cluster.select(Some(&options.node))?[0];
     cluster.prepare()?;
-    let LoadedCluster { file, places, path } = cluster;
-    let settings = NodeSettings { cluster: file.cluster.clone(), node: index, paths: places, file: path };
-    let sorted = |error: NodeError| match error.key(index) {
+    let LoadedCluster { file, paths, path } = cluster;
+    let settings = NodeSettings { cluster: file.cluster.clone(), node: index, paths, file: path };
+    let classified = |error: NodeError| match error.key(index) {
         Some(key) => WrongUse::of(file.error_at(&key, &error)).into(),
         None => anyhow::Error::from(error),
     };
-    Node::new(settings).map_err(sorted)?.run(signals.as_fd(), hangups.as_fd()).map_err(sorted)
+    Node::new(settings).map_err(classified)?.run(signals.as_fd(), hangups.as_fd()).map_err(classified)
 }

@@ -1,4 +1,4 @@
-//! `crosslane router reload`: nodes that are up read the cluster file again.
+//! `crosslane router reload`: makes the nodes that are up read the cluster file again.
 
 use anyhow::{Result, bail};
 use router_node::management::{Request, Response};
@@ -9,15 +9,15 @@ use crate::output;
 use crate::run_lock::lock_run_dir;
 use crate::wrong_use::WrongUse;
 
-/// All nodes of this machine that are up say first whether they can follow; then all of them do.
+/// Asks all running nodes of this machine whether they can apply the file, and only then makes all of them apply it.
 pub fn main(options: &NodeOptions) -> Result<()> {
     let cluster = LoadedCluster::read(&options.cluster)?;
-    let chosen = cluster.chosen(options.node.as_deref())?;
+    let chosen = cluster.select(options.node.as_deref())?;
     let shown = cluster.file.shown();
-    if !cluster.places.directory.exists() {
+    if !cluster.paths.directory.exists() {
         bail!("no node of {shown} is up; start it with 'crosslane router up --cluster {shown}'");
     }
-    let _lock = lock_run_dir(&cluster.places.lock(), shown)?;
+    let _lock = lock_run_dir(&cluster.paths.lock(), shown)?;
     let mut up = Vec::new();
     for index in chosen {
         if reload(&cluster, index, true)?.is_some() {
@@ -39,13 +39,13 @@ pub fn main(options: &NodeOptions) -> Result<()> {
     output::print(&text)
 }
 
-/// What is different for a node; `None` when it is not up.
+/// Makes a node check (`is_trial`) or apply the file. Returns its changes; `None` if the node is not up.
 fn reload(cluster: &LoadedCluster, index: usize, is_trial: bool) -> Result<Option<Vec<String>>> {
     let name = cluster.name(index);
-    match request(&cluster.places.node(name), Request::Reload { is_trial })? {
+    match request(&cluster.paths.node(name), Request::Reload { is_trial })? {
         Some((Response::Reloaded { changes }, _)) => Ok(Some(changes)),
         Some((Response::InvalidConfig { fault }, _)) => bail!(WrongUse::of(fault)),
-        Some((other, _)) => bail!("node '{name}' answers {other:?} when told to read the file again; use one release"),
+        Some((other, _)) => bail!("node '{name}' answers {other:?} to a request to reload; use one release for all"),
         None => Ok(None),
     }
 }

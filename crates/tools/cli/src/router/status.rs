@@ -1,4 +1,4 @@
-//! `crosslane router status`: how the nodes of a cluster on this machine are.
+//! `crosslane router status`: shows the state of the nodes of a cluster on this machine.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::loaded::LoadedCluster;
 use super::request::status;
 use crate::output;
 
-/// What to show, and how.
+/// Options of `crosslane router status`.
 #[derive(clap::Args)]
 pub struct Options {
     /// The cluster file
@@ -25,7 +25,7 @@ pub struct Options {
     json: bool,
 }
 
-/// The whole of `crosslane router status --json`.
+/// The output of `crosslane router status --json`.
 #[derive(Serialize)]
 struct Report {
     schema: &'static str,
@@ -40,20 +40,20 @@ struct NodeReport {
     node: String,
     log: PathBuf,
     is_up: bool,
-    /// Why a node that is there gives no state.
+    /// Why a node that runs does not report its state.
     error: Option<String>,
     status: Option<Status>,
 }
 
-/// Prints it.
+/// Prints the state of the nodes. Fails if a node that should run on this machine is not up.
 pub fn main(options: &Options) -> Result<()> {
     let cluster = LoadedCluster::read(&options.cluster)?;
-    let nodes = cluster.chosen(options.node.as_deref())?;
+    let nodes = cluster.select(options.node.as_deref())?;
     let report = Report {
         schema: "crosslane-router-status/1",
         file: cluster.file.shown().to_owned(),
         name: cluster.file.cluster.name.clone(),
-        directory: cluster.places.directory.clone(),
+        directory: cluster.paths.directory.clone(),
         nodes: nodes.iter().map(|index| node_report(&cluster, *index)).collect(),
     };
     if options.json {
@@ -61,15 +61,15 @@ pub fn main(options: &Options) -> Result<()> {
     } else {
         output::print(&describe(&report))?
     }
-    // A node of another machine is not to be up here, unless it is the one that was asked about.
-    let wanted = if options.node.is_some() { nodes } else { cluster.here() };
+    // Nodes of other machines need not be up here, except the one named with --node.
+    let wanted = if options.node.is_some() { nodes } else { cluster.local() };
     match not_up(&report, &wanted.iter().map(|index| cluster.name(*index)).collect::<Vec<_>>()) {
         None => Ok(()),
         Some(fault) => bail!(fault),
     }
 }
 
-/// That nodes are not up, for scripts, which see it by the exit code.
+/// Returns the error for wanted nodes that are not up: scripts rely on the exit code.
 fn not_up(report: &Report, wanted: &[&str]) -> Option<String> {
     let is_missing = |node: &&NodeReport| !node.is_up && wanted.contains(&node.node.as_str());
     let missing: Vec<String> = report.nodes.iter().filter(is_missing).map(|node| format!("'{}'", node.node)).collect();
@@ -86,12 +86,12 @@ fn not_up(report: &Report, wanted: &[&str]) -> Option<String> {
 
 fn node_report(cluster: &LoadedCluster, index: usize) -> NodeReport {
     let node = cluster.name(index).to_owned();
-    let places = cluster.places.node(&node);
-    let (status, error) = match status(&places) {
+    let paths = cluster.paths.node(&node);
+    let (status, error) = match status(&paths) {
         Ok(status) => (status, None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
-    NodeReport { node, log: places.log(), is_up: status.is_some(), error, status }
+    NodeReport { node, log: paths.log(), is_up: status.is_some(), error, status }
 }
 
 fn describe(report: &Report) -> String {
@@ -113,7 +113,7 @@ fn describe(report: &Report) -> String {
     text
 }
 
-/// A line for each port that carries less than the cluster file says.
+/// Returns a line for each port whose MTU is below that of the cluster file.
 pub fn mtu_cuts(status: &Status) -> impl Iterator<Item = String> {
     status.ports.iter().filter_map(|port| Some(format!("port {}: {}", port.device, port.mtu_cut.as_ref()?)))
 }
@@ -193,7 +193,7 @@ fn peers_table(peers: &[PeerStatus]) -> String {
         ("OUT MESSAGES", right),
         ("IN PACKETS", right),
         ("DROPPED", right),
-        ("WHY NOT", left),
+        ("REASON", left),
     ]);
     for peer in peers {
         table.row(vec![
@@ -210,12 +210,12 @@ fn peers_table(peers: &[PeerStatus]) -> String {
     table.render()
 }
 
-/// Addresses of ports that are not used, and why.
+/// Returns a line for each address of a port that is not used, with the reason.
 fn unused_addresses(ports: &[PortStatus]) -> String {
     let mut text = String::new();
     for port in ports {
-        let tentative = port.addresses_tentative.iter().map(|address| (address, "is looked for before it is used"));
-        let duplicate = port.addresses_duplicate.iter().map(|address| (address, "is not used: somebody else has it"));
+        let tentative = port.addresses_tentative.iter().map(|address| (address, "is not used yet: it is tentative"));
+        let duplicate = port.addresses_duplicate.iter().map(|address| (address, "is not used: another host has it"));
         for (address, why) in tentative.chain(duplicate) {
             text += &format!("port {}: address {address} {why}\n", port.device);
         }
@@ -223,25 +223,25 @@ fn unused_addresses(ports: &[PortStatus]) -> String {
     text
 }
 
-/// Routes that packets do not take as they were written.
+/// Returns a line for each kind of route that is not applied as configured, with the number of such routes.
 fn routes_not_used(routes: &RoutesStatus) -> String {
     let lines = [
-        (routes.left_out, "announced destinations without room in the tables; packets to them take wider routes"),
-        (routes.by_no_port, "routes of the kernel by interfaces that are no ports, not the cluster's; see the log"),
-        (routes.encapsulated, "routes of the kernel with encapsulation, not the cluster's; see the log"),
-        (routes.mtu_unheeded, "routes of the kernel with an MTU of their own, which is not heeded; see the log"),
+        (routes.left_out, "announced destinations without room in the tables; less specific routes apply to them"),
+        (routes.by_no_port, "kernel routes through interfaces that are not ports, ignored; see the log"),
+        (routes.encapsulated, "kernel routes with encapsulation, ignored; see the log"),
+        (routes.mtu_unheeded, "kernel routes with their own MTU, which is ignored; see the log"),
     ];
     lines.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}\n")).collect()
 }
 
-/// Packets that went no further, by reason, wherever that was.
+/// Returns a line with the number of dropped packets by reason, at all ports and in the node itself.
 fn drops(status: &Status) -> String {
     let mut all = status.drops.clone();
     for (reason, count) in status.ports.iter().flat_map(|port| &port.drops) {
         *all.entry(reason.clone()).or_default() += count;
     }
     let parts: Vec<String> = all.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
-    if parts.is_empty() { String::new() } else { format!("went no further: {}\n", parts.join(", ")) }
+    if parts.is_empty() { String::new() } else { format!("dropped: {}\n", parts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_that_are_to_be_up_here_and_are_not_are_a_failure_and_others_are_none() {
+    fn only_missing_nodes_of_this_machine_are_a_failure() {
         let node = |name: &str, is_up| NodeReport {
             node: name.to_owned(),
             log: PathBuf::new(),
@@ -271,11 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn routes_that_are_not_taken_are_counted_by_reason() {
+    fn routes_that_are_not_applied_are_counted_by_reason() {
         assert_eq!(routes_not_used(&RoutesStatus::default()), "");
         let text = routes_not_used(&RoutesStatus { by_no_port: 2, encapsulated: 1, ..RoutesStatus::default() });
         let starts: Vec<&str> = text.lines().map(|line| line.split(',').next().unwrap_or_default()).collect();
-        let no_port = "2 routes of the kernel by interfaces that are no ports";
-        assert_eq!(starts, [no_port, "1 routes of the kernel with encapsulation"]);
+        let no_port = "2 kernel routes through interfaces that are not ports";
+        assert_eq!(starts, [no_port, "1 kernel routes with encapsulation"]);
     }
 }

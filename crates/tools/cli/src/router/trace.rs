@@ -1,4 +1,4 @@
-//! `crosslane router trace`: what becomes of packets, step by step, at all nodes.
+//! `crosslane router trace`: shows what each node does with packets, step by step.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -16,34 +16,34 @@ use super::loaded::LoadedCluster;
 use super::request::request;
 use crate::{device_server, output};
 
-/// Which packets, and how to show them.
+/// Options of `crosslane router trace`.
 #[derive(clap::Args)]
 pub struct Options {
     /// The cluster file
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
-    /// At this node only
+    /// Trace at this node only
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
-    /// From this address or network
+    /// Only packets from this address or network
     #[arg(long, value_name = "ADDRESS|NETWORK", value_parser = network)]
     from: Option<IpNet>,
-    /// To this address or network
+    /// Only packets to this address or network
     #[arg(long, value_name = "ADDRESS|NETWORK", value_parser = network)]
     to: Option<IpNet>,
-    /// Of this protocol: icmp, icmpv6, tcp, udp or a number
+    /// Only packets of this protocol: icmp, icmpv6, tcp, udp or a number
     #[arg(long, value_name = "PROTOCOL", value_parser = protocol)]
     protocol: Option<u8>,
-    /// From or to this UDP or TCP port
+    /// Only packets from or to this UDP or TCP port
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// End after so many packets at each node
+    /// Number of packets to trace at each node
     #[arg(long, value_name = "N", default_value_t = 10)]
     count: u32,
-    /// End after so many seconds
+    /// Time limit in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
-    /// Print JSON, a line a step (schema crosslane-router-trace/1)
+    /// Print JSON, one line for each step (schema crosslane-router-trace/1)
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +60,7 @@ fn protocol(text: &str) -> Result<u8, String> {
         "tcp" => Ok(6),
         "udp" => Ok(17),
         "icmpv6" => Ok(58),
-        other => other.parse().map_err(|_| "no protocol; use icmp, icmpv6, tcp, udp or a number to 255".to_owned()),
+        other => other.parse().map_err(|_| "not a protocol; use icmp, icmpv6, tcp, udp or 0 to 255".to_owned()),
     }
 }
 
@@ -73,9 +73,9 @@ struct Line<'a> {
     step: &'a TracedStep,
 }
 
-/// Prints steps as they happen, until a signal, the time or the packets end it.
+/// Prints steps as they happen, until a signal, the time limit or the number of packets is reached.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("signals cannot be taken; run trace again")?;
+    let signals = device_server::signals().context("installing signal handlers; run trace again")?;
     let cluster = LoadedCluster::read(&options.cluster)?;
     let query = TraceQuery {
         source: options.from,
@@ -85,9 +85,9 @@ pub fn main(options: &Options) -> Result<()> {
         packets_max: options.count,
     };
     let mut channels: Vec<(String, Channel)> = Vec::new();
-    for index in cluster.chosen(options.node.as_deref())? {
+    for index in cluster.select(options.node.as_deref())? {
         let name = cluster.name(index).to_owned();
-        if let Some((_, channel)) = request(&cluster.places.node(&name), Request::Trace(query))? {
+        if let Some((_, channel)) = request(&cluster.paths.node(&name), Request::Trace(query))? {
             channels.push((name, channel));
         }
     }
@@ -96,7 +96,7 @@ pub fn main(options: &Options) -> Result<()> {
         bail!("no node of {file} is up; start them with 'crosslane router up --cluster {file}'");
     }
     let names: Vec<&str> = channels.iter().map(|(name, _)| name.as_str()).collect();
-    eprintln!("crosslane: following packets at {}", names.join(", "));
+    eprintln!("crosslane: tracing packets at {}", names.join(", "));
     let deadline = Instant::now() + Duration::from_secs(options.seconds);
     while !channels.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -119,14 +119,16 @@ pub fn main(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Prints what has come from a node; whether more may come.
+/// Prints the steps that have arrived from a node. Returns whether more may arrive.
 fn drain(node: &str, channel: &Channel, is_json: bool) -> Result<bool> {
     loop {
         match channel.receive::<Response>()? {
             Received::Message(Response::Traced(steps), _) => {
                 steps.iter().try_for_each(|step| print(node, step, is_json))?;
             }
-            Received::Message(other, _) => bail!("a node answers {other:?} when asked to trace; use one release"),
+            Received::Message(other, _) => {
+                bail!("node '{node}' answers {other:?} to a request to trace; use one release for all")
+            }
             Received::Nothing => return Ok(true),
             Received::Ended => return Ok(false),
         }

@@ -1,4 +1,4 @@
-//! `crosslane router up`: the nodes of a cluster file on this machine.
+//! `crosslane router up`: starts the nodes of a cluster file on this machine.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ use crate::up::{SOCKET_PATH_BYTES_MAX, START_LIMIT, background, check_alive};
 use crate::wrong_use::WrongUse;
 use crate::{device_server, output};
 
-/// How long the kernel may take to end a process that was killed.
+/// Time limit for the kernel to end a killed process.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// What to bring up, and how.
+/// Options of `crosslane router up`.
 #[derive(clap::Args)]
 pub struct Options {
     /// The cluster file
@@ -31,25 +31,25 @@ pub struct Options {
     /// This node only [default: all nodes, or those whose control address is this machine's]
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
-    /// Stay, and end the nodes with this command: for init systems
+    /// Stay in the foreground, and stop the nodes when this command ends: for init systems
     #[arg(long)]
     foreground: bool,
 }
 
-/// Brings up what is not up yet; all of it or nothing.
+/// Starts the nodes that are not up yet. If one fails, stops everything that this command has started.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("signals cannot be taken; run up again")?;
+    let signals = device_server::signals().context("installing signal handlers; run up again")?;
     let cluster = LoadedCluster::read(&options.cluster)?;
     let nodes = local_nodes(&cluster, options.node.as_deref())?;
     cluster.prepare()?;
     for index in &nodes {
-        let socket = cluster.places.node(cluster.name(*index)).peers_socket();
+        let socket = cluster.paths.node(cluster.name(*index)).peers_socket();
         if socket.as_os_str().len() >= SOCKET_PATH_BYTES_MAX {
             let shown = socket.display();
             bail!("'{shown}' is too long for a socket; set XDG_RUNTIME_DIR or CROSSLANE_RACK to a shorter directory");
         }
     }
-    let lock = lock_run_dir(&cluster.places.lock(), cluster.file.shown())?;
+    let lock = lock_run_dir(&cluster.paths.lock(), cluster.file.shown())?;
     let mut started = Vec::new();
     let missing = match bring_up(&cluster, &nodes, &mut started) {
         Ok(missing) => missing,
@@ -63,18 +63,18 @@ pub fn main(options: &Options) -> Result<()> {
     if options.foreground { stay(&cluster, &nodes, signals.as_fd()) } else { Ok(()) }
 }
 
-/// The nodes of this machine.
+/// Returns the nodes that this machine runs, or the given one.
 fn local_nodes(cluster: &LoadedCluster, given: Option<&str>) -> Result<Vec<usize>> {
     if given.is_some() {
-        return cluster.chosen(given);
+        return cluster.select(given);
     }
-    let (nodes, here) = (&cluster.file.cluster.nodes, cluster.here());
+    let (nodes, local) = (&cluster.file.cluster.nodes, cluster.local());
     let shown = cluster.file.shown();
-    if here.is_empty() {
+    if local.is_empty() {
         bail!(WrongUse::of(format!("{shown}: no node has a control address of this machine; name one with --node")));
     }
-    let homeless: Vec<usize> = here.iter().copied().filter(|index| nodes[*index].namespace.is_none()).collect();
-    if let [first, second, ..] = homeless[..] {
+    let unnamed: Vec<usize> = local.iter().copied().filter(|index| nodes[*index].namespace.is_none()).collect();
+    if let [first, second, ..] = unnamed[..] {
         let what = format!(
             "nodes '{}' and '{}' would share one network namespace; give each its own with this key, or start one of \
              them with --node",
@@ -82,40 +82,41 @@ fn local_nodes(cluster: &LoadedCluster, given: Option<&str>) -> Result<Vec<usize
         );
         bail!(WrongUse::of(cluster.file.error_at(&format!("nodes[{second}].namespace"), what)));
     }
-    Ok(here)
+    Ok(local)
 }
 
-/// Starts what is not up, and waits until all have met. Says which nodes of other machines have not come.
+/// Starts the nodes that are not up, and waits until they have connected. Returns a line for each node of another
+/// machine that has not connected.
 fn bring_up(cluster: &LoadedCluster, nodes: &[usize], started: &mut Vec<(usize, Child)>) -> Result<Vec<String>> {
     for index in nodes {
-        let places = cluster.places.node(cluster.name(*index));
-        if !is_up(&places)? {
-            let mut command = background(&places.log())?;
+        let paths = cluster.paths.node(cluster.name(*index));
+        if !is_up(&paths)? {
+            let mut command = background(&paths.log())?;
             command.args(["router", "node", "--cluster"]).arg(&cluster.path).arg("--node").arg(cluster.name(*index));
             let child = command.spawn().with_context(|| format!("starting node '{}'", cluster.name(*index)))?;
             started.push((*index, child));
         }
     }
     for (index, child) in started.iter_mut() {
-        let (name, places) = (cluster.name(*index), cluster.places.node(cluster.name(*index)));
+        let (name, paths) = (cluster.name(*index), cluster.paths.node(cluster.name(*index)));
         let deadline = Instant::now() + START_LIMIT;
-        // One that ends while it is asked does not answer either.
-        while !status(&places).is_ok_and(|status| status.is_some()) {
-            check_alive(child, &format!("node '{name}'"), &places.log())?;
+        // An error counts as no answer: the node may end during the request.
+        while !status(&paths).is_ok_and(|status| status.is_some()) {
+            check_alive(child, &format!("node '{name}'"), &paths.log())?;
             if Instant::now() >= deadline {
-                bail!("node '{name}' does not answer; see {}", places.log().display());
+                bail!("node '{name}' does not answer; see {}", paths.log().display());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
-    wait_until_met(cluster, nodes)
+    wait_until_connected(cluster, nodes)
 }
 
-/// Whether a node answers. One that was killed a moment ago neither does nor is gone yet.
-fn is_up(places: &NodePaths) -> Result<bool> {
+/// Returns whether a node answers. Retries errors for `END_LIMIT`: a node killed just before may not be gone yet.
+fn is_up(paths: &NodePaths) -> Result<bool> {
     let deadline = Instant::now() + END_LIMIT;
     loop {
-        match status(places) {
+        match status(paths) {
             Ok(status) => return Ok(status.is_some()),
             Err(error) if Instant::now() >= deadline => return Err(error),
             Err(_) => std::thread::sleep(POLL_INTERVAL),
@@ -123,43 +124,48 @@ fn is_up(places: &NodePaths) -> Result<bool> {
     }
 }
 
-/// Waits until the nodes of this machine have met each other; nodes of other machines are named.
-fn wait_until_met(cluster: &LoadedCluster, nodes: &[usize]) -> Result<Vec<String>> {
+/// Waits until the nodes of this machine have connected to each other, and for those of other machines at most `up_ns`.
+/// Returns a line for each node of another machine that has not connected.
+fn wait_until_connected(cluster: &LoadedCluster, nodes: &[usize]) -> Result<Vec<String>> {
     let deadline = Instant::now() + Duration::from_nanos(cluster.file.cluster.timeouts.up_ns as u64);
     loop {
-        let (mut here, mut others) = (Vec::new(), Vec::new());
+        let (mut local, mut remote) = (Vec::new(), Vec::new());
         for index in nodes {
-            let (name, places) = (cluster.name(*index), cluster.places.node(cluster.name(*index)));
-            let Some(status) = status(&places)? else {
-                bail!("node '{name}' has ended; see {}", places.log().display())
-            };
-            faults(cluster, nodes, &status, &mut here, &mut others);
+            let (name, paths) = (cluster.name(*index), cluster.paths.node(cluster.name(*index)));
+            let Some(status) = status(&paths)? else { bail!("node '{name}' has ended; see {}", paths.log().display()) };
+            faults(cluster, nodes, &status, &mut local, &mut remote);
         }
-        if here.is_empty() && (others.is_empty() || Instant::now() >= deadline) {
-            return Ok(others);
+        if local.is_empty() && (remote.is_empty() || Instant::now() >= deadline) {
+            return Ok(remote);
         }
         if Instant::now() >= deadline {
-            bail!("{} did not come up: {}", cluster.file.shown(), here.join("; "));
+            bail!("{} did not come up: {}", cluster.file.shown(), local.join("; "));
         }
         std::thread::sleep(4 * POLL_INTERVAL);
     }
 }
 
-fn faults(cluster: &LoadedCluster, nodes: &[usize], status: &Status, here: &mut Vec<String>, others: &mut Vec<String>) {
+fn faults(
+    cluster: &LoadedCluster,
+    nodes: &[usize],
+    status: &Status,
+    local: &mut Vec<String>,
+    remote: &mut Vec<String>,
+) {
     for peer in status.peers.iter().filter(|peer| peer.state != "up") {
-        let reason = peer.reason.as_deref().unwrap_or("it has not come yet");
-        let text = format!("node '{}' has not met '{}': {reason}", status.node, peer.node);
-        let is_here = nodes.iter().any(|index| cluster.name(*index) == peer.node);
-        if is_here { here.push(text) } else { others.push(text) }
+        let reason = peer.reason.as_deref().unwrap_or("it has not connected yet");
+        let text = format!("node '{}' is not connected to '{}': {reason}", status.node, peer.node);
+        let is_local = nodes.iter().any(|index| cluster.name(*index) == peer.node);
+        if is_local { local.push(text) } else { remote.push(text) }
     }
 }
 
-/// Ends what was started. Errors of that would only hide the one that led here.
+/// Stops what was started. Errors are dropped: they would hide the error that made this necessary.
 fn undo(cluster: &LoadedCluster, started: Vec<(usize, Child)>) {
     for (index, mut child) in started {
-        // One that does not listen yet cannot be asked to end.
+        // A node that does not listen yet cannot receive a stop request.
         crate::down::stop_child(&mut child);
-        let _ = down::stop_node(&cluster.places.node(cluster.name(index)));
+        let _ = down::stop_node(&cluster.paths.node(cluster.name(index)));
     }
 }
 
@@ -169,24 +175,24 @@ fn describe(cluster: &LoadedCluster, nodes: &[usize], missing: &[String]) -> Str
     missing.iter().for_each(|line| text += &format!("not yet: {line}\n"));
     for index in nodes {
         let name = cluster.name(*index);
-        // One that has ended since says so to whoever looks after it.
-        let Ok(Some(status)) = status(&cluster.places.node(name)) else { continue };
+        // A node that has ended meanwhile is reported by `stay` or `status`.
+        let Ok(Some(status)) = status(&cluster.paths.node(name)) else { continue };
         mtu_cuts(&status).for_each(|line| text += &format!("node {name}: {line}\n"));
     }
     text
 }
 
-/// Until a signal comes or a node ends.
+/// Waits until a signal arrives or a node ends, then stops all nodes.
 fn stay(cluster: &LoadedCluster, nodes: &[usize], signals: BorrowedFd<'_>) -> Result<()> {
-    let places = |index: &usize| cluster.places.node(cluster.name(*index));
+    let paths = |index: &usize| cluster.paths.node(cluster.name(*index));
     let running: Vec<(usize, Process)> = nodes
         .iter()
-        .filter_map(|index| Process::holding(&places(index).pid()).map(|process| (*index, process)))
+        .filter_map(|index| Process::holding_lock(&paths(index).pid()).map(|process| (*index, process)))
         .collect();
     let ended = rack_control::first_of(signals, running.iter().map(|(_, process)| process));
     let done = down::bring_down(cluster, nodes);
     match ended {
         None => done,
-        Some(place) => bail!("node '{}' has ended by itself; the others are down", cluster.name(running[place].0)),
+        Some(ended) => bail!("node '{}' has ended by itself; the others are down", cluster.name(running[ended].0)),
     }
 }

@@ -1,20 +1,21 @@
-//! Running the built command, and what its errors look like.
+//! Runs the built command and checks its errors.
 
 use std::process::{Command, Output};
 
-/// The built command.
+/// Path of the built command.
 pub const CROSSLANE: &str = env!("CARGO_BIN_EXE_crosslane");
 
-/// Runs it.
+/// Runs the command and returns its output.
 pub fn crosslane(arguments: &[&str]) -> Output {
     Command::new(CROSSLANE).args(arguments).output().unwrap()
 }
 
+/// Returns standard output as text.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The single line of stderr.
+/// Returns the single line on standard error.
 pub fn error_line(output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(text.lines().count(), 1, "{text:?}");
@@ -22,6 +23,7 @@ pub fn error_line(output: &Output) -> String {
     text.trim_end().to_owned()
 }
 
+/// Asserts an exit code, one line on standard error that contains `words`, and nothing on standard output.
 #[track_caller]
 pub fn assert_fails(output: &Output, code: i32, words: &[&str]) {
     let line = error_line(output);

@@ -11,42 +11,42 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use router_ports::Namespace;
 
-/// Where it listens.
+/// TCP port of the server.
 pub const PORT: u16 = 8080;
-/// Bytes of the page that it has.
+/// Size of the page that it serves.
 pub const PAGE_BYTES: usize = 1 << 20;
-/// How long a client may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a request at most.
+/// Time limit for each read from a client and each write to it.
+const CLIENT_LIMIT: Duration = Duration::from_secs(5);
+/// Maximum size of a request.
 const REQUEST_BYTES_MAX: usize = 4096;
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The server; it ends when this is dropped.
+/// A server thread, which ends when this is dropped.
 pub struct Web {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Web {
-    /// Serves one page in a namespace.
+    /// Starts a server of one page in a network namespace.
     pub fn serve(namespace: &Path) -> Result<Self> {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT));
-        // A socket belongs to the namespace that it was made in, whoever has it.
+        // A socket stays in the network namespace in which it was created.
         let listener = Namespace::at(namespace)?.within(|| TcpListener::bind(address))?;
         let listener = listener.with_context(|| format!("port {PORT} in {}", namespace.display()))?;
         listener.set_nonblocking(true).context("the web server's socket")?;
         let is_over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&is_over);
+        let stop = Arc::clone(&is_over);
         let serve = move || {
-            while !ends.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 match listener.accept() {
-                    // A client that goes away is its own affair.
+                    // Errors of one client do not stop the server.
                     Ok((client, _)) => _ = answer(client),
-                    Err(_) => std::thread::sleep(LOOK_EVERY),
+                    Err(_) => std::thread::sleep(POLL_INTERVAL),
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("web".to_owned()).spawn(serve).context("a thread")?;
+        let thread = std::thread::Builder::new().name("web".to_owned()).spawn(serve).context("starting a thread")?;
         Ok(Self { is_over, thread: Some(thread) })
     }
 }
@@ -62,8 +62,8 @@ impl Drop for Web {
 
 fn answer(mut client: TcpStream) -> std::io::Result<()> {
     client.set_nonblocking(false)?;
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_read_timeout(Some(CLIENT_LIMIT))?;
+    client.set_write_timeout(Some(CLIENT_LIMIT))?;
     let mut request = Vec::new();
     let mut some = [0; 512];
     while !request.ends_with(b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
@@ -78,7 +78,7 @@ fn answer(mut client: TcpStream) -> std::io::Result<()> {
     client.write_all(&page())
 }
 
-/// What it has: bytes that tell their places, so that one that is missing or doubled is seen.
+/// Returns the page: each 4-byte word holds its index, so that missing and duplicated bytes are detected.
 pub fn page() -> Vec<u8> {
     (0..PAGE_BYTES as u32 / 4).flat_map(u32::to_le_bytes).collect()
 }

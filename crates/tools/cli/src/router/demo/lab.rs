@@ -1,4 +1,4 @@
-//! Namespaces, interfaces, hosts and nodes of the demo, and their end.
+//! Namespaces, interfaces, hosts and nodes of the demo: their creation and removal.
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File};
@@ -17,16 +17,16 @@ use super::host::Web;
 use crate::rack_control::{Process, first_of};
 use crate::router::request::status;
 
-/// The nodes; each has one port, and one host behind it.
+/// Names of the nodes; each node has one port with one host behind it.
 pub const NODES: [&str; 3] = ["a", "b", "c"];
-/// Namespaces and the folder of a demo are named by this and the demo's process.
+/// Prefix of the names of a demo's namespaces and folder; the demo's PID follows.
 const PREFIX: &str = "crosslane-demo-";
-/// Where `ip netns` keeps namespaces.
+/// Folder in which `ip netns` keeps namespaces.
 const NAMESPACES: &str = "/run/netns";
-/// The port of a node, and of a host.
+/// Name of the interface of each node and each host.
 const DEVICE: &str = "eth0";
 
-/// A demo: it ends when this is dropped, however that comes.
+/// A demo, which is removed when this is dropped.
 pub struct Lab<'a> {
     name: String,
     folder: PathBuf,
@@ -36,19 +36,19 @@ pub struct Lab<'a> {
     is_over: bool,
 }
 
-/// What a program said.
+/// The result of a program.
 pub struct CommandOutput {
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Its standard output and standard error.
     pub text: String,
-    /// The command, for people.
+    /// The command line, for messages.
     pub command: String,
 }
 
 impl<'a> Lab<'a> {
-    /// Makes all of it, and brings the nodes up.
-    pub fn make(ports: &str, interconnect: &str, signals: BorrowedFd<'a>) -> Result<Self> {
+    /// Creates the demo and brings the nodes up.
+    pub fn new(ports: &str, interconnect: &str, signals: BorrowedFd<'a>) -> Result<Self> {
         let name = format!("{PREFIX}{}", std::process::id());
         let folder = std::env::temp_dir().join(&name);
         let remedy = || format!("folder '{}'; remove it, or set TMPDIR", folder.display());
@@ -56,7 +56,7 @@ impl<'a> Lab<'a> {
         let interconnect = interconnect.to_owned();
         let mut lab = Self { name, folder, interconnect, signals, web: None, is_over: false };
         for (index, node) in NODES.iter().enumerate() {
-            lab.make_pair(node, index + 1)?;
+            lab.add_pair(node, index + 1)?;
         }
         if ports != "af-packet" {
             lab.disable_offloads()?;
@@ -67,8 +67,8 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// A node and its host, with a line between them.
-    fn make_pair(&self, node: &str, number: usize) -> Result<()> {
+    /// Creates the namespaces of a node and its host, and a veth pair between them.
+    fn add_pair(&self, node: &str, number: usize) -> Result<()> {
         let (router, host) = (self.namespace(node), self.namespace(&format!("h{number}")));
         for namespace in [&router, &host] {
             self.ip(&["netns", "add", namespace])?;
@@ -76,13 +76,13 @@ impl<'a> Lab<'a> {
         }
         let peer = ["peer", "name", DEVICE, "netns", &host];
         self.ip(&[&["link", "add", DEVICE, "netns", &router, "type", "veth"][..], &peer].concat())?;
-        // Before they have addresses: those of a link that comes up later wait up to a second until they are used.
+        // The links come up before they get addresses: otherwise the kernel delays use of the addresses up to a second.
         for namespace in [&router, &host] {
             self.ip(&["-n", namespace, "link", "set", DEVICE, "up"])?;
         }
         for (namespace, last) in [(&router, 1), (&host, 2)] {
             self.ip(&["-n", namespace, "address", "add", &format!("10.77.{number}.{last}/24"), "dev", DEVICE])?;
-            // Nobody else is on this line: the address need not be looked for first.
+            // The link has only these two hosts, so duplicate address detection is not needed.
             let v6 = format!("fd77:{number}::{last}/64");
             self.ip(&["-n", namespace, "address", "add", &v6, "dev", DEVICE, "nodad"])?;
         }
@@ -90,7 +90,8 @@ impl<'a> Lab<'a> {
         self.ip(&["-n", &host, "-6", "route", "add", "default", "via", &format!("fd77:{number}::1")])
     }
 
-    /// An AF_XDP program sees frames as hosts hand them over: so hosts have to finish them.
+    /// Disables offloads on the hosts: an AF_XDP program sees frames as the host sends them, so the host must compute
+    /// checksums and segment them.
     fn disable_offloads(&self) -> Result<()> {
         for number in 1..=NODES.len() {
             let namespace = router_ports::Namespace::at(&self.namespace_path(&format!("h{number}")))?;
@@ -120,7 +121,7 @@ impl<'a> Lab<'a> {
         text
     }
 
-    /// The cluster file.
+    /// Returns the path of the cluster file.
     pub fn cluster(&self) -> PathBuf {
         self.folder.join("cluster.toml")
     }
@@ -134,41 +135,42 @@ impl<'a> Lab<'a> {
     }
 
     fn ip(&self, arguments: &[&str]) -> Result<()> {
-        let said = self.run(Command::new("ip").args(arguments))?;
-        if said.status.success() {
+        let output = self.run(Command::new("ip").args(arguments))?;
+        if output.status.success() {
             return Ok(());
         }
-        bail!("'{}' failed: {}; network namespaces and veth need a kernel with both", said.command, said.text.trim())
+        let (command, text) = (output.command, output.text.trim());
+        bail!("'{command}' failed: {text}; the demo needs a kernel with network namespaces and veth")
     }
 
-    /// Brings all nodes up, or one.
+    /// Brings up one node, or all nodes.
     pub fn up(&self, node: Option<&str>) -> Result<()> {
         let mut command = self.own(&["router", "up", "--cluster"])?;
         command.arg(self.cluster());
         if let Some(node) = node {
             command.args(["--node", node]);
         }
-        let said = self.run(&mut command)?;
-        if !said.status.success() {
-            bail!("{}", said.text.trim().trim_start_matches("crosslane: "));
+        let output = self.run(&mut command)?;
+        if !output.status.success() {
+            bail!("{}", output.text.trim().trim_start_matches("crosslane: "));
         }
         Ok(())
     }
 
-    /// This command, for the demo's own cluster.
+    /// Returns a `crosslane` command for the cluster of the demo.
     fn own(&self, arguments: &[&str]) -> Result<Command> {
         own(&self.folder, arguments)
     }
 
-    /// A program in the namespace of a node or host.
+    /// Runs a program in the namespace of a node or host and returns its result.
     pub fn run_at(&self, at: &str, words: &[&str]) -> Result<CommandOutput> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(at)]).args(words);
-        let said = self.run(&mut command)?;
-        Ok(CommandOutput { command: words.join(" "), ..said })
+        let output = self.run(&mut command)?;
+        Ok(CommandOutput { command: words.join(" "), ..output })
     }
 
-    /// Starts a program in the namespace of a host.
+    /// Starts a program in the namespace of a node or host.
     pub fn start_at(&self, at: &str, words: &[&str]) -> Result<std::process::Child> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(at)]).args(words).process_group(0);
@@ -176,7 +178,7 @@ impl<'a> Lab<'a> {
         command.spawn().with_context(|| format!("starting '{}'", words.join(" ")))
     }
 
-    /// Runs a program to its end, or ends it when a signal says that the demo is over.
+    /// Runs a program until it ends, or kills it when a signal ends the demo.
     fn run(&self, command: &mut Command) -> Result<CommandOutput> {
         let shown: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
         let shown: Vec<_> = shown.iter().map(|word| word.to_string_lossy()).collect();
@@ -184,26 +186,26 @@ impl<'a> Lab<'a> {
         let path = self.folder.join("output");
         let output = File::create(&path).with_context(|| format!("file '{}'", path.display()))?;
         let errors = output.try_clone().context("duplicating a descriptor")?;
-        // A group of its own, so that an interrupt from the keyboard reaches this process, which cleans up.
+        // A separate process group, so that an interrupt from the keyboard reaches only this process, which cleans up.
         let command = command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
         let mut child = command.spawn().with_context(|| format!("starting '{shown}'"))?;
         let process = Process::new(Pid::from_child(&child)).with_context(|| format!("watching '{shown}'"))?;
         if first_of(self.signals, std::iter::once(&process)).is_none() {
             process.signal(Signal::KILL);
             let _ = child.wait();
-            bail!("interrupted; the demo is cleaned up");
+            bail!("interrupted; the demo has been removed");
         }
         let status = child.wait().with_context(|| format!("waiting for '{shown}'"))?;
         let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap_or_default()).into_owned();
         Ok(CommandOutput { status, text, command: shown })
     }
 
-    /// A node's state.
+    /// Returns the status of a node, or `None` if it does not run.
     pub fn status(&self, node: &str) -> Result<Option<Status>> {
-        status(&self.node_places(node)?)
+        status(&self.node_paths(node)?)
     }
 
-    fn node_places(&self, node: &str) -> Result<NodePaths> {
+    fn node_paths(&self, node: &str) -> Result<NodePaths> {
         let file = ClusterFile::read(&self.cluster())?;
         let path = std::fs::canonicalize(self.cluster()).context("the cluster file")?;
         Ok(ClusterPaths::new(&self.folder, &file.cluster, &path).node(node))
@@ -211,18 +213,18 @@ impl<'a> Lab<'a> {
 
     /// Kills a node, as a crash would.
     pub fn kill(&self, node: &str) -> Result<()> {
-        let process = Process::holding(&self.node_places(node)?.pid()).with_context(|| format!("node {node}"))?;
+        let process = Process::holding_lock(&self.node_paths(node)?.pid()).with_context(|| format!("node {node}"))?;
         process.signal(Signal::KILL);
         Ok(())
     }
 
-    /// What the ports are reached by.
+    /// Returns the kind of the ports in use.
     pub fn port_kind(&self) -> Result<String> {
         let status = self.status(NODES[0])?.context("node a is not up")?;
         Ok(status.ports.first().map(|port| port.kind.clone()).unwrap_or_default())
     }
 
-    /// Who is connected with whom.
+    /// Returns a drawing of the topology.
     pub fn picture(&self) -> String {
         let mut text = format!("three router nodes, joined by {}, each in a network namespace:\n\n", self.interconnect);
         for (index, node) in NODES.iter().enumerate() {
@@ -233,7 +235,7 @@ impl<'a> Lab<'a> {
         text + "\n"
     }
 
-    /// What one can look at.
+    /// Returns commands with which to inspect the demo if it stays up.
     pub fn hints(&self, stays: bool) -> String {
         if !stays {
             return String::new();
@@ -243,16 +245,16 @@ impl<'a> Lab<'a> {
         let namespace = self.namespace("h1");
         let router = |what: &str| format!("  crosslane router {what} --cluster {file}\n");
         let commands = [router("status"), router("fib"), router("trace --protocol icmp")].concat();
-        let begin = "\nit stays until Ctrl-C; look at it from elsewhere:\n";
+        let begin = "\nthe demo stays up until Ctrl-C; inspect it from another terminal:\n";
         format!("{begin}  export CROSSLANE_RACK={folder}\n{commands}  ip netns exec {namespace} ping 10.77.3.2\n")
     }
 
-    /// Until a signal comes.
+    /// Waits until a signal arrives.
     pub fn wait_for_signal(&self) {
         first_of(self.signals, std::iter::empty());
     }
 
-    /// Ends all of it.
+    /// Stops the nodes, and removes the namespaces and the folder.
     pub fn end(mut self) -> Result<()> {
         self.is_over = true;
         self.web = None;
@@ -266,19 +268,19 @@ impl Drop for Lab<'_> {
         if !self.is_over
             && let Err(error) = end(&self.name, &self.folder)
         {
-            eprintln!("crosslane: cleaning up: {error:#}");
+            eprintln!("crosslane: removing the demo: {error:#}");
         }
     }
 }
 
 fn own(folder: &Path, arguments: &[&str]) -> Result<Command> {
-    let own = std::env::current_exe().context("finding this command's own place")?;
+    let own = std::env::current_exe().context("finding the path of this command")?;
     let mut command = Command::new(own);
     command.args(arguments).env("CROSSLANE_RACK", folder);
     Ok(command)
 }
 
-/// Ends the nodes of a demo, and removes its namespaces and its folder.
+/// Stops the nodes of a demo, and removes its namespaces and its folder.
 fn end(name: &str, folder: &Path) -> Result<()> {
     let cluster = folder.join("cluster.toml");
     if cluster.exists() {
@@ -288,10 +290,10 @@ fn end(name: &str, folder: &Path) -> Result<()> {
     for namespace in namespaces().into_iter().filter(|namespace| namespace.starts_with(&format!("{name}-"))) {
         let done = Command::new("ip").args(["netns", "del", &namespace]).stdin(Stdio::null()).process_group(0).status();
         if !done.is_ok_and(|status| status.success()) {
-            bail!("namespace '{namespace}' stays; remove it with 'ip netns del {namespace}'");
+            bail!("namespace '{namespace}' was not removed; remove it with 'ip netns del {namespace}'");
         }
     }
-    std::fs::remove_dir_all(folder).with_context(|| format!("folder '{}' stays; remove it", folder.display()))
+    std::fs::remove_dir_all(folder).with_context(|| format!("folder '{}' was not removed; remove it", folder.display()))
 }
 
 fn namespaces() -> Vec<String> {
@@ -299,8 +301,8 @@ fn namespaces() -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Ends what demos have left that were killed.
-pub fn sweep() {
+/// Removes the namespaces and folders of demos that were killed.
+pub fn remove_leftovers() {
     let names = namespaces();
     let mut numbers: Vec<i32> = names
         .iter()
