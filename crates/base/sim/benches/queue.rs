@@ -55,7 +55,7 @@ type Delta = fn(&mut Random) -> u64;
 
 const MIXES: [(&str, Delta); 4] = [
     ("evenly, 0 to 1 us", |random| random.below(1_000_000)),
-    ("a network: packets sent, packets under way, few timers", |random| match random.below(100) {
+    ("a network: packets sent, packets in flight, few timers", |random| match random.below(100) {
         0..48 => 83_840,
         48..96 => 1_000_000 + 20_960 * random.below(3),
         96..99 => 100_000_000 + random.below(1000) * 1000,

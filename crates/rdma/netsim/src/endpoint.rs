@@ -130,7 +130,7 @@ pub struct Framing {
     pub ack_bytes: u32,
 }
 
-/// A host's transport endpoint. It does no I/O: time and packets are passed in, packets are handed out.
+/// A host's transport endpoint. It does no I/O: time and packets are passed in, and packets are returned.
 pub trait Endpoint: Sized {
     /// The transport header of packets.
     type Header: Copy;

@@ -88,7 +88,7 @@ impl<Header: Copy> PacketArena<Header> {
             if self.has_extras {
                 self.extras.push(extra);
             }
-            return PacketId(u32::try_from(self.frames.len() - 1).expect("fewer than 2^32 packets are under way"));
+            return PacketId(u32::try_from(self.frames.len() - 1).expect("fewer than 2^32 packets are in flight"));
         }
         let id = PacketId(self.free);
         self.free = self.frames[id.0 as usize].next;

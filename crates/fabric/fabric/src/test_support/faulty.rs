@@ -7,7 +7,7 @@
 //! * **Write combining**: words become visible in any order and at any time up to a fence. A lane that omits the fence
 //!   between payload and tag fails here and nowhere else, because ordinary x86 memory keeps stores in order.
 //! * **Corruption**: a bit of a stored word flips.
-//! * **Loss**: the link goes down at both endpoints. Stores under way, and stores before the next training, are
+//! * **Loss**: the link goes down at both endpoints. Stores in flight, and stores before the next training, are
 //!   dropped.
 //!
 //! The faults affect the direction away from the wrapped endpoint. Wrap both endpoints for faults in both directions.
@@ -331,7 +331,7 @@ impl<L: Link> State<L> {
         self.wire.now_ns() < self.outage_ns_end
     }
 
-    /// Returns whether the link is up. If not, drops the stores under way.
+    /// Returns whether the link is up. If not, drops the stores in flight.
     fn is_up(&mut self) -> bool {
         let is_up = self.link.state() == LinkState::Up;
         if !is_up {

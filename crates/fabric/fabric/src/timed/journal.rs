@@ -1,4 +1,4 @@
-//! Stores under way: a ring of records in the receiver's memory, each with its arrival time.
+//! Stores in flight: a ring of records in the receiver's memory, each with its arrival time.
 //!
 //! ```text
 //!   line 0      credit: position up to which the peer has applied the journal in its memory     [written by the peer]

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! * **Words.** In the first part of a window each word has a history: a load returns the last value that has arrived.
-//!   Up to seven stores of one word that are under way have an entry each. Of more than seven, the last ones arrive
+//!   Up to seven stores of one word that are in flight have an entry each. Of more than seven, the last ones arrive
 //!   together, with the last of them.
-//! * **Lines.** In the second part a line reads as zeros while a store to it is under way. That is enough for the rings
+//! * **Lines.** In the second part a line reads as zeros while a store to it is in flight. That is enough for the rings
 //!   of lanes, whose records are found by a word that is not zero and are not overwritten before they are read. So bulk
 //!   data is copied only once.
 //! * **Rate.** All writers of one link share a [`Pacer`], which the peer can read too. On a real link the completion of

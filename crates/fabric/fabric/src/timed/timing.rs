@@ -29,7 +29,7 @@ const SCALE_BITS: u32 = 24;
 const BYTES_PER_US_MAX: u64 = 100_000_000;
 const ONE_WAY_NS_MAX: u64 = 1_000_000_000;
 const PAYLOAD_BYTES_MAX: u64 = 4096;
-/// A longer write is divided, so that the receiver copies one piece while the next is under way.
+/// A longer write is divided, so that the receiver copies one piece while the next is in flight.
 const PIECE_BYTES: u64 = 1024;
 /// Payload is sent in double words.
 const DWORD_BYTES: u64 = 4;

@@ -134,7 +134,7 @@ impl<L: WindowTypes, C: Clock> TimedWindows<L, C> {
         self.0.epoch.store(epoch.0, Ordering::Release);
     }
 
-    /// Ends the epoch: later stores are dropped, and stores under way do not arrive.
+    /// Ends the epoch: later stores are dropped, and stores in flight do not arrive.
     pub(super) fn end(&self) {
         let _writer = self.0.lock_writer();
         let _reader = self.0.lock_reader();

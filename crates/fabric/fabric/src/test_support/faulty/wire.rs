@@ -1,4 +1,4 @@
-//! Stores under way from one node to the other, in virtual time.
+//! Stores in flight from one node to the other, in virtual time.
 
 use super::super::random::Random;
 use std::collections::{BTreeMap, VecDeque};
@@ -93,7 +93,7 @@ impl Wire {
         self.combining.len() + queued
     }
 
-    /// Drops everything under way. Returns the number of dropped stores.
+    /// Drops everything in flight. Returns the number of dropped stores.
     pub(super) fn clear(&mut self) -> usize {
         let lost = self.stores_in_flight();
         self.combining.clear();
@@ -134,7 +134,7 @@ impl Wire {
         (0..leaks).for_each(|_| self.evict_one(random));
     }
 
-    /// Advances time until everything under way has arrived.
+    /// Advances time until everything in flight has arrived.
     pub(super) fn wait_for_all(&mut self) {
         self.now_ns = self.now_ns.max(self.visible_ns_last);
     }

@@ -21,7 +21,7 @@ const LOAD_ATTEMPTS_MAX: u32 = 8;
 const IMMINENT_NS: u64 = 150;
 /// Maximum number of reads of the clock while a load waits.
 const CLOCK_READS_MAX: u32 = 32;
-/// Longest wait, beyond the delay, for stores that a peer claims to have under way.
+/// Longest wait, beyond the delay, for stores that a peer claims to have in flight.
 pub(super) const AHEAD_NS_MAX: u64 = 10_000_000;
 
 /// What the windows of an endpoint share.
@@ -185,7 +185,7 @@ impl<C: Clock> Span<C> {
             .find(|(_, due_ns)| self.context.is_due(*due_ns))
     }
 
-    /// Stores a value of the window's owner, which is visible at once. Stores of the peer that are under way follow it.
+    /// Stores a value of the window's owner, which is visible at once. Stores of the peer that are in flight follow it.
     pub(super) fn store_own_word(&self, at: usize, value: u64, order: Ordering) {
         let history = self.context.layout.history(at);
         let count = self.load(history);
