@@ -412,7 +412,7 @@ fn nodes_continue_and_serve_programs_during_an_etcd_outage() {
     let status = machine.wait_for("outage", reached(false));
     assert_eq!(status["is_etcd_reached"], false);
     assert!(outages(&status) > outages_before, "{status:#}");
-    assert!(machine.finish("status", &[]).stderr.contains("what the nodes of this machine go by"));
+    assert!(machine.finish("status", &[]).stderr.contains("what the nodes of this machine use"));
     machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
     let strict = Machine::new(&machine.rack);
     assert_one_line(&strict.finish("up", &[]), 1, &[&machine.rack, "refused", "see that etcd runs there"]);

@@ -56,7 +56,7 @@ impl Demo {
     /// Starts a demo and waits until all its steps have succeeded.
     fn stay(interconnect: &str, ports: &str) -> Self {
         let demo = Self::start(&["--quick", "--stay", "--interconnect", interconnect, "--ports", ports]);
-        demo.process().wait_until("the end of its steps", WAIT_MAX, |demo| demo.stdout().contains("it stays until"));
+        demo.process().wait_until("the end of its steps", WAIT_MAX, |demo| demo.stdout().contains("stays up until"));
         let output = demo.process().stdout();
         let fine = output.lines().filter(|line| line.starts_with("ok ")).count();
         assert!(fine == STEPS && !output.contains("FAILED"), "{output}");
