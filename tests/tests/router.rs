@@ -153,7 +153,7 @@ fn routes_of_the_kernel_are_the_clusters(demo: &Demo) {
 fn packets_are_followed_through_all_nodes(demo: &Demo) {
     let mut command = demo.command("trace", &["--to", "10.77.1.2", "--protocol", "icmp", "--count", "1", "--json"]);
     let trace = Process::start(command.args(["--seconds", "30"]));
-    trace.wait_until("its beginning", WAIT_MAX, |trace| trace.stderr().contains("following packets"));
+    trace.wait_until("its beginning", WAIT_MAX, |trace| trace.stderr().contains("tracing packets"));
     demo.ping("h3", "10.77.1.2").must_succeed();
     let sent = |line: &str| line.contains(r#""node":"a""#) && line.contains("sent by");
     trace.wait_until("the packet's end", WAIT_MAX, |trace| trace.stdout().lines().any(sent));
