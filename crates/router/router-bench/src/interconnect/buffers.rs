@@ -5,7 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use router::{Packet, Pool};
 
-use super::nodes::{BUFFER_BYTES, HEADROOM_BYTES};
+/// Bytes of a buffer, and of the room before its packet.
+pub(super) const BUFFER_BYTES: u16 = 2048;
+pub(super) const HEADROOM_BYTES: u16 = 64;
 
 /// The buffers of the previous trial, and their number.
 pub(super) static RETAINED: Buffers = Buffers(Mutex::new(None));

@@ -10,7 +10,7 @@ use router_node::interconnect::{Interconnect, InterconnectSettings, PeerCounters
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::{Random, Span, Time};
 
-use super::buffers::RETAINED;
+use super::buffers::{BUFFER_BYTES, HEADROOM_BYTES, RETAINED};
 use super::samples::Samples;
 use super::stalls::{Stall, StallDetector, Stalls};
 use super::{Batching, BenchError, ETHERNET_BYTES};
@@ -20,8 +20,6 @@ use crate::statistics::Quantiles;
 pub(super) const BUFFERS: u32 = 16_384;
 /// The buffers of a flood: every batch finds enough packets.
 const BUFFERS_FLOOD: u32 = 512;
-pub(super) const BUFFER_BYTES: u16 = 2048;
-pub(super) const HEADROOM_BYTES: u16 = 64;
 /// The largest number of packets queued for the other node.
 const QUEUE_PACKETS: usize = 8192;
 /// The size of a port's vector.

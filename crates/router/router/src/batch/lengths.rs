@@ -6,8 +6,7 @@
 //! copies have to fit a first-level cache, it saves nothing or less. There the cost of a byte is measured for each
 //! length in turn, for a period each under the same load, whatever is queued. So costs differ by the length alone.
 
-use super::limits::MESSAGE_BYTES_MAX;
-use super::occupancy::WORKS_AT_MOST;
+use super::limits::{MESSAGE_BYTES_MAX, WORKS_AT_MOST};
 
 /// Maximum bytes of a message of each length, from short to full: eight packets of 1500 B, sixteen, 32.
 const BYTES_MAX: [usize; LENGTHS] = [12_500, 24_000, MESSAGE_BYTES_MAX];

@@ -3,7 +3,7 @@
 use sim::Time;
 
 use super::lengths::{LengthLimit, Lengths, MessageTransfer};
-use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX};
+use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX, WORKS_AT_MOST};
 
 /// Interval of decisions, without interruptions.
 const PERIOD_NS: f64 = 100_000.0;
@@ -21,8 +21,6 @@ const IDLE_ROUND_NS_MAX: f64 = 4000.0;
 const IDLE_ROUNDS: f64 = 64.0;
 /// Weight of a period in the recent work, as a divisor: smooths random arrivals.
 const PERIODS: f64 = 8.0;
-/// Maximum fraction of time that a node should work: the rest makes up for interruptions.
-pub(super) const WORKS_AT_MOST: f64 = 0.8;
 /// Cost of a message without its packets, of a packet and of a byte in nanoseconds, between two cores of one server.
 /// Only their ratios matter, and little: three times or a third of the cost of a message changes none of the results in
 /// virtual time.
