@@ -158,13 +158,21 @@ static void report(double measured_seconds) {
            percentile_us(0.5), percentile_us(0.99), percentile_us(0.999), (double)most / (double)(least ? least : 1));
 }
 
+/* Returns 0 if an argument is out of range. */
+static int read_arguments(char **arguments) {
+    long bytes = atol(arguments[3]);
+    pairs = atoi(arguments[1]), seconds = atof(arguments[2]), size = (size_t)bytes, loops = atoi(arguments[5]);
+    uses_epoll = strcmp(arguments[4], "epoll") == 0;
+    return pairs >= 1 && pairs <= PAIRS_MAX && seconds > 0 && bytes >= 1 && loops >= 0 && loops <= LOOPS_MAX &&
+           (uses_epoll || strcmp(arguments[4], "block") == 0);
+}
+
 int main(int count, char **arguments) {
-    if (count < 6 || atoi(arguments[1]) > PAIRS_MAX || atoi(arguments[5]) > LOOPS_MAX) {
-        fprintf(stderr, "usage: pairs PAIRS SECONDS BYTES block|epoll LOOPS (at most %d pairs and loops)\n", PAIRS_MAX);
+    if (count < 6 || !read_arguments(arguments)) {
+        fprintf(stderr, "usage: pairs PAIRS SECONDS BYTES block|epoll LOOPS (1 to %d pairs, 0 to %d loops)\n",
+                PAIRS_MAX, LOOPS_MAX);
         return 2;
     }
-    pairs = atoi(arguments[1]), seconds = atof(arguments[2]), size = (size_t)atol(arguments[3]);
-    uses_epoll = strcmp(arguments[4], "epoll") == 0, loops = atoi(arguments[5]);
     int memory = count > 7 ? open(arguments[7], O_RDWR) : memfd_create("pairs", 0);
     if (memory < 0 || ftruncate(memory, sizeof *results)) fail("memory");
     results = mmap(NULL, sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);

@@ -13,7 +13,7 @@
 //!
 //! | state | entered | phases of a wait |
 //! |---|---|---|
-//! | alone | at first; from *shared* after 16 waits in a row that yielded in vain | 1, 2, 3 |
+//! | alone | at first; from *shared* after 16 waits in a row without a gain by yields | 1, 2, 3 |
 //! | shared | after a wait of mostly *short* yields that ended with data | 2, 3 |
 //! | contended | for 64 ms to 4 s after three long preemptions ([`crate::contention`]) | 1, 2 without yields, 3 |
 //!
@@ -25,8 +25,8 @@
 //! and then the scheduler prefers threads that were blocked. A thread that yields forfeits the rest of its time slice
 //! (Linux 6.18), so processes that share a processor are served alike only while all of them yield or all block.
 //!
-//! The outcomes of earlier waits at the same site ([`AdaptiveSpin`]) tell the second. Where 8 waits in a row were awake
-//! in vain, data does not come within 50 us, and waits block at once. One in 32 is awake nevertheless; if it obtains
+//! The outcomes of earlier waits at the same site ([`AdaptiveSpin`]) tell the second. Where 8 waits in a row ended in a
+//! block, data does not come within 50 us, and waits block at once. One in 32 is awake nevertheless; if it obtains
 //! data, all are again.
 //!
 //! docs/results/waiting.md has the measurements behind each number.
@@ -39,8 +39,8 @@ use crate::contention::CpuContention;
 
 /// Polls of phase 1: about ten microseconds.
 const SPIN_POLLS_MAX: u32 = 1500;
-/// Number of waits in a row that yield in vain after which a process is alone. Four programs that alternate on two
-/// processors see single ones all the time.
+/// Number of waits in a row without a gain by yields after which a process is alone. Four programs that alternate on
+/// two processors see single ones all the time.
 const FAILED_YIELD_WAITS_MAX: u32 = 16;
 /// In a longer yield a CPU-bound thread ran, which keeps the processor for milliseconds: a thread that waits or copies
 /// a message is done sooner.
@@ -54,7 +54,7 @@ const AWAKE_US: u64 = 50;
 const AWAKE_US_MAX: u64 = 300;
 /// Interval of polls of the lifeline, each of which is a system call.
 const KERNEL_POLL_US: u64 = 5;
-/// Number of waits in a row, awake in vain, after which waits block at once.
+/// Number of waits in a row that were awake and then blocked, after which waits block at once.
 const FAILED_SPINS_MAX: u64 = 8;
 /// One wait in this number is awake in spite of that. Two endpoints that both block at once find out by it that neither
 /// has to.
@@ -63,7 +63,7 @@ const SPIN_PROBE_INTERVAL: u64 = 32;
 /// What the waits of a process have measured.
 #[derive(Debug)]
 struct ProcessHistory {
-    /// Number of waits in a row that may yield in vain before the process is alone; zero if it is.
+    /// Number of waits in a row without a gain by yields that are left before the process is alone; zero if it is.
     yield_waits_left: AtomicU32,
     contention: CpuContention,
 }
