@@ -18,7 +18,7 @@ use ::router::port::memory::Destinations;
 use ::router::{Stage, StageProbe};
 use serde::Serialize;
 
-use crate::fib::Rounds;
+use crate::statistics::Rounds;
 use crate::table::Table;
 pub use churn::{Churn, churn};
 pub use instructions::{StageInstructions, WORK_STAGES, instructions, work};
@@ -79,7 +79,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Both.
+    /// Both parts.
     pub const ALL: Parts = Parts { forwards: true, churns: true };
 }
 
@@ -236,7 +236,7 @@ pub fn run_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) -
     let mut found =
         CoreTableResults { build_ms: begin.elapsed().as_secs_f64() * 1e3, cases: Vec::new(), zero_loss: Vec::new() };
     let versions: Vec<u8> =
-        [4, 6].into_iter().zip(router.has()).filter_map(|(version, has)| has.then_some(version)).collect();
+        [4, 6].into_iter().zip(router.has_routes()).filter_map(|(version, has)| has.then_some(version)).collect();
     for version in versions {
         for count in [DESTINATIONS_FEW, DESTINATIONS_MANY] {
             step(&format!("core: IPv{version}, {count} destinations"));
@@ -285,13 +285,13 @@ pub fn case(
         traffic.forward(options.packets, &mut clock)?;
         costs.push(clock.spent_ns.map(|ns| ns / options.packets as f64));
     }
-    let mpps = median_and_best(rates);
+    let mpps = Rounds::of_rates(rates);
     let mean_bytes = sizes.iter().sum::<usize>() as f64 / sizes.len() as f64;
     let count = match destinations {
         Destinations::V4(addresses) => addresses.len(),
         Destinations::V6(addresses) => addresses.len(),
     };
-    let median_of = |stage: usize| median_and_best(costs.iter().map(|costs| costs[stage]).collect()).median;
+    let median_of = |stage: usize| Rounds::of_times(costs.iter().map(|costs| costs[stage]).collect()).median;
     Ok(Case {
         version: version_of(destinations),
         size: name_of(sizes),
@@ -311,12 +311,6 @@ pub(crate) fn name_of(sizes: &[usize]) -> String {
         [size] => size.to_string(),
         _ => "IMIX".to_owned(),
     }
-}
-
-/// Returns the median and the highest value.
-fn median_and_best(mut values: Vec<f64>) -> Rounds {
-    values.sort_unstable_by(f64::total_cmp);
-    Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
 }
 
 const STAGES: usize = 6;
@@ -347,9 +341,9 @@ impl Clock {
 
 /// A stage probe that is also called for the stages of the ports.
 pub trait PortProbe: StageProbe {
-    /// A vector was received.
+    /// Called when a vector has been received.
     fn received(&mut self) {}
-    /// All output queues are empty.
+    /// Called when all output queues are empty.
     fn transmitted(&mut self) {}
 }
 

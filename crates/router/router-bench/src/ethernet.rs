@@ -12,8 +12,9 @@
 //! them. The results are the rate at which packets arrive when more are offered than can be forwarded, and the highest
 //! rate without a loss, for IPv4 and IPv6.
 
-mod subject;
+mod forwarding;
 mod testbed;
+mod topology;
 mod traffic;
 mod zero_loss;
 
@@ -26,7 +27,8 @@ use router_ports::netlink::NetlinkError;
 use router_ports::{InterfaceError, ethernet::OpenError};
 
 use crate::core::{IMIX, SIZES, name_of};
-use crate::fib::Rounds;
+use crate::processor;
+use crate::statistics::Rounds;
 use testbed::Testbed;
 use traffic::Load;
 pub use zero_loss::ZeroLoss;
@@ -245,7 +247,7 @@ pub fn steps(options: &Options) -> u64 {
 /// Fails if namespaces cannot be created or a subject forwards nothing.
 pub fn measure(options: &Options, step: &mut dyn FnMut(&str)) -> Result<Results, Error> {
     step("namespaces");
-    let processors = testbed::processors();
+    let processors = processor::usable().map_or(1, |usable| usable.len());
     let mut testbeds = Vec::new();
     for subject in Subject::ALL {
         testbeds.push(Testbed::new(subject, options)?);
@@ -295,17 +297,12 @@ fn of_size(
             subject: testbed.subject(),
             version: version.number(),
             size_bytes,
-            mpps: rounds(arrived),
-            offered_mpps: rounds(offered).median,
+            mpps: Rounds::of_rates(arrived),
+            offered_mpps: Rounds::of_rates(offered).median,
             latency: latency(testbed.probe(load, options.probes)?),
         })
     };
     testbeds.iter_mut().zip(arrived).zip(offered).map(case).collect()
-}
-
-fn rounds(mut values: Vec<f64>) -> Rounds {
-    values.sort_unstable_by(f64::total_cmp);
-    Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
 }
 
 /// Returns the distribution of the times that frames took; `None` is a frame that did not arrive.

@@ -16,6 +16,7 @@ use memmap2::{Advice, MmapMut};
 use serde::Serialize;
 use sim::Random;
 
+use crate::statistics::Rounds;
 use crate::table::Table;
 
 /// The number of next-hop groups that routes lead to: as many as a router at an Internet exchange has neighbours.
@@ -70,15 +71,6 @@ pub struct Results {
     pub updates: Vec<Updates>,
     /// The memory of the writer alone, without the routes themselves, in bytes.
     pub writer_bytes: usize,
-}
-
-/// A figure of several rounds.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Rounds {
-    /// The median.
-    pub median: f64,
-    /// The best value, which is closest to an otherwise idle machine.
-    pub best: f64,
 }
 
 /// The results for the table of one family.
@@ -280,12 +272,11 @@ impl<A: Address> Lookups<'_, A> {
             dependent.push(1e9 * seconds_each(few, |count| dependent_lookups(reader, keys, count)));
             floor_dependent.push(1e9 * seconds_each(few, |count| memory.chase(offsets, count)));
         }
-        let largest = f64::max as fn(f64, f64) -> f64;
         Ok(Rates {
-            lookups: rounds(lookups, largest),
-            floor: rounds(floor, largest),
-            dependent: rounds(dependent, f64::min),
-            floor_dependent: rounds(floor_dependent, f64::min),
+            lookups: Rounds::of_rates(lookups),
+            floor: Rounds::of_rates(floor),
+            dependent: Rounds::of_times(dependent),
+            floor_dependent: Rounds::of_times(floor_dependent),
             found,
         })
     }
@@ -345,12 +336,6 @@ fn seconds_each(count: usize, work: impl FnOnce(usize)) -> f64 {
     let start = Instant::now();
     work(count);
     start.elapsed().as_secs_f64() / count as f64
-}
-
-fn rounds(mut values: Vec<f64>, better: fn(f64, f64) -> f64) -> Rounds {
-    values.sort_by(f64::total_cmp);
-    let median = values[values.len() / 2];
-    Rounds { median, best: values.into_iter().fold(median, better) }
 }
 
 /// As much memory as a table has, in huge pages like the table.

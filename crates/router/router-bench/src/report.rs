@@ -79,9 +79,9 @@ impl Options {
 
 /// Receives the progress of a run.
 pub trait ProgressObserver {
-    /// A step of a section step_begins.
+    /// Called when a step of a section begins.
     fn step_begins(&mut self, section: &str, what: &str);
-    /// The report has new results.
+    /// Called when the report has new results.
     fn report_grew(&mut self, report: &Report);
 }
 
@@ -202,15 +202,15 @@ pub struct UserTableReport {
 /// Returns the number of steps that [`run`] reports.
 pub fn steps(options: &Options, table: Option<&Table>) -> u64 {
     let parts = &options.parts;
-    let count = |is_so: bool, steps: u64| if is_so { steps } else { 0 };
-    let brought = table.map_or(0, |table| {
+    let count = |is_included: bool, steps: u64| if is_included { steps } else { 0 };
+    let user_table = table.map_or(0, |table| {
         let fib = count(parts.has(Part::Fib), fib::steps_of_table(table));
         fib + count(parts.has(Part::Core), core::steps_of_table(table))
     });
     let ethernet = count(parts.has(Part::Ethernet), ethernet::steps(&options.ethernet()));
     let alone = count(parts.has(Part::Fib), fib::STEPS) + count(options.has_core(), core::steps(options.core_parts()));
     let interconnects = count(has_nodes(parts), interconnects::steps(options, &Scale::of(options)) as u64);
-    brought + alone + ethernet + count(parts.has(Part::Adaptive), 1) + interconnects
+    user_table + alone + ethernet + count(parts.has(Part::Adaptive), 1) + interconnects
 }
 
 fn has_nodes(parts: &Parts) -> bool {
@@ -230,7 +230,8 @@ pub fn run(
     let mut report = Report::new(options);
     // The file is measured first, because it may be invalid.
     if let Some((file, table)) = table {
-        let measured = brought(file, table, options, &mut |what| observer.step_begins("the table of the file", what));
+        let mut step = |what: &str| observer.step_begins("the table of the file", what);
+        let measured = measure_user_table(file, table, options, &mut step);
         let error = |error| ReportError::UserTable { file: file.to_owned(), error: Box::new(error) };
         report.brought = Some(Some(measured.map_err(error)?));
     }
@@ -318,7 +319,8 @@ impl Report {
     }
 }
 
-fn brought(
+/// Measures tables and forwarding core with the routes of a file.
+fn measure_user_table(
     file: &Path,
     table: &Table,
     options: &Options,

@@ -43,18 +43,18 @@ pub struct Rules {
     /// The failed trials after which a rate counts as not carried.
     pub failures: u32,
     /// Whether a long trial confirms the result of short ones. Otherwise all trials are short.
-    pub is_held: bool,
+    pub is_confirmed: bool,
 }
 
 impl Rules {
     /// Returns the rules of a raw search: every trial counts.
     pub fn raw(precision: f64) -> Rules {
-        Rules { precision, trials_max: 1, failures: 1, is_held: true }
+        Rules { precision, trials_max: 1, failures: 1, is_confirmed: true }
     }
 
     /// Returns the rules of an undisturbed search: trials with known disturbances do not count.
     pub fn undisturbed(precision: f64) -> Rules {
-        Rules { precision, trials_max: 6, failures: 2, is_held: true }
+        Rules { precision, trials_max: 6, failures: 2, is_confirmed: true }
     }
 }
 
@@ -93,7 +93,7 @@ pub fn highest<E>(
     let mut search = Search { rules, trial, trials: 0, disturbed: 0 };
     let mut limits = Limits { carried: 0.0, failing: ceiling, ended_by: Verdict::Behind };
     search.narrow(&mut limits, first, Length::Short)?;
-    if rules.is_held && limits.carried > 0.0 {
+    if rules.is_confirmed && limits.carried > 0.0 {
         let found = limits.carried;
         let verdict = search.judge(found, Length::Long)?;
         if verdict != Verdict::Carried {

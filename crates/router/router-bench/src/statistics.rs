@@ -1,4 +1,4 @@
-//! Quantiles of samples.
+//! Medians, best values and quantiles of samples.
 
 use serde::Serialize;
 pub use stats::median;
@@ -24,6 +24,29 @@ impl Quantiles {
         samples_ns.sort_unstable();
         let at = |share| stats::nearest_rank(samples_ns, share).map_or(0.0, |ns| ns as f64 / 1000.0);
         Quantiles { p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), max_us: at(1.0), samples: samples_ns.len() }
+    }
+}
+
+/// A figure of several rounds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Rounds {
+    /// The median.
+    pub median: f64,
+    /// The best value, which is closest to an otherwise idle machine.
+    pub best: f64,
+}
+
+impl Rounds {
+    /// Returns the figure of rates, of which the highest is the best. Panics without values.
+    pub fn of_rates(mut values: Vec<f64>) -> Rounds {
+        values.sort_unstable_by(f64::total_cmp);
+        Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
+    }
+
+    /// Returns the figure of times, of which the shortest is the best. Panics without values.
+    pub fn of_times(mut values: Vec<f64>) -> Rounds {
+        values.sort_unstable_by(f64::total_cmp);
+        Rounds { median: values[values.len() / 2], best: values[0] }
     }
 }
 

@@ -108,26 +108,26 @@ impl Table {
             return Err(TableError::Compressed { path: path.to_owned(), format_name, command });
         }
         match format {
-            Format::Mrt => Table::of(path, import::mrt(reader), "is it a table dump (TABLE_DUMP_V2)?"),
-            Format::Prefixes => Table::of(path, import::prefixes(reader), "write one prefix per line"),
+            Format::Mrt => Table::from_routes(path, import::mrt(reader), "is it a table dump (TABLE_DUMP_V2)?"),
+            Format::Prefixes => Table::from_routes(path, import::prefixes(reader), "write one prefix per line"),
         }
     }
 
-    fn of(
+    fn from_routes(
         path: &Path,
         routes: impl Iterator<Item = Result<Route, import::Error>>,
         remedy: &'static str,
     ) -> Result<Table, TableError> {
         let path = || path.to_owned();
-        let (mut table, mut taken) = (Table::default(), HashSet::new());
+        let (mut table, mut seen) = (Table::default(), HashSet::new());
         let (mut next_hops_v4, mut next_hops_v6) = (Vec::new(), Vec::new());
         let mut numbers: HashMap<Option<IpAddr>, u32> = HashMap::new();
         for route in routes {
             let Route { prefix, next_hop } = route.map_err(|source| TableError::Import { path: path(), source })?;
-            if taken.len() == ROUTES_MAX {
+            if seen.len() == ROUTES_MAX {
                 return Err(TableError::TooMany { path: path() });
             }
-            if !taken.insert(prefix) {
+            if !seen.insert(prefix) {
                 continue;
             }
             let number = numbers.len() as u32;
@@ -143,7 +143,7 @@ impl Table {
                 }
             }
         }
-        if taken.is_empty() {
+        if seen.is_empty() {
             return Err(TableError::Empty { path: path(), remedy });
         }
         table.next_hops = numbers.len();

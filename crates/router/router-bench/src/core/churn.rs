@@ -9,8 +9,8 @@ use serde::Serialize;
 use sim::Random;
 
 use super::router::Routes;
-use super::{Error, Options, Router, median_and_best};
-use crate::fib::Rounds;
+use super::{Error, Options, Router};
+use crate::statistics::Rounds;
 
 /// Rates of route changes: none; about what an Internet router sees in an ordinary second; what it sees in a bad
 /// second; and as many as possible.
@@ -50,7 +50,7 @@ pub fn churn(
         is_over.store(true, Ordering::Relaxed);
         let changed = changer.join().expect("the thread that changes routes does not panic");
         forwarded?;
-        Ok(Churn { changes_per_s: changed?, mpps: median_and_best(rates) })
+        Ok(Churn { changes_per_s: changed?, mpps: Rounds::of_rates(rates) })
     })
 }
 

@@ -171,7 +171,7 @@ impl Router {
     }
 
     /// Returns for IPv4 and IPv6 whether the table has routes of that family.
-    pub(super) fn has(&self) -> [bool; 2] {
+    pub(super) fn has_routes(&self) -> [bool; 2] {
         [!self.routes.table.v4.is_empty(), !self.routes.table.v6.is_empty()]
     }
 

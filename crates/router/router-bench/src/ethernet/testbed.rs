@@ -1,8 +1,8 @@
-//! Three network namespaces in a row, and the traffic through them.
+//! A subject between a source and a sink: setting up their namespaces, and sending through them.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,28 +11,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use packet::ethernet::MacAddress;
 use router_ports::netlink::{Requests, RouteRequest, VethEndpoint};
 use router_ports::{Interface, Namespace, Sysctls};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::Random;
 
-use super::subject::Forwarding;
-use super::traffic::{Load, PacedResult, Round, SendRate, Sink, Source};
+use super::forwarding::Forwarding;
+use super::topology::{Destination, HOSTS, NODE, PORTS, gateway, within};
+use super::traffic::{Load, OverloadResult, PacedResult, SendRate, Sink, Source};
 use super::{Error, FRAME_BYTES_MIN, Options, Subject, VERSIONS, system};
-
-/// The names of the node's interfaces; their peers have the same names in the namespaces of the source and the sink.
-pub const PORTS: [&str; 2] = ["bench0", "bench1"];
-/// The addresses of the node, by side and family.
-pub const NODE: [[IpNet; 2]; 2] = [networks(8, 1), networks(9, 1)];
-pub const HOSTS: [[IpNet; 2]; 2] = [networks(8, 2), networks(9, 2)];
-
-/// Returns an address of each family in the networks of a side.
-const fn networks(side: u8, host: u8) -> [IpNet; 2] {
-    let v4 = Ipv4Addr::new(10, side, 0, host);
-    let v6 = Ipv6Addr::new(0xfd00, side as u16, 0, 0, 0, 0, 0, host as u16);
-    [IpNet::V4(Ipv4Net::new_assert(v4, 24)), IpNet::V6(Ipv6Net::new_assert(v6, 64))]
-}
-
-/// The network of a route, and an address in it to which packets are sent.
-pub type Destination = (IpNet, IpAddr);
+use crate::processor;
 
 /// A subject between a source and a sink.
 pub struct Testbed {
@@ -43,29 +28,6 @@ pub struct Testbed {
     forwarding: Option<Forwarding>,
     /// Keeps the namespace, and with it the configuration of its kernel, while the testbed exists.
     _node: Arc<Namespace>,
-}
-
-/// Returns the number of processors that this process may use.
-pub fn processors() -> usize {
-    sched_getaffinity(None).map_or(1, |set| set.count() as usize)
-}
-
-/// Pins the calling thread to the first or second processor that it may use, if there are two.
-pub fn pin(second: bool) {
-    let Ok(all) = sched_getaffinity(None) else { return };
-    let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).take(2).collect();
-    let [first, other] = usable[..] else { return };
-    let mut one = CpuSet::new();
-    one.set(if second { other } else { first });
-    // If the kernel refuses, the scheduler may move the thread during the measurement.
-    let _ = sched_setaffinity(None, &one);
-}
-
-/// Returns the mask of the second processor in the format of `/sys`.
-fn second_processor() -> Option<String> {
-    let all = sched_getaffinity(None).ok()?;
-    let second = (0..CpuSet::MAX_CPU.min(32)).filter(|cpu| all.is_set(*cpu)).nth(1)?;
-    Some(format!("{:x}", 1u32 << second))
 }
 
 impl Testbed {
@@ -86,7 +48,7 @@ impl Testbed {
         let port_mac = within(&node, || Interface::by_name(PORTS[0]))??.mac;
         let node = Arc::new(node);
         let forwarding = Forwarding::start(subject, node.clone(), &destinations)?;
-        let (source, sink) = (Source::open(source, port_mac, &destinations)?, Sink::open(sink)?);
+        let (source, sink) = (Source::open(source, port_mac, &destinations)?, Sink { namespace: sink });
         let mut testbed = Testbed { subject, source, sink, forwarding, _node: node };
         testbed.warm_up()?;
         Ok(testbed)
@@ -114,7 +76,7 @@ impl Testbed {
     }
 
     /// Sends as fast as possible.
-    pub fn overload(&mut self, load: Load, duration: Duration) -> Result<Round, Error> {
+    pub fn overload(&mut self, load: Load, duration: Duration) -> Result<OverloadResult, Error> {
         let _running = self.forwarding.as_ref().map(Forwarding::run);
         self.source.overload(load, duration, &self.sink)
     }
@@ -138,10 +100,6 @@ impl Testbed {
         let _running = self.forwarding.as_ref().map(Forwarding::run);
         self.source.probe(load, count, &self.sink)
     }
-}
-
-pub fn within<T: Send>(namespace: &Namespace, run: impl FnOnce() -> T + Send) -> Result<T, Error> {
-    namespace.within(run).map_err(system("entering a network namespace"))
 }
 
 /// Creates the pairs of interfaces between the node, in whose namespace the calling thread is, and its hosts.
@@ -210,12 +168,9 @@ fn prepare_kernel(subject: Subject, destinations: &[Destination], sysctls: &mut 
     Ok(())
 }
 
-/// Returns the address of the sink in the family of the destination.
-pub fn gateway(destination: IpAddr) -> IpAddr {
-    HOSTS[1][usize::from(destination.is_ipv6())].addr()
-}
-
+/// Steers the packets that an interface receives to the second processor, if there is one.
 fn steer_to_second(interface: &str) -> std::io::Result<()> {
-    let Some(mask) = second_processor() else { return Ok(()) };
-    fs::write(format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus"), mask)
+    let usable = processor::usable().unwrap_or_default();
+    let Some(second) = usable.get(1).filter(|processor| **processor < 32) else { return Ok(()) };
+    fs::write(format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus"), format!("{:x}", 1u32 << second))
 }

@@ -11,9 +11,10 @@ use packet::{ipv4, ipv6};
 use router::{Packet, Pool, Port};
 use router_ports::{Interface, Namespace, PacketSocket};
 
-use super::testbed::{Destination, HOSTS, PORTS, pin, within};
+use super::topology::{Destination, HOSTS, PORTS, within};
 use super::{Error, VERSIONS, Version, system};
 use crate::clock::{Allowance, TrialClock};
+use crate::processor::pin_to_usable;
 
 /// The largest number of frames sent in one call.
 const BURST: usize = 64;
@@ -38,8 +39,8 @@ pub struct Load<'a> {
     pub frame_bytes: &'a [usize],
 }
 
-/// The result of one round.
-pub struct Round {
+/// The result of sending as fast as possible.
+pub struct OverloadResult {
     pub arrived_mpps: f64,
     pub offered_mpps: f64,
 }
@@ -68,7 +69,7 @@ pub struct PacedResult {
 struct Frames {
     /// Frames in buffers of the maximum frame length.
     all: Vec<Frame>,
-    at: usize,
+    next: usize,
 }
 
 struct Frame {
@@ -90,7 +91,7 @@ pub struct Source {
 
 /// The receiver of frames.
 pub struct Sink {
-    namespace: Namespace,
+    pub namespace: Namespace,
 }
 
 impl Source {
@@ -104,7 +105,7 @@ impl Source {
         let frames = VERSIONS.map(|version| {
             let of_version = destinations.iter().map(|(_, address)| *address);
             let of_version = of_version.filter(|address| address.is_ipv6() == (version == Version::V6));
-            Frames { all: of_version.map(|address| Frame::new(mac, to, address)).collect(), at: 0 }
+            Frames { all: of_version.map(|address| Frame::new(mac, to, address)).collect(), next: 0 }
         });
         Ok(Source { port, pool: Pool::new(BURST as u32, BUFFER_BYTES, 0), frames, frames_sent: 0, number: 0 })
     }
@@ -129,7 +130,7 @@ impl Source {
     }
 
     /// Sends as fast as possible for `duration`.
-    pub fn overload(&mut self, load: Load, duration: Duration, sink: &Sink) -> Result<Round, Error> {
+    pub fn overload(&mut self, load: Load, duration: Duration, sink: &Sink) -> Result<OverloadResult, Error> {
         on_first(|| {
             let before = sink.received(load.version)?;
             let begun = Instant::now();
@@ -141,7 +142,7 @@ impl Source {
             std::thread::sleep(SETTLING);
             let arrived = sink.received(load.version)? - before;
             let mpps = |frames: u64| frames as f64 / seconds / 1e6;
-            Ok(Round { arrived_mpps: mpps(arrived), offered_mpps: mpps(sent) })
+            Ok(OverloadResult { arrived_mpps: mpps(arrived), offered_mpps: mpps(sent) })
         })
     }
 
@@ -200,10 +201,6 @@ impl Source {
 }
 
 impl Sink {
-    pub fn open(namespace: Namespace) -> Result<Sink, Error> {
-        Ok(Sink { namespace })
-    }
-
     /// Returns how many of `sent` frames have arrived since the counter was `before`, after all have arrived or no more
     /// do.
     fn settle(&self, version: Version, before: u64, sent: u64) -> Result<u64, Error> {
@@ -252,7 +249,7 @@ fn received_v6(text: &str) -> Option<u64> {
 fn on_first<T: Send>(run: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     std::thread::scope(|scope| {
         let pinned = || {
-            pin(false);
+            pin_to_usable(0);
             black_box(run())
         };
         scope.spawn(pinned).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -263,8 +260,8 @@ impl Frames {
     /// Returns the next frame, with this length.
     fn next(&mut self, bytes: usize) -> &[u8] {
         let count = self.all.len();
-        let frame = &mut self.all[self.at];
-        self.at = (self.at + 1) % count;
+        let frame = &mut self.all[self.next];
+        self.next = (self.next + 1) % count;
         frame.fit(bytes);
         &frame.bytes[..bytes]
     }

@@ -51,11 +51,6 @@ pub fn hops(
     Ok(found)
 }
 
-struct Times {
-    there: Vec<u64>,
-    back: Vec<u64>,
-}
-
 fn hop(
     kind: TransportKind,
     frame_bytes: usize,
@@ -79,14 +74,9 @@ fn hop(
         });
         (requester.join().expect("the requesting node"), responder.join().expect("the responding node"))
     });
-    let times = Times { there: spans(&local_times?), back: spans(&remote_times?) };
-    let hop_ns = |(all, other): (&u64, &u64)| all.saturating_sub(*other) / 2;
-    let mut hops_ns: Vec<u64> = times.there.iter().zip(&times.back).skip(WARM_UP).map(hop_ns).collect();
+    let hop_ns = |((t1, t4), (t2, t3)): ((u64, u64), (u64, u64))| (t4 - t1).saturating_sub(t3 - t2) / 2;
+    let mut hops_ns: Vec<u64> = local_times?.into_iter().zip(remote_times?).skip(WARM_UP).map(hop_ns).collect();
     Ok(Hop { interconnect: name(kind), frame_bytes, batch, latency: Quantiles::of(&mut hops_ns) })
-}
-
-fn spans(times: &[(u64, u64)]) -> Vec<u64> {
-    times.iter().map(|(from, to)| to - from).collect()
 }
 
 struct Clock<'a> {

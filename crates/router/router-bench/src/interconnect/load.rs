@@ -139,14 +139,14 @@ impl PolicyTrials {
 fn rows_of(kind: TransportKind, frame_bytes: usize, load_mpps: f64, found: &[PolicyTrials]) -> Vec<LoadRow> {
     let row = |PolicyTrials { batching, trials, control_p99_us }: &PolicyTrials| {
         let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
-        let of_quiet = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(quiet).map(value));
+        let of_undisturbed = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(undisturbed).map(value));
         LoadRow {
             interconnect: name(kind),
             frame_bytes,
             load_mpps,
             batching: *batching,
-            p50_us: of_quiet(|quiet| quiet.p50_us).unwrap_or_else(|| of(|trial| trial.latency.p50_us)),
-            p99_us: of_quiet(|quiet| quiet.p99_us).unwrap_or_else(|| of(|trial| trial.latency.p99_us)),
+            p50_us: of_undisturbed(|times| times.p50_us).unwrap_or_else(|| of(|trial| trial.latency.p50_us)),
+            p99_us: of_undisturbed(|times| times.p99_us).unwrap_or_else(|| of(|trial| trial.latency.p99_us)),
             undisturbed_share: of(|trial| trial.undisturbed.samples as f64 / trial.latency.samples.max(1) as f64),
             p99_all_us: of(|trial| trial.latency.p99_us),
             delivered_mpps: of(|trial| trial.delivered_mpps),
@@ -171,22 +171,22 @@ fn candidates(rows: &[LoadRow]) -> Vec<usize> {
     let Some(adaptive) = rows.iter().find(|row| row.batching == Batching::Adaptive) else { return Vec::new() };
     let fixed = comparable(rows, adaptive);
     let least_us = fixed.iter().map(|(_, row)| row.p99_us).fold(f64::INFINITY, f64::min);
-    let is_one = |row: &LoadRow| match row.batching {
+    let is_candidate = |row: &LoadRow| match row.batching {
         Batching::Adaptive => true,
         Batching::Fixed(batch) => {
             row.p99_us <= CANDIDATES_P99_RATIO_MAX * least_us && fixed.iter().any(|(other, _)| *other == batch)
         }
     };
-    (0..rows.len()).filter(|at| is_one(&rows[*at])).collect()
+    (0..rows.len()).filter(|at| is_candidate(&rows[*at])).collect()
 }
 
 fn p99_us(trial: &Trial) -> Option<f64> {
-    quiet(trial).map(|quiet| quiet.p99_us)
+    undisturbed(trial).map(|times| times.p99_us)
 }
 
 /// Returns the latencies of undisturbed packets, if there are enough of them.
-fn quiet(trial: &Trial) -> Option<Quantiles> {
-    Some(trial.undisturbed).filter(|quiet| quiet.samples >= SAMPLES_MIN)
+fn undisturbed(trial: &Trial) -> Option<Quantiles> {
+    Some(trial.undisturbed).filter(|times| times.samples >= SAMPLES_MIN)
 }
 
 /// The adaptive policy compared with the best fixed batch at one load.

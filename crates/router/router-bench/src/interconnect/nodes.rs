@@ -7,13 +7,13 @@ use std::time::Instant;
 use router::batch::Parcel;
 use router::{AdjacencyId, Hop, NodeId, Pool, PortId};
 use router_node::interconnect::{Interconnect, InterconnectSettings, PeerCounters, TransportKind, open};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::{Random, Span, Time};
 
 use super::buffers::{BUFFER_BYTES, HEADROOM_BYTES, RETAINED};
 use super::samples::Samples;
 use super::stalls::{Stall, StallDetector, Stalls};
 use super::{Batching, BenchError, ETHERNET_BYTES};
+use crate::processor;
 use crate::statistics::Quantiles;
 
 /// The buffers of a node: enough for the packets that are queued and in flight.
@@ -48,22 +48,17 @@ impl Cores {
     /// # Errors
     /// Fails if there is only one.
     pub fn find() -> Result<Cores, BenchError> {
-        let failed = |errno: rustix::io::Errno| BenchError::System { call: "sched_getaffinity", error: errno.into() };
-        let allowed = sched_getaffinity(None).map_err(failed)?;
-        let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
-        match (cores.next(), cores.next()) {
-            (Some(sender), Some(receiver)) => Ok(Cores { sender, receiver }),
-            (first, _) => Err(BenchError::Cores { found: usize::from(first.is_some()) }),
+        let failed = |error| BenchError::System { call: "sched_getaffinity", error };
+        match processor::usable().map_err(failed)?[..] {
+            [sender, receiver, ..] => Ok(Cores { sender, receiver }),
+            ref fewer => Err(BenchError::Cores { found: fewer.len() }),
         }
     }
 }
 
 /// Pins the calling thread to one core.
 pub(super) fn pin(core: usize) -> Result<(), BenchError> {
-    let mut only = CpuSet::new();
-    only.set(core);
-    let failed = |errno: rustix::io::Errno| BenchError::System { call: "sched_setaffinity", error: errno.into() };
-    sched_setaffinity(None, &only).map_err(failed)
+    processor::pin(core).map_err(|error| BenchError::System { call: "sched_setaffinity", error })
 }
 
 /// The offered load.

@@ -145,9 +145,9 @@ fn rows_of(kind: TransportKind, frame_bytes: usize, found: &[(Batching, PolicyRa
 fn candidates(rows: &[RateRow]) -> Vec<usize> {
     let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
     let highest_mpps = fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max);
-    let is_one =
+    let is_candidate =
         |row: &RateRow| row.batching == Batching::Adaptive || row.zero_loss_mpps >= CANDIDATES_SHARE_MIN * highest_mpps;
-    (0..rows.len()).filter(|at| is_one(&rows[*at])).collect()
+    (0..rows.len()).filter(|at| is_candidate(&rows[*at])).collect()
 }
 
 /// The rates of one policy, by round.
@@ -211,7 +211,7 @@ impl Search<'_> {
         }
         let first = previous_mpps.unwrap_or(FIRST_SHARE * flood_mpps).min(ceiling);
         let precision = self.effort.search_precision;
-        let rules = Rules { precision, trials_max: TRIES, failures: TRIES, is_held: false };
+        let rules = Rules { precision, trials_max: TRIES, failures: TRIES, is_confirmed: false };
         Ok(highest(rules, first, ceiling, |mpps, _| self.verdict(mpps))?.rate)
     }
 }

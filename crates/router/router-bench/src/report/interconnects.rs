@@ -114,7 +114,7 @@ impl Plan {
     }
 
     fn steps(&self, scale: &Scale) -> usize {
-        let count = |is_so: bool, steps: usize| if is_so { steps } else { 0 };
+        let count = |is_included: bool, steps: usize| if is_included { steps } else { 0 };
         let Rounds { all, most } = self.rounds(scale.effort.rate_rounds);
         let of_size = count(self.has_rates, all + usize::from(most > all)) + count(self.has_loads, scale.shares.len());
         let sizes = count(self.has_sizes, scale.sizes.len());

@@ -110,8 +110,8 @@ impl Parts {
     }
 
     /// Returns whether a selected part satisfies the predicate.
-    pub fn any(&self, is_it: impl Fn(Part) -> bool) -> bool {
-        Part::ALL.into_iter().any(|part| self.has(part) && is_it(part))
+    pub fn any(&self, predicate: impl Fn(Part) -> bool) -> bool {
+        Part::ALL.into_iter().any(|part| self.has(part) && predicate(part))
     }
 }
 

@@ -12,9 +12,10 @@ use router::{Config, Forwarder, Hop, NodeId, Output, Pool, Port, PortConfig, Por
 use router_ports::ethernet::{Backend, open};
 use router_ports::{LocalAddresses, Namespace};
 
-use super::testbed::{Destination, HOSTS, NODE, PORTS, gateway, pin};
+use super::topology::{Destination, HOSTS, NODE, PORTS, gateway};
 use super::{Error, Subject, system};
 use crate::clock::Allowance;
+use crate::processor::pin_to_usable;
 
 const BUFFERS: u32 = 4096;
 const BUFFER_BYTES: u16 = 2048;
@@ -66,7 +67,7 @@ impl Forwarding {
         let (thread_control, destinations) = (control.clone(), destinations.to_vec());
         let (report, reported) = mpsc::channel();
         let thread = thread::spawn(move || {
-            pin(true);
+            pin_to_usable(1);
             let entered = node.enter().map_err(system("entering a network namespace"));
             match entered.and_then(|()| Router::new(backend, &destinations)) {
                 Ok(mut router) => {
