@@ -145,8 +145,8 @@ impl Node {
     }
 
     /// Begins an iteration of the node's loop.
-    pub fn begin_round(&mut self, now_ns: u64) {
-        self.interconnect.begin_round(time(now_ns), std::mem::take(&mut self.is_busy));
+    pub fn begin_iteration(&mut self, now_ns: u64) {
+        self.interconnect.begin_iteration(time(now_ns), std::mem::take(&mut self.is_busy));
     }
 
     /// Passes the prepared packets to the interconnect.
@@ -337,7 +337,7 @@ fn send(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Vec<Stall> {
         if now_ns >= until_ns && arrivals.as_ref().map_or(offered > 0, |arrivals| arrivals.next_ns() >= until_ns) {
             break;
         }
-        node.begin_round(now_ns);
+        node.begin_iteration(now_ns);
         let counters = node.counters();
         stalls.extend(detector.check(now_ns, counters.sent_messages, counters.sent_packets));
         for _ in 0..VECTOR_PACKETS {
@@ -365,7 +365,7 @@ fn drain(node: &mut Node, shared: &Shared) {
     let (offered, until_ns) = (shared.offered.load(Ordering::Acquire), shared.now_ns() + DRAIN_NS_MAX);
     while !shared.has_received.load(Ordering::Acquire) {
         let now_ns = shared.now_ns();
-        node.begin_round(now_ns);
+        node.begin_iteration(now_ns);
         node.poll(now_ns);
         node.arrived.clear();
         let PeerCounters { sent_packets, drop_full, .. } = node.counters();
@@ -396,7 +396,7 @@ fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared, mut received: R
     loop {
         let has_sent = shared.has_sent.load(Ordering::Acquire);
         let began_ns = shared.now_ns();
-        node.begin_round(began_ns);
+        node.begin_iteration(began_ns);
         node.poll(began_ns);
         let now_ns = shared.now_ns();
         let counters = node.counters();

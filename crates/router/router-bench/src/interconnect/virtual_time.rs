@@ -108,7 +108,7 @@ impl Sender {
 
     fn poll(&mut self, clocks: &VirtualClocks) {
         let now_ns = now_ns(clocks, 0);
-        self.node.begin_round(now_ns);
+        self.node.begin_iteration(now_ns);
         for _ in 0..VECTOR_PACKETS {
             let arrival_ns = self.arrivals.next_ns();
             if arrival_ns > now_ns {
@@ -152,7 +152,7 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
             }
             continue;
         }
-        receiver.begin_round(received_ns);
+        receiver.begin_iteration(received_ns);
         receiver.poll(received_ns);
         if let Some(pausing) = &mut pausing[1] {
             pausing.pause(&clocks, 1);

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use router::batch::MessageTransfer;
-use router::batch::message::{Header, Message, MessageError, Source, WANTS_MAX};
+use router::batch::message::{Header, Message, MessageError, OCCUPANCY_MAX, Source};
 use router::{Hop, NodeId};
 use thiserror::Error;
 
@@ -46,20 +46,20 @@ pub(super) struct FlowLimits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ack {
     /// Number of packets received, mod 2^32.
-    pub taken: u32,
-    /// Occupancy, see [`Header::wants`].
-    pub wants: u8,
+    pub number: u32,
+    /// Occupancy, see [`Header::occupancy`].
+    pub occupancy: u8,
 }
 
 impl Ack {
     /// Encodes the acknowledgement as a word in shared memory.
     pub fn to_word(self) -> u64 {
-        u64::from(self.wants) << 32 | u64::from(self.taken)
+        u64::from(self.occupancy) << 32 | u64::from(self.number)
     }
 
     /// Decodes a word that a peer has written; any value is valid.
     pub fn from_word(word: u64) -> Ack {
-        Ack { taken: word as u32, wants: ((word >> 32) as u8).min(WANTS_MAX) }
+        Ack { number: word as u32, occupancy: ((word >> 32) as u8).min(OCCUPANCY_MAX) }
     }
 }
 
@@ -138,8 +138,8 @@ mod tests {
 
     #[test]
     fn an_ack_word_round_trips_and_its_occupancy_is_clamped() {
-        let ack = Ack { taken: 0xffff_fffe, wants: 7 };
+        let ack = Ack { number: 0xffff_fffe, occupancy: 7 };
         assert_eq!(Ack::from_word(ack.to_word()), ack);
-        assert_eq!(Ack::from_word(u64::MAX), Ack { taken: u32::MAX, wants: WANTS_MAX });
+        assert_eq!(Ack::from_word(u64::MAX), Ack { number: u32::MAX, occupancy: OCCUPANCY_MAX });
     }
 }

@@ -205,7 +205,7 @@ pub trait Interconnect: Send {
 
     /// Records the start of an iteration of the node's loop, and whether the previous one had any work, for this
     /// interconnect or anything else. Adaptive batches derive the node's occupancy from it.
-    fn begin_round(&mut self, now: Time, was_busy: bool);
+    fn begin_iteration(&mut self, now: Time, was_busy: bool);
 
     /// Queues all `parcels` for another node, in order. Those that exceed the queue are dropped and counted.
     fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>);

@@ -460,10 +460,10 @@ mod tests {
 
     #[test]
     fn a_peer_that_acknowledges_unsent_packets_is_ignored() {
-        for taken in [1, u32::MAX] {
+        for number in [1, u32::MAX] {
             let mut victim = Victim::new();
             let (hostile, _honest) = (victim.join(1), victim.join(2));
-            hostile.peer.outbound.store_u64(ACK_OFFSET, u64::from(taken), Ordering::Release);
+            hostile.peer.outbound.store_u64(ACK_OFFSET, u64::from(number), Ordering::Release);
             let packets = |victim: &mut Victim| {
                 let mut packet = victim.pool.alloc().unwrap();
                 victim.pool.resize(&mut packet, 60);
@@ -473,9 +473,9 @@ mod tests {
             };
             // The acknowledgement is read while messages are in flight and the latency is measured.
             (0..20).for_each(|_| packets(&mut victim));
-            let is_possible = taken <= 8;
+            let is_possible = number <= 8;
             let state = if is_possible { PeerState::Up } else { PeerState::Broken };
-            assert_eq!(victim.states(), [state, PeerState::Up], "taken {taken}");
+            assert_eq!(victim.states(), [state, PeerState::Up], "acknowledgement {number}");
         }
     }
 

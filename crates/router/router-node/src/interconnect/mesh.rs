@@ -46,7 +46,7 @@ struct ReceiveContext<'a> {
     own: NodeId,
     now: Time,
     limits: &'a FlowLimits,
-    /// A peer with so many bytes in flight that it needs an acknowledgement now.
+    /// A peer that needs an acknowledgement now, because much of its window is in flight.
     ack_now: Option<NodeId>,
     occupancy: &'a mut Occupancy,
     pool: &'a mut Pool,
@@ -67,8 +67,8 @@ impl MessageSink for ReceiveContext<'_> {
         }
         let peer = &mut self.peers[usize::from(from.0)];
         if self.limits.acks_in_messages {
-            let Header { taken, wants, .. } = message.header;
-            peer.process_ack(self.now, Ack { taken, wants })?;
+            let Header { ack, occupancy, .. } = message.header;
+            peer.process_ack(self.now, Ack { number: ack, occupancy })?;
         }
         peer.receive_message(self.now, &message.header, message.packets())?;
         let mut bytes = 0;
@@ -257,9 +257,9 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// Returns this node's occupancy as its messages encode it.
-    fn wants(&self) -> u8 {
-        (self.occupancy.least_packets() - 1) as u8
+    /// Returns this node's occupancy as its messages encode it, see [`Header::occupancy`].
+    fn encoded_occupancy(&self) -> u8 {
+        (self.occupancy.batch_packets_min() - 1) as u8
     }
 
     /// Returns the batch size by the packets in flight and by the occupancy of both nodes, and the maximum length.
@@ -275,9 +275,9 @@ impl<C: Carrier> Mesh<C> {
 
     /// Returns the batch size by the occupancy of this node, and that of the peer as it reports it.
     fn by_occupancy(&self, now: Time, peer: &Peer) -> usize {
-        let is_recent = now.since(peer.wants_at) < OCCUPANCY_AGE_MAX;
-        let by_peer = if is_recent { 1 + usize::from(peer.wants) } else { 1 };
-        self.occupancy.least_packets().max(by_peer)
+        let is_recent = now.since(peer.occupancy_at) < OCCUPANCY_AGE_MAX;
+        let by_peer = if is_recent { 1 + usize::from(peer.occupancy) } else { 1 };
+        self.occupancy.batch_packets_min().max(by_peer)
     }
 
     /// Returns whether to read the acknowledgement word of a peer.
@@ -290,26 +290,26 @@ impl<C: Carrier> Mesh<C> {
         if !self.is_adaptive || is_half_full {
             return is_half_full;
         }
-        let own_least = self.occupancy.least_packets();
-        if own_least == PACKETS_MAX {
+        let own_min = self.occupancy.batch_packets_min();
+        if own_min == PACKETS_MAX {
             // This node sends only full messages, whatever the peer reports.
             return false;
         }
         // A busy node does not spend time on measurements.
         let learns = peer.timed.is_some() || peer.samples < SAMPLES_INITIAL;
-        learns && own_least == 1
+        learns && own_min == 1
             || now.since(peer.ack_requested_at) >= ACK_POLL_INTERVAL
             || depends_on_ack(peer.batcher.len(), peer.by_in_flight(&self.limits), self.by_occupancy(now, peer))
     }
 
     /// Sends the `due` oldest packets in as many messages as needed. Returns the number of packets sent.
     fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, CarrierError> {
-        let wants = self.wants();
-        let may_time = self.is_adaptive && self.occupancy.least_packets() == 1;
+        let occupancy = self.encoded_occupancy();
+        let may_time = self.is_adaptive && self.occupancy.batch_packets_min() == 1;
         let peer = &mut self.peers[usize::from(node.0)];
         let mut done = 0;
         while done < due && peer.has_window(&self.limits) {
-            let header = Header { sequence: peer.sent, taken: peer.taken, requests_ack: false, wants };
+            let header = Header { sequence: peer.sent, ack: peer.received, requests_ack: false, occupancy };
             let waiting = peer.batcher.waiting().take(due - done);
             let packets = waiting.map(|queued| (queued.item.0, pool.bytes(&queued.item.1)));
             let sent = self.carrier.send(node, &header, packets)?;
@@ -331,13 +331,13 @@ impl<C: Carrier> Mesh<C> {
 
     /// Sends an acknowledgement, and requests one, if due. Returns whether a message was sent.
     fn send_ack(&mut self, now: Time, node: NodeId) -> Result<bool, CarrierError> {
-        let wants = self.wants();
+        let occupancy = self.encoded_occupancy();
         let peer = &mut self.peers[usize::from(node.0)];
-        let unacked = peer.taken.wrapping_sub(peer.acked_to_peer);
+        let unacked = peer.received.wrapping_sub(peer.acked_to_peer);
         let requests_ack = peer.ack_request_due().is_some_and(|at| at <= now);
         if !self.limits.acks_in_messages {
             if unacked > 0 {
-                self.carrier.write_ack(node, Ack { taken: peer.taken, wants });
+                self.carrier.write_ack(node, Ack { number: peer.received, occupancy });
                 peer.note_acked();
             }
             if requests_ack {
@@ -350,7 +350,7 @@ impl<C: Carrier> Mesh<C> {
         if !is_much && !is_late && !peer.is_ack_requested && !requests_ack {
             return Ok(false);
         }
-        let header = Header { sequence: peer.sent, taken: peer.taken, requests_ack, wants };
+        let header = Header { sequence: peer.sent, ack: peer.received, requests_ack, occupancy };
         if !self.carrier.send_ack(node, &header)? {
             return Ok(false);
         }
@@ -438,8 +438,8 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         self.peers.get(usize::from(node.0)).map_or(PeerState::Absent, |peer| peer.state)
     }
 
-    fn begin_round(&mut self, now: Time, was_busy: bool) {
-        self.occupancy.begin_round(now, was_busy);
+    fn begin_iteration(&mut self, now: Time, was_busy: bool) {
+        self.occupancy.begin_iteration(now, was_busy);
     }
 
     fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>) {

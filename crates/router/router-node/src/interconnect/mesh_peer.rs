@@ -56,15 +56,15 @@ pub(super) struct Peer {
     pub(super) acked_bytes: u64,
     pub(super) acked_at: Time,
     pub(super) ack_requested_at: Time,
-    /// Occupancy of the peer, see [`Header::wants`], and when it was received.
-    pub(super) wants: u8,
-    pub(super) wants_at: Time,
+    /// Occupancy of the peer, see [`Header::occupancy`], and when it was received.
+    pub(super) occupancy: u8,
+    pub(super) occupancy_at: Time,
     pub(super) timed: Option<TimedMessage>,
     pub(super) until_sample: u32,
     /// Number of timed messages, up to [`SAMPLES_INITIAL`].
     pub(super) samples: u32,
     /// Number of packets received, mod 2^32, and the number last acknowledged to the peer.
-    pub(super) taken: u32,
+    pub(super) received: u32,
     pub(super) acked_to_peer: u32,
     pub(super) unacked_since: Option<Time>,
     /// Received bytes that were not acknowledged yet.
@@ -89,12 +89,12 @@ impl Peer {
             acked_bytes: 0,
             acked_at: Time::ZERO,
             ack_requested_at: Time::ZERO,
-            wants: 0,
-            wants_at: Time::ZERO,
+            occupancy: 0,
+            occupancy_at: Time::ZERO,
             timed: None,
             until_sample: 0,
             samples: 0,
-            taken: 0,
+            received: 0,
             acked_to_peer: 0,
             unacked_since: None,
             unacked_bytes: 0,
@@ -125,22 +125,21 @@ impl Peer {
 
     /// Processes an acknowledgement. One that exceeds what was sent is an error.
     pub(super) fn process_ack(&mut self, now: Time, ack: Ack) -> Result<(), MessageError> {
-        let Ack { taken, wants } = ack;
-        (self.wants, self.wants_at) = (wants, now);
-        let newly = taken.wrapping_sub(self.acked);
-        if newly == 0 {
+        (self.occupancy, self.occupancy_at) = (ack.occupancy, now);
+        let newly_acked = ack.number.wrapping_sub(self.acked);
+        if newly_acked == 0 {
             return Ok(());
         }
-        if newly > self.packets_in_flight() {
-            return Err(MessageError { what: "an acknowledgement", value: u64::from(taken) });
+        if newly_acked > self.packets_in_flight() {
+            return Err(MessageError { what: "an acknowledgement", value: u64::from(ack.number) });
         }
-        (self.acked, self.acked_at) = (taken, now);
-        self.completed += u64::from(newly);
-        while let Some(oldest) = self.in_flight.front().filter(|oldest| is_at_or_before(oldest.end, taken)) {
+        (self.acked, self.acked_at) = (ack.number, now);
+        self.completed += u64::from(newly_acked);
+        while let Some(oldest) = self.in_flight.front().filter(|oldest| is_at_or_before(oldest.end, ack.number)) {
             self.acked_bytes = oldest.bytes_end;
             self.in_flight.pop_front();
         }
-        if let Some(timed) = self.timed.take_if(|timed| is_at_or_before(timed.end, taken))
+        if let Some(timed) = self.timed.take_if(|timed| is_at_or_before(timed.end, ack.number))
             && now.since(timed.polled) <= ACK_POLL_GAP_MAX
         {
             let took = now.since(timed.sent);
@@ -171,12 +170,12 @@ impl Peer {
 
     /// Records a message that was received.
     pub(super) fn receive_message(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
-        let lost = header.sequence.wrapping_sub(self.taken);
+        let lost = header.sequence.wrapping_sub(self.received);
         if lost > i32::MAX as u32 {
             return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
         }
         self.is_ack_requested |= header.requests_ack;
-        self.taken = header.sequence.wrapping_add(packets as u32);
+        self.received = header.sequence.wrapping_add(packets as u32);
         self.counters.lost_packets += u64::from(lost);
         self.counters.received_packets += packets as u64;
         if packets > 0 {
@@ -188,7 +187,7 @@ impl Peer {
 
     /// Records that everything received was acknowledged.
     pub(super) fn note_acked(&mut self) {
-        (self.acked_to_peer, self.unacked_since, self.unacked_bytes) = (self.taken, None, 0);
+        (self.acked_to_peer, self.unacked_since, self.unacked_bytes) = (self.received, None, 0);
     }
 
     /// Returns when to request an acknowledgement.
@@ -200,7 +199,7 @@ impl Peer {
     }
 }
 
-/// Returns whether `end` is at or before `taken`, mod 2^32. Their distance never exceeds what is in flight.
-fn is_at_or_before(end: u32, taken: u32) -> bool {
-    taken.wrapping_sub(end) as i32 >= 0
+/// Returns whether `end` is at or before `ack`, mod 2^32. Their distance never exceeds what is in flight.
+fn is_at_or_before(end: u32, ack: u32) -> bool {
+    ack.wrapping_sub(end) as i32 >= 0
 }

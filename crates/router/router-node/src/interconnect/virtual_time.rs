@@ -339,7 +339,7 @@ mod tests {
                 }
                 (0..2).for_each(|node| self.clocks.spend(node, ITERATION));
                 (0..2).for_each(|node| self.poll(node));
-                self.nodes[1].begin_round(self.clocks.now(1), is_busy);
+                self.nodes[1].begin_iteration(self.clocks.now(1), is_busy);
             }
         }
 

@@ -103,7 +103,7 @@ impl ForwardingThread {
         while !self.is_stopping {
             self.parts.heartbeat.begin_iteration();
             self.detect_suspension();
-            self.parts.interconnect.begin_round(self.interconnect_clock.time(self.polled_at), was_busy);
+            self.parts.interconnect.begin_iteration(self.interconnect_clock.time(self.polled_at), was_busy);
             was_busy = self.poll_once();
             idle_polls = if was_busy { 0 } else { idle_polls + 1 };
             if idle_polls > IDLE_POLLS_MAX {

@@ -94,7 +94,7 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 
 /// Maximum batch size unless the load calls for more: the first packet waits for all others, while the peer could have
 /// begun.
-const USUAL_PACKETS_MAX: usize = 32;
+const USUAL_PACKETS_MAX: usize = FIXED_PACKETS_MAX;
 
 /// Number of bytes that justify a message, however few packets they are: copying them takes several times the fixed
 /// cost of a message, and each node has to wait for all of them.
@@ -102,7 +102,7 @@ const ENOUGH_BYTES: usize = 8 << 10;
 
 /// Returns the maximum wait of the oldest packet: half the target, or all of it if only full messages are worth
 /// sending, because there is no time for more messages.
-fn waits_at_most(target: Span, is_full_only: bool) -> Span {
+fn wait_max(target: Span, is_full_only: bool) -> Span {
     if is_full_only { target } else { Span::from_ps(target.ps() / 2) }
 }
 
@@ -118,7 +118,7 @@ pub struct BatchTarget {
 }
 
 impl BatchTarget {
-    fn least(self) -> usize {
+    fn packets_min(self) -> usize {
         self.by_occupancy.max(self.by_in_flight)
     }
 
@@ -202,7 +202,7 @@ impl<T> Batcher<T> {
     /// Returns the number of packets to send now. With an adaptive policy: at most as many as fit in a message, and not
     /// fewer than the batch size unless the oldest packet has waited for long.
     #[inline]
-    pub fn due(&self, now: Time, worth: BatchTarget) -> usize {
+    pub fn due(&self, now: Time, batch: BatchTarget) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
         let waited = now.since(oldest.since);
         match self.policy {
@@ -210,35 +210,35 @@ impl<T> Batcher<T> {
                 let wanted = usize::from(packets);
                 if self.queue.len() >= wanted || waited >= wait { self.queue.len().min(wanted) } else { 0 }
             }
-            Policy::Adaptive { target } => self.in_one_message(self.adaptive_due(target, waited, worth)),
+            Policy::Adaptive { target } => self.in_one_message(self.adaptive_due(target, waited, batch)),
         }
     }
 
     #[inline]
-    fn adaptive_due(&self, target: Span, waited: Span, worth: BatchTarget) -> usize {
-        let queued = self.longest(waited >= target, worth);
-        if waited >= waits_at_most(target, worth.is_full_only()) {
+    fn adaptive_due(&self, target: Span, waited: Span, batch: BatchTarget) -> usize {
+        let queued = self.longest(waited >= target, batch);
+        if waited >= wait_max(target, batch.is_full_only()) {
             return queued;
         }
-        if worth.least() <= 1 {
+        if batch.packets_min() <= 1 {
             // No pressure.
             return self.within(self.overlapping(queued), target.ns());
         }
-        if queued < worth.least().min(PACKETS_MAX) && self.queue_bytes < ENOUGH_BYTES {
+        if queued < batch.packets_min().min(PACKETS_MAX) && self.queue_bytes < ENOUGH_BYTES {
             return 0;
         }
         // If there is time only for full messages, shorter ones would only be more of them.
-        if worth.is_full_only() { queued } else { self.within(queued, target.ns()) }
+        if batch.is_full_only() { queued } else { self.within(queued, target.ns()) }
     }
 
     /// Returns the maximum number of queued packets in a message: by the default maximum or the batch size, and by the
     /// maximum length, as if all packets had the same length. This also bounds the batch size where long messages cost
     /// more, or save nothing.
     #[inline]
-    fn longest(&self, is_late: bool, worth: BatchTarget) -> usize {
-        let queued = self.queue.len().min(worth.least().max(USUAL_PACKETS_MAX));
-        let is_behind = worth.limit.is_tried && worth.is_full_only() && is_late;
-        let bytes_max = if is_behind { MESSAGE_BYTES_MAX } else { worth.limit.bytes };
+    fn longest(&self, is_late: bool, batch: BatchTarget) -> usize {
+        let queued = self.queue.len().min(batch.packets_min().max(USUAL_PACKETS_MAX));
+        let is_behind = batch.limit.is_trial && batch.is_full_only() && is_late;
+        let bytes_max = if is_behind { MESSAGE_BYTES_MAX } else { batch.limit.bytes };
         if self.queue_bytes <= bytes_max {
             return queued;
         }
@@ -246,15 +246,15 @@ impl<T> Batcher<T> {
         queued.min(by_bytes.max(1))
     }
 
-    /// Returns how many of the first `goes` packets fit in one message, at least 1. The rest would form a small
+    /// Returns how many of the first `due_packets` packets fit in one message, at least 1. The rest would form a small
     /// message, about which the next call decides.
     #[inline]
-    fn in_one_message(&self, goes: usize) -> usize {
+    fn in_one_message(&self, due_packets: usize) -> usize {
         // The total length of the queue is an upper bound that needs no iteration.
-        if goes <= 1 || message::length(goes, self.queue_bytes) <= self.message_bytes_max {
-            return goes;
+        if due_packets <= 1 || message::length(due_packets, self.queue_bytes) <= self.message_bytes_max {
+            return due_packets;
         }
-        let lengths = self.queue.iter().take(goes).map(|queued| usize::from(queued.bytes));
+        let lengths = self.queue.iter().take(due_packets).map(|queued| usize::from(queued.bytes));
         message::fit(self.message_bytes_max, lengths).0.max(1)
     }
 
@@ -293,7 +293,7 @@ impl<T> Batcher<T> {
         let oldest = self.queue.front()?;
         let wait = match self.policy {
             Policy::Fixed { wait, .. } => wait,
-            Policy::Adaptive { target } => waits_at_most(target, false),
+            Policy::Adaptive { target } => wait_max(target, false),
         };
         Some(oldest.since + wait)
     }
@@ -327,12 +327,12 @@ mod tests {
 
     const SLOT_BYTES: usize = 49_152;
 
-    const SHORT: LengthLimit = LengthLimit { bytes: 12_500, is_tried: false };
+    const SHORT: LengthLimit = LengthLimit { bytes: 12_500, is_trial: false };
     const NOTHING_PRESSES: BatchTarget = BatchTarget { by_occupancy: 1, by_in_flight: 0, limit: SHORT };
 
     const FULL_ONLY: BatchTarget = BatchTarget {
         by_occupancy: PACKETS_MAX,
-        limit: LengthLimit { bytes: MESSAGE_BYTES_MAX, is_tried: false },
+        limit: LengthLimit { bytes: MESSAGE_BYTES_MAX, is_trial: false },
         ..NOTHING_PRESSES
     };
 
@@ -377,17 +377,17 @@ mod tests {
 
     #[test]
     fn an_adaptive_batch_takes_the_queued_packets() {
-        for (queued, goes) in [(0, 0), (1, 1), (5, 5), (7, 7)] {
-            assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), NOTHING_PRESSES), goes);
+        for (queued, due_packets) in [(0, 0), (1, 1), (5, 5), (7, 7)] {
+            assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), NOTHING_PRESSES), due_packets);
         }
         assert_eq!(with(Policy::adaptive(), 90, 64).due(at(0.0), behind(15)), 32);
     }
 
     #[test]
     fn batches_exceed_the_default_maximum_if_the_target_does() {
-        let due = |us, worth| with(Policy::adaptive(), 90, 64).due(at(us), worth);
-        assert_eq!([busy(20), busy(40), behind(50), FULL_ONLY].map(|worth| due(0.0, worth)), [32, 40, 50, 64]);
-        assert_eq!([NOTHING_PRESSES, busy(40), FULL_ONLY].map(|worth| due(99.0, worth)), [32, 40, 64], "however late");
+        let due = |us, batch| with(Policy::adaptive(), 90, 64).due(at(us), batch);
+        assert_eq!([busy(20), busy(40), behind(50), FULL_ONLY].map(|batch| due(0.0, batch)), [32, 40, 50, 64]);
+        assert_eq!([NOTHING_PRESSES, busy(40), FULL_ONLY].map(|batch| due(99.0, batch)), [32, 40, 64], "however late");
     }
 
     #[test]
@@ -433,12 +433,12 @@ mod tests {
         // By the published figures 22 packets of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
         let busy = BatchTarget { limit: FULL_ONLY.limit, ..busy(31) };
-        assert_eq!([busy, FULL_ONLY].map(|worth| batcher.due(at(0.0), worth)), [22, 32]);
+        assert_eq!([busy, FULL_ONLY].map(|batch| batcher.due(at(0.0), batch)), [22, 32]);
     }
 
     #[test]
     fn a_message_is_as_long_as_the_limit_while_there_is_time_for_more_messages() {
-        let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
+        let due = |packets, bytes, us, batch| with(Policy::adaptive(), packets, bytes).due(at(us), batch);
         assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is in flight");
         assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 8, "and however late");
         assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 8, 32], "and whatever the load");
@@ -450,19 +450,19 @@ mod tests {
     fn full_messages_are_short_where_long_ones_cost_more_except_when_a_trial_would_delay_late_packets() {
         let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), BatchTarget { limit, ..FULL_ONLY });
         assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
-        let tried = LengthLimit { is_tried: true, ..SHORT };
+        let tried = LengthLimit { is_trial: true, ..SHORT };
         assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
-        let worth = BatchTarget { limit: tried, ..busy(31) };
-        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 25, "the limit holds below full messages");
+        let batch = BatchTarget { limit: tried, ..busy(31) };
+        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), batch), 25, "the limit holds below full messages");
     }
 
     #[test]
     fn without_pressure_messages_overlap() {
         // By the published figures a message takes as long as 27 packets of 64 B, or 4.7 packets of 1500 B.
-        for (queued, bytes, goes) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 8), (40, 1500, 8)] {
+        for (queued, bytes, due_packets) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 8), (40, 1500, 8)] {
             assert_eq!(
                 with(Policy::adaptive(), queued, bytes).due(at(0.0), NOTHING_PRESSES),
-                goes,
+                due_packets,
                 "of {queued} x {bytes} B"
             );
         }

@@ -7,15 +7,15 @@
 use sim::Span;
 
 /// Forgetting factor: about the last 500 samples count.
-const KEPT: f64 = 0.998;
+const FORGETTING_FACTOR: f64 = 0.998;
 /// Variance of each coefficient before the first sample, in its unit²: large, because nothing is known.
 const VARIANCES_FIRST: [f64; 3] = [1e6, 1e3, 1.0];
 /// Upper bound of a variance, for numerical stability.
 const VARIANCE_MAX: f64 = 1e9;
 /// Ratio to the expectation above which a sample is an outlier, such as one delayed by an interrupt.
-const OFF_MAX: f64 = 4.0;
+const OUTLIER_RATIO_MIN: f64 = 4.0;
 /// Number of consecutive outliers after which the link is assumed to have changed.
-const OFF_IN_A_ROW_MAX: u32 = 32;
+const OUTLIERS_IN_A_ROW_MAX: u32 = 32;
 
 /// The measured latency of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Latency {
     /// Latency of a message of one empty packet, of each further packet, and of a byte, in nanoseconds.
     coefficients: [f64; 3],
     variances: [[f64; 3]; 3],
-    off_in_a_row: u32,
+    outliers_in_a_row: u32,
 }
 
 impl Latency {
@@ -47,7 +47,7 @@ impl Latency {
         for (index, variance) in VARIANCES_FIRST.into_iter().enumerate() {
             variances[index][index] = variance;
         }
-        Latency { coefficients, variances, off_in_a_row: 0 }
+        Latency { coefficients, variances, outliers_in_a_row: 0 }
     }
 
     /// Returns the fixed latency of a message, as a number of packets of `bytes` bytes with the same latency.
@@ -67,11 +67,11 @@ impl Latency {
     pub fn learn(&mut self, sample: &Sample) {
         let took_ns = sample.took.ns();
         let expected_ns = self.expected_ns(sample.packets, sample.bytes);
-        if took_ns > OFF_MAX * expected_ns && self.off_in_a_row < OFF_IN_A_ROW_MAX {
-            self.off_in_a_row += 1;
+        if took_ns > OUTLIER_RATIO_MIN * expected_ns && self.outliers_in_a_row < OUTLIERS_IN_A_ROW_MAX {
+            self.outliers_in_a_row += 1;
             return;
         }
-        self.off_in_a_row = 0;
+        self.outliers_in_a_row = 0;
         let inputs = [1.0, sample.packets.saturating_sub(1) as f64, sample.bytes as f64];
         let [first, next, byte] = self.coefficients;
         let error_ns = took_ns - (first + next * inputs[1] + byte * inputs[2]);
@@ -81,12 +81,12 @@ impl Latency {
     /// Performs one step of recursive least squares.
     fn correct(&mut self, inputs: [f64; 3], error: f64) {
         let spread = self.variances.map(|row| (0..3).map(|at| row[at] * inputs[at]).sum::<f64>());
-        let weight = KEPT + (0..3).map(|at| inputs[at] * spread[at]).sum::<f64>();
+        let weight = FORGETTING_FACTOR + (0..3).map(|at| inputs[at] * spread[at]).sum::<f64>();
         for row in 0..3 {
             self.coefficients[row] += spread[row] / weight * error;
             for column in 0..3 {
                 let reduced = self.variances[row][column] - spread[row] * spread[column] / weight;
-                self.variances[row][column] = reduced / KEPT;
+                self.variances[row][column] = reduced / FORGETTING_FACTOR;
             }
         }
         // Without information about a coefficient, forgetting would let its variance grow without bound.

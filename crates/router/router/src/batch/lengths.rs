@@ -6,39 +6,37 @@
 //! copies have to fit a first-level cache, it saves nothing or less. There the cost of a byte is measured for each
 //! length in turn, for a period each under the same load, whatever is queued. So costs differ by the length alone.
 
-use super::limits::{MESSAGE_BYTES_MAX, WORKS_AT_MOST};
+use super::limits::{MESSAGE_BYTES_MAX, PERIOD_NS, WORK_SHARE_MAX};
 
-/// Maximum bytes of a message of each length, from short to full: eight packets of 1500 B, sixteen, 32.
-const BYTES_MAX: [usize; LENGTHS] = [12_500, 24_000, MESSAGE_BYTES_MAX];
-const LENGTHS: usize = 3;
+/// Maximum bytes of a message of each length: short (eight packets of 1500 B), long (sixteen) and full (32).
+const BYTES_MAX: [usize; 3] = [12_500, 24_000, MESSAGE_BYTES_MAX];
+const LENGTHS: usize = BYTES_MAX.len();
 const SHORT: usize = 0;
 const LONG: usize = 1;
 const FULL: usize = 2;
-/// A period counts only if one of its messages had this many bytes: below that all lengths are the same.
-const BOUND_BYTES: usize = BYTES_MAX[SHORT] / 4 * 3;
-/// Length of a period, without interruptions and sleep. An iteration may take longer where messages are system calls.
-const PERIOD_NS: f64 = 100_000.0;
+/// A period counts only if one of its messages had this many bytes: shorter messages are the same at all lengths.
+const COUNTED_BYTES_MIN: usize = BYTES_MAX[SHORT] / 4 * 3;
 /// Iterations that take longer do not count: they were interrupted.
-const ROUND_NS_MAX: f64 = 1_000_000.0;
+const ITERATION_NS_MAX: f64 = 1_000_000.0;
 /// A period that costs more than this multiple of the average was interrupted, and counts as this multiple.
-const COST_MAX: f64 = 2.0;
+const COST_RATIO_MAX: f64 = 2.0;
 /// Number of periods at the beginning that do not count, because caches are cold: a byte of the RNIC's first messages
 /// costs a quarter more than later, and short ones come first.
 const PERIODS_COLD: u32 = 8;
 /// Number of periods after which the cost of a length is known.
 const PERIODS_KNOWN: u32 = 8;
-/// Number of periods after which it is known if it is more than [`SOON_COSTS`] times the least.
+/// Number of periods after which it is known if it is more than [`KNOWN_SOON_COST_RATIO_MIN`] times the least.
 const PERIODS_KNOWN_SOON: u32 = 3;
-const SOON_COSTS: f64 = 1.25;
+const KNOWN_SOON_COST_RATIO_MIN: f64 = 1.25;
 /// Number of last periods over which a cost is averaged.
-const PERIODS_KEPT: u32 = 32;
+const PERIODS_AVERAGED: u32 = 32;
 /// Once all costs are known, one period in this number tries another length: too few to change the 99th percentile.
-const PERIODS_APART: u32 = 1024;
+const PERIODS_BETWEEN_TRIALS: u32 = 1024;
 /// Longer messages are used if a byte costs at most this multiple of what it costs in shorter ones.
-const LONGER_COSTS_AT_MOST: f64 = 0.98;
+const LONGER_COST_RATIO_MAX: f64 = 0.98;
 /// The same while the node has no time for shorter ones. What long ones save the peer is not visible here, and costs of
 /// eight periods differ from those of the next eight by some percent.
-const LONGER_COSTS_AT_MOST_WITHOUT_TIME: f64 = 1.1;
+const LONGER_COST_RATIO_MAX_WITHOUT_TIME: f64 = 1.1;
 
 /// How messages leave the process, which determines what a message costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +53,12 @@ pub struct LengthLimit {
     /// Maximum bytes of a message. A longer packet forms a message by itself.
     pub bytes: usize,
     /// Whether the length is only tried: late packets are then sent in full messages where only these are worth it.
-    pub is_tried: bool,
+    pub is_trial: bool,
 }
 
 impl LengthLimit {
     /// A full message.
-    pub(super) const FULL: LengthLimit = LengthLimit { bytes: MESSAGE_BYTES_MAX, is_tried: false };
+    pub(super) const FULL: LengthLimit = LengthLimit { bytes: MESSAGE_BYTES_MAX, is_trial: false };
 }
 
 /// The best length of messages while a node has time for shorter than full ones, and while it has not.
@@ -72,7 +70,7 @@ pub(super) struct Lengths {
     had_time: bool,
     period: Period,
     /// Bytes of messages in this iteration.
-    round_bytes: f64,
+    iteration_bytes: f64,
 }
 
 /// The iterations of a period that were not interrupted.
@@ -89,12 +87,12 @@ struct Period {
 }
 
 impl Period {
-    const BEGINS: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0, is_full: false };
+    const EMPTY: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0, is_full: false };
 
     /// Returns the cost of a byte if messages were so long that their maximum length mattered. It is not known where
     /// iterations without work take as long as others.
     fn byte_ns(&self) -> Option<f64> {
-        let is_known = self.longest_bytes >= BOUND_BYTES && self.bytes > 0.0 && self.worked_ns > 0.0;
+        let is_known = self.longest_bytes >= COUNTED_BYTES_MIN && self.bytes > 0.0 && self.worked_ns > 0.0;
         is_known.then(|| self.worked_ns / self.bytes)
     }
 }
@@ -105,8 +103,8 @@ impl Lengths {
             with_time: Choice::WITH_TIME,
             without_time: Choice::WITHOUT_TIME,
             had_time: true,
-            period: Period::BEGINS,
-            round_bytes: 0.0,
+            period: Period::EMPTY,
+            iteration_bytes: 0.0,
         }
     }
 
@@ -118,7 +116,7 @@ impl Lengths {
             return LengthLimit::FULL;
         }
         let choice = self.choice(has_time);
-        LengthLimit { bytes: BYTES_MAX[choice.length], is_tried: choice.is_tried }
+        LengthLimit { bytes: BYTES_MAX[choice.length], is_trial: choice.is_trial }
     }
 
     fn choice(&self, has_time: bool) -> &Choice {
@@ -127,7 +125,7 @@ impl Lengths {
 
     /// Records a message that was sent or received.
     pub fn note_message(&mut self, bytes: usize) {
-        self.round_bytes += bytes as f64;
+        self.iteration_bytes += bytes as f64;
     }
 
     /// Records that the message was sent.
@@ -136,16 +134,16 @@ impl Lengths {
     }
 
     /// Records the end of a loop iteration: its time, the part of it that was work, and whether the node has time.
-    pub fn end_round(&mut self, round_ns: f64, worked_ns: f64, has_time: bool) {
-        let bytes = std::mem::take(&mut self.round_bytes);
+    pub fn end_iteration(&mut self, iteration_ns: f64, worked_ns: f64, has_time: bool) {
+        let bytes = std::mem::take(&mut self.iteration_bytes);
         if self.had_time != has_time {
-            (self.had_time, self.period) = (has_time, Period::BEGINS);
+            (self.had_time, self.period) = (has_time, Period::EMPTY);
             return;
         }
-        if round_ns > ROUND_NS_MAX {
+        if iteration_ns > ITERATION_NS_MAX {
             return;
         }
-        self.period.passed_ns += round_ns;
+        self.period.passed_ns += iteration_ns;
         self.period.worked_ns += worked_ns;
         self.period.bytes += bytes;
         if self.period.passed_ns >= PERIOD_NS {
@@ -154,7 +152,7 @@ impl Lengths {
     }
 
     fn end_period(&mut self) {
-        let period = std::mem::replace(&mut self.period, Period::BEGINS);
+        let period = std::mem::replace(&mut self.period, Period::EMPTY);
         let Some(byte_ns) = period.byte_ns() else { return };
         let length = self.choice(self.had_time).length;
         if period.is_full && length != FULL {
@@ -164,7 +162,7 @@ impl Lengths {
             self.with_time.learn(length, byte_ns);
         }
         // A node that becomes too busy for short messages has measured their cost just before.
-        if !self.had_time || period.worked_ns > WORKS_AT_MOST * period.passed_ns {
+        if !self.had_time || period.worked_ns > WORK_SHARE_MAX * period.passed_ns {
             self.without_time.learn(length, byte_ns);
         }
     }
@@ -174,73 +172,80 @@ impl Lengths {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
     /// The lengths to choose from, from short to long.
-    among: &'static [usize],
+    lengths: &'static [usize],
     /// Maximum cost of a byte in longer messages as a multiple of that in shorter ones.
-    longer_costs_at_most: f64,
+    longer_cost_ratio_max: f64,
     costs: [Cost; LENGTHS],
     /// Periods at the beginning that still do not count.
-    cold: u32,
-    /// Periods since another length was tried.
-    since_tried: u32,
-    /// Index of that length among the others.
-    tries: usize,
+    cold_periods: u32,
+    /// Periods since a length other than the cheapest was tried.
+    periods_since_trial: u32,
+    /// Index of the length that was tried last among those that are not the cheapest.
+    trial_index: usize,
     /// The length of this period, and whether it is only tried.
     length: usize,
-    is_tried: bool,
+    is_trial: bool,
 }
 
 impl Choice {
     /// Messages are short until costs are known.
-    const WITH_TIME: Choice = Choice::among(&[SHORT, LONG, FULL], LONGER_COSTS_AT_MOST, SHORT);
+    const WITH_TIME: Choice = Choice::new(&[SHORT, LONG, FULL], LONGER_COST_RATIO_MAX, SHORT);
     /// Messages are full until costs are known, because most nodes without time need that, and trying others builds a
     /// queue.
-    const WITHOUT_TIME: Choice = Choice::among(&[SHORT, FULL], LONGER_COSTS_AT_MOST_WITHOUT_TIME, FULL);
+    const WITHOUT_TIME: Choice = Choice::new(&[SHORT, FULL], LONGER_COST_RATIO_MAX_WITHOUT_TIME, FULL);
 
-    const fn among(among: &'static [usize], longer_costs_at_most: f64, length: usize) -> Choice {
-        let costs = [Cost::UNKNOWN; LENGTHS];
-        let (cold, since_tried, tries, is_tried) = (PERIODS_COLD, 0, 0, true);
-        Choice { among, longer_costs_at_most, costs, cold, since_tried, tries, length, is_tried }
+    const fn new(lengths: &'static [usize], longer_cost_ratio_max: f64, length: usize) -> Choice {
+        Choice {
+            lengths,
+            longer_cost_ratio_max,
+            costs: [Cost::UNKNOWN; LENGTHS],
+            cold_periods: PERIODS_COLD,
+            periods_since_trial: 0,
+            trial_index: 0,
+            length,
+            is_trial: true,
+        }
     }
 
     /// Records the cost of a byte in a period of messages of this length, and chooses the length of the next period.
     fn learn(&mut self, length: usize, byte_ns: f64) {
-        if self.cold > 0 {
-            self.cold -= 1;
+        if self.cold_periods > 0 {
+            self.cold_periods -= 1;
             return;
         }
         self.costs[length].learn(byte_ns);
-        self.since_tried += 1;
-        let unknown = self.among.iter().copied().filter(|length| !self.is_known(*length));
+        self.periods_since_trial += 1;
+        let unknown = self.lengths.iter().copied().filter(|length| !self.is_known(*length));
         if let Some(length) = unknown.min_by_key(|length| self.costs[*length].periods) {
-            (self.length, self.is_tried) = (length, true);
+            (self.length, self.is_trial) = (length, true);
             return;
         }
         let cheapest = self.cheapest();
-        self.is_tried = self.since_tried >= PERIODS_APART;
-        self.length = if self.is_tried { self.next_to_try(cheapest) } else { cheapest };
+        self.is_trial = self.periods_since_trial >= PERIODS_BETWEEN_TRIALS;
+        self.length = if self.is_trial { self.next_trial(cheapest) } else { cheapest };
     }
 
     fn is_known(&self, length: usize) -> bool {
         let Cost { periods, byte_ns } = self.costs[length];
         let known = self.costs.iter().filter(|cost| cost.periods >= PERIODS_KNOWN_SOON);
         let least_ns = known.map(|cost| cost.byte_ns).fold(f64::INFINITY, f64::min);
-        periods >= PERIODS_KNOWN || periods >= PERIODS_KNOWN_SOON && byte_ns > SOON_COSTS * least_ns
+        periods >= PERIODS_KNOWN || periods >= PERIODS_KNOWN_SOON && byte_ns > KNOWN_SOON_COST_RATIO_MIN * least_ns
     }
 
     /// Returns the shortest length for which no longer one is cheaper by enough.
     fn cheapest(&self) -> usize {
-        let is_worth = |longer: usize, than: usize| {
-            self.costs[longer].byte_ns <= self.longer_costs_at_most * self.costs[than].byte_ns
+        let is_cheaper = |longer: usize, than: usize| {
+            self.costs[longer].byte_ns <= self.longer_cost_ratio_max * self.costs[than].byte_ns
         };
-        let longer = self.among[1..].iter().copied();
-        longer.fold(self.among[0], |cheapest, longer| if is_worth(longer, cheapest) { longer } else { cheapest })
+        let longer = self.lengths[1..].iter().copied();
+        longer.fold(self.lengths[0], |cheapest, longer| if is_cheaper(longer, cheapest) { longer } else { cheapest })
     }
 
-    fn next_to_try(&mut self, cheapest: usize) -> usize {
-        self.since_tried = 0;
-        self.tries = (self.tries + 1) % (self.among.len() - 1);
-        let mut others = self.among.iter().copied().filter(|length| *length != cheapest);
-        others.nth(self.tries).unwrap_or(cheapest)
+    fn next_trial(&mut self, cheapest: usize) -> usize {
+        self.periods_since_trial = 0;
+        self.trial_index = (self.trial_index + 1) % (self.lengths.len() - 1);
+        let mut others = self.lengths.iter().copied().filter(|length| *length != cheapest);
+        others.nth(self.trial_index).unwrap_or(cheapest)
     }
 }
 
@@ -255,8 +260,8 @@ impl Cost {
     const UNKNOWN: Cost = Cost { byte_ns: 0.0, periods: 0 };
 
     fn learn(&mut self, byte_ns: f64) {
-        let byte_ns = if self.periods > 0 { byte_ns.min(COST_MAX * self.byte_ns) } else { byte_ns };
-        self.periods = (self.periods + 1).min(PERIODS_KEPT);
+        let byte_ns = if self.periods > 0 { byte_ns.min(COST_RATIO_MAX * self.byte_ns) } else { byte_ns };
+        self.periods = (self.periods + 1).min(PERIODS_AVERAGED);
         self.byte_ns += (byte_ns - self.byte_ns) / f64::from(self.periods);
     }
 }
@@ -278,7 +283,7 @@ mod tests {
     impl Node {
         fn new(has_time: bool) -> Node {
             let mut node = Node { lengths: Lengths::new(), has_time, share: 0.5 };
-            node.lengths.end_round(0.0, 0.0, has_time);
+            node.lengths.end_iteration(0.0, 0.0, has_time);
             node
         }
 
@@ -297,7 +302,7 @@ mod tests {
         /// Returns the number of periods that had each length.
         fn run(&mut self, periods: usize, bytes_ns: [f64; LENGTHS]) -> [usize; LENGTHS] {
             let mut had = [0; LENGTHS];
-            (0..periods).for_each(|_| had[self.period(BOUND_BYTES, bytes_ns)] += 1);
+            (0..periods).for_each(|_| had[self.period(COUNTED_BYTES_MIN, bytes_ns)] += 1);
             had
         }
 
@@ -307,8 +312,8 @@ mod tests {
             self.lengths.note_message(longest_bytes);
             self.lengths.note_sent(longest_bytes);
             self.lengths.note_message((worked_ns / bytes_ns[length]) as usize - longest_bytes);
-            self.lengths.end_round(worked_ns, worked_ns, self.has_time);
-            self.lengths.end_round(PERIOD_NS - worked_ns, 0.0, self.has_time);
+            self.lengths.end_iteration(worked_ns, worked_ns, self.has_time);
+            self.lengths.end_iteration(PERIOD_NS - worked_ns, 0.0, self.has_time);
             length
         }
     }
@@ -318,12 +323,12 @@ mod tests {
         for (has_time, first) in [(true, SHORT), (false, FULL)] {
             let mut node = Node::new(has_time);
             assert_eq!(node.length(), first, "before any cost is known");
-            assert!(node.lengths.limit(has_time, !has_time).is_tried);
+            assert!(node.lengths.limit(has_time, !has_time).is_trial);
             assert_eq!(node.run(COLD, [1.0, 0.1, 0.1])[first], COLD, "cold");
             let in_turn = if has_time { [8, 8, 8] } else { [8, 0, 8] };
             assert_eq!(node.run(in_turn.iter().sum(), [0.2, 0.18, 0.19]), in_turn);
             assert_eq!(node.run(500, [0.2, 0.18, 0.19]), if has_time { [0, 500, 0] } else { [0, 0, 500] });
-            assert!(!node.lengths.limit(has_time, !has_time).is_tried);
+            assert!(!node.lengths.limit(has_time, !has_time).is_trial);
             let by_costs = [([0.2, 0.2, 0.23], 0), ([0.2, 0.19, 0.18], 2), ([0.2, 0.21, 0.18], 2)];
             let where_equal = [[0.2, 0.2, 0.2], [0.2, 0.2, 0.21]].map(|bytes_ns| (bytes_ns, first));
             for (bytes_ns, length) in by_costs.into_iter().chain(where_equal) {
@@ -342,7 +347,7 @@ mod tests {
     #[test]
     fn a_more_costly_length_is_tried_rarely_and_used_once_it_costs_less() {
         let mut node = Node::warm(true, [0.2, 0.21, 0.22]);
-        let apart = PERIODS_APART as usize;
+        let apart = PERIODS_BETWEEN_TRIALS as usize;
         assert_eq!(node.run(10 * apart, [0.2, 0.21, 0.22]), [10 * apart - 10, 5, 5]);
         // Short ones become costly, for example by another program on the processor: the node notices at once.
         let had = node.run(100, [0.3, 0.21, 0.22]);
@@ -354,26 +359,26 @@ mod tests {
     fn periods_without_long_messages_and_interrupted_ones_do_not_count() {
         let mut node = Node::new(true);
         for _ in 0..1000 {
-            assert_eq!(node.period(BOUND_BYTES - 1, [0.2, 0.1, 0.1]), SHORT);
+            assert_eq!(node.period(COUNTED_BYTES_MIN - 1, [0.2, 0.1, 0.1]), SHORT);
         }
         for _ in 0..100 {
-            node.lengths.note_message(BOUND_BYTES);
-            node.lengths.note_sent(BOUND_BYTES);
-            node.lengths.end_round(PERIOD_NS, 0.0, true);
+            node.lengths.note_message(COUNTED_BYTES_MIN);
+            node.lengths.note_sent(COUNTED_BYTES_MIN);
+            node.lengths.end_iteration(PERIOD_NS, 0.0, true);
         }
         assert_eq!(node.lengths, Lengths::new(), "nor do iterations that take no longer than those without work");
         for _ in 0..100 {
             if node.length() == SHORT {
-                node.lengths.note_message(BOUND_BYTES);
-                node.lengths.note_sent(BOUND_BYTES);
-                node.lengths.end_round(ROUND_NS_MAX + 1.0, ROUND_NS_MAX + 1.0, true);
+                node.lengths.note_message(COUNTED_BYTES_MIN);
+                node.lengths.note_sent(COUNTED_BYTES_MIN);
+                node.lengths.end_iteration(ITERATION_NS_MAX + 1.0, ITERATION_NS_MAX + 1.0, true);
             }
-            node.period(BOUND_BYTES, [0.2; LENGTHS]);
+            node.period(COUNTED_BYTES_MIN, [0.2; LENGTHS]);
         }
         assert_eq!(node.length(), SHORT, "interruptions do not make short ones costly");
         let mut node = Node::new(true);
         node.run(COLD + 10, [0.2, 0.16, 0.2]);
-        node.period(BOUND_BYTES, [2.0; LENGTHS]);
+        node.period(COUNTED_BYTES_MIN, [2.0; LENGTHS]);
         node.run(20, [0.2, 0.16, 0.2]);
         assert_eq!(node.length(), 1, "nor does one make others costly");
     }
@@ -385,8 +390,8 @@ mod tests {
             node.share = share;
             node.run(COLD + 28, [0.2, 0.19, 0.17]);
             node.has_time = false;
-            node.lengths.end_round(0.0, 0.0, false);
-            node.lengths.without_time.cold = 0;
+            node.lengths.end_iteration(0.0, 0.0, false);
+            node.lengths.without_time.cold_periods = 0;
             assert_eq!(node.run(30, [0.2, 0.19, 0.17])[SHORT], tried, "{share} of the time was work before");
         }
     }
@@ -395,10 +400,10 @@ mod tests {
     fn a_period_in_which_a_node_becomes_busy_does_not_count() {
         let mut node = Node::new(true);
         for has_time in [true, false].into_iter().cycle().take(1000) {
-            node.lengths.end_round(0.0, 0.0, has_time);
-            node.lengths.note_message(BOUND_BYTES);
-            node.lengths.note_sent(BOUND_BYTES);
-            node.lengths.end_round(PERIOD_NS / 2.0, PERIOD_NS / 4.0, has_time);
+            node.lengths.end_iteration(0.0, 0.0, has_time);
+            node.lengths.note_message(COUNTED_BYTES_MIN);
+            node.lengths.note_sent(COUNTED_BYTES_MIN);
+            node.lengths.end_iteration(PERIOD_NS / 2.0, PERIOD_NS / 4.0, has_time);
         }
         assert_eq!((node.lengths.with_time, node.lengths.without_time), (Choice::WITH_TIME, Choice::WITHOUT_TIME));
     }
@@ -410,7 +415,7 @@ mod tests {
             assert_eq!(node.lengths.limit(true, true), LengthLimit::FULL);
             node.lengths.note_message(MESSAGE_BYTES_MAX);
             node.lengths.note_sent(MESSAGE_BYTES_MAX);
-            node.lengths.end_round(PERIOD_NS, PERIOD_NS / 2.0, true);
+            node.lengths.end_iteration(PERIOD_NS, PERIOD_NS / 2.0, true);
         }
         assert_eq!(node.lengths, Lengths::new(), "short ones are to be tried");
         let mut node = Node::warm(true, [0.2, 0.19, 0.18]);

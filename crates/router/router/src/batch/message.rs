@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   0   magic 0xc5        4   sequence: packets sent before this message, mod 2^32
-//!   1   version           8   taken: packets that the sender has received from the receiver, mod 2^32
+//!   1   version           8   ack: packets that the sender has received from the receiver, mod 2^32
 //!   2   packets, 0 to 64  12  length of the message in bytes
 //!   3   flags             16  descriptors of 8 bytes, then the packets, in the same order, without gaps
 //!
@@ -10,8 +10,8 @@
 //!                2  egress node                          4  adjacency there      6  zero
 //! ```
 //!
-//! Flag 1 requests a message back, if only for its `taken`. Flag 2 marks a filler without content, which pads a ring up
-//! to its end. The upper six bits of the flags state the load of the sender: the batch size that it wants, minus one.
+//! Flag 1 requests an acknowledgement. Flag 2 marks a filler without content, which pads a ring up to its end. The
+//! upper six bits of the flags state the occupancy of the sender: the batch size that it asks for, minus one.
 //! All lengths are redundant, so that truncated or wrongly assembled messages are detected; the content of packets is
 //! validated by their receivers.
 
@@ -26,17 +26,17 @@ pub const HEADER_BYTES: usize = 16;
 pub const DESCRIPTOR_BYTES: usize = 8;
 /// The supported version.
 pub const VERSION: u8 = 3;
-/// Maximum of [`Header::wants`]: a fully loaded node wants full messages of [`PACKETS_MAX`], one more than this.
-pub const WANTS_MAX: u8 = PACKETS_MAX as u8 - 1;
+/// Maximum of [`Header::occupancy`]: a fully loaded node asks for full messages of [`PACKETS_MAX`], one more than this.
+pub const OCCUPANCY_MAX: u8 = PACKETS_MAX as u8 - 1;
 
 const MAGIC: u8 = 0xc5;
 const FLAG_ACK_REQUEST: u8 = 1;
 const FLAG_FILLER: u8 = 2;
 const FLAGS: u8 = FLAG_ACK_REQUEST | FLAG_FILLER;
-/// Position of the wanted batch size in the flags.
-const WANTS_SHIFT: u32 = FLAGS.count_ones();
+/// Position of the occupancy in the flags.
+const OCCUPANCY_SHIFT: u32 = FLAGS.count_ones();
 
-const _: () = assert!(WANTS_MAX == u8::MAX >> WANTS_SHIFT, "every value of these bits is valid");
+const _: () = assert!(OCCUPANCY_MAX == u8::MAX >> OCCUPANCY_SHIFT, "every value of these bits is valid");
 
 /// The header fields of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,11 +44,11 @@ pub struct Header {
     /// Number of packets sent before this message, mod 2^32.
     pub sequence: u32,
     /// Number of packets that the sender has received from the receiver, mod 2^32.
-    pub taken: u32,
-    /// Whether the receiver should acknowledge soon, by its `taken`.
+    pub ack: u32,
+    /// Whether the receiver should acknowledge soon.
     pub requests_ack: bool,
-    /// Batch size that the sender wants, minus one, by its load. At most [`WANTS_MAX`].
-    pub wants: u8,
+    /// Batch size that the sender asks for because of its load, minus one. At most [`OCCUPANCY_MAX`].
+    pub occupancy: u8,
 }
 
 /// Bytes written by a peer: copied out, then validated.
@@ -127,11 +127,15 @@ impl Message {
         if version != VERSION {
             return fault("a version", usize::from(version));
         }
-        let wants = flags >> WANTS_SHIFT;
         if word(12) as usize != bytes {
             return fault("a stated length", word(12) as usize);
         }
-        let header = Header { sequence: word(4), taken: word(8), requests_ack: flags & FLAG_ACK_REQUEST != 0, wants };
+        let header = Header {
+            sequence: word(4),
+            ack: word(8),
+            requests_ack: flags & FLAG_ACK_REQUEST != 0,
+            occupancy: flags >> OCCUPANCY_SHIFT,
+        };
         let is_filler = flags & FLAG_FILLER != 0;
         let descriptors = [[0; DESCRIPTOR_BYTES]; PACKETS_MAX];
         let mut message = Message { header, descriptors, packets: usize::from(packets), is_filler };
@@ -248,8 +252,8 @@ pub fn put_front<'a>(
 ) -> usize {
     let count = packets.len();
     assert!(count <= PACKETS_MAX, "a message of {count} packets");
-    assert!(header.wants <= WANTS_MAX, "{header:?}");
-    let flags = if header.requests_ack { FLAG_ACK_REQUEST } else { 0 } | header.wants << WANTS_SHIFT;
+    assert!(header.occupancy <= OCCUPANCY_MAX, "{header:?}");
+    let flags = if header.requests_ack { FLAG_ACK_REQUEST } else { 0 } | header.occupancy << OCCUPANCY_SHIFT;
     let (head, descriptors) = into.split_at_mut(HEADER_BYTES);
     let (descriptors, _) = descriptors[..count * DESCRIPTOR_BYTES].as_chunks_mut::<DESCRIPTOR_BYTES>();
     let front_bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
@@ -275,7 +279,7 @@ pub fn put_filler(into: &mut [u8]) {
 fn put_head(head: &mut [u8], first: [u8; 4], header: &Header, bytes: usize) {
     head[..4].copy_from_slice(&first);
     head[4..8].copy_from_slice(&header.sequence.to_le_bytes());
-    head[8..12].copy_from_slice(&header.taken.to_le_bytes());
+    head[8..12].copy_from_slice(&header.ack.to_le_bytes());
     head[12..16].copy_from_slice(&(bytes as u32).to_le_bytes());
 }
 
@@ -295,7 +299,7 @@ mod tests {
         let mut bytes = vec![0; 2000];
         let length = put(
             &mut bytes,
-            &Header { sequence: 5, taken: 6, requests_ack: true, wants: WANTS_MAX },
+            &Header { sequence: 5, ack: 6, requests_ack: true, occupancy: OCCUPANCY_MAX },
             packets.into_iter(),
         );
         assert_eq!(fit(length, packets.iter().map(|(_, packet)| packet.len())), (3, length));
@@ -307,7 +311,7 @@ mod tests {
     fn a_message_round_trips() {
         let bytes = three();
         let message = Message::check(bytes.as_slice()).unwrap();
-        assert_eq!(message.header, Header { sequence: 5, taken: 6, requests_ack: true, wants: WANTS_MAX });
+        assert_eq!(message.header, Header { sequence: 5, ack: 6, requests_ack: true, occupancy: OCCUPANCY_MAX });
         let found: Vec<(Hop, &[u8])> =
             message.entries().map(|entry| (entry.hop, &bytes[entry.offset..][..entry.bytes])).collect();
         assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);

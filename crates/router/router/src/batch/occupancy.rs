@@ -3,24 +3,22 @@
 use sim::Time;
 
 use super::lengths::{LengthLimit, Lengths, MessageTransfer};
-use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX, WORKS_AT_MOST};
+use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX, PERIOD_NS, WORK_SHARE_MAX};
 
-/// Interval of decisions, without interruptions.
-const PERIOD_NS: f64 = 100_000.0;
 /// Maximum duration of a loop iteration; a longer one was interrupted, and its excess counts neither as work nor as
 /// time.
-const ROUND_NS_MAX: f64 = 10_000.0;
+const ITERATION_NS_MAX: f64 = 10_000.0;
 /// Ratio to the mean of busy iterations above which one was interrupted, where iterations are long, for instance
 /// because each message or port is a system call.
-const ROUNDS_MAX: f64 = 4.0;
-/// Weight of a busy iteration in that mean, as a divisor: a message may have eight times the bytes of previous ones.
-const BUSY_ROUNDS: f64 = 16.0;
+const ITERATION_RATIO_MAX: f64 = 4.0;
+/// Number of busy iterations over which that mean is taken: a message may have eight times the bytes of previous ones.
+const BUSY_ITERATIONS_AVERAGED: f64 = 16.0;
 /// Maximum duration of an idle iteration; a node that makes a system call for each port needs a few microseconds.
-const IDLE_ROUND_NS_MAX: f64 = 4000.0;
-/// Weight of an idle iteration in their mean, as a divisor.
-const IDLE_ROUNDS: f64 = 64.0;
-/// Weight of a period in the recent work, as a divisor: smooths random arrivals.
-const PERIODS: f64 = 8.0;
+const IDLE_ITERATION_NS_MAX: f64 = 4000.0;
+/// Number of idle iterations over which their mean duration is taken.
+const IDLE_ITERATIONS_AVERAGED: f64 = 64.0;
+/// Number of periods over which the recent work is averaged, to smooth random arrivals.
+const PERIODS_AVERAGED: f64 = 8.0;
 /// Cost of a message without its packets, of a packet and of a byte in nanoseconds, between two cores of one server.
 /// Only their ratios matter, and little: three times or a third of the cost of a message changes none of the results in
 /// virtual time.
@@ -39,17 +37,18 @@ const BYTE_NS: f64 = 0.13;
 /// Otherwise a node that polls many sources would consider itself loaded at half its capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Occupancy {
-    looked: Time,
+    /// When the current iteration began.
+    iteration_began: Time,
     /// Mean duration of an idle iteration.
-    idle_round_ns: f64,
+    idle_iteration_ns: f64,
     /// Mean duration of a busy iteration, without interruptions.
-    busy_round_ns: f64,
+    busy_iteration_ns: f64,
     has_slept: bool,
     /// Work since the last decision.
     period: Work,
     /// Moving average of the work of a period.
     recent: Work,
-    least_packets: f64,
+    batch_packets_min: f64,
     /// Search for the best message length, where long messages are not always cheaper.
     lengths: Option<Lengths>,
 }
@@ -81,13 +80,13 @@ impl Work {
     }
 
     /// Returns the batch size, limited by what a message holds: [`PACKETS_MAX`] if more than a full message is wanted.
-    fn least_packets(&self) -> f64 {
+    fn batch_packets_min(&self) -> f64 {
         let wanted = self.packets_wanted();
         let is_beyond_full = wanted * self.bytes > MESSAGE_BYTES_MAX as f64 * self.packets;
         if is_beyond_full { PACKETS_MAX as f64 } else { wanted.clamp(1.0, PACKETS_MAX as f64) }
     }
 
-    /// Returns the batch size with which this load takes [`WORKS_AT_MOST`] of the time.
+    /// Returns the batch size with which this load takes [`WORK_SHARE_MAX`] of the time.
     ///
     /// If a message costs as much as `r` packets, has `k` of them, and `s` of the time is work, then the packets alone
     /// take `f = s / (1 + r / k)` of the time. With batches of `n` the work is `f (1 + r / n)`.
@@ -98,21 +97,21 @@ impl Work {
         let message_packets = MESSAGE_NS / (PACKET_NS + BYTE_NS * self.bytes / self.packets);
         let share = self.worked_ns / self.passed_ns;
         let by_packets = share / (1.0 + message_packets * self.messages / self.packets);
-        if by_packets < WORKS_AT_MOST { message_packets / (WORKS_AT_MOST / by_packets - 1.0) } else { f64::INFINITY }
+        if by_packets < WORK_SHARE_MAX { message_packets / (WORK_SHARE_MAX / by_packets - 1.0) } else { f64::INFINITY }
     }
 }
 
 impl Occupancy {
-    /// Creates the measurement of an idle node whose messages leave in this way.
+    /// Creates the state of an idle node whose messages leave in this way.
     pub const fn new(transfer: MessageTransfer) -> Occupancy {
         Occupancy {
-            looked: Time::ZERO,
-            idle_round_ns: 0.0,
-            busy_round_ns: 0.0,
+            iteration_began: Time::ZERO,
+            idle_iteration_ns: 0.0,
+            busy_iteration_ns: 0.0,
             has_slept: false,
             period: Work::NONE,
             recent: Work::NONE,
-            least_packets: 1.0,
+            batch_packets_min: 1.0,
             lengths: match transfer {
                 MessageTransfer::Copy => Some(Lengths::new()),
                 MessageTransfer::SystemCall => None,
@@ -121,19 +120,19 @@ impl Occupancy {
     }
 
     /// Returns the batch size, 1 to [`PACKETS_MAX`], which means that only full messages are worth sending.
-    pub fn least_packets(&self) -> usize {
-        self.least_packets as usize
+    pub fn batch_packets_min(&self) -> usize {
+        self.batch_packets_min as usize
     }
 
     /// Returns the maximum length of a message for the batch size of the more loaded of two nodes.
-    pub fn limit(&mut self, least_packets: usize) -> LengthLimit {
-        let (has_time, is_full_only) = (self.has_time(), least_packets >= PACKETS_MAX);
+    pub fn limit(&mut self, batch_packets_min: usize) -> LengthLimit {
+        let (has_time, is_full_only) = (self.has_time(), batch_packets_min >= PACKETS_MAX);
         self.lengths.as_mut().map_or(LengthLimit::FULL, |lengths| lengths.limit(has_time, is_full_only))
     }
 
     /// Returns whether there is time for other than full messages.
     fn has_time(&self) -> bool {
-        self.least_packets() < PACKETS_MAX
+        self.batch_packets_min() < PACKETS_MAX
     }
 
     /// Records that the node slept, because it was idle.
@@ -163,50 +162,53 @@ impl Occupancy {
         }
     }
 
-    /// Records the begin of a loop iteration; `was_busy` states whether the previous one had work.
-    pub fn begin_round(&mut self, now: Time, was_busy: bool) {
-        let round_ns = now.since(self.looked).ns();
-        self.looked = now;
-        let worked_ns = if was_busy { self.work_of(round_ns) } else { 0.0 };
+    /// Records the beginning of a loop iteration; `was_busy` states whether the previous one had work.
+    pub fn begin_iteration(&mut self, now: Time, was_busy: bool) {
+        let iteration_ns = now.since(self.iteration_began).ns();
+        self.iteration_began = now;
+        let worked_ns = if was_busy { self.work_of(iteration_ns) } else { 0.0 };
         let has_time = self.has_time();
         if let Some(lengths) = &mut self.lengths {
-            lengths.end_round(round_ns, worked_ns, has_time);
+            lengths.end_iteration(iteration_ns, worked_ns, has_time);
         }
         if was_busy {
-            self.note_busy_round(round_ns.min(ROUND_NS_MAX.max(ROUNDS_MAX * self.busy_round_ns)));
+            self.note_busy_iteration(iteration_ns);
         } else if self.has_slept {
-            self.period.passed_ns += round_ns;
+            self.period.passed_ns += iteration_ns;
         } else {
-            self.note_idle_round(round_ns.min(IDLE_ROUND_NS_MAX));
+            self.note_idle_iteration(iteration_ns);
         }
         if self.period.passed_ns >= PERIOD_NS {
             self.decide();
         }
     }
 
-    fn note_busy_round(&mut self, round_ns: f64) {
-        self.period.passed_ns += round_ns;
-        self.period.worked_ns += self.work_of(round_ns);
-        self.busy_round_ns += (round_ns - self.busy_round_ns) / BUSY_ROUNDS;
+    fn note_busy_iteration(&mut self, iteration_ns: f64) {
+        let iteration_ns = iteration_ns.min(ITERATION_NS_MAX.max(ITERATION_RATIO_MAX * self.busy_iteration_ns));
+        self.period.passed_ns += iteration_ns;
+        self.period.worked_ns += self.work_of(iteration_ns);
+        self.busy_iteration_ns += (iteration_ns - self.busy_iteration_ns) / BUSY_ITERATIONS_AVERAGED;
     }
 
     /// Returns the work in a busy iteration of this duration.
-    fn work_of(&self, round_ns: f64) -> f64 {
-        (round_ns - self.idle_round_ns).max(0.0)
+    fn work_of(&self, iteration_ns: f64) -> f64 {
+        (iteration_ns - self.idle_iteration_ns).max(0.0)
     }
 
-    fn note_idle_round(&mut self, round_ns: f64) {
-        self.period.passed_ns += round_ns;
-        self.idle_round_ns += (round_ns - self.idle_round_ns) / IDLE_ROUNDS;
+    fn note_idle_iteration(&mut self, iteration_ns: f64) {
+        let iteration_ns = iteration_ns.min(IDLE_ITERATION_NS_MAX);
+        self.period.passed_ns += iteration_ns;
+        self.idle_iteration_ns += (iteration_ns - self.idle_iteration_ns) / IDLE_ITERATIONS_AVERAGED;
     }
 
     fn decide(&mut self) {
         let period = std::mem::replace(&mut self.period, Work::NONE);
         // A long sleep ages the recent work by many periods, but new work has the same weight as always.
         let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
-        let kept = (1.0 - 1.0 / PERIODS).powf(periods);
-        self.recent = self.recent.with(period, |recent, period| recent * kept + period / periods * (1.0 - kept));
-        self.least_packets = self.recent.least_packets();
+        let retained = (1.0 - 1.0 / PERIODS_AVERAGED).powf(periods);
+        let average = |recent: f64, period: f64| recent * retained + period / periods * (1.0 - retained);
+        self.recent = self.recent.with(period, average);
+        self.batch_packets_min = self.recent.batch_packets_min();
     }
 }
 
@@ -224,10 +226,10 @@ mod tests {
     fn run(occupancy: &mut Occupancy, now: &mut Time, rounds: u64, of_hundred: u64, packets: usize) {
         for round in 0..rounds {
             let is_busy = round * 37 % 100 < of_hundred;
-            let looks = if is_busy { 1 } else { 20 };
-            for _ in 0..looks {
-                *now += Span::from_ps(1_000_000 / looks);
-                occupancy.begin_round(*now, is_busy);
+            let iterations = if is_busy { 1 } else { 20 };
+            for _ in 0..iterations {
+                *now += Span::from_ps(1_000_000 / iterations);
+                occupancy.begin_iteration(*now, is_busy);
             }
             if is_busy {
                 occupancy.note_received(packets, packets * BYTES);
@@ -239,7 +241,7 @@ mod tests {
         let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         run(&mut occupancy, &mut now, 2000, 0, 1);
         run(&mut occupancy, &mut now, 10_000, of_hundred, packets);
-        occupancy.least_packets()
+        occupancy.batch_packets_min()
     }
 
     #[test]
@@ -259,9 +261,9 @@ mod tests {
         for (by_packets, least) in [(0.760, 25), (0.768, 31), (0.769, PACKETS_MAX), (0.9, PACKETS_MAX)] {
             let worked_ns = by_packets * (1.0 + 280.0 / 210.0 / 8.0);
             let work = Work { passed_ns: 1.0, worked_ns, messages: 1.0, packets: 8.0, bytes: 12_000.0 };
-            assert_eq!(work.least_packets() as usize, least, "{by_packets} of the time are packets");
+            assert_eq!(work.batch_packets_min() as usize, least, "{by_packets} of the time are packets");
         }
-        assert_eq!((Work { passed_ns: 1.0, ..Work::NONE }).least_packets(), 1.0, "idle");
+        assert_eq!((Work { passed_ns: 1.0, ..Work::NONE }).batch_packets_min(), 1.0, "idle");
     }
 
     #[test]
@@ -269,22 +271,22 @@ mod tests {
         let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         for _ in 0..40 {
             // Packets queue up, so that there is always one more than the batch size.
-            let packets = occupancy.least_packets() + 1;
+            let packets = occupancy.batch_packets_min() + 1;
             run(&mut occupancy, &mut now, 100, 100, packets);
         }
-        assert_eq!(occupancy.least_packets(), PACKETS_MAX, "after 4 ms");
+        assert_eq!(occupancy.batch_packets_min(), PACKETS_MAX, "after 4 ms");
     }
 
     #[test]
     fn a_node_with_less_load_sends_shorter_messages_again() {
         let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         run(&mut occupancy, &mut now, 5000, 95, 50);
-        assert_eq!(occupancy.least_packets(), PACKETS_MAX);
+        assert_eq!(occupancy.batch_packets_min(), PACKETS_MAX);
         run(&mut occupancy, &mut now, 5000, 40, 4);
-        assert_eq!(occupancy.least_packets(), 1);
+        assert_eq!(occupancy.batch_packets_min(), 1);
         run(&mut occupancy, &mut now, 5000, 95, 50);
         run(&mut occupancy, &mut now, 3000, 0, 1);
-        assert_eq!(occupancy.least_packets(), 1, "idle again");
+        assert_eq!(occupancy.batch_packets_min(), 1, "idle again");
     }
 
     #[test]
@@ -294,10 +296,10 @@ mod tests {
         for round in 0..10_000 {
             let is_busy = round % 10 != 0;
             now += Span::from_ps(if is_busy { 600_000 } else { 500_000 });
-            occupancy.begin_round(now, is_busy);
+            occupancy.begin_iteration(now, is_busy);
             occupancy.note_received(8, 8 * BYTES);
         }
-        assert_eq!(occupancy.least_packets(), 1);
+        assert_eq!(occupancy.batch_packets_min(), 1);
     }
 
     #[test]
@@ -305,16 +307,16 @@ mod tests {
         for (sleeps, left) in [(true, 1), (false, 46)] {
             let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
             run(&mut occupancy, &mut now, 3000, 95, 50);
-            assert_eq!(occupancy.least_packets(), PACKETS_MAX);
+            assert_eq!(occupancy.batch_packets_min(), PACKETS_MAX);
             if sleeps {
                 occupancy.note_sleep();
             }
             now += Span::from_ps(5_000_000_000);
-            occupancy.begin_round(now, false);
+            occupancy.begin_iteration(now, false);
             run(&mut occupancy, &mut now, 100, 0, 1);
-            assert_eq!(occupancy.least_packets(), left);
+            assert_eq!(occupancy.batch_packets_min(), left);
             run(&mut occupancy, &mut now, 3000, 95, 50);
-            assert_eq!(occupancy.least_packets(), PACKETS_MAX, "a long sleep has the weight of one period");
+            assert_eq!(occupancy.batch_packets_min(), PACKETS_MAX, "a long sleep has the weight of one period");
         }
     }
 
@@ -326,12 +328,12 @@ mod tests {
             for round in 0..10_000 {
                 let is_busy = round * 37 % 100 < hundred;
                 now += Span::from_ps(if is_busy { 60_000_000 } else { 4_000_000 });
-                occupancy.begin_round(now, is_busy);
+                occupancy.begin_iteration(now, is_busy);
                 if is_busy {
                     occupancy.note_received(50, 50 * BYTES);
                 }
             }
-            occupancy.least_packets()
+            occupancy.batch_packets_min()
         };
         assert_eq!([3, 20, 90].map(busy_of), [5, 36, PACKETS_MAX]);
     }
@@ -343,7 +345,7 @@ mod tests {
         for round in 0..10_000 {
             now += Span::from_ps(60_000_000);
             assert_eq!(occupancy.limit(1 + round % PACKETS_MAX), LengthLimit::FULL);
-            occupancy.begin_round(now, true);
+            occupancy.begin_iteration(now, true);
             occupancy.note_sent(8, 12_000);
         }
         assert_eq!(Occupancy::new(MessageTransfer::Copy).limit(1), Lengths::new().limit(true, false));
@@ -358,9 +360,9 @@ mod tests {
                 // Every 100 us, for 30.
                 run(&mut occupancy, &mut now, 70, of_hundred, packets);
                 now += Span::from_ps(30_000_000);
-                occupancy.begin_round(now, interrupts_busy);
+                occupancy.begin_iteration(now, interrupts_busy);
             }
-            assert_eq!(occupancy.least_packets(), least, "{interrupts_busy} {of_hundred}");
+            assert_eq!(occupancy.batch_packets_min(), least, "{interrupts_busy} {of_hundred}");
         }
     }
 }
