@@ -21,7 +21,7 @@ mod vector;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
@@ -210,12 +210,12 @@ impl Forwarder {
     ) -> Result<(), PortError> {
         self.check_port(port, &config)?;
         let former = self.ports[usize::from(port.0)].config.take();
-        let is_other = former.as_ref().is_some_and(|former| {
+        let flushes = former.as_ref().is_some_and(|former| {
             (former.mac, former.vlan) != (config.mac, config.vlan) || (former.is_up && !config.is_up)
         });
         let state = &mut self.ports[usize::from(port.0)];
         state.mac_word = mac_word(config.mac);
-        let former = if is_other { Vec::new() } else { std::mem::take(&mut state.claims) };
+        let former = if flushes { Vec::new() } else { std::mem::take(&mut state.claims) };
         state.claims = claim::new_claims(now, &config, &former, &mut self.random);
         let listener = std::mem::take(&mut state.listener);
         state.listener =
@@ -228,7 +228,7 @@ impl Forwarder {
         if networks_change {
             self.republish_neighbours(port, output);
         }
-        self.ports_changed(now, port, is_other, pool, output);
+        self.ports_changed(now, port, flushes, pool, output);
         Ok(())
     }
 
@@ -274,10 +274,11 @@ impl Forwarder {
         }
     }
 
-    fn ports_changed(&mut self, now: Time, port: PortId, forgets: bool, pool: &mut Pool, output: &mut Output) {
+    /// Updates what depends on the ports after one changed, and flushes its neighbours if `flushes` is set.
+    fn ports_changed(&mut self, now: Time, port: PortId, flushes: bool, pool: &mut Pool, output: &mut Output) {
         self.set_local();
         self.set_claims_due();
-        if forgets {
+        if flushes {
             self.neighbours.flush_port(now, port);
             self.run_neighbour_actions(&mut Context { now, pool, output });
         }
@@ -384,6 +385,19 @@ impl Forwarder {
     /// Returns the assigned addresses of a port.
     fn addresses(&self, port: PortId) -> &[IpNet] {
         self.ports.get(usize::from(port.0)).map_or(&[], |port| &port.addresses)
+    }
+
+    /// Returns whether a port of this node is up, and its parent if it has a VLAN.
+    fn is_port_up(&self, port: PortId) -> bool {
+        self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0
+    }
+
+    /// Returns the first link-local IPv6 address of a port that is in use.
+    fn link_local_address(&self, port: PortId) -> Option<Ipv6Addr> {
+        self.addresses(port).iter().find_map(|network| match network.addr() {
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
+            _ => None,
+        })
     }
 
     /// Iterates over all neighbours.

@@ -122,6 +122,11 @@ pub(crate) fn is_martian_destination_v4(address: Ipv4Addr) -> bool {
     is_martian_v4(address.to_bits()) && !address.is_multicast() && !address.is_broadcast()
 }
 
+/// Returns whether an address is an IPv6 link-local one.
+pub(crate) fn is_link_local_v6(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
 /// Returns whether an IPv6 address is martian: unspecified, loopback, IPv4-compatible or IPv4-mapped (RFC 6890, section
 /// 2.2.3; RFC 4291, section 2.5).
 pub(crate) fn is_martian_v6(address: Ipv6Addr) -> bool {

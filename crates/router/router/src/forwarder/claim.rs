@@ -8,6 +8,7 @@ use sim::Random;
 
 use crate::Time;
 use crate::config::PortConfig;
+use crate::local_addresses::is_link_local_v6;
 
 /// The state of a configured address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,14 +122,10 @@ pub(super) fn assigned(claims: &[Claim]) -> Vec<IpNet> {
 /// from its MAC address (RFC 4291, appendix A), because neighbour discovery requires it.
 fn addresses_of(config: &PortConfig) -> Vec<IpNet> {
     let mut addresses = config.addresses.clone();
-    let is_link_local = |network: &IpNet| match network.addr() {
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-        IpAddr::V4(_) => false,
-    };
     let has_v6 = addresses.iter().any(|network| matches!(network, IpNet::V6(_)));
-    if !config.has_kernel && has_v6 && !addresses.iter().any(is_link_local) {
+    if !config.has_kernel && has_v6 && !addresses.iter().any(|network| is_link_local_v6(network.addr())) {
         let [a, b, c, d, e, f] = config.mac.0.map(u16::from);
-        let address = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);
+        let address = Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);
         addresses.extend(IpNet::new(address.into(), 64));
     }
     addresses

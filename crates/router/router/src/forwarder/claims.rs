@@ -2,7 +2,7 @@
 //! An address that another host uses, or probes for at the same time, is not used: two nodes that answer for one
 //! address harm both. On ports with a kernel, the kernel does this.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::ethernet::MacAddress;
 use packet::{arp, ndisc};
@@ -36,7 +36,7 @@ impl Forwarder {
         // Join groups first: the answer to a probe goes to the solicited-node group.
         self.send_due_reports(ctx);
         for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
-            let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
+            let is_up = self.is_port_up(port);
             for number in 0..self.ports[usize::from(port.0)].claims.len() {
                 let claim = &mut self.ports[usize::from(port.0)].claims[number];
                 if claim.due.is_none_or(|due| due > ctx.now) {
@@ -67,7 +67,7 @@ impl Forwarder {
                 let probe = arp::Repr {
                     operation: arp::Operation::Request,
                     sender_mac: l2.mac,
-                    sender: std::net::Ipv4Addr::UNSPECIFIED,
+                    sender: Ipv4Addr::UNSPECIFIED,
                     target_mac: MacAddress::default(),
                     target,
                 };

@@ -1,6 +1,6 @@
 //! Local delivery: to the node's kernel, or to the router itself on ports without a kernel.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use packet::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
 
@@ -18,9 +18,9 @@ const NEXT_HEADER_AT: u8 = 6;
 impl Forwarder {
     /// Delivers a packet to an address of this node.
     pub(super) fn deliver(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, adjacency: AdjacencyId) {
-        let may_send = ipv6::Packet::new_checked(ctx.pool.bytes(&packet)).is_ok_and(|view| is_discovery(&view));
+        let is_for_discovery = ipv6::Packet::new_checked(ctx.pool.bytes(&packet)).is_ok_and(|view| is_discovery(&view));
         match origin {
-            Origin::Port(port) if may_send => self.receive_discovery(ctx, packet, port),
+            Origin::Port(port) if is_for_discovery => self.receive_discovery(ctx, packet, port),
             _ if self.is_for_unassigned(ctx.pool.bytes(&packet)) => {
                 self.discard(ctx, packet, origin, DropReason::AddressNotInUse)
             }
@@ -76,7 +76,7 @@ impl Forwarder {
     fn echo(&mut self, ctx: &mut Context<'_>, request: &Packet, scope: Option<PortId>) {
         let Some(mut reply) = ctx.pool.alloc() else { return };
         let bytes = ctx.pool.bytes(request);
-        let made = match bytes.first().map(|first| first >> 4) {
+        let destination = match bytes.first().map(|first| first >> 4) {
             Some(4) => {
                 let header_bytes = ipv4::Packet::new_checked(bytes).map_or(0, |view| view.header_bytes());
                 let (reply_bytes, identification) =
@@ -92,9 +92,9 @@ impl Forwarder {
                 echo_v6(request, bytes)
             }
         };
-        let Some(to) = made else { return ctx.pool.free(reply) };
-        let scope = match to {
-            IpAddr::V6(to) => scope.and_then(|port| scope_of(to, port)),
+        let Some(destination) = destination else { return ctx.pool.free(reply) };
+        let scope = match destination {
+            IpAddr::V6(destination) => scope.and_then(|port| scope_of(destination, port)),
             IpAddr::V4(_) => None,
         };
         self.trace_step(ctx, &reply, Step::Generated);
@@ -147,12 +147,12 @@ fn local_request_v6(bytes: &[u8]) -> LocalRequest {
 /// Writes the reply to an echo request, and returns its destination.
 fn echo_v4(request: &[u8], reply: &mut [u8], identification: u16) -> Option<IpAddr> {
     let packet = ipv4::Packet::new_checked(request).ok()?;
-    let (source, destination): (Ipv4Addr, Ipv4Addr) = (packet.destination(), packet.source());
-    let Ok(icmpv4::Message::EchoRequest { identifier: of, sequence, data }) = icmpv4::Message::parse(packet.payload())
+    let (source, destination) = (packet.destination(), packet.source());
+    let Ok(icmpv4::Message::EchoRequest { identifier, sequence, data }) = icmpv4::Message::parse(packet.payload())
     else {
         return None;
     };
-    let message = icmpv4::Message::EchoReply { identifier: of, sequence, data };
+    let message = icmpv4::Message::EchoReply { identifier, sequence, data };
     let header = ipv4::Repr {
         source,
         destination,
@@ -168,9 +168,10 @@ fn echo_v4(request: &[u8], reply: &mut [u8], identification: u16) -> Option<IpAd
     Some(destination.into())
 }
 
+/// Writes the reply to an echo request, and returns its destination.
 fn echo_v6(request: &[u8], reply: &mut [u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(request).ok()?;
-    let (source, destination): (Ipv6Addr, Ipv6Addr) = (packet.destination(), packet.source());
+    let (source, destination) = (packet.destination(), packet.source());
     let Ok(icmpv6::Message::EchoRequest { identifier, sequence, data }) =
         icmpv6::Message::parse(packet.payload(), destination, source)
     else {

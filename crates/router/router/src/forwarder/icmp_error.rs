@@ -93,17 +93,17 @@ impl Forwarder {
     /// caller keeps the packet.
     pub(super) fn send_icmp_error(&mut self, ctx: &mut Context<'_>, packet: &Packet, origin: Origin, error: IcmpError) {
         let bytes = ctx.pool.bytes(packet);
-        let may_send = match bytes.first().map(|first| first >> 4) {
+        let sender = match bytes.first().map(|first| first >> 4) {
             Some(4) => icmp_error_destination_v4(bytes),
             Some(6) => icmp_error_destination_v6(bytes),
             _ => None,
         };
-        let Some(sender) = may_send.filter(|sender| origin == Origin::Kernel || !self.local.has(*sender)) else {
-            return;
+        let may_report = |sender: &IpAddr| match origin {
+            Origin::Kernel => true,
+            Origin::Router => false,
+            Origin::Port(_) | Origin::Node => !self.local.has(*sender),
         };
-        if origin == Origin::Router {
-            return;
-        }
+        let Some(sender) = sender.filter(may_report) else { return };
         let scope = match origin {
             Origin::Port(port) => Some(port),
             _ => None,
@@ -112,16 +112,16 @@ impl Forwarder {
             self.counters.icmp_errors_suppressed += 1;
             return;
         }
-        let Some(mut made) = ctx.pool.alloc() else { return };
-        let is_made = match sender {
-            IpAddr::V4(sender) => self.build_v4(ctx, packet, &mut made, (sender, origin), error),
-            IpAddr::V6(sender) => self.build_v6(ctx, packet, &mut made, (sender, origin), error),
+        let Some(mut message) = ctx.pool.alloc() else { return };
+        let kind_and_code = match sender {
+            IpAddr::V4(sender) => self.build_v4(ctx, packet, &mut message, (sender, origin), error),
+            IpAddr::V6(sender) => self.build_v6(ctx, packet, &mut message, (sender, origin), error),
         };
-        let Some((kind, code)) = is_made else { return ctx.pool.free(made) };
+        let Some((kind, code)) = kind_and_code else { return ctx.pool.free(message) };
         self.trace_step(ctx, packet, Step::IcmpErrorSent(kind, code));
         self.counters.icmp_errors_sent += 1;
-        self.trace_step(ctx, &made, Step::Generated);
-        self.forward(ctx, made, Origin::Router, scope);
+        self.trace_step(ctx, &message, Step::Generated);
+        self.forward(ctx, message, Origin::Router, scope);
     }
 
     /// Builds the error packet, and returns its ICMP type and code.
@@ -129,17 +129,17 @@ impl Forwarder {
         &mut self,
         ctx: &mut Context<'_>,
         packet: &Packet,
-        made: &mut Packet,
+        error_packet: &mut Packet,
         (sender, origin): (Ipv4Addr, Origin),
         error: IcmpError,
     ) -> Option<(u8, u8)> {
         const ROOM: usize = ERROR_BYTES_MAX_V4 - ipv4::HEADER_BYTES - icmpv4::HEADER_BYTES;
         let original_bytes = packet.len().min(ROOM);
         let payload_bytes = icmpv4::HEADER_BYTES + original_bytes;
-        ctx.pool.resize(made, (ipv4::HEADER_BYTES + payload_bytes).min(ctx.pool.bytes_max()));
+        ctx.pool.resize(error_packet, (ipv4::HEADER_BYTES + payload_bytes).min(ctx.pool.bytes_max()));
         self.identification = self.identification.wrapping_add(1);
         let header = self.header_v4(self.source_v4(origin), sender, payload_bytes, TRAFFIC_CLASS_CONTROL);
-        let (original, bytes) = ctx.pool.bytes_pair(packet, made);
+        let (original, bytes) = ctx.pool.bytes_pair(packet, error_packet);
         let message = error.message_v4(&original[..original_bytes])?;
         header.emit(bytes);
         let (_, payload) = bytes.split_at_mut(ipv4::HEADER_BYTES);
@@ -151,7 +151,7 @@ impl Forwarder {
         &mut self,
         ctx: &mut Context<'_>,
         packet: &Packet,
-        made: &mut Packet,
+        error_packet: &mut Packet,
         (sender, origin): (Ipv6Addr, Origin),
         error: IcmpError,
     ) -> Option<(u8, u8)> {
@@ -159,8 +159,8 @@ impl Forwarder {
         let source = self.source_v6(origin, sender)?;
         let original_bytes = packet.len().min(ROOM);
         let payload_bytes = icmpv6::HEADER_BYTES + original_bytes;
-        ctx.pool.resize(made, (ipv6::HEADER_BYTES + payload_bytes).min(ctx.pool.bytes_max()));
-        let (original, bytes) = ctx.pool.bytes_pair(packet, made);
+        ctx.pool.resize(error_packet, (ipv6::HEADER_BYTES + payload_bytes).min(ctx.pool.bytes_max()));
+        let (original, bytes) = ctx.pool.bytes_pair(packet, error_packet);
         let message = error.message_v6(&original[..original_bytes])?;
         header_v6(source, sender, Protocol::ICMPV6, payload_bytes).emit(bytes);
         let (_, payload) = bytes.split_at_mut(ipv6::HEADER_BYTES);
@@ -203,9 +203,9 @@ impl Forwarder {
 
     /// Returns the source address of an error to `to`, or `None` if no address has the required scope.
     fn source_v6(&self, origin: Origin, to: Ipv6Addr) -> Option<Ipv6Addr> {
-        let is_near = to.is_unicast_link_local();
+        let is_link_local = to.is_unicast_link_local();
         let of = |network: &IpNet| match network.addr() {
-            IpAddr::V6(address) if address.is_unicast_link_local() == is_near => Some(address),
+            IpAddr::V6(address) if address.is_unicast_link_local() == is_link_local => Some(address),
             _ => None,
         };
         let port = match origin {
@@ -213,7 +213,7 @@ impl Forwarder {
             Origin::Kernel => return Some(DUMMY_V6),
             Origin::Node | Origin::Router => None,
         };
-        port.or_else(|| self.all_addresses().filter(|_| !is_near).find_map(of))
+        port.or_else(|| self.all_addresses().filter(|_| !is_link_local).find_map(of))
     }
 
     fn all_addresses(&self) -> impl Iterator<Item = &IpNet> {

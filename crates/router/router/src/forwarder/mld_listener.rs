@@ -7,7 +7,7 @@
 //! are answered within their maximum response delay (RFC 3810, section 6), in version 1 while a querier of that version
 //! is present (section 8.2).
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 use packet::ethernet::{EtherType, MacAddress};
 use packet::ipv6;
@@ -43,11 +43,11 @@ impl Forwarder {
     /// Sends the reports that are due.
     pub(super) fn send_due_reports(&mut self, ctx: &mut Context<'_>) {
         for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
+            let is_up = self.is_port_up(port);
             let state = &mut self.ports[usize::from(port.0)];
             if state.listener.due().is_none_or(|due| due > ctx.now) {
                 continue;
             }
-            let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
             let all = groups(&state.claims);
             let due_groups = state.listener.take_due_groups(ctx.now, all.clone());
             if is_up && !due_groups.is_empty() && self.replies.take(ctx.now) {
@@ -78,11 +78,7 @@ impl Forwarder {
     /// Sends one report on all groups, or one per group if a querier of version 1 is present.
     fn send_reports(&mut self, ctx: &mut Context<'_>, port: PortId, record_type: RecordType, groups: &[Ipv6Addr]) {
         // Without a link-local address in use, reports come from the unspecified address (RFC 3590).
-        let own = self.addresses(port).iter().find_map(|network| match network.addr() {
-            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
-            _ => None,
-        });
-        let source = own.unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let source = self.link_local_address(port).unwrap_or(Ipv6Addr::UNSPECIFIED);
         if self.ports[usize::from(port.0)].listener.v1_until.is_some_and(|until| ctx.now < until) {
             for group in groups {
                 let emit = |payload: &mut [u8]| mld::emit_report_v1(payload, source, *group);

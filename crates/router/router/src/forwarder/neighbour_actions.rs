@@ -9,6 +9,7 @@ use packet::{Protocol, arp, ipv6, ndisc};
 use super::icmp_error::IcmpError;
 use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
+use crate::local_addresses::is_link_local_v6;
 use crate::neighbour::Action;
 use crate::output::Event;
 use crate::{Packet, PortId};
@@ -39,11 +40,7 @@ impl Forwarder {
 
     /// Returns whether the cluster should have a route to a neighbour: not to link-local addresses.
     pub(super) fn is_on_network(&self, port: PortId, address: IpAddr) -> bool {
-        let is_link_local = |address: IpAddr| match address {
-            IpAddr::V6(address) => address.is_unicast_link_local(),
-            IpAddr::V4(_) => false,
-        };
-        !is_link_local(address) && self.addresses(port).iter().any(|network| network.contains(&address))
+        !is_link_local_v6(address) && self.addresses(port).iter().any(|network| network.contains(&address))
     }
 
     fn solicit(&mut self, ctx: &mut Context<'_>, port: PortId, address: IpAddr, to: Option<MacAddress>) {

@@ -46,27 +46,27 @@ impl Forwarder {
             return;
         }
         let IpAddr::V4(own) = own else { return };
-        let Some(mut made) = ctx.pool.alloc() else { return };
-        self.build_redirect_v4(ctx, packet, &mut made, (own, source, next));
+        let Some(mut message) = ctx.pool.alloc() else { return };
+        self.build_redirect_v4(ctx, packet, &mut message, (own, source, next));
         self.counters.redirects_sent += 1;
-        self.trace_step(ctx, &made, Step::Generated);
-        self.forward(ctx, made, Origin::Router, None);
+        self.trace_step(ctx, &message, Step::Generated);
+        self.forward(ctx, message, Origin::Router, None);
     }
 
     fn build_redirect_v4(
         &mut self,
         ctx: &mut Context<'_>,
         packet: &Packet,
-        made: &mut Packet,
+        redirect_packet: &mut Packet,
         (own, source, next): (Ipv4Addr, Ipv4Addr, Ipv4Addr),
     ) {
         let room = ERROR_BYTES_MAX_V4 - ipv4::HEADER_BYTES - icmpv4::HEADER_BYTES;
         let original_bytes = packet.len().min(room);
         let payload_bytes = icmpv4::HEADER_BYTES + original_bytes;
-        ctx.pool.resize(made, ipv4::HEADER_BYTES + payload_bytes);
+        ctx.pool.resize(redirect_packet, ipv4::HEADER_BYTES + payload_bytes);
         self.identification = self.identification.wrapping_add(1);
         let header = self.header_v4(own, source, payload_bytes, 0);
-        let (original, bytes) = ctx.pool.bytes_pair(packet, made);
+        let (original, bytes) = ctx.pool.bytes_pair(packet, redirect_packet);
         header.emit(bytes);
         let original = &original[..original_bytes];
         let message = icmpv4::Message::Redirect { code: CODE_HOST, gateway: next.octets(), original };
@@ -81,22 +81,17 @@ impl Forwarder {
         let Some(IpAddr::V6(target)) = self.next_hop_address(hop, destination.into()) else { return };
         let is_valid_target = target == destination || target.is_unicast_link_local();
         let is_on_link = self.is_on_network(port, source.into());
-        let link_local = |address: IpAddr| match address {
-            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
-            _ => None,
-        };
-        let own = self.addresses(port).iter().find_map(|network| link_local(network.addr()));
-        let (true, true, Some(own)) = (is_valid_target, is_on_link, own) else { return };
+        let (true, true, Some(own)) = (is_valid_target, is_on_link, self.link_local_address(port)) else { return };
         if icmp_error_destination_v6(bytes).is_none() || source == target || !self.redirects.take(ctx.now) {
             return;
         }
         let target_mac = self.neighbours.find(port, target.into()).and_then(|adjacency| self.neighbours.mac(adjacency));
-        let Some(mut made) = ctx.pool.alloc() else { return };
+        let Some(mut message) = ctx.pool.alloc() else { return };
         let redirect = ndisc::Redirect { target, destination, target_mac, original: &[] };
-        build_redirect_v6(ctx, packet, &mut made, (own, source), redirect);
+        build_redirect_v6(ctx, packet, &mut message, (own, source), redirect);
         self.counters.redirects_sent += 1;
-        self.trace_step(ctx, &made, Step::Generated);
-        self.forward(ctx, made, Origin::Router, None);
+        self.trace_step(ctx, &message, Step::Generated);
+        self.forward(ctx, message, Origin::Router, None);
     }
 
     /// Returns the port's address on the network that contains both addresses, if there is one.
@@ -109,18 +104,18 @@ impl Forwarder {
 fn build_redirect_v6(
     ctx: &mut Context<'_>,
     packet: &Packet,
-    made: &mut Packet,
+    redirect_packet: &mut Packet,
     (own, source): (Ipv6Addr, Ipv6Addr),
     redirect: ndisc::Redirect<'_>,
 ) {
     let room = ipv6::MTU_MIN - ipv6::HEADER_BYTES - ndisc::Redirect::OVERHEAD_BYTES;
     let original_bytes = packet.len().min(room);
-    ctx.pool.resize(made, ipv6::HEADER_BYTES + ndisc::Redirect::OVERHEAD_BYTES + original_bytes);
-    let (original, bytes) = ctx.pool.bytes_pair(packet, made);
+    ctx.pool.resize(redirect_packet, ipv6::HEADER_BYTES + ndisc::Redirect::OVERHEAD_BYTES + original_bytes);
+    let (original, bytes) = ctx.pool.bytes_pair(packet, redirect_packet);
     let (header, payload) = bytes.split_at_mut(ipv6::HEADER_BYTES);
     let redirect = ndisc::Redirect { original: &original[..original_bytes], ..redirect };
     let payload_bytes = redirect.emit(payload, own, source);
     let repr = ipv6::Repr { hop_limit: ndisc::HOP_LIMIT, ..header_v6(own, source, Protocol::ICMPV6, payload_bytes) };
     repr.emit(header);
-    ctx.pool.resize(made, ipv6::HEADER_BYTES + payload_bytes);
+    ctx.pool.resize(redirect_packet, ipv6::HEADER_BYTES + payload_bytes);
 }

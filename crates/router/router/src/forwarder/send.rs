@@ -113,7 +113,7 @@ impl Forwarder {
     /// be found by the destination address.
     fn send_unready(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop) {
         let port = hop.port;
-        if self.l2(port).is_none() || self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] == 0 {
+        if self.l2(port).is_none() || !self.is_port_up(port) {
             self.discard(ctx, packet, Origin::Router, DropReason::EgressDown);
         } else if hop.adjacency == AdjacencyId::ON_LINK {
             self.glean(ctx, packet, port);
@@ -153,6 +153,7 @@ impl Forwarder {
     }
 }
 
+/// Returns the destination address of an IP packet.
 pub(super) fn destination_of(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.first()? >> 4 {
         4 => Some(ipv4::Packet::new_checked(bytes).ok()?.destination().into()),

@@ -255,8 +255,7 @@ impl Neighbours {
         if entry.state.has_mac() && is_other && !update.overrides {
             // RFC 4861, section 7.2.5: the cached address stays, but reachability must be verified.
             if entry.state == NeighbourState::Reachable {
-                self.set_state(adjacency, NeighbourState::Stale);
-                self.set_timer(adjacency, now + STALE_LIFETIME);
+                self.set_stale(now, adjacency);
             }
             return;
         }
@@ -266,8 +265,7 @@ impl Neighbours {
         if update.is_solicited {
             self.confirm(now, adjacency);
         } else if is_other {
-            self.set_state(adjacency, NeighbourState::Stale);
-            self.set_timer(adjacency, now + STALE_LIFETIME);
+            self.set_stale(now, adjacency);
         }
         self.flush_pending(adjacency);
     }
@@ -288,6 +286,11 @@ impl Neighbours {
         self.set_state(adjacency, NeighbourState::Reachable);
         let spread = 0.5 + self.random.unit();
         self.set_timer(adjacency, now + REACHABLE_TIME.mul_f64(spread));
+    }
+
+    fn set_stale(&mut self, now: Time, adjacency: AdjacencyId) {
+        self.set_state(adjacency, NeighbourState::Stale);
+        self.set_timer(adjacency, now + STALE_LIFETIME);
     }
 
     /// Sends the packets that were queued for address resolution.
@@ -315,10 +318,7 @@ impl Neighbours {
         let solicitations_max =
             if entry.state == NeighbourState::Incomplete { MULTICAST_SOLICIT_MAX } else { UNICAST_SOLICIT_MAX };
         match entry.state {
-            NeighbourState::Reachable => {
-                self.set_state(adjacency, NeighbourState::Stale);
-                self.set_timer(adjacency, now + STALE_LIFETIME);
-            }
+            NeighbourState::Reachable => self.set_stale(now, adjacency),
             NeighbourState::Stale if entry.pins == 0 => self.remove(now, adjacency),
             NeighbourState::Stale | NeighbourState::Failed => {}
             NeighbourState::Delay => {
