@@ -9,33 +9,26 @@
 //! the receiver has sent to this peer only, over the control session. Other messages are dropped and counted. This
 //! stops attackers that cannot read the traffic between the nodes, and no others.
 
+mod queues;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
-use rnic::nic::{
-    ByteMemory, CqNumber, Nic, NicError, NicEvent, NicProfile, QpInit, SrqNumber, TransportPolicy, WINDOW_PACKETS_MAX,
-};
+use rnic::nic::{ByteMemory, Nic, NicError, NicEvent, NicProfile, QpInit, TransportPolicy, WINDOW_PACKETS_MAX};
 use rnic::verbs::{
-    AccessFlags, Completion, CompletionStatus, LKey, NicAddress, ProtectionDomain, QpAttributes, QpState,
-    ReceiveRequest, Registration, SGES_MAX, SendKind, SendRequest, Sge,
+    AccessFlags, Completion, CompletionStatus, NicAddress, QpAttributes, QpState, SendKind, SendRequest,
 };
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{LiveError, LiveNic};
-use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message};
-use router::batch::{FIXED_PACKETS_MAX, Latency};
+use router::batch::Latency;
+use router::batch::message::{self, Header, Message};
 use router::{NODES_MAX, NodeId};
 
 use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packets};
 use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
 use super::peer_wire::{Offered, PeerWire};
+use queues::{POLL_PACKETS_MAX, Queues, RECEIVES, SENDS, SLOT_BYTES, slots};
 
-/// One message holds a full batch of maximum-size Ethernet packets: 48 KiB.
-const SLOT_BYTES: usize = 48 << 10;
-const PACKET_BYTES_USUAL: usize = 1518;
-const SENDS: usize = 64;
-/// Twice what one poll of the NIC receives.
-const RECEIVES: usize = 2 * POLL_PACKETS_MAX;
-const POLL_PACKETS_MAX: usize = 64;
 /// Maximum number of bytes in flight to one peer: half the capacity of a lane, and of a socket buffer.
 const WINDOW_BYTES_MAX: u64 = 96 << 10;
 const WINDOW_MESSAGES_MAX: usize = 48;
@@ -44,10 +37,6 @@ const AHEAD_PACKETS: u32 = 32;
 const PSN_MASK: u64 = 0xff_ffff;
 const QP_NUMBER_MAX: u32 = 0xff_ffff;
 
-const _: () = assert!(
-    HEADER_BYTES + FIXED_PACKETS_MAX * (DESCRIPTOR_BYTES + PACKET_BYTES_USUAL) + size_of::<u64>() <= SLOT_BYTES,
-    "with its token"
-);
 const _: () = assert!(WINDOW_MESSAGES_MAX < POLL_PACKETS_MAX && SENDS <= WINDOW_PACKETS_MAX as usize);
 
 struct Peer {
@@ -71,47 +60,6 @@ struct Received {
     bytes: usize,
 }
 
-/// The objects that all queue pairs share.
-struct Queues {
-    key: LKey,
-    domain: ProtectionDomain,
-    send_cq: CqNumber,
-    receive_cq: CqNumber,
-    srq: SrqNumber,
-}
-
-/// One slot for each message that may be sent, and one for each that may arrive.
-const MEMORY_BYTES: usize = (SENDS + RECEIVES) * SLOT_BYTES;
-
-impl Queues {
-    fn new(nic: &mut Nic<ByteMemory>) -> Result<Self, NicError> {
-        let domain = nic.allocate_domain()?;
-        let access = AccessFlags::LOCAL_WRITE;
-        let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES as u64, access };
-        let queues = Self {
-            key: nic.register(&registration)?.local,
-            domain,
-            send_cq: nic.create_cq(SENDS * usize::from(NODES_MAX))?,
-            receive_cq: nic.create_cq(2 * RECEIVES)?,
-            srq: nic.create_srq(RECEIVES)?,
-        };
-        for slot in SENDS as u64..(SENDS + RECEIVES) as u64 {
-            nic.post_srq_recv(queues.srq, &queues.receive(slot))?;
-        }
-        Ok(queues)
-    }
-
-    fn local(&self, slot: u64, bytes: usize) -> [Sge; SGES_MAX] {
-        let mut local = [Sge::default(); SGES_MAX];
-        local[0] = Sge { address: slot_address(slot), bytes: bytes as u32, key: self.key };
-        local
-    }
-
-    fn receive(&self, slot: u64) -> ReceiveRequest {
-        ReceiveRequest { id: slot, local: self.local(slot, SLOT_BYTES) }
-    }
-}
-
 /// Queue pairs to all peers.
 pub(super) struct RnicCarrier<W> {
     live: LiveNic<W, ByteMemory>,
@@ -123,17 +71,6 @@ pub(super) struct RnicCarrier<W> {
     received: VecDeque<Received>,
     /// The peer of a queue pair that failed.
     failed: Option<NodeId>,
-}
-
-/// Returns memory for all slots, written to once. A page fault takes as long as several packets: the first long message
-/// after short ones would be delayed by a dozen of them on either side, more packets would wait meanwhile and make the
-/// next message longer, and so on for milliseconds.
-fn slots() -> ByteMemory {
-    ByteMemory(vec![u8::MAX; MEMORY_BYTES])
-}
-
-fn slot_address(slot: u64) -> u64 {
-    slot * SLOT_BYTES as u64
 }
 
 fn nic(error: NicError) -> InterconnectError {
