@@ -3,7 +3,7 @@
 use router_ports::netlink::Change;
 use tracing::{error, info, warn};
 
-use super::local_routes::Effect;
+use super::effect::Effect;
 use super::messages::Command;
 use super::rejected_routes::{RejectReason, RejectedRoute};
 use super::state::Node;

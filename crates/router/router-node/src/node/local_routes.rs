@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use packet::ethernet::MacAddress;
 use packet::ipv4;
 use router::routes::expand_weights;
 use router::{AdjacencyId, PortConfig, PortId};
@@ -17,6 +16,8 @@ use router_ports::netlink::{
 use super::candidate::{
     CandidateRoute, LOCAL, NextHop, Preference, is_routed, neighbour, next_hops_of, on_port, unicast,
 };
+use super::effect::Effect;
+use super::gateways::Gateways;
 use super::open_ports::MTU_BYTES_DEFAULT;
 use super::rejected_routes::{RejectReason, RejectedCounts, RejectedRoute, RejectedRoutes};
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
@@ -27,34 +28,6 @@ use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange,
 const PROTOCOL_KERNEL: u8 = 2;
 /// The loopback interface.
 const LOOPBACK: &str = "lo";
-
-/// An action that a change requires.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// The configuration of a port has changed.
-    ConfigurePort(PortId, PortConfig),
-    /// A route uses this gateway: its adjacency is needed.
-    PinAdjacency(PortId, IpAddr),
-    /// No route uses the adjacency any more.
-    UnpinAdjacency(AdjacencyId),
-    /// A permanent neighbour entry of the kernel.
-    LearnNeighbour(PortId, IpAddr, MacAddress),
-    /// The node has a new address.
-    AddLocalAddress(IpAddr),
-    /// The node does not have the address any more.
-    RemoveLocalAddress(IpAddr),
-    /// A kernel route was not accepted as it is.
-    RouteRejected(IpNet, RejectedRoute),
-}
-
-/// A gateway that routes use.
-#[derive(Debug, Default)]
-struct Gateway {
-    /// `None` until the forwarding thread has assigned one, and when it has no room.
-    adjacency: Option<AdjacencyId>,
-    is_requested: bool,
-    prefixes: BTreeSet<IpNet>,
-}
 
 /// A port, as far as the kernel or the cluster file knows it.
 #[derive(Debug)]
@@ -77,6 +50,14 @@ pub struct OpenedPort {
     pub config: PortConfig,
 }
 
+impl LocalPort {
+    fn new(opened: OpenedPort) -> LocalPort {
+        let OpenedPort { interface, config } = opened;
+        let mtu_bytes_opened = config.mtu_bytes;
+        LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() }
+    }
+}
+
 /// The routes of this node, and the state from which they are derived.
 #[derive(Debug, Default)]
 pub struct LocalRoutes {
@@ -87,9 +68,7 @@ pub struct LocalRoutes {
     /// The TUN interface for packets to this node's kernel that arrived at other nodes.
     slow_path: Option<InterfaceIndex>,
     candidates: BTreeMap<IpNet, BTreeMap<Preference, CandidateRoute>>,
-    gateways: BTreeMap<(PortId, IpAddr), Gateway>,
-    /// Gateways that the neighbour table had no room for.
-    unpinned: BTreeSet<(PortId, IpAddr)>,
+    gateways: Gateways,
     /// The announced routes.
     announcements: Announcements,
     /// Addresses of the node that are not announced: those of interfaces that are not ports.
@@ -112,9 +91,7 @@ impl LocalRoutes {
     /// Adds the next port.
     pub fn add_port(&mut self, opened: OpenedPort, port_config: &PortOfNode) -> PortId {
         let port = PortId(self.ports.len() as u8);
-        let OpenedPort { interface, config } = opened;
-        let mtu_bytes_opened = config.mtu_bytes;
-        self.ports.push(LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() });
+        self.ports.push(LocalPort::new(opened));
         self.apply_config(port, port_config);
         if !self.port(port).has_kernel {
             self.refresh(port);
@@ -134,8 +111,7 @@ impl LocalRoutes {
         let mut config = state.config.clone();
         config.addresses.clone_from(&port_config.addresses);
         let former = std::mem::replace(&mut state.config, config.clone());
-        let is_other = |network: &&IpNet, others: &[IpNet]| !others.contains(network);
-        for network in former.addresses.iter().filter(|network| is_other(network, &config.addresses)) {
+        for network in former.addresses.iter().filter(|network| !config.addresses.contains(network)) {
             self.set_candidate(network.addr().into(), LOCAL, None);
             self.set_candidate(network.trunc(), on_port(port), None);
         }
@@ -181,10 +157,7 @@ impl LocalRoutes {
             let port = PortId(index as u8);
             let mut local_port = match from {
                 Ok(from) => former[usize::from(from.0)].take().expect("each port stays once"),
-                Err(OpenedPort { interface, config }) => {
-                    let mtu_bytes_opened = config.mtu_bytes;
-                    LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() }
-                }
+                Err(opened) => LocalPort::new(opened),
             };
             local_port.config.vlan = node.vlan(port_config);
             let configured = local_port.config.clone();
@@ -261,9 +234,9 @@ impl LocalRoutes {
                 self.links.remove(&index);
                 self.refresh_interface(index);
             }
-            Change::Address(address) => self.address(&address),
-            Change::AddressGone { interface, network } => self.address_gone(interface, network),
-            Change::Route(route) => self.route(route),
+            Change::Address(address) => self.update_address(&address),
+            Change::AddressGone { interface, network } => self.remove_address(interface, network),
+            Change::Route(route) => self.update_route(route),
             Change::RouteGone(key) => {
                 for origin in [Origin::Connected, Origin::Kernel] {
                     self.set_candidate(key.prefix, Preference { metric: key.metric, origin, instance: 0 }, None);
@@ -282,10 +255,10 @@ impl LocalRoutes {
         }
     }
 
-    fn address(&mut self, address: &Address) {
+    fn update_address(&mut self, address: &Address) {
         let Address { interface, network, is_usable, .. } = *address;
         if !is_usable {
-            return self.address_gone(interface, network);
+            return self.remove_address(interface, network);
         }
         if self.addresses.insert((interface, network)) {
             self.add_local_address(network.addr(), self.is_private(interface));
@@ -293,7 +266,7 @@ impl LocalRoutes {
         }
     }
 
-    fn address_gone(&mut self, interface: InterfaceIndex, network: IpNet) {
+    fn remove_address(&mut self, interface: InterfaceIndex, network: IpNet) {
         if !self.addresses.remove(&(interface, network)) {
             return;
         }
@@ -332,7 +305,7 @@ impl LocalRoutes {
         self.set_candidate(address.into(), LOCAL, None);
     }
 
-    fn route(&mut self, route: Route) {
+    fn update_route(&mut self, route: Route) {
         let next_hops: Vec<(NextHop, u16)> =
             route.hops.iter().filter_map(|hop| Some((self.next_hop(route.kind, hop)?, hop.weight))).collect();
         let rejected = self.rejection_of(&route, next_hops.is_empty());
@@ -405,7 +378,7 @@ impl LocalRoutes {
     }
 
     /// Replaces all neighbours, after events were lost.
-    pub fn neighbours(&mut self, known: impl IntoIterator<Item = (PortId, IpAddr, AdjacencyId)>) {
+    pub fn replace_neighbours(&mut self, known: impl IntoIterator<Item = (PortId, IpAddr, AdjacencyId)>) {
         let mut former: Vec<(IpNet, Preference)> = Vec::new();
         for (prefix, candidates) in &self.candidates {
             let neighbours = candidates.keys().filter(|preference| preference.origin == Origin::Neighbour);
@@ -425,21 +398,7 @@ impl LocalRoutes {
 
     /// Sets the requested adjacency of a gateway; `None` when the neighbour table is full.
     pub fn adjacency_pinned(&mut self, port: PortId, address: IpAddr, adjacency: Option<AdjacencyId>) {
-        let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
-        gateway.adjacency = adjacency;
-        self.dirty.extend(gateway.prefixes.iter());
-        if gateway.prefixes.is_empty() {
-            self.gateways.remove(&(port, address));
-            adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency));
-        } else if adjacency.is_none() {
-            self.unpinned.insert((port, address));
-        }
-    }
-
-    /// Releases an adjacency, and requests one for a gateway that found no room.
-    fn unpin(&mut self, adjacency: AdjacencyId) {
-        self.effects.push(Effect::UnpinAdjacency(adjacency));
-        self.effects.extend(self.unpinned.pop_first().map(|(port, address)| Effect::PinAdjacency(port, address)));
+        self.dirty.extend(self.gateways.set_adjacency(port, address, adjacency, &mut self.effects));
     }
 
     /// Sets or removes a candidate route to a prefix.
@@ -470,12 +429,8 @@ impl LocalRoutes {
         if let Some(port) = next_hop.port().and_then(|port| self.ports.get_mut(usize::from(port.0))) {
             port.prefixes.insert(prefix);
         }
-        let NextHop::Via(port, address) = next_hop else { return };
-        let gateway = self.gateways.entry((port, address)).or_default();
-        gateway.prefixes.insert(prefix);
-        if !gateway.is_requested {
-            gateway.is_requested = true;
-            self.effects.push(Effect::PinAdjacency(port, address));
+        if let NextHop::Via(port, address) = next_hop {
+            self.gateways.reference(port, address, prefix, &mut self.effects);
         }
     }
 
@@ -486,17 +441,8 @@ impl LocalRoutes {
         {
             port.prefixes.remove(&prefix);
         }
-        let NextHop::Via(port, address) = next_hop else { return };
-        let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
-        gateway.prefixes.remove(&prefix);
-        if !gateway.prefixes.is_empty() {
-            return;
-        }
-        // A gateway whose request is pending is released when the response arrives.
-        let adjacency = gateway.adjacency;
-        if self.unpinned.remove(&(port, address)) || adjacency.is_some() {
-            self.gateways.remove(&(port, address));
-            adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency));
+        if let NextHop::Via(port, address) = next_hop {
+            self.gateways.release(port, address, prefix, &mut self.effects);
         }
     }
 
@@ -607,10 +553,9 @@ impl LocalRoutes {
                 NextHop::Router => Some(hop(PortId::KERNEL, AdjacencyId::ROUTER)),
                 NextHop::OnLink(port) => Some(hop(port, AdjacencyId::ON_LINK)),
                 NextHop::Adjacent(port, adjacency) => Some(hop(port, adjacency)),
-                NextHop::Via(port, address) => self.gateways.get(&(port, address)).and_then(|gateway| {
-                    let adjacency = gateway.adjacency?;
-                    Some(hop(port, adjacency))
-                }),
+                NextHop::Via(port, address) => {
+                    self.gateways.adjacency(port, address).map(|adjacency| hop(port, adjacency))
+                }
             };
             if let Some(found) = found {
                 *weights.entry(found).or_default() += u32::from(*weight);

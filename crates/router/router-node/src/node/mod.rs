@@ -4,10 +4,12 @@
 mod candidate;
 mod cgroup_freezer;
 mod clients;
+mod effect;
 mod error;
 mod event_loop;
 mod fib_query;
 mod forwarding;
+mod gateways;
 mod interconnect_clock;
 mod kernel_changes;
 mod liveness;

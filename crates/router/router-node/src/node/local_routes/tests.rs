@@ -1,5 +1,6 @@
 use super::*;
 use crate::cluster::Node;
+use packet::ethernet::MacAddress;
 use router_ports::netlink::{Neighbour as KernelNeighbour, RouteHop};
 
 const ETH0: InterfaceIndex = InterfaceIndex(10);
@@ -108,7 +109,7 @@ fn a_gateway_is_pinned_before_its_routes_are_announced_and_unpinned_after() {
     assert_eq!(local.take_effects(), []);
     local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("198.51.100.0/24"), metric: 20 }));
     assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5))]);
-    assert!(local.gateways.is_empty() && local.ports[0].prefixes.is_empty());
+    assert!(local.gateways.len() == 0 && local.ports[0].prefixes.is_empty());
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn a_gateway_without_routes_is_unpinned_when_its_adjacency_arrives() {
     local.take_effects();
     local.adjacency_pinned(PortId(0), gateway, Some(AdjacencyId(5)));
     assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5))]);
-    assert!(local.gateways.is_empty());
+    assert!(local.gateways.len() == 0);
 }
 
 #[test]
@@ -223,7 +224,7 @@ fn neighbours_are_host_routes_and_lost_events_are_recovered() {
     local.dirty.insert(net("fd00::9/128"));
     assert_eq!(hops(routes_to(&mut local, "fd00::9/128").1), [(1, 4)]);
     assert_eq!(local.candidates.len(), 2, "link-local neighbours have no routes");
-    local.neighbours([(PortId(0), one, AdjacencyId(8))]);
+    local.replace_neighbours([(PortId(0), one, AdjacencyId(8))]);
     assert_eq!(routes_to(&mut local, "fd00::9/128"), (None, None));
     local.neighbour_down(PortId(0), one);
     assert_eq!(routes_to(&mut local, "10.1.0.9/32"), (None, None));
