@@ -6,6 +6,7 @@ use std::path::Path;
 
 use config::{CheckResult, InvalidKey, check_name};
 use ipnet::IpNet;
+use packet::{ipv4, ipv6, vlan};
 use router::{NODES_MAX, PORTS_MAX};
 
 use super::model::{ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, Node, PortOfNode, ROUTES_MAX, StaticRoute};
@@ -17,14 +18,8 @@ const BEAT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
 /// The hold time is at least two keepalive intervals, so one delayed keepalive does not end a session.
 const SILENCE_BEATS_MIN: f64 = 2.0;
-/// Minimum IPv4 MTU (RFC 791).
-const MTU_BYTES_MIN: u16 = 68;
 /// MTU of a jumbo frame, and the largest packet that a buffer holds.
 pub const MTU_BYTES_MAX: u16 = 9216;
-/// Minimum IPv6 MTU (RFC 8200).
-const MTU_V6_BYTES_MIN: u16 = 1280;
-/// Highest VLAN identifier (IEEE 802.1Q).
-const VLAN_MAX: u16 = 4094;
 const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;
 
 /// Checks everything that needs no access to the machine.
@@ -155,10 +150,10 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResul
         return Err(InvalidKey::new(format!("{key}.{name}"), what));
     }
     let (Some(parent), Some(id)) = (&port.parent, port.vlan) else { return Ok(()) };
-    if !(1..=VLAN_MAX).contains(&id) {
+    if !(1..=vlan::ID_MAX).contains(&id) {
         return Err(InvalidKey::new(
             format!("{key}.vlan"),
-            format!("{id} is not a VLAN identifier; use 1 to {VLAN_MAX}"),
+            format!("{id} is not a VLAN identifier; use 1 to {}", vlan::ID_MAX),
         ));
     }
     if !before.iter().any(|other| other.device == *parent && other.kind != PortKind::Vlan) {
@@ -184,9 +179,9 @@ fn check_device(key: &str, device: &str) -> CheckResult {
 }
 
 fn check_port(key: &str, port: &PortOfNode) -> CheckResult {
-    let mtu_bytes = port.mtu_bytes.unwrap_or(MTU_V6_BYTES_MIN);
+    let mtu_bytes = port.mtu_bytes.unwrap_or(ipv6::MTU_MIN as u16);
     let is_v6 = port.addresses.iter().any(|address| matches!(address, IpNet::V6(_)));
-    let mtu_bytes_min = if is_v6 { MTU_V6_BYTES_MIN } else { MTU_BYTES_MIN };
+    let mtu_bytes_min = if is_v6 { ipv6::MTU_MIN } else { ipv4::MTU_MIN } as u16;
     if !(mtu_bytes_min..=MTU_BYTES_MAX).contains(&mtu_bytes) {
         let what = format!("{mtu_bytes} bytes; use {mtu_bytes_min} to {MTU_BYTES_MAX}, as in 1500");
         return Err(InvalidKey::new(format!("{key}.mtu_bytes"), what));

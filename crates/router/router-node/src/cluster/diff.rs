@@ -9,9 +9,6 @@ use sim::Span;
 use super::model::{Cluster, Interconnect, Node, PortOfNode};
 use super::schema::Batch;
 
-/// Maximum time for which a fixed batch waits to be filled.
-const BATCH_WAIT: Span = Span::from_ps(10_000_000);
-
 /// The differences between two versions of a cluster file, for one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigDiff {
@@ -25,7 +22,7 @@ pub struct ConfigDiff {
 pub fn batching_policy(interconnect: &Interconnect) -> Policy {
     match interconnect.batch {
         Batch::Adaptive => Policy::Adaptive { target: Span::from_ns(interconnect.latency_target_ns) },
-        Batch::Fixed(packets) => Policy::Fixed { packets, wait: BATCH_WAIT },
+        Batch::Fixed(packets) => Policy::fixed(packets),
     }
 }
 

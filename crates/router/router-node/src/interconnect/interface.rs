@@ -4,9 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use fabric::shm::ShmDescriptors;
 use fabric::timed::LinkTiming;
 use router::batch::{Parcel, Policy, PolicyError};
 use router::{NodeId, Pool};
+use serde::{Deserialize, Serialize};
 use sim::{Span, Time};
 use thiserror::Error;
 
@@ -49,9 +51,9 @@ impl Default for InterconnectSettings {
     }
 }
 
-/// Connection parameters that two nodes exchange over their control session. Those of a peer are checked when they are
-/// used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Connection parameters that two nodes exchange over their control session, where the order of the fields is part of
+/// the protocol. Those of a peer are checked when they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionParams {
     /// Known to the two nodes only. Over UDP, the token that the peer appends to each message.
     pub secret: u64,
@@ -229,6 +231,18 @@ pub trait Interconnect: Send {
 
     /// Returns the counters of a peer since it was first connected.
     fn counters(&self, node: NodeId) -> PeerCounters;
+}
+
+/// Returns the shared memory and doorbells of a node's offer, and checks its secret.
+pub(super) fn shared_memory(node: NodeId, offer: Offer) -> Result<ShmDescriptors, InterconnectError> {
+    let found = offer.descriptors.len();
+    let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
+        return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
+    };
+    if offer.params.secret == 0 {
+        return Err(invalid_offer(node, "a secret", 0, "random, and not 0"));
+    }
+    Ok(ShmDescriptors { memfd, doorbell_creator, doorbell_peer })
 }
 
 pub(super) fn random_u64() -> Result<u64, InterconnectError> {

@@ -4,11 +4,11 @@
 //! record does not wrap: the rest of the ring is filled. A word in each direction holds the acknowledgement: the number
 //! of packets received, and the occupancy of the receiver.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::shm::{EventfdDoorbell, ShmDescriptors, create_memory, open_memory};
+use fabric::shm::{EventfdDoorbell, create_memory, open_memory};
 use fabric::{Doorbell, Inbound, Outbound, WaitOutcome};
 use lane::{Consumer, Draft, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
 use router::batch::MessageTransfer;
@@ -18,7 +18,7 @@ use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
 use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packets};
-use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
+use super::interface::{ConnectionParams, InterconnectError, Offer, random_u64, shared_memory};
 use super::medium::{ACK_OFFSET, LAYOUT, Medium, SLOTS, Windows};
 
 /// Maximum number of bytes in flight.
@@ -29,6 +29,8 @@ const GATHERED_BYTES_MAX: usize = 256;
 const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
 /// Bytes of a record in front of its message.
 const RECORD_HEADER_BYTES: usize = 16;
+
+/// A peer, and the lane to and from it.
 struct Peer<W: Windows> {
     to: Producer<W::Outbound, W::Inbound>,
     from: Consumer<W::Inbound, W::Outbound>,
@@ -209,18 +211,10 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
     }
 
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<ConnectionParams, InterconnectError> {
-        let found = offer.descriptors.len();
-        let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
-            return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
-        };
-        let secret = offer.params.secret;
-        if secret == 0 {
-            return Err(invalid_offer(node, "a secret", secret, "random, and not 0"));
-        }
-        let parts = ShmDescriptors { memfd, doorbell_creator, doorbell_peer };
-        let (mapping, bell) = open_memory(parts, 2 * self.medium.side_bytes())?;
-        self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 1)?);
-        Ok(ConnectionParams { secret: 0, ..offer.params })
+        let params = offer.params;
+        let (mapping, bell) = open_memory(shared_memory(node, offer)?, 2 * self.medium.side_bytes())?;
+        self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, params.secret, 1)?);
+        Ok(ConnectionParams { secret: 0, ..params })
     }
 
     fn finish(&mut self, node: NodeId, _: &ConnectionParams) -> Result<(), InterconnectError> {
@@ -293,9 +287,10 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
     }
 
     fn prepare_wait(&mut self) -> bool {
+        let mut is_idle = true;
         // Every peer has to be asked, whatever the others return.
-        let busy = self.connected().map(|peer| usize::from(!peer.prepare_wait())).sum::<usize>();
-        busy == 0
+        self.connected().for_each(|peer| is_idle &= peer.prepare_wait());
+        is_idle
     }
 
     fn finish_wait(&mut self) {
@@ -352,13 +347,10 @@ mod tests {
 
     impl Hostile {
         fn of(offer: Offer) -> Hostile {
-            let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
-                panic!()
-            };
-            let parts = ShmDescriptors { memfd, doorbell_creator, doorbell_peer };
+            let secret = offer.params.secret;
+            let parts = shared_memory(NodeId(0), offer).unwrap();
             let (mapping, bell) = open_memory(parts, 2 * Direct.side_bytes()).unwrap();
-            let carrier = MemoryCarrier::new(Direct);
-            Hostile { peer: carrier.join(mapping, bell, offer.params.secret, 1).unwrap() }
+            Hostile { peer: MemoryCarrier::new(Direct).join(mapping, bell, secret, 1).unwrap() }
         }
     }
 

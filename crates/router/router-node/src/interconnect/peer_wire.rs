@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use fabric::shm::{ShmDescriptors, create_link, open_link};
+use fabric::shm::{create_link, open_link};
 use rnic::verbs::{Mtu, NicAddress};
 use rnic_live::{LaneIo, LiveError, PacketIo, UdpIo, WINDOW_BYTES};
 use router::NodeId;
 use router::batch::MessageTransfer;
 
-use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer};
+use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, shared_memory};
 
 /// Packet I/O with connection setup.
 pub(super) trait PeerWire: PacketIo + Send {
@@ -68,15 +68,9 @@ impl PeerWire for LaneIo {
     }
 
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
-        let found = offer.descriptors.len();
-        let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
-            return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
-        };
-        if offer.params.secret == 0 {
-            return Err(invalid_offer(node, "a secret", 0, "random, and not 0"));
-        }
-        let link = open_link(ShmDescriptors { memfd, doorbell_creator, doorbell_peer }, WINDOW_BYTES)?;
-        Ok(self.add_peer(&link, offer.params.secret).map_err(LiveError::from)?)
+        let secret = offer.params.secret;
+        let link = open_link(shared_memory(node, offer)?, WINDOW_BYTES)?;
+        Ok(self.add_peer(&link, secret).map_err(LiveError::from)?)
     }
 
     fn finish(&mut self, node: NodeId, _: &ConnectionParams) -> Result<NicAddress, InterconnectError> {

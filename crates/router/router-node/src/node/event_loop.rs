@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, info, warn};
@@ -17,10 +18,8 @@ use super::state::Node;
 const NICENESS: i32 = -10;
 /// Maximum interval between two reads of kernel changes, in case a notification was lost.
 const KERNEL_POLL_NS: u64 = 1_000_000_000;
-/// Index of the first polled descriptor that belongs to the sessions with other nodes.
+/// Index of the first polled descriptor that belongs to the sessions with other nodes, after four others.
 const PEERS_AT: usize = 4;
-/// Index of the polled descriptor that requests a reload of the cluster file.
-const RELOAD_AT: usize = 3;
 /// How long the forwarding thread may hang before the node ends: it is not expected to recover.
 const HANG_NS_MAX: u64 = 10_000_000_000;
 
@@ -136,21 +135,21 @@ impl Node {
             self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
         let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
-        let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_notifier.as_fd(), PollFlags::IN)];
-        descriptors.push((self.kernel.wakes(), PollFlags::IN));
-        descriptors.push((reload, PollFlags::IN));
+        let own: [_; PEERS_AT] = [stop, self.reports_notifier.as_fd(), self.kernel.wakes(), reload];
+        let mut descriptors = Vec::from(own.map(|fd| (fd, PollFlags::IN)));
         descriptors.extend(self.peers.descriptors());
         let clients_at = descriptors.len();
         descriptors.extend(self.clients.descriptors());
         let mut polled: Vec<PollFd<'_>> =
             descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
-        let timeout = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
+        let timeout = Timespec::try_from(Duration::from_nanos(left_ns)).expect("a second at most");
         // An interrupted call is treated as a timeout.
         let _ = poll(&mut polled, Some(&timeout));
         let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
-        self.is_stopping |= readable[0];
+        let [must_stop, _, has_kernel_changes, must_reload]: [bool; PEERS_AT] = std::array::from_fn(|at| readable[at]);
+        self.is_stopping |= must_stop;
         // A lost notification has no effect: the next one, or the periodic read, covers it.
-        self.is_kernel_readable = readable[2] || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
+        self.is_kernel_readable = has_kernel_changes || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
         if self.is_kernel_readable {
             self.kernel_polled_at_ns = now_ns;
         }
@@ -158,7 +157,7 @@ impl Node {
         if readable[clients_at..].contains(&true) {
             self.clients.note_readable();
         }
-        if readable[RELOAD_AT] && !self.is_stopping {
+        if must_reload && !self.is_stopping {
             // Several signals result in one reload.
             let _ = rustix::io::read(reload, &mut [0; 64]);
             self.reload_by_signal();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use router::batch;
 use router::{
@@ -31,6 +31,7 @@ const SUSPENDED_NS_MIN: u64 = 1_000_000_000;
 const DRAIN_POLLS_MAX: usize = 4096;
 /// Maximum number of commands per iteration, which bounds the delay of packets.
 const COMMANDS_PER_POLL: usize = 32;
+
 /// The parts that the thread is started with.
 pub struct ForwardingParts {
     /// The forwarder.
@@ -438,7 +439,7 @@ impl ForwardingThread {
     fn sleep(&mut self) {
         let may_sleep = self.prepare_wait();
         if may_sleep {
-            let timeout = self.poll_timeout();
+            let timeout = Timespec::try_from(self.poll_timeout()).expect("less than a second");
             let mut polled = vec![PollFd::new(&*self.parts.commands_notifier, PollFlags::IN)];
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             polled.extend(self.parts.kernel.wakes().map(readable));
@@ -466,7 +467,7 @@ impl ForwardingThread {
     }
 
     /// Returns how long to block at most.
-    fn poll_timeout(&mut self) -> Timespec {
+    fn poll_timeout(&mut self) -> Duration {
         let now_ns = self.now().ns();
         let retry_ns = self.has_unsent().then_some(now_ns + RETRY_NS);
         let dues = [
@@ -476,6 +477,6 @@ impl ForwardingThread {
         ];
         let due_ns = dues.into_iter().flatten().min().unwrap_or(u64::MAX);
         let left_ns = due_ns.saturating_sub(now_ns).min(SLEEP_NS_MAX);
-        Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 }
+        Duration::from_nanos(left_ns)
     }
 }

@@ -49,31 +49,8 @@ pub enum PeerUpdate {
 /// The setup messages of interconnects. Postcard encodes variants by their position.
 #[derive(Debug, Serialize, Deserialize)]
 enum SetupMessage {
-    Offer(EncodedParams),
-    Params(EncodedParams),
-}
-
-/// The encoding of [`ConnectionParams`].
-#[derive(Debug, Serialize, Deserialize)]
-struct EncodedParams {
-    secret: u64,
-    queue_pair: u32,
-    packet_sequence: u32,
-    address: Option<std::net::SocketAddr>,
-}
-
-impl From<ConnectionParams> for EncodedParams {
-    fn from(params: ConnectionParams) -> Self {
-        let ConnectionParams { secret, queue_pair, packet_sequence, address } = params;
-        Self { secret, queue_pair, packet_sequence, address }
-    }
-}
-
-impl From<EncodedParams> for ConnectionParams {
-    fn from(params: EncodedParams) -> Self {
-        let EncodedParams { secret, queue_pair, packet_sequence, address } = params;
-        Self { secret, queue_pair, packet_sequence, address }
-    }
+    Offer(ConnectionParams),
+    Params(ConnectionParams),
 }
 
 #[derive(Debug)]
@@ -469,9 +446,9 @@ impl Peers {
             SessionEvent::RouteUpdate(changes) => self.updates.push(PeerUpdate::Routes(node, changes)),
             SessionEvent::InterconnectSetup(bytes) => match postcard::from_bytes::<SetupMessage>(&bytes) {
                 Ok(SetupMessage::Offer(params)) => {
-                    self.updates.push(PeerUpdate::Offer(node, Offer { params: params.into(), descriptors }));
+                    self.updates.push(PeerUpdate::Offer(node, Offer { params, descriptors }));
                 }
-                Ok(SetupMessage::Params(params)) => self.updates.push(PeerUpdate::Params(node, params.into())),
+                Ok(SetupMessage::Params(params)) => self.updates.push(PeerUpdate::Params(node, params)),
                 Err(error) => self.peer_down(node, &format!("invalid interconnect setup message: {error}"), now_ns),
             },
         }
@@ -523,12 +500,12 @@ impl Peers {
 
     /// Sends an offer to the interconnect of another node.
     pub fn offer(&mut self, node: NodeId, offer: Offer, now_ns: u64) {
-        self.send_setup(node, &SetupMessage::Offer(offer.params.into()), offer.descriptors, now_ns);
+        self.send_setup(node, &SetupMessage::Offer(offer.params), offer.descriptors, now_ns);
     }
 
     /// Sends the parameters of an accepted offer to the interconnect of another node.
     pub fn accept_offer(&mut self, node: NodeId, params: ConnectionParams, now_ns: u64) {
-        self.send_setup(node, &SetupMessage::Params(params.into()), Vec::new(), now_ns);
+        self.send_setup(node, &SetupMessage::Params(params), Vec::new(), now_ns);
     }
 
     fn send_setup(&mut self, node: NodeId, setup: &SetupMessage, descriptors: Vec<OwnedFd>, now_ns: u64) {

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use super::error::NodeError;
 use super::local_routes::OpenedPort;
 use super::messages::Command;
-use super::open_ports::{self, OpenPort, OpenPortParams};
+use super::open_ports::{self, OpenPort};
 use super::port_state::{BoxedPort, PortState};
 use super::state::Node;
 use super::status;
@@ -48,15 +48,7 @@ impl Node {
     }
 
     pub(super) fn open(&mut self, index: usize) -> Result<OpenPort, NodeError> {
-        let settings = &self.settings;
-        let node = settings.node();
-        let params = OpenPortParams {
-            node,
-            index,
-            seed: settings.seed(&node.ports[index].device),
-            folder: settings.folder(),
-            local: &self.local_addresses,
-        };
+        let params = self.settings.open_port_params(self.settings.node(), index, &self.local_addresses);
         open_ports::open_port(&params, &mut self.sysctls)
     }
 

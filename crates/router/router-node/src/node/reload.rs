@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::error::NodeError;
 use super::local_routes::OpenedPort;
 use super::messages::Command;
-use super::open_ports::{self, OpenPort, OpenPortParams};
+use super::open_ports::{self, OpenPort};
 use super::port_state::PortState;
 use super::state::Node;
 use crate::cluster::{Cluster, ClusterFile, ConfigDiff, Node as NodeConfig, PortKind, batching_policy, diff};
@@ -81,13 +81,7 @@ impl Node {
     }
 
     fn open_for_reload(&self, node: &NodeConfig, index: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
-        let params = OpenPortParams {
-            node,
-            index,
-            seed: self.settings.seed(&node.ports[index].device),
-            folder: self.settings.folder(),
-            local: &self.local_addresses,
-        };
+        let params = self.settings.open_port_params(node, index, &self.local_addresses);
         open_ports::open_port(&params, sysctls).map_err(|error: NodeError| {
             let key = error.key(self.settings.node).unwrap_or_else(|| "nodes".to_owned());
             InvalidKey::new(key, format!("{error}; nothing was changed"))

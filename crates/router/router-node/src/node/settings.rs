@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use router::{Config, NodeId};
+use router_ports::LocalAddresses;
 
 use super::error::NodeError;
+use super::open_ports::OpenPortParams;
 use crate::cluster::{Cluster, ClusterPaths, Node as NodeConfig, NodePaths, fnv1a};
 use crate::control::Key;
 use crate::control::transport::{ControlAddress, TcpAddress};
@@ -36,7 +38,7 @@ impl NodeSettings {
     }
 
     /// Returns the seed of the hardware address of a port without one, the same at each start.
-    pub(super) fn seed(&self, device: &str) -> u64 {
+    fn seed(&self, device: &str) -> u64 {
         fnv1a(format!("{}/{}/{device}", self.cluster.name, self.node().name).as_bytes())
     }
 
@@ -54,8 +56,18 @@ impl NodeSettings {
         Ok(ControlAddress::Tcp(TcpAddress { address, local_ip, key }))
     }
 
+    /// Returns the parameters of opening a port of the node, whose settings may be those of a newer file.
+    pub(super) fn open_port_params<'a>(
+        &'a self,
+        node: &'a NodeConfig,
+        index: usize,
+        local: &'a LocalAddresses,
+    ) -> OpenPortParams<'a> {
+        OpenPortParams { node, index, seed: self.seed(&node.ports[index].device), folder: self.folder(), local }
+    }
+
     /// Returns the directory of the cluster file, the base of relative paths of capture files.
-    pub(super) fn folder(&self) -> &Path {
+    fn folder(&self) -> &Path {
         self.file.parent().unwrap_or(Path::new("/"))
     }
 }
