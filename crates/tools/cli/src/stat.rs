@@ -1,20 +1,21 @@
 //! `crosslane stat`: prints the statistics pages of the processes of a rack.
 
-use std::collections::BTreeMap;
+mod proxies;
+mod report;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use control::proxy::PeerReport;
-use serde::Serialize;
 use stats::{Align, Table};
 use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, Process, Snapshot, Totals};
 
 use crate::rack_choice::RackChoice;
-use crate::rack_control;
 use crate::{lanes, output, rack_dir};
+use proxies::Proxies;
+use report::Report;
 
 /// Options of `crosslane stat`.
 #[derive(clap::Args)]
@@ -49,91 +50,6 @@ fn switched_off(rack: &RackChoice) -> String {
     .collect()
 }
 
-/// Counters of the proxies of a rack file's nodes.
-#[derive(Default)]
-struct Proxies {
-    links: Vec<ProxyReport>,
-    /// Nodes whose monitors do not answer, with the errors.
-    silent: Vec<(String, String)>,
-}
-
-/// Counters of a node's proxy for one link.
-#[derive(Serialize)]
-struct ProxyReport {
-    node: String,
-    peer: String,
-    #[serde(flatten)]
-    carried: PeerReport,
-    /// Copies of each byte on this node, those of its programs included.
-    copies_per_byte_sent: Option<f64>,
-    copies_per_byte_received: Option<f64>,
-    /// Mean number of frames published to the peer at once.
-    frames_per_publish: Option<f64>,
-}
-
-impl Proxies {
-    fn of(rack: &RackChoice) -> Self {
-        let mut proxies = Self::default();
-        let RackChoice::File(rack) = rack else { return proxies };
-        for node in &rack.file.rack.nodes {
-            match rack_control::status(&rack.run_dir.node(&node.name)) {
-                Ok(None) => {}
-                Ok(Some(status)) => proxies.links.extend(status.links.into_iter().map(|link| ProxyReport {
-                    node: status.node.clone(),
-                    peer: link.peer,
-                    carried: link.carried,
-                    copies_per_byte_sent: (link.carried.bytes_sent > 0).then_some(PeerReport::COPIES_PER_BYTE_SENT),
-                    copies_per_byte_received: link.carried.copies_per_byte_received(),
-                    frames_per_publish: link.carried.frames_per_publish(),
-                })),
-                Err(error) => proxies.silent.push((node.name.clone(), format!("{error:#}"))),
-            }
-        }
-        proxies
-    }
-
-    fn describe(&self) -> String {
-        let right = Align::Right;
-        let mut table = Table::new(&[
-            ("PROXY OF", Align::Left),
-            ("TO", Align::Left),
-            ("SENT", right),
-            ("COPIES/B SENT", right),
-            ("RECEIVED", right),
-            ("COPIES/B RECEIVED", right),
-            ("FRAMES", right),
-            ("PER PUBLISH", right),
-            ("STALLS", right),
-            ("FULL", right),
-            ("WOKEN", right),
-            ("RANG PEER", right),
-            ("RANG PROGRAMS", right),
-        ]);
-        let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-        for link in &self.links {
-            let carried = &link.carried;
-            table.row(vec![
-                link.node.clone(),
-                link.peer.clone(),
-                units::bytes(carried.bytes_sent),
-                ratio(link.copies_per_byte_sent),
-                units::bytes(carried.bytes_received),
-                ratio(link.copies_per_byte_received),
-                (carried.frames_sent + carried.frames_received).to_string(),
-                ratio(link.frames_per_publish),
-                carried.stalls.to_string(),
-                carried.partitions_full.to_string(),
-                carried.wakes.to_string(),
-                carried.rings_peer.to_string(),
-                carried.rings_local.to_string(),
-            ]);
-        }
-        let mut text = if self.links.is_empty() { String::new() } else { format!("\n{}", table.render()) };
-        self.silent.iter().for_each(|(node, error)| text += &format!("\nProxy of '{node}' omitted: {error}.\n"));
-        text
-    }
-}
-
 /// Reads the statistics pages in all directories in which programs of a rack meet.
 pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
     let mut all = Snapshot::default();
@@ -151,153 +67,6 @@ pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
     }
     all.processes.sort_by_key(|process| process.pid);
     Ok(all)
-}
-
-/// The output of `crosslane stat --json`.
-#[derive(Serialize)]
-struct Report<'a> {
-    schema: &'static str,
-    /// Whether lanes are switched off for new connections in at least one directory of the rack.
-    lanes_off: bool,
-    processes: Vec<ProcessReport<'a>>,
-    /// For a rack file, the proxy of each node on each of its links.
-    proxies: &'a [ProxyReport],
-    unreadable: Vec<UnreadableReport<'a>>,
-}
-
-#[derive(Serialize)]
-struct ProcessReport<'a> {
-    pid: u32,
-    program: &'a str,
-    node: Option<String>,
-    started_at_ns: u64,
-    listeners: Vec<ListenerReport>,
-    connections: Vec<ConnectionReport>,
-    connections_unlisted: u64,
-    lane_memory_bytes: u64,
-    lane_memory_bytes_max: u64,
-    totals: TotalsReport,
-    fallbacks: &'a BTreeMap<&'static str, u64>,
-}
-
-#[derive(Serialize)]
-struct ListenerReport {
-    fd: i32,
-    inherited: bool,
-    local: Option<SocketAddr>,
-    opened_at_ns: u64,
-}
-
-impl ListenerReport {
-    fn new(listener: &Connection) -> Self {
-        let Connection { fd, inherited, local, opened_at_ns, .. } = *listener;
-        Self { fd, inherited, local, opened_at_ns }
-    }
-}
-
-#[derive(Serialize)]
-struct ConnectionReport {
-    fd: i32,
-    role: &'static str,
-    path: &'static str,
-    inherited: bool,
-    local: Option<SocketAddr>,
-    peer: Option<SocketAddr>,
-    bytes_sent: u64,
-    bytes_received: u64,
-    messages_sent: u64,
-    messages_received: u64,
-    sleeps: u64,
-    wakes: u64,
-    opened_at_ns: u64,
-}
-
-#[derive(Serialize)]
-struct TotalsReport {
-    lane_bytes_sent: u64,
-    lane_bytes_received: u64,
-    kernel_bytes_sent: u64,
-    kernel_bytes_received: u64,
-    window_bytes_sent: u64,
-    window_bytes_received: u64,
-    lane_connections_total: u64,
-    kernel_connections_total: u64,
-    window_connections_total: u64,
-    lane_connections_open: u64,
-    kernel_connections_open: u64,
-    window_connections_open: u64,
-}
-
-#[derive(Serialize)]
-struct UnreadableReport<'a> {
-    name: &'a str,
-    error: String,
-}
-
-impl<'a> Report<'a> {
-    fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &RackChoice) -> Self {
-        let unreadable =
-            |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
-        let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
-        Self {
-            schema: "crosslane-stat/1",
-            lanes_off: rack.directories().iter().any(|directory| lanes::are_off(directory)),
-            processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
-            proxies: &proxies.links,
-            unreadable: snapshot.unreadable.iter().map(unreadable).chain(silent).collect(),
-        }
-    }
-}
-
-impl<'a> ProcessReport<'a> {
-    fn new(process: &'a Process, rack: &RackChoice) -> Self {
-        Self {
-            pid: process.pid,
-            program: &process.program,
-            node: process.node.map(|address| rack.node_name(address)),
-            started_at_ns: process.started_at_ns,
-            listeners: process.listeners.iter().map(ListenerReport::new).collect(),
-            connections: process.connections.iter().map(ConnectionReport::new).collect(),
-            connections_unlisted: process.connections_unlisted,
-            lane_memory_bytes: process.lane_memory_bytes,
-            lane_memory_bytes_max: process.lane_memory_bytes_max,
-            totals: TotalsReport {
-                lane_bytes_sent: process.lane.bytes_sent,
-                lane_bytes_received: process.lane.bytes_received,
-                kernel_bytes_sent: process.kernel.bytes_sent,
-                kernel_bytes_received: process.kernel.bytes_received,
-                window_bytes_sent: process.window.bytes_sent,
-                window_bytes_received: process.window.bytes_received,
-                lane_connections_total: process.lane.connections_total,
-                kernel_connections_total: process.kernel.connections_total,
-                window_connections_total: process.window.connections_total,
-                lane_connections_open: process.lane.connections_open,
-                kernel_connections_open: process.kernel.connections_open,
-                window_connections_open: process.window.connections_open,
-            },
-            fallbacks: &process.fallbacks,
-        }
-    }
-}
-
-impl ConnectionReport {
-    fn new(connection: &Connection) -> Self {
-        Self {
-            fd: connection.fd,
-            role: connection.role.name(),
-            path: connection.path.name(),
-            inherited: connection.inherited,
-            local: connection.local,
-            peer: connection.peer,
-            bytes_sent: connection.bytes_sent,
-            bytes_received: connection.bytes_received,
-            messages_sent: connection.messages_sent,
-            messages_received: connection.messages_received,
-            sleeps: connection.sleeps,
-            wakes: connection.wakes,
-            opened_at_ns: connection.opened_at_ns,
-        }
-    }
 }
 
 /// Returns the text that is shown when no process uses the rack.

@@ -1,0 +1,158 @@
+//! The JSON output of `crosslane stat`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::Serialize;
+use stats_page::reader::{self, Connection, Process, Snapshot};
+
+use super::proxies::{Proxies, ProxyReport};
+use crate::lanes;
+use crate::rack_choice::RackChoice;
+
+/// The output of `crosslane stat --json`.
+#[derive(Serialize)]
+pub struct Report<'a> {
+    schema: &'static str,
+    /// Whether lanes are switched off for new connections in at least one directory of the rack.
+    lanes_off: bool,
+    processes: Vec<ProcessReport<'a>>,
+    /// For a rack file, the proxy of each node on each of its links.
+    proxies: &'a [ProxyReport],
+    unreadable: Vec<UnreadableReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProcessReport<'a> {
+    pid: u32,
+    program: &'a str,
+    node: Option<String>,
+    started_at_ns: u64,
+    listeners: Vec<ListenerReport>,
+    connections: Vec<ConnectionReport>,
+    connections_unlisted: u64,
+    lane_memory_bytes: u64,
+    lane_memory_bytes_max: u64,
+    totals: TotalsReport,
+    fallbacks: &'a BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct ListenerReport {
+    fd: i32,
+    inherited: bool,
+    local: Option<SocketAddr>,
+    opened_at_ns: u64,
+}
+
+impl ListenerReport {
+    fn new(listener: &Connection) -> Self {
+        let Connection { fd, inherited, local, opened_at_ns, .. } = *listener;
+        Self { fd, inherited, local, opened_at_ns }
+    }
+}
+
+#[derive(Serialize)]
+struct ConnectionReport {
+    fd: i32,
+    role: &'static str,
+    path: &'static str,
+    inherited: bool,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    bytes_sent: u64,
+    bytes_received: u64,
+    messages_sent: u64,
+    messages_received: u64,
+    sleeps: u64,
+    wakes: u64,
+    opened_at_ns: u64,
+}
+
+#[derive(Serialize)]
+struct TotalsReport {
+    lane_bytes_sent: u64,
+    lane_bytes_received: u64,
+    kernel_bytes_sent: u64,
+    kernel_bytes_received: u64,
+    window_bytes_sent: u64,
+    window_bytes_received: u64,
+    lane_connections_total: u64,
+    kernel_connections_total: u64,
+    window_connections_total: u64,
+    lane_connections_open: u64,
+    kernel_connections_open: u64,
+    window_connections_open: u64,
+}
+
+#[derive(Serialize)]
+struct UnreadableReport<'a> {
+    name: &'a str,
+    error: String,
+}
+
+impl<'a> Report<'a> {
+    pub fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &RackChoice) -> Self {
+        let unreadable =
+            |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
+        let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
+        Self {
+            schema: "crosslane-stat/1",
+            lanes_off: rack.directories().iter().any(|directory| lanes::are_off(directory)),
+            processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
+            proxies: &proxies.links,
+            unreadable: snapshot.unreadable.iter().map(unreadable).chain(silent).collect(),
+        }
+    }
+}
+
+impl<'a> ProcessReport<'a> {
+    fn new(process: &'a Process, rack: &RackChoice) -> Self {
+        Self {
+            pid: process.pid,
+            program: &process.program,
+            node: process.node.map(|address| rack.node_name(address)),
+            started_at_ns: process.started_at_ns,
+            listeners: process.listeners.iter().map(ListenerReport::new).collect(),
+            connections: process.connections.iter().map(ConnectionReport::new).collect(),
+            connections_unlisted: process.connections_unlisted,
+            lane_memory_bytes: process.lane_memory_bytes,
+            lane_memory_bytes_max: process.lane_memory_bytes_max,
+            totals: TotalsReport {
+                lane_bytes_sent: process.lane.bytes_sent,
+                lane_bytes_received: process.lane.bytes_received,
+                kernel_bytes_sent: process.kernel.bytes_sent,
+                kernel_bytes_received: process.kernel.bytes_received,
+                window_bytes_sent: process.window.bytes_sent,
+                window_bytes_received: process.window.bytes_received,
+                lane_connections_total: process.lane.connections_total,
+                kernel_connections_total: process.kernel.connections_total,
+                window_connections_total: process.window.connections_total,
+                lane_connections_open: process.lane.connections_open,
+                kernel_connections_open: process.kernel.connections_open,
+                window_connections_open: process.window.connections_open,
+            },
+            fallbacks: &process.fallbacks,
+        }
+    }
+}
+
+impl ConnectionReport {
+    fn new(connection: &Connection) -> Self {
+        Self {
+            fd: connection.fd,
+            role: connection.role.name(),
+            path: connection.path.name(),
+            inherited: connection.inherited,
+            local: connection.local,
+            peer: connection.peer,
+            bytes_sent: connection.bytes_sent,
+            bytes_received: connection.bytes_received,
+            messages_sent: connection.messages_sent,
+            messages_received: connection.messages_received,
+            sleeps: connection.sleeps,
+            wakes: connection.wakes,
+            opened_at_ns: connection.opened_at_ns,
+        }
+    }
+}
