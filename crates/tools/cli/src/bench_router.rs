@@ -12,7 +12,7 @@ use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
 use router_bench::interconnect::{AdaptiveRate, AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow, Ratio};
 use router_bench::published::{Cell, Transport};
-use router_bench::report::{self, Part, Parts, ProgressObserver, Report, UnknownKind, UserTableReport};
+use router_bench::report::{self, Part, Parts, ProgressObserver, Report, UserTableReport};
 use router_bench::search::Verdict;
 use router_bench::table::{self, Format};
 use router_node::interconnect::TransportKind;
@@ -36,7 +36,7 @@ pub struct Options {
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     pub only: Vec<Part>,
     /// Between nodes, measure only this interconnect: lanes, windows, rnic_lanes or rnic_udp
-    #[arg(long, value_name = "NAME", value_parser = kind)]
+    #[arg(long, value_name = "NAME", value_parser = report::kind)]
     pub interconnect: Option<TransportKind>,
     /// Between nodes, measure rates and latencies only for these frame sizes, 64 to 1500
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',')]
@@ -58,10 +58,6 @@ pub struct Options {
     /// Also measure tables and core with the routes of this list: one prefix a line, optionally followed by a next hop
     #[arg(long, value_name = "FILE")]
     pub prefixes: Option<PathBuf>,
-}
-
-fn kind(text: &str) -> Result<TransportKind, UnknownKind> {
-    report::kind(text)
 }
 
 impl Options {
@@ -170,7 +166,7 @@ fn render(measurement: &MachineReport) -> String {
         text += &tables([Some(&fib.v4), Some(&fib.v6)], &fib.updates);
     }
     text += &report.core.as_ref().map(core).unwrap_or_default();
-    text += &report.brought.iter().flatten().map(brought).collect::<String>();
+    text += &report.brought.iter().flatten().map(user_table).collect::<String>();
     text += &report.ethernet.iter().flatten().map(ethernet).collect::<String>();
     report.missing.iter().for_each(|missing| text += &format!("missing: {missing}\n"));
     text += &between_nodes(report);
@@ -353,8 +349,8 @@ fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
 }
 
 /// Returns the same tables for the routes of the file that the user gave.
-fn brought(brought: &UserTableReport) -> String {
-    let UserTableReport { file, next_hops, fib, core, .. } = brought;
+fn user_table(report: &UserTableReport) -> String {
+    let UserTableReport { file, next_hops, fib, core, .. } = report;
     let mut text = format!("\nThe same with the routes of {} ({next_hops} next hops)\n", file.display());
     if let Some(fib) = fib {
         text += &tables([fib.v4.as_ref(), fib.v6.as_ref()], &fib.updates);
@@ -476,7 +472,8 @@ fn hops(report: &Report) -> String {
     text
 }
 
-fn word(batching: Batching) -> String {
+/// Returns the name of a batching policy.
+fn batching_name(batching: Batching) -> String {
     match batching {
         Batching::Fixed(packets) => format!("fixed {packets}"),
         Batching::Adaptive => "adaptive".to_owned(),
@@ -506,7 +503,7 @@ fn rates(rows: &[RateRow]) -> String {
         table.row(vec![
             row.interconnect.to_owned(),
             row.frame_bytes.to_string(),
-            word(row.batching),
+            batching_name(row.batching),
             format!("{:.3}", row.zero_loss_mpps),
             format!("{:.3}", row.flood_mpps),
             format!("{:.1}", row.packets_per_message),
@@ -533,7 +530,7 @@ fn loads(rows: &[LoadRow]) -> String {
             row.interconnect.to_owned(),
             row.frame_bytes.to_string(),
             format!("{:.3}", row.load_mpps),
-            word(row.batching),
+            batching_name(row.batching),
             format!("{:.2}", row.p50_us),
             format!("{:.2}", row.p99_us),
             format!("{:.2}", row.p99_all_us),

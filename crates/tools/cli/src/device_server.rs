@@ -1,15 +1,14 @@
 //! `crosslane device-server`: serves the memory and the doorbells of an ivshmem device to virtual machines and to nodes
 //! of this machine.
 
-use std::io::PipeReader;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use device_server::{Error, Server};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::pcie::sizes::Size;
+use crate::signals;
 use crate::wrong_use::WrongUse;
 
 /// Options of `crosslane device-server`.
@@ -28,7 +27,7 @@ pub struct Options {
 
 /// Serves until a signal arrives.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = signals().context("installing signal handlers; start the server again")?;
+    let signals = signals::to_end().context("installing signal handlers; start the server again")?;
     let config = device_server::Options::new(&options.socket, options.size.0, options.vectors).map_err(classified)?;
     let server = Server::bind(&config).map_err(classified)?;
     let size = units::bytes(config.size_bytes());
@@ -45,18 +44,4 @@ fn classified(error: Error) -> anyhow::Error {
 fn log(text: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "crosslane: device server: {text}");
-}
-
-/// Returns a pipe that becomes readable when a signal asks the process to end (SIGHUP, SIGINT or SIGTERM).
-pub fn signals() -> std::io::Result<PipeReader> {
-    pipe_of(&[SIGHUP, SIGINT, SIGTERM])
-}
-
-/// Returns a pipe that becomes readable after one of `signals`.
-pub fn pipe_of(signals: &[i32]) -> std::io::Result<PipeReader> {
-    let (reader, writer) = std::io::pipe()?;
-    for signal in signals.iter().copied() {
-        signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
-    }
-    Ok(reader)
 }

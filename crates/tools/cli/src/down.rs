@@ -12,13 +12,8 @@ use rustix::process::{Pid, Signal};
 
 use crate::output;
 use crate::rack_choice::LoadedRack;
-use crate::rack_control::{self, Process};
+use crate::rack_control::{self, END_LIMIT, Process};
 use crate::run_lock::lock_run_dir;
-
-/// Time limit for a process to exit by itself before it is killed.
-const END_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for the kernel to end a killed process.
-const KILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Options of `crosslane down`.
 #[derive(clap::Args)]
@@ -61,17 +56,13 @@ pub fn stop_node(node: &NodeRunDir) -> Result<()> {
         // A monitor that does not answer is killed at once.
         let asked = rack_control::request(node, Request::Stop);
         let limit = if asked.is_ok() { END_LIMIT } else { Duration::ZERO };
-        if !monitor.has_ended(limit) {
-            monitor.signal(Signal::KILL);
-        }
-        if !monitor.has_ended(KILL_LIMIT) {
+        if !monitor.end_within(limit) {
             bail!("the monitor at {} does not exit; see {}", socket.display(), node.monitor_log().display());
         }
     }
     // A proxy whose monitor has died waits for the next monitor.
     if let Some(proxy) = Process::listening_at(&node.successor_socket(), SocketType::SEQPACKET) {
-        proxy.signal(Signal::KILL);
-        proxy.has_ended(KILL_LIMIT);
+        proxy.end_within(Duration::ZERO);
     }
     for path in [socket, node.metrics_socket(), node.monitor_pid(), node.successor_socket()] {
         let _ = std::fs::remove_file(path);
@@ -82,10 +73,7 @@ pub fn stop_node(node: &NodeRunDir) -> Result<()> {
 /// Terminates a child process and waits until it has exited.
 pub fn stop_child(child: &mut Child) {
     if let Some(process) = Process::new(Pid::from_child(child)) {
-        process.signal(Signal::TERM);
-        if !process.has_ended(END_LIMIT) {
-            process.signal(Signal::KILL);
-        }
+        terminate(&process);
     }
     let _ = child.wait();
 }
@@ -93,10 +81,12 @@ pub fn stop_child(child: &mut Child) {
 /// Stops the device server at `socket`, if one runs, and waits until it has exited.
 pub fn stop_server(socket: &Path) {
     if let Some(server) = Process::listening_at(socket, SocketType::STREAM) {
-        server.signal(Signal::TERM);
-        if !server.has_ended(END_LIMIT) {
-            server.signal(Signal::KILL);
-            server.has_ended(KILL_LIMIT);
-        }
+        terminate(&server);
     }
+}
+
+/// Terminates a process, or kills it if it does not exit in time, and waits until it has exited.
+fn terminate(process: &Process) {
+    process.signal(Signal::TERM);
+    process.end_within(END_LIMIT);
 }

@@ -1,8 +1,7 @@
 //! Classifies programs by whether the dynamic loader loads a library into them.
 
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::io::{self, Read};
 use std::path::Path;
 
 use object::LittleEndian;
@@ -48,13 +47,12 @@ type Header = elf::FileHeader64<LittleEndian>;
 /// Reads a program file and returns what kind of program it is.
 pub fn inspect(path: &Path) -> io::Result<Kind> {
     let file = File::open(path)?;
-    let mut start = [0; size_of::<elf::Ident>()];
-    let bytes = read_start(&file, &mut start)?;
-    if !start[..bytes].starts_with(&elf::ELFMAG) {
+    let start = read_start(&file, size_of::<elf::Ident>())?;
+    if !start.starts_with(&elf::ELFMAG) {
         return Ok(Kind::NotElf);
     }
-    let is_of_class = start[4] == elf::ELFCLASS64.0 && start[5] == elf::ELFDATA2LSB.0;
-    if bytes == start.len() && !is_of_class {
+    let is_complete = start.len() == size_of::<elf::Ident>();
+    if is_complete && start[4..6] != [elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
         return Ok(Kind::OtherMachine);
     }
     Ok(kind_of(&ReadCache::new(file)).unwrap_or(Kind::Damaged))
@@ -103,18 +101,11 @@ fn is_from_go(header: &Header, data: &ReadCache<File>) -> bool {
     GO_SECTIONS.iter().any(|name| sections.section_by_name(LittleEndian, name).is_some())
 }
 
-/// Reads the first bytes of a file. Returns their number, less than the buffer's length if the file is shorter.
-pub fn read_start(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], filled as u64) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
+/// Reads at most the first `bytes_max` bytes of a file.
+pub fn read_start(file: &File, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let mut start = Vec::with_capacity(bytes_max);
+    file.take(bytes_max as u64).read_to_end(&mut start)?;
+    Ok(start)
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod rnic;
 mod router;
 mod run;
 mod run_lock;
+mod signals;
 mod sockets;
 mod stat;
 mod status;

@@ -9,8 +9,8 @@ use ::rack::NodeRunDir;
 use anyhow::{Context, Result};
 use signal_hook::consts::SIGBUS;
 
-use crate::device_server::signals;
 use crate::rack_choice::LoadedRack;
+use crate::signals;
 use crate::wrong_use::WrongUse;
 
 /// Options of `crosslane monitor`.
@@ -29,7 +29,7 @@ pub struct Options {
 
 /// Runs until a signal or a stop request arrives. Logs to standard error.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = signals().context("installing signal handlers; start the monitor again")?;
+    let signals = signals::to_end().context("installing signal handlers; start the monitor again")?;
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_target(false).init();
     let rack = LoadedRack::read(&options.rack)?;
     let slot = rack.slot(&options.node)?;

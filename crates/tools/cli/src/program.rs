@@ -169,13 +169,11 @@ fn changes_group(found: &Metadata) -> bool {
 /// Returns the interpreter that the first line of a script names; for `env`, the program that `env` would run. A file
 /// without such a line is run by the shell.
 fn script_interpreter(path: &Path, search: Option<&OsStr>) -> Option<PathBuf> {
-    let mut start = [0; SCRIPT_LINE_BYTES];
-    let file = File::open(path).ok()?;
-    let bytes = elf::read_start(&file, &mut start).ok()?;
-    let line = start[..bytes].split(|byte| *byte == b'\n').next()?;
+    let start = elf::read_start(&File::open(path).ok()?, SCRIPT_LINE_BYTES).ok()?;
+    let line = start.split(|byte| *byte == b'\n').next()?;
     let Some(line) = line.strip_prefix(b"#!") else {
         // The shell refuses files that look binary.
-        return (bytes > 0 && !line.contains(&0)).then(|| PathBuf::from("/bin/sh"));
+        return (!start.is_empty() && !line.contains(&0)).then(|| PathBuf::from("/bin/sh"));
     };
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let interpreter = Path::new(OsStr::from_bytes(words.next()?)).to_owned();

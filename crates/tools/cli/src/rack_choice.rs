@@ -78,9 +78,7 @@ impl RackChoice {
             }
         }
     }
-}
 
-impl RackChoice {
     /// Returns the name of the node with this address, from the rack file if there is one.
     pub fn node_name(&self, address: IpAddr) -> String {
         let named = match self {
@@ -147,22 +145,19 @@ impl LoadedRack {
             let path = path.display();
             WrongUse::of(format!("{path}: {error}; check --rack"))
         })?;
-        let base = RunDir::base(&rack_dir::chosen(None));
-        let run_dir = RunDir::new(&base, &file.rack, &canonical);
+        let run_dir = RunDir::new(&rack_dir::base(), &file.rack, &canonical);
         Ok(Self { file, run_dir, etcd: None })
     }
 
     /// Creates a directory of the rack so that no other user can change or replace it.
     pub fn prepare(&self, directory: &Path) -> Result<()> {
-        let base = RunDir::base(&rack_dir::chosen(None));
-        rack_dir::prepare_below(&base, directory)
+        rack_dir::prepare_below(&rack_dir::base(), directory)
     }
 
     fn read_etcd(address: EtcdAddress) -> Result<Self, EtcdError> {
         let store = RackStore::new(address);
         let StoredRack { file, leases, revision } = store.load()?;
-        let base = RunDir::base(&rack_dir::chosen(None));
-        let run_dir = RunDir::new(&base, &file.rack, file.shown().as_ref());
+        let run_dir = RunDir::new(&rack_dir::base(), &file.rack, file.shown().as_ref());
         let etcd = Some(EtcdRack { store, found: Some(FoundRack { leases, revision }) });
         Ok(Self { file, run_dir, etcd })
     }
@@ -204,13 +199,14 @@ impl LoadedRack {
 
     /// Returns the racks that were brought up from a file on this machine, as the file was then.
     pub fn file_copies(path: &Path) -> Vec<Self> {
-        let base = RunDir::base(&rack_dir::chosen(None));
         let copy = |run_dir: RunDir| {
             let file = RackFile::read(&run_dir.copy()).ok()?.shown_as(path.display().to_string());
             Some(Self { file, run_dir, etcd: None })
         };
         let canonical = canonical(path);
-        canonical.map_or_else(Vec::new, |file| RunDir::with_copy(&base, &file).into_iter().filter_map(copy).collect())
+        canonical.map_or_else(Vec::new, |file| {
+            RunDir::with_copy(&rack_dir::base(), &file).into_iter().filter_map(copy).collect()
+        })
     }
 
     /// Returns this rack as the running nodes of this machine use it. `None` if none runs, and for a rack in etcd,
@@ -241,8 +237,7 @@ impl LoadedRack {
     /// Reads the racks that were brought up from an address in etcd on this machine, from the copies of their nodes.
     fn copies(address: &EtcdAddress) -> Result<Vec<Self>> {
         let shown = address.to_string();
-        let base = RunDir::base(&rack_dir::chosen(None));
-        let copies = RunDir::with_copy(&base, shown.as_ref()).into_iter().map(|run_dir| {
+        let copies = RunDir::with_copy(&rack_dir::base(), shown.as_ref()).into_iter().map(|run_dir| {
             let file = RackFile::read(&run_dir.copy()).map_err(WrongUse::of)?.shown_as(shown.clone());
             let etcd = Some(EtcdRack { store: RackStore::new(address.clone()), found: None });
             Ok(Self { file, run_dir, etcd })

@@ -22,6 +22,10 @@ use serde::de::DeserializeOwned;
 
 /// Time limit for an answer. A server answers within a millisecond unless the machine is overloaded.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for a process to exit by itself before it is killed.
+pub const END_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for the kernel to end a killed process.
+const KILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// A monitor or a router node, and where it listens and logs.
 pub struct Server {
@@ -131,6 +135,14 @@ impl Process {
     /// Sends a signal, unless the process has ended.
     pub fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// Waits until the process has ended, and kills it if it does not end within `limit`. Returns whether it has ended.
+    pub fn end_within(&self, limit: Duration) -> bool {
+        self.has_ended(limit) || {
+            self.signal(Signal::KILL);
+            self.has_ended(KILL_LIMIT)
+        }
     }
 
     /// Waits until the process has ended. Returns whether it ended within `limit`.

@@ -4,6 +4,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use rack::RunDir;
 
 use crate::wrong_use::WrongUse;
 
@@ -15,6 +16,11 @@ pub fn chosen(given: Option<&Path>) -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
     let rack = given.map_or_else(|| stats_page::rack_dir(|name| std::env::var_os(name), uid), Path::to_owned);
     std::path::absolute(&rack).unwrap_or(rack)
+}
+
+/// Returns the directory below which the run directories of all racks and clusters are.
+pub fn base() -> PathBuf {
+    RunDir::base(&chosen(None))
 }
 
 /// Rejects a directory that is named with `--rack` or in the environment and does not exist: the name may be mistyped,

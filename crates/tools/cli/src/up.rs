@@ -19,10 +19,10 @@ use crate::rack_choice::LoadedRack;
 use crate::rack_control::{self, Process};
 use crate::run_lock::{POLL_INTERVAL, lock_run_dir};
 use crate::wrong_use::WrongUse;
-use crate::{device_server, down, output};
+use crate::{down, output, signals};
 
 /// Time limit for a started process to answer: it maps a device, and the machine may be busy.
-pub const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// Minimum time limit for the proxies of these nodes and the links between them, even where `up_ns` is shorter. They
 /// come up at once except on a busy machine.
 const LOCAL_LIMIT: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ pub struct Options {
 
 /// Starts the nodes that are not up yet. If one fails, stops everything that this command has started.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("installing signal handlers; run up again")?;
+    let signals = signals::to_end().context("installing signal handlers; run up again")?;
     let rack = LoadedRack::read(&options.rack)?;
     let slots = local_slots(&rack, options.node.as_deref())?;
     slots.iter().try_for_each(|slot| check_node(&rack, *slot))?;
@@ -249,15 +249,8 @@ impl Started {
         command.arg("device-server").arg("--socket").arg(&socket).arg("--size").arg(bytes.to_string());
         command.arg("--vectors").arg(monitor::vectors(&rack.file.rack).to_string());
         let child = self.server.insert(command.spawn().context("starting the device server")?);
-        let deadline = Instant::now() + START_LIMIT;
-        while Process::listening_at(&socket, SocketType::STREAM).is_none() {
-            check_alive(child, "the device server", &log)?;
-            if Instant::now() >= deadline {
-                bail!("the device server does not answer; see {}", log.display());
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        Ok(())
+        let answers = || Ok(Process::listening_at(&socket, SocketType::STREAM).is_some());
+        wait_for_answer(child, "the device server", &log, answers)
     }
 
     /// Stops what was started. Errors are dropped: they would hide the error that made this necessary.
@@ -292,8 +285,26 @@ fn start_monitor(rack: &LoadedRack, name: &str, replaces_proxy: bool) -> Result<
     command.spawn().with_context(|| format!("starting the monitor of node '{name}'"))
 }
 
+/// Waits until a started process answers, as `answers` returns.
+pub fn wait_for_answer(
+    child: &mut Child,
+    what: &str,
+    log: &Path,
+    mut answers: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let deadline = Instant::now() + START_LIMIT;
+    while !answers()? {
+        check_alive(child, what, log)?;
+        if Instant::now() >= deadline {
+            bail!("{what} does not answer; see {}", log.display());
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
 /// Checks that a child runs. If it has ended, returns the last line of its log as the error.
-pub fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
+fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
     let Some(status) = child.try_wait().with_context(|| format!("waiting for {what}"))? else { return Ok(()) };
     let last = last_line(log);
     let error = format!("{what} ended ({status}): {last}");
@@ -309,15 +320,8 @@ pub fn last_line(log: &Path) -> String {
 
 fn wait_for_monitor(rack: &LoadedRack, name: &str, child: &mut Child) -> Result<()> {
     let node_dir = rack.run_dir.node(name);
-    let deadline = Instant::now() + START_LIMIT;
-    while rack_control::status(&node_dir)?.is_none() {
-        check_alive(child, &format!("the monitor of node '{name}'"), &node_dir.monitor_log())?;
-        if Instant::now() >= deadline {
-            bail!("the monitor of node '{name}' does not answer; see {}", node_dir.monitor_log().display());
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-    Ok(())
+    let answers = || Ok(rack_control::status(&node_dir)?.is_some());
+    wait_for_answer(child, &format!("the monitor of node '{name}'"), &node_dir.monitor_log(), answers)
 }
 
 /// Waits until the proxies of these nodes run and the links between them are up.

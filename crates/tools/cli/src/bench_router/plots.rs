@@ -9,7 +9,7 @@ use router_bench::interconnect::{Batching, Hop, LoadRow};
 use router_bench::report::Report;
 use router_bench::statistics::Quantiles;
 
-use super::word;
+use super::batching_name;
 
 /// A quantile: its name, and its accessors for a row and a hop.
 struct Quantile {
@@ -135,7 +135,7 @@ fn by_batching(rows: &[LoadRow], x: fn(&LoadRow) -> f64, quantile: &Quantile) ->
             Batching::Fixed(_) => Style::of_index(index),
             Batching::Adaptive => Style::line(Color::Black).wide(),
         };
-        Series { title: word(batching), style, points }
+        Series { title: batching_name(batching), style, points }
     };
     Batching::all().enumerate().map(line).collect()
 }

@@ -60,21 +60,13 @@ fn vfio(sys: &Path, dev: &Path) -> Check {
     }
     let bound = entries(&sys.join("bus/pci/drivers/vfio-pci"));
     let bound: Vec<String> = bound.into_iter().filter(|name| name.contains(':')).collect();
-    match bound.is_empty() {
-        true => {
-            let remedy = "only for PCI devices with doorbell interrupts: echo vfio-pci > driver_override of one";
-            Check::note("vfio", "no device is bound to vfio-pci", remedy)
-        }
-        false => Check::ok("vfio", bound.join(" ")),
-    }
+    let remedy = "only for PCI devices with doorbell interrupts: echo vfio-pci > driver_override of one";
+    found_or("vfio", &bound, "no device is bound to vfio-pci", remedy)
 }
 
 fn rdma(sys: &Path) -> Check {
     let found = entries(&sys.join("class/infiniband"));
-    match found.is_empty() {
-        true => Check::note("rdma", "no device", "only to compare with RDMA: modprobe rdma_rxe adds a software device"),
-        false => Check::ok("rdma", found.join(" ")),
-    }
+    found_or("rdma", &found, "no device", "only to compare with RDMA: modprobe rdma_rxe adds a software device")
 }
 
 /// Checks the CUDA libraries by loading them as the benchmark does, so that the loader finds their paths.
@@ -90,11 +82,12 @@ fn cuda() -> Check {
 }
 
 fn devices(name: &'static str, folder: &Path, what: &str) -> Check {
-    let found = entries(folder);
-    match found.is_empty() {
-        true => Check::note(name, "no device", format!("only for windows between hosts: {what}")),
-        false => Check::ok(name, found.join(" ")),
-    }
+    found_or(name, &entries(folder), "no device", &format!("only for windows between hosts: {what}"))
+}
+
+/// Returns a check that lists the devices found, or says that none is.
+fn found_or(name: &'static str, found: &[String], none: &str, remedy: &str) -> Check {
+    if found.is_empty() { Check::note(name, none, remedy) } else { Check::ok(name, found.join(" ")) }
 }
 
 fn entries(folder: &Path) -> Vec<String> {
@@ -116,14 +109,8 @@ fn ivshmem(sys: &Path) -> Check {
         .into_iter()
         .filter(|device| is(device, "vendor", IVSHMEM.0) && is(device, "device", IVSHMEM.1))
         .collect();
-    match found.is_empty() {
-        true => Check::note(
-            "ivshmem",
-            "no device",
-            "only for windows between virtual machines: qemu -device ivshmem-plain with a shared memory backend",
-        ),
-        false => Check::ok("ivshmem", found.join(" ")),
-    }
+    let remedy = "only for windows between virtual machines: qemu -device ivshmem-plain with a shared memory backend";
+    found_or("ivshmem", &found, "no device", remedy)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::{device_server, output};
+use crate::{output, signals};
 use lab::Lab;
 use stats::{Align, Table};
 
@@ -69,7 +69,7 @@ struct Step {
 
 /// Runs the demo, and removes everything that it has created.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("installing signal handlers; run the demo again")?;
+    let signals = signals::to_end().context("installing signal handlers; run the demo again")?;
     check_machine()?;
     lab::remove_leftovers();
     let lab = Lab::new(&options.ports, &options.interconnect, signals.as_fd())?;

@@ -6,24 +6,18 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use router_node::cluster::{ClusterFile, ClusterPaths, NodePaths};
 use router_node::management::Request;
-use rustix::process::Signal;
 
-use super::loaded::{LoadedCluster, NodeOptions, absolute, base, unknown};
+use super::loaded::{LoadedCluster, NodeOptions, absolute, unknown};
 use super::request::request;
-use crate::output;
-use crate::rack_control::Process;
+use crate::rack_control::{END_LIMIT, Process};
 use crate::run_lock::lock_run_dir;
 use crate::wrong_use::WrongUse;
-
-/// Time limit for a node to exit by itself before it is killed.
-const END_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for the kernel to end a killed process.
-const KILL_LIMIT: Duration = Duration::from_secs(20);
+use crate::{output, rack_dir};
 
 /// Stops the nodes. Succeeds if none runs.
 pub fn main(options: &NodeOptions) -> Result<()> {
     let shown = options.cluster.display().to_string();
-    let all = ClusterPaths::all_of(&base(), &absolute(&options.cluster)?);
+    let all = ClusterPaths::all_of(&rack_dir::base(), &absolute(&options.cluster)?);
     let running = || all.iter().flat_map(|paths| running(paths).into_iter().map(move |name| (paths, name)));
     let is_wanted = |name: &String| options.node.as_ref().is_none_or(|node| node == name);
     if !running().any(|(_, name)| is_wanted(&name)) {
@@ -67,10 +61,7 @@ pub fn stop_node(node: &NodePaths) -> Result<()> {
     if let Some(process) = Process::holding_lock(&node.pid()) {
         // A node that does not answer is killed at once.
         let limit = if request(node, Request::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };
-        if !process.has_ended(limit) {
-            process.signal(Signal::KILL);
-        }
-        if !process.has_ended(KILL_LIMIT) {
+        if !process.end_within(limit) {
             bail!("the node at {} does not exit; see {}", node.socket().display(), node.log().display());
         }
     }

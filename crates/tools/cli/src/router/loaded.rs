@@ -4,7 +4,6 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rack::RunDir;
 use router_node::cluster::{ClusterFile, ClusterPaths};
 
 use crate::rack_dir;
@@ -37,13 +36,13 @@ impl LoadedCluster {
         let file = ClusterFile::read(path).map_err(WrongUse::of)?;
         let canonical = std::fs::canonicalize(path)
             .map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())))?;
-        let paths = ClusterPaths::new(&base(), &file.cluster, &canonical);
+        let paths = ClusterPaths::new(&rack_dir::base(), &file.cluster, &canonical);
         Ok(Self { file, paths, path: canonical })
     }
 
     /// Creates the directory of the cluster so that no other user can change or replace it.
     pub fn prepare(&self) -> Result<()> {
-        rack_dir::prepare_below(&base(), &self.paths.directory)
+        rack_dir::prepare_below(&rack_dir::base(), &self.paths.directory)
             .with_context(|| format!("directory of {}", self.file.shown()))
     }
 
@@ -89,9 +88,4 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
         None => Err(error),
     });
     found.map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())).into())
-}
-
-/// Returns the directory below which the run directories of all clusters are.
-pub fn base() -> PathBuf {
-    RunDir::base(&rack_dir::chosen(None))
 }

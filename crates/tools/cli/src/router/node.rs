@@ -8,7 +8,7 @@ use router_node::{Node, NodeError, NodeSettings};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::loaded::LoadedCluster;
-use crate::device_server::pipe_of;
+use crate::signals;
 use crate::wrong_use::WrongUse;
 
 /// Options of `crosslane router node`.
@@ -24,7 +24,7 @@ pub struct Options {
 
 /// Runs until a signal or a stop request arrives; on SIGHUP, reads the cluster file again. Logs to standard error.
 pub fn main(options: &Options) -> Result<()> {
-    let pipe = |signals: &[i32]| pipe_of(signals).context("installing signal handlers; start the node again");
+    let pipe = |signals: &[i32]| signals::pipe_of(signals).context("installing signal handlers; start the node again");
     let (signals, hangups) = (pipe(&[SIGINT, SIGTERM])?, pipe(&[SIGHUP])?);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_target(false).init();
     let cluster = LoadedCluster::read(&options.cluster)?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::loaded::LoadedCluster;
 use super::request::request;
-use crate::{device_server, output};
+use crate::{output, signals};
 
 /// Options of `crosslane router trace`.
 #[derive(clap::Args)]
@@ -75,7 +75,7 @@ struct Line<'a> {
 
 /// Prints steps as they happen, until a signal, the time limit or the number of packets is reached.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("installing signal handlers; run trace again")?;
+    let signals = signals::to_end().context("installing signal handlers; run trace again")?;
     let cluster = LoadedCluster::read(&options.cluster)?;
     let query = TraceQuery {
         source: options.from,

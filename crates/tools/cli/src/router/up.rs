@@ -15,12 +15,12 @@ use super::request::status;
 use super::status::mtu_cuts;
 use crate::rack_control::{self, Process};
 use crate::run_lock::{POLL_INTERVAL, lock_run_dir};
-use crate::up::{SOCKET_PATH_BYTES_MAX, START_LIMIT, background, check_alive};
+use crate::up::{SOCKET_PATH_BYTES_MAX, background, wait_for_answer};
 use crate::wrong_use::WrongUse;
-use crate::{device_server, output};
+use crate::{output, signals};
 
 /// Time limit for the kernel to end a killed process.
-const END_LIMIT: Duration = Duration::from_secs(5);
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Options of `crosslane router up`.
 #[derive(clap::Args)]
@@ -38,7 +38,7 @@ pub struct Options {
 
 /// Starts the nodes that are not up yet. If one fails, stops everything that this command has started.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = device_server::signals().context("installing signal handlers; run up again")?;
+    let signals = signals::to_end().context("installing signal handlers; run up again")?;
     let cluster = LoadedCluster::read(&options.cluster)?;
     let nodes = local_nodes(&cluster, options.node.as_deref())?;
     cluster.prepare()?;
@@ -99,22 +99,16 @@ fn bring_up(cluster: &LoadedCluster, nodes: &[usize], started: &mut Vec<(usize, 
     }
     for (index, child) in started.iter_mut() {
         let (name, paths) = (cluster.name(*index), cluster.paths.node(cluster.name(*index)));
-        let deadline = Instant::now() + START_LIMIT;
         // An error counts as no answer: the node may end during the request.
-        while !status(&paths).is_ok_and(|status| status.is_some()) {
-            check_alive(child, &format!("node '{name}'"), &paths.log())?;
-            if Instant::now() >= deadline {
-                bail!("node '{name}' does not answer; see {}", paths.log().display());
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
+        let answers = || Ok(status(&paths).is_ok_and(|status| status.is_some()));
+        wait_for_answer(child, &format!("node '{name}'"), &paths.log(), answers)?;
     }
     wait_until_connected(cluster, nodes)
 }
 
-/// Returns whether a node answers. Retries errors for `END_LIMIT`: a node killed just before may not be gone yet.
+/// Returns whether a node answers. Retries errors for `KILL_LIMIT`: a node killed just before may not be gone yet.
 fn is_up(paths: &NodePaths) -> Result<bool> {
-    let deadline = Instant::now() + END_LIMIT;
+    let deadline = Instant::now() + KILL_LIMIT;
     loop {
         match status(paths) {
             Ok(status) => return Ok(status.is_some()),
