@@ -29,12 +29,6 @@ impl MacAddress {
         self.0[0] & 1 == 0
     }
 
-    /// Returns the MAC address of an IPv4 multicast group (RFC 1112, section 6.4).
-    pub fn from_multicast_v4(group: std::net::Ipv4Addr) -> MacAddress {
-        let octets = group.octets();
-        MacAddress([0x01, 0x00, 0x5e, octets[1] & 0x7f, octets[2], octets[3]])
-    }
-
     /// Returns the MAC address of an IPv6 multicast group (RFC 2464, section 7).
     pub fn from_multicast_v6(group: std::net::Ipv6Addr) -> MacAddress {
         let octets = group.octets();
@@ -93,11 +87,6 @@ impl<T: AsRef<[u8]>> Frame<T> {
         Ok(Frame { bytes })
     }
 
-    /// Returns the underlying bytes.
-    pub fn into_inner(self) -> T {
-        self.bytes
-    }
-
     /// Returns the destination address.
     #[inline]
     pub fn destination(&self) -> MacAddress {
@@ -146,18 +135,6 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
     #[inline]
     pub fn set_source(&mut self, address: MacAddress) {
         put(self.bytes.as_mut(), 6, &address.0);
-    }
-
-    /// Sets the EtherType.
-    #[inline]
-    pub fn set_ethertype(&mut self, ethertype: EtherType) {
-        put(self.bytes.as_mut(), 12, &ethertype.0.to_be_bytes());
-    }
-
-    /// Returns the bytes behind the header for modification.
-    #[inline]
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes.as_mut()[HEADER_BYTES..]
     }
 }
 

@@ -70,7 +70,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 
     /// Returns the rest of the header: the four bytes between checksum and data.
-    pub fn rest_of_header(&self) -> [u8; 4] {
+    fn rest_of_header(&self) -> [u8; 4] {
         array_at(self.bytes.as_ref(), 4)
     }
 

@@ -48,11 +48,6 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Packet { bytes })
     }
 
-    /// Returns the underlying bytes.
-    pub fn into_inner(self) -> T {
-        self.bytes
-    }
-
     /// Returns the length of the header in bytes, 20 to 60.
     #[inline]
     pub fn header_bytes(&self) -> usize {
@@ -180,16 +175,6 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         put(raw, 10, &checksum.to_be_bytes());
     }
 
-    /// Sets the time to live; does not update the checksum.
-    pub fn set_ttl(&mut self, ttl: u8) {
-        self.bytes.as_mut()[8] = ttl;
-    }
-
-    /// Sets the byte of DSCP and ECN; does not update the checksum.
-    pub fn set_traffic_class(&mut self, class: u8) {
-        self.bytes.as_mut()[1] = class;
-    }
-
     /// Sets the identification; does not update the checksum.
     pub fn set_identification(&mut self, identification: u16) {
         put(self.bytes.as_mut(), 4, &identification.to_be_bytes());
@@ -199,25 +184,6 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     /// below 64 KiB.
     pub fn set_fragment(&mut self, do_not_fragment: bool, more_fragments: bool, offset_bytes: usize) {
         put(self.bytes.as_mut(), 6, &fragment_bits(do_not_fragment, more_fragments, offset_bytes).to_be_bytes());
-    }
-
-    /// Sets the length of header and payload; does not update the checksum. Panics if it is below the length of the
-    /// header or exceeds the buffer.
-    pub fn set_total_bytes(&mut self, bytes: usize) {
-        let available = self.bytes.as_ref().len();
-        let is_valid = bytes >= self.header_bytes() && bytes <= available.min(0xffff);
-        assert!(is_valid, "a total length of {bytes} B in {available} B");
-        put(self.bytes.as_mut(), 2, &(bytes as u16).to_be_bytes());
-    }
-
-    /// Sets the source address; does not update any checksum.
-    pub fn set_source(&mut self, address: Ipv4Addr) {
-        put(self.bytes.as_mut(), 12, &address.octets());
-    }
-
-    /// Sets the destination address; does not update any checksum.
-    pub fn set_destination(&mut self, address: Ipv4Addr) {
-        put(self.bytes.as_mut(), 16, &address.octets());
     }
 
     /// Computes and stores the header checksum.
@@ -232,21 +198,11 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         let header_bytes = self.header_bytes();
         &mut self.bytes.as_mut()[HEADER_BYTES..header_bytes]
     }
-
-    /// Returns the payload for modification.
-    #[inline]
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        let range = self.header_bytes()..self.total_bytes();
-        &mut self.bytes.as_mut()[range]
-    }
 }
 
 fn fragment_bits(do_not_fragment: bool, more_fragments: bool, offset_bytes: usize) -> u16 {
-    assert!(
-        offset_bytes.is_multiple_of(8) && offset_bytes / 8 <= usize::from(OFFSET),
-        "a fragment at {offset_bytes}
-    B"
-    );
+    let is_valid = offset_bytes.is_multiple_of(8) && offset_bytes / 8 <= usize::from(OFFSET);
+    assert!(is_valid, "a fragment at {offset_bytes} B");
     let flags = if do_not_fragment { DO_NOT_FRAGMENT } else { 0 } | if more_fragments { MORE_FRAGMENTS } else { 0 };
     flags | (offset_bytes / 8) as u16
 }

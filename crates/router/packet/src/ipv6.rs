@@ -46,11 +46,6 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Packet { bytes })
     }
 
-    /// Returns the underlying bytes.
-    pub fn into_inner(self) -> T {
-        self.bytes
-    }
-
     /// Returns the traffic class: six bits of DSCP and two of ECN.
     #[inline]
     pub fn traffic_class(&self) -> u8 {
@@ -201,42 +196,6 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         let limit = &mut self.bytes.as_mut()[7];
         assert!(*limit > 0, "the hop limit is 0");
         *limit -= 1;
-    }
-
-    /// Sets the hop limit.
-    pub fn set_hop_limit(&mut self, limit: u8) {
-        self.bytes.as_mut()[7] = limit;
-    }
-
-    /// Sets the traffic class.
-    pub fn set_traffic_class(&mut self, class: u8) {
-        let raw = self.bytes.as_mut();
-        raw[0] = 0x60 | class >> 4;
-        raw[1] = raw[1] & 0x0f | class << 4;
-    }
-
-    /// Sets the length of the payload. Panics if it exceeds the buffer.
-    pub fn set_payload_bytes(&mut self, bytes: usize) {
-        let available = self.bytes.as_ref().len() - HEADER_BYTES;
-        assert!(bytes <= available.min(0xffff), "a payload of {bytes} B in {available} B");
-        put(self.bytes.as_mut(), 4, &(bytes as u16).to_be_bytes());
-    }
-
-    /// Sets the source address; does not update any checksum.
-    pub fn set_source(&mut self, address: Ipv6Addr) {
-        put(self.bytes.as_mut(), 8, &address.octets());
-    }
-
-    /// Sets the destination address; does not update any checksum.
-    pub fn set_destination(&mut self, address: Ipv6Addr) {
-        put(self.bytes.as_mut(), 24, &address.octets());
-    }
-
-    /// Returns the payload for modification.
-    #[inline]
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        let end = self.total_bytes();
-        &mut self.bytes.as_mut()[HEADER_BYTES..end]
     }
 }
 

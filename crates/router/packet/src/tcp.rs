@@ -78,11 +78,6 @@ impl<T: AsRef<[u8]>> Packet<T> {
         u32_at(self.bytes.as_ref(), 4)
     }
 
-    /// Returns the acknowledgement number.
-    pub fn acknowledgement(&self) -> u32 {
-        u32_at(self.bytes.as_ref(), 8)
-    }
-
     /// Returns the length of the header in bytes, 20 to 60.
     #[inline]
     pub fn header_bytes(&self) -> usize {
@@ -94,11 +89,6 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Flags(self.bytes.as_ref()[13])
     }
 
-    /// Returns the window field, unscaled.
-    pub fn window(&self) -> u16 {
-        u16_at(self.bytes.as_ref(), 14)
-    }
-
     /// Returns the checksum field.
     pub fn checksum(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 16)
@@ -107,11 +97,6 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// Returns whether the checksum is correct, given the sum of the pseudo-header.
     pub fn verify_checksum(&self, pseudo: Sum) -> bool {
         pseudo.add_bytes(self.bytes.as_ref()).folded() == 0xffff
-    }
-
-    /// Returns the bytes of the options.
-    pub fn options(&self) -> &[u8] {
-        &self.bytes.as_ref()[HEADER_BYTES..self.header_bytes()]
     }
 
     /// Returns the payload.
@@ -136,50 +121,5 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         put(self.bytes.as_mut(), 16, &[0, 0]);
         let checksum = pseudo.add_bytes(self.bytes.as_ref()).checksum();
         put(self.bytes.as_mut(), 16, &checksum.to_be_bytes());
-    }
-}
-
-/// The fields of a header, except for options and checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Repr {
-    /// Source port.
-    pub source_port: u16,
-    /// Destination port.
-    pub destination_port: u16,
-    /// Sequence number.
-    pub sequence: u32,
-    /// Acknowledgement number.
-    pub acknowledgement: u32,
-    /// Control bits.
-    pub flags: Flags,
-    /// Window field, unscaled.
-    pub window: u16,
-}
-
-impl Repr {
-    /// Reads the header of `packet`, without its options.
-    pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
-        Repr {
-            source_port: packet.source_port(),
-            destination_port: packet.destination_port(),
-            sequence: packet.sequence(),
-            acknowledgement: packet.acknowledgement(),
-            flags: packet.flags(),
-            window: packet.window(),
-        }
-    }
-
-    /// Writes [`HEADER_BYTES`] to the front of `bytes`, the whole segment, in which the payload must already follow
-    /// them. Panics if `bytes` is shorter than the header.
-    pub fn emit(&self, bytes: &mut [u8], pseudo: Sum) {
-        put(bytes, 0, &self.source_port.to_be_bytes());
-        put(bytes, 2, &self.destination_port.to_be_bytes());
-        put(bytes, 4, &self.sequence.to_be_bytes());
-        put(bytes, 8, &self.acknowledgement.to_be_bytes());
-        put(bytes, 12, &[0x50, self.flags.0]);
-        put(bytes, 14, &self.window.to_be_bytes());
-        put(bytes, 16, &[0; 4]);
-        let checksum = pseudo.add_bytes(bytes).checksum();
-        put(bytes, 16, &checksum.to_be_bytes());
     }
 }

@@ -64,52 +64,10 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets the length of header and payload. Panics if it is below [`HEADER_BYTES`] or exceeds the buffer.
-    pub fn set_total_bytes(&mut self, bytes: usize) {
-        let available = self.bytes.as_ref().len();
-        assert!(bytes >= HEADER_BYTES && bytes <= available.min(0xffff), "a datagram of {bytes} B in {available} B");
-        put(self.bytes.as_mut(), 4, &(bytes as u16).to_be_bytes());
-    }
-
     /// Computes and stores the checksum, given the sum of the pseudo-header.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         put(self.bytes.as_mut(), 6, &[0, 0]);
         let checksum = pseudo.add_bytes(&self.bytes.as_ref()[..self.total_bytes()]).udp_checksum();
         put(self.bytes.as_mut(), 6, &checksum.to_be_bytes());
-    }
-}
-
-/// The fields of a header, except for the checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Repr {
-    /// Source port.
-    pub source_port: u16,
-    /// Destination port.
-    pub destination_port: u16,
-    /// Length of the payload in bytes, at most 65,527.
-    pub payload_bytes: usize,
-}
-
-impl Repr {
-    /// Reads the header of `packet`.
-    pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
-        Repr {
-            source_port: packet.source_port(),
-            destination_port: packet.destination_port(),
-            payload_bytes: packet.payload().len(),
-        }
-    }
-
-    /// Writes [`HEADER_BYTES`] to the front of `bytes`, including a checksum over the payload, which must already
-    /// follow them. Panics if `bytes` is shorter than header and payload.
-    pub fn emit(&self, bytes: &mut [u8], pseudo: Sum) {
-        let total = HEADER_BYTES + self.payload_bytes;
-        let length = u16::try_from(total).expect("the payload must not exceed 65,527 B");
-        put(bytes, 0, &self.source_port.to_be_bytes());
-        put(bytes, 2, &self.destination_port.to_be_bytes());
-        put(bytes, 4, &length.to_be_bytes());
-        put(bytes, 6, &[0, 0]);
-        let checksum = pseudo.add_bytes(&bytes[..total]).udp_checksum();
-        put(bytes, 6, &checksum.to_be_bytes());
     }
 }
