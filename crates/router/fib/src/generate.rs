@@ -135,13 +135,28 @@ impl TableBuilder {
         added
     }
 
+    /// Adds `quota` routes of a length in runs that begin at the bits that `start` returns.
+    fn fill(&mut self, length: u8, quota: usize, run: f64, mut start: impl FnMut(&mut TableBuilder) -> u128) {
+        let mut missing = quota;
+        for _ in 0..quota * DRAWS_PER_ROUTE {
+            if missing == 0 {
+                break;
+            }
+            let bits = start(self);
+            missing -= self.add_run(bits, length, run, missing);
+        }
+    }
+
     /// Returns the prefixes in random order.
     fn into_shuffled(mut self) -> Vec<Key> {
-        for index in (1..self.keys.len()).rev() {
-            let other = self.random.below(index as u64 + 1) as usize;
-            self.keys.swap(index, other);
-        }
+        shuffle(&mut self.keys, &mut self.random);
         self.keys
+    }
+}
+
+fn shuffle<T>(items: &mut [T], random: &mut Random) {
+    for index in (1..items.len()).rev() {
+        items.swap(index, random.below(index as u64 + 1) as usize);
     }
 }
 
@@ -170,11 +185,7 @@ pub fn v4(seed: u64, routes: usize) -> Vec<Ipv4Net> {
     let octets = Weights::new(FIRST_OCTETS.iter().map(|count| f64::from(*count)));
     for (length, quota) in quotas(&LENGTHS_V4, routes) {
         let shorter = builder.keys.len();
-        let mut missing = quota;
-        for _ in 0..quota * DRAWS_PER_ROUTE {
-            if missing == 0 {
-                break;
-            }
+        builder.fill(length, quota, RUN_MEAN_V4, |builder| {
             let is_nested = shorter > 0 && builder.random.chance(NESTED_V4);
             let (bits, decided) = if is_nested {
                 let parent = builder.random.below(shorter as u64) as usize;
@@ -182,9 +193,8 @@ pub fn v4(seed: u64, routes: usize) -> Vec<Ipv4Net> {
             } else {
                 ((octets.draw(&mut builder.random) as u128) << 120, 8)
             };
-            let bits = builder.with_random_bits(bits, decided, length);
-            missing -= builder.add_run(bits, length, RUN_MEAN_V4, missing);
-        }
+            builder.with_random_bits(bits, decided, length)
+        });
     }
     let net = |(bits, length): Key| Ipv4Net::new(((bits >> 96) as u32).into(), length).expect("a length of IPv4's");
     builder.into_shuffled().into_iter().map(net).collect()
@@ -241,25 +251,8 @@ fn regions_v6(builder: &mut TableBuilder) -> Vec<u128> {
             regions.push((u128::from(first) << 8 | second) << 108);
         }
     }
-    for index in (1..regions.len()).rev() {
-        let other = builder.random.below(index as u64 + 1) as usize;
-        regions.swap(index, other);
-    }
+    shuffle(&mut regions, &mut builder.random);
     regions
-}
-
-impl TableBuilder {
-    /// Adds `quota` routes of a length in runs that begin at the bits that `start` returns.
-    fn fill(&mut self, length: u8, quota: usize, run: f64, mut start: impl FnMut(&mut TableBuilder) -> u128) {
-        let mut missing = quota;
-        for _ in 0..quota * DRAWS_PER_ROUTE {
-            if missing == 0 {
-                break;
-            }
-            let bits = start(self);
-            missing -= self.add_run(bits, length, run, missing);
-        }
-    }
 }
 
 /// Returns `count` random addresses, each within a route drawn with equal probability.

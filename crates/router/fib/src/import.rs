@@ -73,35 +73,37 @@ pub enum Error {
 /// ignored, as are empty lines and those that begin with `#`.
 pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, Error>> {
     let mut line = 0;
-    let mut is_done = false;
-    std::iter::from_fn(move || {
+    until_error(move || {
         // Each iteration consumes a line, and the file is finite.
-        while !is_done {
-            let mut bytes = Vec::new();
+        loop {
             line += 1;
-            let read = reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
+            let mut bytes = Vec::new();
+            let count = reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes)?;
+            if count == 0 {
+                return Ok(None);
+            }
+            if count as u64 > LINE_BYTES_MAX {
+                return Err(Error::LineTooLong { line });
+            }
             let text = String::from_utf8_lossy(&bytes);
             let text = text.trim();
-            match read {
-                Ok(0) => return None,
-                // Stop: the rest of the line would be read as another line.
-                Ok(count) if count as u64 > LINE_BYTES_MAX => {
-                    is_done = true;
-                    return Some(Err(Error::LineTooLong { line }));
-                }
-                Ok(_) if text.is_empty() || text.starts_with('#') => continue,
-                Ok(_) => {
-                    let route = route_of(text).ok_or_else(|| Error::NotAPrefix { line, text: truncated(text) });
-                    is_done = route.is_err();
-                    return Some(route);
-                }
-                Err(error) => {
-                    is_done = true;
-                    return Some(Err(error.into()));
-                }
+            if !text.is_empty() && !text.starts_with('#') {
+                return route_of(text).map(Some).ok_or_else(|| Error::NotAPrefix { line, text: truncated(text) });
             }
         }
-        None
+    })
+}
+
+/// Iterates over what `next` returns, up to the first error: what follows a malformed part of a file has no meaning.
+fn until_error(mut next: impl FnMut() -> Result<Option<Route>, Error>) -> impl Iterator<Item = Result<Route, Error>> {
+    let mut has_failed = false;
+    std::iter::from_fn(move || {
+        if has_failed {
+            return None;
+        }
+        let route = next();
+        has_failed = route.is_err();
+        route.transpose()
     })
 }
 
@@ -119,28 +121,16 @@ fn truncated(text: &str) -> String {
 /// Reads the routes of an uncompressed MRT table dump (TABLE_DUMP_V2). Records of other types are skipped.
 pub fn mrt(mut reader: impl Read) -> impl Iterator<Item = Result<Route, Error>> {
     let mut record = 0;
-    let mut is_done = false;
-    std::iter::from_fn(move || {
+    until_error(move || {
         // Each iteration consumes a record, and the file is finite.
-        while !is_done {
+        loop {
             record += 1;
-            match next_record(&mut reader, record) {
-                Ok(None) => return None,
-                Ok(Some(found)) => match parse_rib(found.subtype, &found.body) {
-                    Ok(None) => continue,
-                    Ok(Some(route)) => return Some(Ok(route)),
-                    Err(what) => {
-                        is_done = true;
-                        return Some(Err(Error::Record { record, what }));
-                    }
-                },
-                Err(error) => {
-                    is_done = true;
-                    return Some(Err(error));
-                }
+            let Some(found) = next_record(&mut reader, record)? else { return Ok(None) };
+            let route = parse_rib(found.subtype, &found.body).map_err(|what| Error::Record { record, what })?;
+            if route.is_some() {
+                return Ok(route);
             }
         }
-        None
     })
 }
 
