@@ -133,7 +133,7 @@ mod tests {
     use router::{Pool, PortLosses};
 
     use super::*;
-    use crate::Tap;
+    use crate::TunTap;
     use crate::netlink::Requests;
     use crate::test_network::{TestNetwork, port_name};
 
@@ -169,7 +169,7 @@ mod tests {
         let Some(network) = TestNetwork::new("ports_without_xdp", 1500) else { return };
         let test = || {
             let local = LocalAddresses::new();
-            let line = Tap::open("line0").unwrap();
+            let line = TunTap::open_tap("line0").unwrap();
             let first = open("line0", None, &[], &local).unwrap();
             assert_eq!((first.backend, first.details.as_str()), (Backend::Xdp, "in the driver, copied"));
             let reason = |name: &str, vlans: &[u16]| {
@@ -226,7 +226,7 @@ mod tests {
         let open_port = || open(port_name(0), None, &[], &LocalAddresses::new()).unwrap();
         let Ethernet { mut port, interface, .. } = network.node.within(open_port).unwrap();
         let bridged = || {
-            let line = Tap::open("line0").unwrap();
+            let line = TunTap::open_tap("line0").unwrap();
             let host = Interface::by_name("host").unwrap().index;
             Requests::open().unwrap().add_bridge("bridge0", &[line.interface(), host]).unwrap();
             line

@@ -128,7 +128,7 @@ const OFFLOADS: [(u32, &str); 6] = [
 ];
 
 /// The name of an interface, and a socket for queries about it.
-pub(crate) struct InterfaceQuery<'a> {
+struct InterfaceQuery<'a> {
     name: &'a str,
     socket: OwnedFd,
 }
@@ -167,7 +167,7 @@ const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
 impl<'a> InterfaceQuery<'a> {
-    pub fn open(name: &'a str) -> Result<InterfaceQuery<'a>, InterfaceError> {
+    fn open(name: &'a str) -> Result<InterfaceQuery<'a>, InterfaceError> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             return Err(InterfaceError::Unknown { name: name.to_string() });
         }

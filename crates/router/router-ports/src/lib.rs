@@ -14,9 +14,9 @@ mod packet_socket;
 mod pcap;
 mod sysctl;
 mod system;
-mod tap;
 #[cfg(test)]
 mod test_network;
+mod tun_tap;
 mod xdp;
 
 pub use interface::{Interface, InterfaceError, InterfaceIndex, disable_offloads};
@@ -24,5 +24,5 @@ pub use namespace::Namespace;
 pub use packet_socket::PacketSocket;
 pub use pcap::{PcapError, PcapPort};
 pub use sysctl::Sysctls;
-pub use tap::{Tap, TapError, Tun};
+pub use tun_tap::{TunTap, TunTapError};
 pub use xdp::{LocalAddresses, XdpError, XdpPort};

@@ -12,7 +12,10 @@ use packet::{Protocol, ipv4, ipv6, tcp, udp, vlan};
 pub const VIRTIO_HEADER_BYTES: usize = 10;
 
 /// Bytes of the two addresses of a frame, after which a VLAN tag is inserted.
-const ADDRESSES_BYTES: usize = 12;
+pub const ADDRESSES_BYTES: usize = 12;
+
+/// Bytes of a VLAN tag.
+pub const TAG_BYTES: usize = vlan::HEADER_BYTES;
 
 const FLAG_NEEDS_CHECKSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
@@ -171,13 +174,20 @@ impl Segments {
     }
 }
 
-/// Copies a frame and inserts a VLAN tag after its addresses. `to` is 4 bytes longer than `frame`.
-pub fn insert_tag(frame: &[u8], tag: [u8; 4], to: &mut [u8]) -> Result<(), InvalidOffload> {
+/// Copies a frame and inserts a VLAN tag after its addresses. `to` is [`TAG_BYTES`] longer than `frame`.
+pub fn insert_tag(frame: &[u8], tag: [u8; TAG_BYTES], to: &mut [u8]) -> Result<(), InvalidOffload> {
     let (addresses, rest) = frame.split_at_checked(ADDRESSES_BYTES).ok_or(InvalidOffload)?;
     to[..ADDRESSES_BYTES].copy_from_slice(addresses);
-    to[ADDRESSES_BYTES..ADDRESSES_BYTES + vlan::HEADER_BYTES].copy_from_slice(&tag);
-    to[ADDRESSES_BYTES + vlan::HEADER_BYTES..].copy_from_slice(rest);
+    to[ADDRESSES_BYTES..ADDRESSES_BYTES + TAG_BYTES].copy_from_slice(&tag);
+    to[ADDRESSES_BYTES + TAG_BYTES..].copy_from_slice(rest);
     Ok(())
+}
+
+/// Inserts a VLAN tag after the first `front` bytes of what begins after room for the tag. Panics if `bytes` has no
+/// `front` bytes after the room.
+pub fn insert_tag_in_place(bytes: &mut [u8], front: usize, tag: [u8; TAG_BYTES]) {
+    bytes.copy_within(TAG_BYTES..TAG_BYTES + front, 0);
+    bytes[front..front + TAG_BYTES].copy_from_slice(&tag);
 }
 
 /// Completes a partial checksum that no header describes. The field of a TCP or UDP packet with a partial checksum is

@@ -16,7 +16,9 @@ use router::{Packet, Pool, Port, PortLosses};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
 use crate::interface::{Interface, InterfaceIndex, interface_exists};
-use crate::offload::{InvalidOffload, Segments, VIRTIO_HEADER_BYTES, VirtioHeader, insert_tag};
+use crate::offload::{
+    ADDRESSES_BYTES, InvalidOffload, Segments, VIRTIO_HEADER_BYTES, VirtioHeader, insert_tag, insert_tag_in_place,
+};
 use crate::system::{checked, option, set_option};
 use ring::{Ring, Slot};
 
@@ -125,8 +127,7 @@ impl PacketSocket {
     /// Reads a frame that did not fit into the slot or must be segmented, and makes it pending.
     fn read_large_frame(&mut self) -> Result<(), InvalidOffload> {
         let slot = self.ring.next().ok_or(InvalidOffload)?;
-        let tag = slot.tag;
-        let tag_bytes = tag.map_or(0, |tag| tag.len());
+        let (tag, tag_bytes) = (slot.tag, slot.tag_bytes());
         if slot.is_copied {
             // The frame is read with room for the tag, which is inserted afterwards.
             let buffer = &mut self.large_frame[tag_bytes..];
@@ -153,10 +154,7 @@ impl PacketSocket {
             return Err(InvalidOffload);
         }
         if let Some(tag) = tag {
-            // The header and the addresses move to the front, and the tag follows them.
-            let front = VIRTIO_HEADER_BYTES + 12;
-            self.large_frame.copy_within(tag_bytes..tag_bytes + front, 0);
-            self.large_frame[front..front + tag_bytes].copy_from_slice(&tag);
+            insert_tag_in_place(&mut self.large_frame, VIRTIO_HEADER_BYTES + ADDRESSES_BYTES, tag);
         }
         let (header, frame) =
             self.large_frame[..self.large_frame_bytes].split_first_chunk_mut().ok_or(InvalidOffload)?;
@@ -290,7 +288,7 @@ pub(crate) fn tag(status: u32, tag_type: u16, control: u16) -> Option<[u8; 4]> {
 }
 
 pub(crate) fn gone_error(interface: InterfaceIndex) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("{interface} is gone_error"))
+    io::Error::new(io::ErrorKind::NotFound, format!("{interface} is gone"))
 }
 
 /// Opens a packet socket that receives nothing until it is bound.
@@ -321,9 +319,9 @@ const fn filter(code: u16, then: u8, otherwise: u8, k: u32) -> libc::sock_filter
 /// `BPF_LD | BPF_B | BPF_ABS`, `_H`; `BPF_JMP | BPF_JEQ`, `_JGE`, `_JGT`; `BPF_RET`.
 const LOAD_BYTE: u16 = 0x30;
 const LOAD_HALF: u16 = 0x28;
-const IF_EQUAL: u16 = 0x15;
-const IF_AT_LEAST: u16 = 0x35;
-const IF_MORE: u16 = 0x25;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const JUMP_IF_AT_LEAST: u16 = 0x35;
+const JUMP_IF_GREATER: u16 = 0x25;
 const RETURN: u16 = 0x06;
 /// `SKF_AD_OFF + SKF_AD_PKTTYPE`.
 const PACKET_TYPE: u32 = 0xffff_f004;
@@ -332,7 +330,7 @@ const ACCEPT_ALL: u32 = u32::MAX;
 /// Accepts all frames except those for other stations.
 const FILTER_OURS: [libc::sock_filter; 4] = [
     filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
-    filter(IF_EQUAL, 1, 0, libc::PACKET_OTHERHOST as u32),
+    filter(JUMP_IF_EQUAL, 1, 0, libc::PACKET_OTHERHOST as u32),
     filter(RETURN, 0, 0, ACCEPT_ALL),
     filter(RETURN, 0, 0, 0),
 ];
@@ -342,21 +340,21 @@ const FILTER_OURS: [libc::sock_filter; 4] = [
 /// VLAN tag.
 pub(crate) const FILTER_NEIGHBOURS: [libc::sock_filter; 18] = [
     filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
-    filter(IF_EQUAL, 15, 0, libc::PACKET_OTHERHOST as u32),
-    filter(IF_EQUAL, 14, 0, libc::PACKET_OUTGOING as u32),
+    filter(JUMP_IF_EQUAL, 15, 0, libc::PACKET_OTHERHOST as u32),
+    filter(JUMP_IF_EQUAL, 14, 0, libc::PACKET_OUTGOING as u32),
     filter(LOAD_HALF, 0, 0, 12),
-    filter(IF_EQUAL, 11, 0, 0x0806),
-    filter(IF_EQUAL, 0, 11, 0x86dd),
+    filter(JUMP_IF_EQUAL, 11, 0, 0x0806),
+    filter(JUMP_IF_EQUAL, 0, 11, 0x86dd),
     filter(LOAD_BYTE, 0, 0, 20),
-    filter(IF_EQUAL, 5, 0, 58),
-    filter(IF_EQUAL, 0, 8, 0),
+    filter(JUMP_IF_EQUAL, 5, 0, 58),
+    filter(JUMP_IF_EQUAL, 0, 8, 0),
     filter(LOAD_HALF, 0, 0, 54),
-    filter(IF_EQUAL, 0, 6, 58 << 8),
+    filter(JUMP_IF_EQUAL, 0, 6, 58 << 8),
     filter(LOAD_BYTE, 0, 0, 62),
-    filter(IF_EQUAL, 3, 4, 130),
+    filter(JUMP_IF_EQUAL, 3, 4, 130),
     filter(LOAD_BYTE, 0, 0, 54),
-    filter(IF_AT_LEAST, 0, 2, 133),
-    filter(IF_MORE, 1, 0, 137),
+    filter(JUMP_IF_AT_LEAST, 0, 2, 133),
+    filter(JUMP_IF_GREATER, 1, 0, 137),
     filter(RETURN, 0, 0, ACCEPT_ALL),
     filter(RETURN, 0, 0, 0),
 ];

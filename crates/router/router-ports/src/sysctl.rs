@@ -63,7 +63,7 @@ impl Sysctls {
     /// forward packets received there, ignores routes from router advertisements and redirects, which are meant for
     /// hosts and not for routers (RFC 1812, section 5.2.7.2), and accepts packets for this node independent of the
     /// return path.
-    pub fn for_port(&mut self, interface: &str) -> io::Result<()> {
+    pub fn configure_port(&mut self, interface: &str) -> io::Result<()> {
         self.set(&format!("net/ipv4/conf/{interface}/forwarding"), "0")?;
         self.set(&format!("net/ipv4/conf/{interface}/rp_filter"), "0")?;
         self.set("net/ipv4/conf/all/rp_filter", "0")?;
@@ -81,8 +81,8 @@ impl Sysctls {
 
     /// Changes the settings of the interface between the router and its own kernel: packets from any source may arrive
     /// there, and the kernel forwards nothing into it.
-    pub fn for_tun(&mut self, interface: &str) -> io::Result<()> {
-        self.for_port(interface)?;
+    pub fn configure_tun(&mut self, interface: &str) -> io::Result<()> {
+        self.configure_port(interface)?;
         // Packets to any address of the node are local, whichever interface has the address.
         self.set(&format!("net/ipv4/conf/{interface}/accept_local"), "1")
     }
@@ -118,8 +118,8 @@ mod tests {
                 outer.set(&format!("net/{of}/accept_redirects"), "1").unwrap();
             }
             let mut inner = Sysctls::new();
-            inner.for_port("lo").unwrap();
-            inner.for_tun("lo").unwrap();
+            inner.configure_port("lo").unwrap();
+            inner.configure_tun("lo").unwrap();
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["0", "0"]);
             let redirects =
                 ["ipv4/conf/lo", "ipv4/conf/all", "ipv6/conf/lo"].map(|of| format!("{of}/accept_redirects"));
@@ -130,11 +130,11 @@ mod tests {
             // An interface that is removed and added again, and then is no longer a port.
             let mut again = Sysctls::new();
             for _ in 0..3 {
-                again.for_port("lo").unwrap();
+                again.configure_port("lo").unwrap();
                 fs::write("/proc/sys/net/ipv4/conf/lo/forwarding", "1").unwrap();
             }
             assert_eq!(again.before.iter().filter(|(path, _)| path.ends_with("ipv4/conf/lo/forwarding")).count(), 1);
-            again.for_port("lo").unwrap();
+            again.configure_port("lo").unwrap();
             again.restore("lo");
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "0"]);
             assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "0", "1"]);

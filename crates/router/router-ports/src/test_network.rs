@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,7 +58,7 @@ impl TestNetwork {
             let connect = || {
                 let mut requests = Requests::open().unwrap();
                 let port = VethEndpoint { name: port_name(side), namespace: None, mac: Some(port_mac(side)) };
-                let end = VethEndpoint { name: "host", namespace: Some(host_fd(host)), mac: Some(host_mac(side)) };
+                let end = VethEndpoint { name: "host", namespace: Some(host.as_fd()), mac: Some(host_mac(side)) };
                 requests.add_veth(port, end).unwrap();
                 let port = Interface::by_name(port_name(side)).unwrap();
                 requests.set_mtu(port.index, mtu_bytes).unwrap();
@@ -144,10 +145,6 @@ impl TestNetwork {
             self.hosts[side].within(connect).unwrap()
         })
     }
-}
-
-fn host_fd(namespace: &Namespace) -> std::os::fd::BorrowedFd<'_> {
-    std::os::fd::AsFd::as_fd(namespace)
 }
 
 fn set_up_host(side: usize, mtu_bytes: u32) {

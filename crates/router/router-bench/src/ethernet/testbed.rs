@@ -153,7 +153,7 @@ fn prepare_kernel(subject: Subject, destinations: &[Destination], sysctls: &mut 
             let name = format!("net/ipv4/conf/{port}/forwarding");
             sysctls.set(&name, "1").map_err(system("switching forwarding on"))?;
         } else {
-            sysctls.for_port(port).map_err(system("switching forwarding off"))?;
+            sysctls.configure_port(port).map_err(system("switching forwarding off"))?;
         }
     }
     if is_kernel {

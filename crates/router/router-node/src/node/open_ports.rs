@@ -10,7 +10,7 @@ use pcie::host::path::Path as LinkPath;
 use router::{NodeId, Port, PortConfig};
 use router_ports::ethernet::{self, Backend};
 use router_ports::netlink::{Link, Requests};
-use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, Tap, Tun};
+use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, TunTap};
 
 use super::error::NodeError;
 use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_policy};
@@ -137,7 +137,7 @@ fn open_ethernet(
     let device = &params.port_config().device;
     let vlans = params.node.vlans_of(device);
     let opened = ethernet::open(device, backend, &vlans, params.local).map_err(|error| error.to_string())?;
-    sysctls.for_port(device).map_err(|error| format!("interface '{device}': {error}"))?;
+    sysctls.configure_port(device).map_err(|error| format!("interface '{device}': {error}"))?;
     let interface = opened.interface;
     let kind = match opened.backend {
         Backend::Xdp => PortKind::AfXdp,
@@ -165,7 +165,7 @@ pub const MTU_BYTES_DEFAULT: u16 = 1500;
 
 fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
     let port_config = params.port_config();
-    let tap = Tap::open(&port_config.device).map_err(|error| error.to_string())?;
+    let tap = TunTap::open_tap(&port_config.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
     let mtu_bytes = port_config.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
     requests.set_mtu(tap.interface(), u32::from(mtu_bytes)).map_err(|error| error.to_string())?;
@@ -205,12 +205,12 @@ fn own_mac(seed: u64) -> MacAddress {
 }
 
 /// Opens the TUN interface, sets it up, and adds the node's own addresses.
-pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Requests) -> Result<Tun, NodeError> {
+pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Requests) -> Result<TunTap, NodeError> {
     let failed = |error: &dyn std::fmt::Display| NodeError::SlowPath(error.to_string());
-    let tun = Tun::open(SLOW_PATH).map_err(|error| failed(&error))?;
+    let tun = TunTap::open_tun(SLOW_PATH).map_err(|error| failed(&error))?;
     let interface = tun.interface();
     let system = |error: io::Error| failed(&error);
-    sysctls.for_tun(SLOW_PATH).map_err(system)?;
+    sysctls.configure_tun(SLOW_PATH).map_err(system)?;
     requests.remove_own_routes().map_err(|error| failed(&error))?;
     requests.set_mtu(interface, u32::from(MTU_BYTES_MAX)).map_err(|error| failed(&error))?;
     requests.set_up(interface).map_err(|error| failed(&error))?;

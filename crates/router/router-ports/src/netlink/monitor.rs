@@ -13,12 +13,11 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use netlink_packet_core::NLM_F_REPLACE;
-use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::neighbour::NeighbourMessage;
 use netlink_packet_route::route::RouteMessage;
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rustix::net::RecvFlags;
 
 use super::model::Change;
@@ -69,11 +68,17 @@ impl Monitor {
         if compatible.is_ok_and(|mode| mode.trim() == "0") {
             return Err(NetlinkError::HopsHidden);
         }
-        let (events, dumps) = (Socket::open(GROUPS)?, Socket::open(0)?);
-        let (state, unreported) = (State::default(), Vec::new());
-        let receives_max = RECEIVES_MAX;
-        let (is_stale, next_resync, resyncs, unreadable) = (true, None, 0, 0);
-        Ok(Monitor { events, dumps, state, is_stale, resyncs, next_resync, unreported, unreadable, receives_max })
+        Ok(Monitor {
+            events: Socket::open(GROUPS)?,
+            dumps: Socket::open(0)?,
+            state: State::default(),
+            is_stale: true,
+            resyncs: 0,
+            next_resync: None,
+            unreported: Vec::new(),
+            unreadable: 0,
+            receives_max: RECEIVES_MAX,
+        })
     }
 
     /// Returns a descriptor that becomes readable when there may be changes.
@@ -251,7 +256,7 @@ fn removes_routes(message: &Message, flags: u16) -> bool {
     }
 }
 
-pub(super) fn routes_of(family: AddressFamily) -> RouteNetlinkMessage {
+pub(super) fn routes_of(family: AddressFamily) -> Message {
     let mut request = RouteMessage::default();
     request.header.address_family = family;
     Message::GetRoute(request)

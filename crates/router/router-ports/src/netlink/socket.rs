@@ -41,11 +41,9 @@ pub enum NetlinkError {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// A message of the kernel could not be parsed.
-    #[error("netlink: cannot parse {what}: {reason}; is the kernel newer than this program?")]
+    /// The header of a message of the kernel could not be parsed.
+    #[error("netlink: cannot parse a header: {reason}; is the kernel newer than this program?")]
     Malformed {
-        /// The part of the message.
-        what: &'static str,
         /// The error of the parser.
         reason: String,
     },
@@ -71,11 +69,10 @@ pub(super) struct Raw<'a> {
 }
 
 impl Raw<'_> {
-    pub fn read(&self) -> Result<RouteNetlinkMessage, NetlinkError> {
+    pub fn read(&self) -> Result<RouteNetlinkMessage, DecodeError> {
         let mut header = NetlinkHeader::default();
         header.message_type = self.kind;
         RouteNetlinkMessage::deserialize(&header, self.bytes)
-            .map_err(|error| NetlinkError::Malformed { what: "a message", reason: format!("{error}") })
     }
 
     /// Returns the error of an `NLMSG_ERROR` or `NLMSG_DONE`; 0 means success.
@@ -224,7 +221,7 @@ pub(super) fn refused(request: impl Into<String>, error: i32) -> NetlinkError {
 }
 
 fn malformed(error: DecodeError) -> NetlinkError {
-    NetlinkError::Malformed { what: "a header", reason: format!("{error}") }
+    NetlinkError::Malformed { reason: format!("{error}") }
 }
 
 /// The reason why nothing was received.

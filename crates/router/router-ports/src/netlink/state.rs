@@ -5,8 +5,8 @@
 //! ambiguous, the state is marked as possibly incomplete ([`State::may_be_incomplete`]) and must be dumped again;
 //! [`State::differences`] then returns the missed changes.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
-use std::collections::{BTreeMap, btree_map};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -270,17 +270,11 @@ fn is_within(one: &Variant, other: &Variant) -> bool {
 
 /// Stores a value, and returns whether it is new or different.
 fn store<K: Ord, V: Clone + PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: &V) -> bool {
-    match map.entry(key) {
-        btree_map::Entry::Occupied(entry) if entry.get() == value => false,
-        btree_map::Entry::Occupied(mut entry) => {
-            entry.insert(value.clone());
-            true
-        }
-        btree_map::Entry::Vacant(entry) => {
-            entry.insert(value.clone());
-            true
-        }
+    if map.get(&key) == Some(value) {
+        return false;
     }
+    map.insert(key, value.clone());
+    true
 }
 
 /// Returns removed keys with `None`, and new or different values.

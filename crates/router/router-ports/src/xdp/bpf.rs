@@ -207,11 +207,11 @@ const MOVE: u8 = 0xbf;
 const MOVE_CONSTANT: u8 = 0xb7;
 const ADD_CONSTANT: u8 = 0x07;
 const AND_CONSTANT: u8 = 0x57;
-const IF_EQUAL: u8 = 0x15;
-const IF_OTHER: u8 = 0x55;
+const JUMP_IF_EQUAL: u8 = 0x15;
+const JUMP_IF_NOT_EQUAL: u8 = 0x55;
 /// `BPF_JMP32`.
-const IF_OTHER_WORD: u8 = 0x56;
-const IF_BEYOND: u8 = 0x2d;
+const JUMP_IF_WORD_NOT_EQUAL: u8 = 0x56;
+const JUMP_IF_GREATER: u8 = 0x2d;
 const JUMP: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
@@ -240,7 +240,7 @@ impl Assembly {
     fn check_length(&mut self, bytes: i32) {
         self.emit(MOVE, 4, 2, 0, 0);
         self.emit(ADD_CONSTANT, 4, 0, 0, bytes);
-        self.jump(IF_BEYOND, 4, 3, 0, Label::Kernel);
+        self.jump(JUMP_IF_GREATER, 4, 3, 0, Label::Kernel);
     }
 
     fn finished(mut self) -> Vec<Instruction> {
@@ -268,65 +268,65 @@ fn program(
     sockets: BorrowedFd,
     otherwise: i32,
 ) -> Vec<Instruction> {
-    let mut it = Assembly::default();
+    let mut assembly = Assembly::default();
     let MacAddress([a, b, c, d, e, f]) = mac;
-    it.emit(MOVE, 6, 1, 0, 0);
-    it.emit(LOAD_WORD, 2, 6, 0, 0);
-    it.emit(LOAD_WORD, 3, 6, 4, 0);
-    it.check_length(14);
-    it.emit(LOAD_WORD, 5, 2, 0, 0);
-    it.jump(IF_OTHER_WORD, 5, 0, i32::from_ne_bytes([a, b, c, d]), Label::Kernel);
-    it.emit(LOAD_HALF, 5, 2, 4, 0);
-    it.jump(IF_OTHER, 5, 0, i32::from(u16::from_ne_bytes([e, f])), Label::Kernel);
-    it.emit(LOAD_HALF, 5, 2, 12, 0);
-    it.jump(IF_OTHER, 5, 0, as_loaded(0x8100), Label::Type);
-    it.check_length(18);
-    it.emit(LOAD_HALF, 5, 2, 14, 0);
-    it.emit(AND_CONSTANT, 5, 0, 0, as_loaded(0x0fff));
+    assembly.emit(MOVE, 6, 1, 0, 0);
+    assembly.emit(LOAD_WORD, 2, 6, 0, 0);
+    assembly.emit(LOAD_WORD, 3, 6, 4, 0);
+    assembly.check_length(14);
+    assembly.emit(LOAD_WORD, 5, 2, 0, 0);
+    assembly.jump(JUMP_IF_WORD_NOT_EQUAL, 5, 0, i32::from_ne_bytes([a, b, c, d]), Label::Kernel);
+    assembly.emit(LOAD_HALF, 5, 2, 4, 0);
+    assembly.jump(JUMP_IF_NOT_EQUAL, 5, 0, i32::from(u16::from_ne_bytes([e, f])), Label::Kernel);
+    assembly.emit(LOAD_HALF, 5, 2, 12, 0);
+    assembly.jump(JUMP_IF_NOT_EQUAL, 5, 0, as_loaded(0x8100), Label::Type);
+    assembly.check_length(18);
+    assembly.emit(LOAD_HALF, 5, 2, 14, 0);
+    assembly.emit(AND_CONSTANT, 5, 0, 0, as_loaded(0x0fff));
     for id in vlans {
-        it.jump(IF_EQUAL, 5, 0, as_loaded(*id), Label::Socket);
+        assembly.jump(JUMP_IF_EQUAL, 5, 0, as_loaded(*id), Label::Socket);
     }
-    it.jump(JUMP, 0, 0, 0, Label::Kernel);
-    it.label(Label::Type);
-    it.jump(IF_EQUAL, 5, 0, as_loaded(0x0800), Label::V4);
-    it.jump(IF_EQUAL, 5, 0, as_loaded(0x86dd), Label::V6);
-    it.jump(JUMP, 0, 0, 0, Label::Kernel);
+    assembly.jump(JUMP, 0, 0, 0, Label::Kernel);
+    assembly.label(Label::Type);
+    assembly.jump(JUMP_IF_EQUAL, 5, 0, as_loaded(0x0800), Label::V4);
+    assembly.jump(JUMP_IF_EQUAL, 5, 0, as_loaded(0x86dd), Label::V6);
+    assembly.jump(JUMP, 0, 0, 0, Label::Kernel);
 
     // The destination is stored on the stack in the format of the map's keys.
-    it.label(Label::V4);
-    it.check_length(34);
-    it.emit(LOAD_WORD, 5, 2, 30, 0);
-    it.emit(STORE_DOUBLE_CONSTANT, 10, 0, -16, 0);
-    it.emit(STORE_WORD_CONSTANT, 10, 0, -8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
-    it.emit(STORE_WORD, 10, 5, -4, 0);
-    it.jump(JUMP, 0, 0, 0, Label::LookUp);
-    it.label(Label::V6);
-    it.check_length(54);
+    assembly.label(Label::V4);
+    assembly.check_length(34);
+    assembly.emit(LOAD_WORD, 5, 2, 30, 0);
+    assembly.emit(STORE_DOUBLE_CONSTANT, 10, 0, -16, 0);
+    assembly.emit(STORE_WORD_CONSTANT, 10, 0, -8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
+    assembly.emit(STORE_WORD, 10, 5, -4, 0);
+    assembly.jump(JUMP, 0, 0, 0, Label::LookUp);
+    assembly.label(Label::V6);
+    assembly.check_length(54);
     // Link-local addresses belong to the hosts of the link only.
-    it.emit(LOAD_HALF, 5, 2, 38, 0);
-    it.emit(AND_CONSTANT, 5, 0, 0, as_loaded(0xffc0));
-    it.jump(IF_EQUAL, 5, 0, as_loaded(0xfe80), Label::Kernel);
-    it.emit(LOAD_DOUBLE, 5, 2, 38, 0);
-    it.emit(STORE_DOUBLE, 10, 5, -16, 0);
-    it.emit(LOAD_DOUBLE, 5, 2, 46, 0);
-    it.emit(STORE_DOUBLE, 10, 5, -8, 0);
+    assembly.emit(LOAD_HALF, 5, 2, 38, 0);
+    assembly.emit(AND_CONSTANT, 5, 0, 0, as_loaded(0xffc0));
+    assembly.jump(JUMP_IF_EQUAL, 5, 0, as_loaded(0xfe80), Label::Kernel);
+    assembly.emit(LOAD_DOUBLE, 5, 2, 38, 0);
+    assembly.emit(STORE_DOUBLE, 10, 5, -16, 0);
+    assembly.emit(LOAD_DOUBLE, 5, 2, 46, 0);
+    assembly.emit(STORE_DOUBLE, 10, 5, -8, 0);
 
-    it.label(Label::LookUp);
-    it.map(1, addresses);
-    it.emit(MOVE, 2, 10, 0, 0);
-    it.emit(ADD_CONSTANT, 2, 0, 0, -16);
-    it.emit(CALL, 0, 0, 0, HELPER_LOOKUP);
-    it.jump(IF_OTHER, 0, 0, 0, Label::Kernel);
-    it.label(Label::Socket);
-    it.map(1, sockets);
-    it.emit(LOAD_WORD, 2, 6, 16, 0);
-    it.emit(MOVE_CONSTANT, 3, 0, 0, otherwise);
-    it.emit(CALL, 0, 0, 0, HELPER_REDIRECT);
-    it.emit(EXIT, 0, 0, 0, 0);
-    it.label(Label::Kernel);
-    it.emit(MOVE_CONSTANT, 0, 0, 0, PASS);
-    it.emit(EXIT, 0, 0, 0, 0);
-    it.finished()
+    assembly.label(Label::LookUp);
+    assembly.map(1, addresses);
+    assembly.emit(MOVE, 2, 10, 0, 0);
+    assembly.emit(ADD_CONSTANT, 2, 0, 0, -16);
+    assembly.emit(CALL, 0, 0, 0, HELPER_LOOKUP);
+    assembly.jump(JUMP_IF_NOT_EQUAL, 0, 0, 0, Label::Kernel);
+    assembly.label(Label::Socket);
+    assembly.map(1, sockets);
+    assembly.emit(LOAD_WORD, 2, 6, 16, 0);
+    assembly.emit(MOVE_CONSTANT, 3, 0, 0, otherwise);
+    assembly.emit(CALL, 0, 0, 0, HELPER_REDIRECT);
+    assembly.emit(EXIT, 0, 0, 0, 0);
+    assembly.label(Label::Kernel);
+    assembly.emit(MOVE_CONSTANT, 0, 0, 0, PASS);
+    assembly.emit(EXIT, 0, 0, 0, 0);
+    assembly.finished()
 }
 
 fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {

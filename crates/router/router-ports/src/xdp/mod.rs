@@ -18,17 +18,14 @@ use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-pub use bpf::LocalAddresses;
-pub use bpf::Mode;
+pub use bpf::{LocalAddresses, Mode};
 
 use crate::interface::{Interface, InterfaceIndex, interface_exists};
+use crate::offload::{ADDRESSES_BYTES, TAG_BYTES, insert_tag_in_place};
 use crate::packet_socket::{self, FILTER_NEIGHBOURS, gone_error};
 use bpf::Sockets;
 use queue::Queue;
 
-/// Bytes of a VLAN tag, which follows the two addresses of a frame.
-const TAG_BYTES: usize = packet::vlan::HEADER_BYTES;
-const ADDRESSES_BYTES: usize = 12;
 /// The largest number of queues of an interface.
 const QUEUES_MAX: u32 = 16;
 /// The packet socket is polled once in this many polls while frames arrive in the rings.
@@ -126,12 +123,12 @@ impl XdpPort {
             let Some(mut packet) = pool.alloc() else { return };
             pool.resize(&mut packet, pool.bytes_max());
             // The frame is read with room before it, so that the tag that the kernel stores as metadata can be inserted
-            // after the addresses.
+            // after the addresses. The filter guarantees that the frame has more than these.
             match auxiliary::receive(&self.neighbours, &mut pool.bytes_mut(&packet)[TAG_BYTES..]) {
                 Ok((bytes, tag)) if bytes + TAG_BYTES <= packet.len() => {
                     pool.resize(&mut packet, bytes + TAG_BYTES);
                     match tag {
-                        Some(tag) => insert_tag(pool.bytes_mut(&packet), tag),
+                        Some(tag) => insert_tag_in_place(pool.bytes_mut(&packet), ADDRESSES_BYTES, tag),
                         None => pool.trim_front(&mut packet, TAG_BYTES as u16),
                     }
                     into.push(packet);
@@ -147,13 +144,6 @@ impl XdpPort {
             }
         }
     }
-}
-
-/// Inserts a tag into a frame that begins after room for it. The filter guarantees that the frame has more than its
-/// addresses.
-fn insert_tag(frame: &mut [u8], tag: [u8; TAG_BYTES]) {
-    frame.copy_within(TAG_BYTES..TAG_BYTES + ADDRESSES_BYTES, 0);
-    frame[ADDRESSES_BYTES..ADDRESSES_BYTES + TAG_BYTES].copy_from_slice(&tag);
 }
 
 fn neighbours(interface: InterfaceIndex) -> io::Result<OwnedFd> {

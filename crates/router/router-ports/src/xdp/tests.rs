@@ -83,7 +83,7 @@ fn tagged(to: MacAddress, id: u8, ethertype: u16, packet: &[u8]) -> Vec<u8> {
 fn frames_of_a_vlan_are_received_and_sent_with_their_tags() {
     let Some(namespace) = crate::namespace::for_test("frames_of_a_vlan_have_their_tags") else { return };
     let test = || {
-        let mut line = crate::Tap::open("line0").unwrap();
+        let mut line = crate::TunTap::open_tap("line0").unwrap();
         Requests::open().unwrap().set_up(line.interface()).unwrap();
         let interface = Interface::by_name("line0").unwrap();
         let local = LocalAddresses::new();

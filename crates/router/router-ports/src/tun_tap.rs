@@ -18,7 +18,7 @@ use crate::system::checked;
 
 /// The reason why a TAP or TUN interface cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum TapError {
+pub enum TunTapError {
     /// The name is not valid.
     #[error("interface name '{name}': not 1 to 15 letters, digits, '-', '_' or '.'; choose another")]
     Name {
@@ -37,52 +37,38 @@ pub enum TapError {
     },
 }
 
-/// An Ethernet interface of the kernel whose peer is this process.
-pub struct Tap(Device);
-
-/// An IP interface of the kernel whose peer is this process. Its packets have no Ethernet header.
-pub struct Tun(Device);
-
-struct Device {
+/// A virtual interface of the kernel whose peer is this process: a TAP or a TUN.
+pub struct TunTap {
     fd: OwnedFd,
     index: InterfaceIndex,
     unusable: u64,
     refused: u64,
 }
 
-impl Tap {
-    /// Creates the interface in the calling thread's network namespace, or attaches to a persistent one that is not in
-    /// use. It is down, and is removed with the port unless it existed before. Needs `CAP_NET_ADMIN`.
-    pub fn open(name: &str) -> Result<Tap, TapError> {
-        Device::open(name, libc::IFF_TAP).map(Tap)
+impl TunTap {
+    /// Creates a TAP in the calling thread's network namespace, or attaches to a persistent one that is not in use. It
+    /// is down, and is removed with the port unless it existed before. Needs `CAP_NET_ADMIN`.
+    pub fn open_tap(name: &str) -> Result<TunTap, TunTapError> {
+        TunTap::open(name, libc::IFF_TAP)
+    }
+
+    /// Creates a TUN, or attaches to it, as [`TunTap::open_tap`] does for a TAP.
+    pub fn open_tun(name: &str) -> Result<TunTap, TunTapError> {
+        TunTap::open(name, libc::IFF_TUN)
     }
 
     /// Returns the kernel's index of the interface.
     pub fn interface(&self) -> InterfaceIndex {
-        self.0.index
-    }
-}
-
-impl Tun {
-    /// Creates or attaches to the interface as [`Tap::open`] does.
-    pub fn open(name: &str) -> Result<Tun, TapError> {
-        Device::open(name, libc::IFF_TUN).map(Tun)
+        self.index
     }
 
-    /// Returns the kernel's index of the interface.
-    pub fn interface(&self) -> InterfaceIndex {
-        self.0.index
-    }
-}
-
-impl Device {
-    fn open(name: &str, kind: i32) -> Result<Device, TapError> {
+    fn open(name: &str, kind: i32) -> Result<TunTap, TunTapError> {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         let is_path = matches!(name, "." | "..");
         if !(1..libc::IFNAMSIZ).contains(&name.len()) || !name.bytes().all(is_allowed) || is_path {
-            return Err(TapError::Name { name: name.to_string() });
+            return Err(TunTapError::Name { name: name.to_string() });
         }
-        let refused = |doing| move |source| TapError::Refused { name: name.to_string(), doing, source };
+        let refused = |doing| move |source| TunTapError::Refused { name: name.to_string(), doing, source };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
             .map_err(io::Error::from)
@@ -97,9 +83,11 @@ impl Device {
             .and_then(|socket| rustix::net::netdevice::name_to_index(socket, name))
             .map_err(io::Error::from)
             .map_err(refused("querying its index"))?;
-        Ok(Device { fd, index: InterfaceIndex(index), unusable: 0, refused: 0 })
+        Ok(TunTap { fd, index: InterfaceIndex(index), unusable: 0, refused: 0 })
     }
+}
 
+impl Port for TunTap {
     fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
         let before = into.len();
         while into.len() - before < packets_max {
@@ -146,6 +134,10 @@ impl Device {
         Ok(before - from.len())
     }
 
+    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
     fn may_sleep(&mut self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
         let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -156,35 +148,6 @@ impl Device {
         PortLosses { receive_overflows: 0, receive_unusable: self.unusable, transmit_refused: self.refused }
     }
 }
-
-macro_rules! port_by_device {
-    ($port:ty) => {
-        impl Port for $port {
-            fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
-                self.0.receive(pool, into, packets_max)
-            }
-
-            fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
-                self.0.transmit(pool, from)
-            }
-
-            fn wakes(&self) -> Option<BorrowedFd<'_>> {
-                Some(self.0.fd.as_fd())
-            }
-
-            fn may_sleep(&mut self) -> bool {
-                self.0.may_sleep()
-            }
-
-            fn losses(&self) -> PortLosses {
-                self.0.losses()
-            }
-        }
-    };
-}
-
-port_by_device!(Tap);
-port_by_device!(Tun);
 
 #[cfg(test)]
 mod tests {
@@ -227,7 +190,7 @@ mod tests {
     fn packets_cross_between_the_kernel_and_a_tun() {
         let Some(namespace) = namespace::for_test("packets_cross_between_the_kernel_and_a_tun") else { return };
         let test = || {
-            let mut tun = Tun::open("crosslane0").unwrap();
+            let mut tun = TunTap::open_tun("crosslane0").unwrap();
             let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(4, 2048, 64));
             requests.set_up(tun.interface()).unwrap();
             requests.add_address(tun.interface(), "10.3.0.1/32".parse().unwrap()).unwrap();
@@ -261,7 +224,7 @@ mod tests {
     fn a_tap_carries_frames_and_bad_names_are_refused() {
         let Some(namespace) = namespace::for_test("a_tap_carries_frames") else { return };
         let test = || {
-            let mut tap = Tap::open("tap7").unwrap();
+            let mut tap = TunTap::open_tap("tap7").unwrap();
             let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(4, 2048, 64));
             requests.set_up(tap.interface()).unwrap();
             requests.add_address(tap.interface(), "10.3.0.1/24".parse().unwrap()).unwrap();
@@ -270,10 +233,10 @@ mod tests {
             let frame = next(&mut tap, &mut pool, |frame| frame[12..14] == [0x08, 0x06]);
             assert!(frame.ends_with(&[10, 3, 0, 9]), "{frame:02x?}");
             for name in ["", "tap%d", "a/b", "..", "sixteen-letters-"] {
-                let error = Tap::open(name).err().unwrap().to_string();
+                let error = TunTap::open_tap(name).err().unwrap().to_string();
                 assert!(error.starts_with(&format!("interface name '{name}': not 1 to 15")), "{error}");
             }
-            let error = Tun::open("tap7").err().unwrap().to_string();
+            let error = TunTap::open_tun("tap7").err().unwrap().to_string();
             assert!(error.starts_with("interface 'tap7': creating it: "), "{error}");
         };
         namespace.within(test).unwrap();
