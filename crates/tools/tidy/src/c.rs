@@ -1,11 +1,11 @@
 //! Checks of C.
 
-use crate::{FUNCTION_LINES_MAX, Offence, Source};
+use crate::{FUNCTION_LINES_MAX, Source, Violation};
 
-/// Functions that are too long. A function begins at the last line at column 0 before its opening brace and ends at the
-/// next `}` at column 0: that is how the repository's C is laid out.
-pub fn check(source: &Source) -> Vec<Offence> {
-    let mut offences = Vec::new();
+/// Returns the functions that are too long. A function begins at the last line at column 0 before its opening brace and
+/// ends at the next `}` at column 0: that is how the repository's C is laid out.
+pub fn check(source: &Source) -> Vec<Violation> {
+    let mut violations = Vec::new();
     let mut head: Option<(usize, &str)> = None;
     for (index, line) in source.text.lines().enumerate() {
         if line.starts_with('}') {
@@ -13,17 +13,18 @@ pub fn check(source: &Source) -> Vec<Offence> {
                 let lines = index - start + 1;
                 if lines > FUNCTION_LINES_MAX {
                     let what = format!("{name} has {lines} lines, at most {FUNCTION_LINES_MAX}: split it");
-                    offences.push(source.offence(start + 1, what));
+                    violations.push(source.violation(start + 1, what));
                 }
             }
         } else if let Some(name) = function_name(line) {
             head = Some((index, name));
         }
     }
-    offences
+    violations
 }
 
-/// `accept_one` of `static int accept_one(int fd)`; nothing of an indented line, a comment, a directive or a prototype.
+/// Returns the name of the function that a line begins: `accept_one` of `static int accept_one(int fd)`. An indented
+/// line, a comment, a directive and a prototype begin none.
 fn function_name(line: &str) -> Option<&str> {
     let first = line.chars().next()?;
     if !(first.is_ascii_alphabetic() || first == '_') || line.trim_end().ends_with(';') {

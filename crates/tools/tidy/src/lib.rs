@@ -1,6 +1,6 @@
-//! The checkable half of `STYLE.md`.
+//! Checks the rules of `STYLE.md` that a program can check.
 //!
-//! A check is a function from one [`Source`] to its [`Offence`]s, with a test beside it on a small bad example.
+//! A check is a function from one [`Source`] to its [`Violation`]s, with a test beside it on a small bad example.
 //! The test `tests/tree.rs` runs all of them over the repository; `tests/links.rs` follows the links between documents,
 //! and `tests/layers.rs` the dependencies between crates.
 //!
@@ -35,18 +35,18 @@ pub struct Source {
 }
 
 impl Source {
-    /// A source from its two halves.
+    /// Creates a source from its path and its text.
     pub fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
         Self { path: path.into(), text: text.into() }
     }
 
-    /// What follows the last dot of the file's name; empty without one.
+    /// Returns what follows the last dot of the file's name; empty without one.
     pub fn extension(&self) -> &str {
         let name = self.path.rsplit('/').next().unwrap_or_default();
         name.rsplit_once('.').map_or("", |(_, extension)| extension)
     }
 
-    /// The crate that the file belongs to, named after its folder: `lane` of `crates/sockets/lane/src/lib.rs`.
+    /// Returns the crate that the file belongs to, named after its folder: `lane` of `crates/sockets/lane/src/lib.rs`.
     pub fn crate_name(&self) -> &str {
         let mut parts = self.path.split('/');
         match parts.next() {
@@ -57,14 +57,14 @@ impl Source {
         }
     }
 
-    fn offence(&self, line: usize, what: impl Into<String>) -> Offence {
-        Offence { path: self.path.clone(), line, what: what.into() }
+    fn violation(&self, line: usize, what: impl Into<String>) -> Violation {
+        Violation { path: self.path.clone(), line, what: what.into() }
     }
 }
 
 /// A place that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Offence {
+pub struct Violation {
     /// Path from the root of the repository.
     pub path: String,
     /// Line, from 1.
@@ -73,28 +73,28 @@ pub struct Offence {
     pub what: String,
 }
 
-impl fmt::Display for Offence {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}", self.path, self.line, self.what)
     }
 }
 
-/// All offences of one file, by line.
-pub fn check(source: &Source) -> Vec<Offence> {
-    let mut offences = text::check(source);
+/// Returns all violations in a file, by line.
+pub fn check(source: &Source) -> Vec<Violation> {
+    let mut violations = text::check(source);
     match source.extension() {
-        "rs" => offences.extend(rust::check(source)),
-        "c" | "h" => offences.extend(c::check(source)),
-        "toml" if source.path.ends_with("Cargo.toml") => offences.extend(manifest::check(source)),
+        "rs" => violations.extend(rust::check(source)),
+        "c" | "h" => violations.extend(c::check(source)),
+        "toml" if source.path.ends_with("Cargo.toml") => violations.extend(manifest::check(source)),
         _ => {}
     }
-    offences.sort();
-    offences
+    violations.sort();
+    violations
 }
 
-/// Offences as a person reads them, one a line.
-pub fn report(offences: &[Offence]) -> String {
-    offences.iter().map(|offence| format!("{offence}\n")).collect()
+/// Returns the violations as text, one per line.
+pub fn report(violations: &[Violation]) -> String {
+    violations.iter().map(|violation| format!("{violation}\n")).collect()
 }
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
 //! Checks of `Cargo.toml`.
 
-use crate::{Offence, Source};
+use crate::{Source, Violation};
 
-/// A package names its licence and takes the workspace's lints.
-pub fn check(source: &Source) -> Vec<Offence> {
+/// Checks that a package names its licence and inherits the workspace's lints.
+pub fn check(source: &Source) -> Vec<Violation> {
     let sections = Sections::of(&source.text);
-    let mut offences = Vec::new();
+    let mut violations = Vec::new();
     if !sections.has_section("package") {
-        return offences; // a workspace alone
+        return violations; // a workspace alone
     }
     if !sections.has("package", |key| key == "license" || key == "license.workspace") {
-        offences.push(source.offence(1, "no licence: write license.workspace = true under [package]"));
+        violations.push(source.violation(1, "no licence: write license.workspace = true under [package]"));
     }
     // A workspace of its own, as fuzzing needs, cannot inherit.
-    let stands_alone = sections.has_section("workspace");
-    if !stands_alone && !sections.has("lints", |key| key == "workspace") {
-        offences.push(source.offence(1, "no lints: write [lints] with workspace = true"));
+    let is_separate = sections.has_section("workspace");
+    if !is_separate && !sections.has("lints", |key| key == "workspace") {
+        violations.push(source.violation(1, "no lints: write [lints] with workspace = true"));
     }
-    offences
+    violations
 }
 
-/// The keys of a manifest with their section: as much of TOML as our manifests use.
+/// The keys of a manifest with their section: as much of TOML as the manifests use.
 struct Sections<'a> {
     keys: Vec<(&'a str, &'a str)>,
     headers: Vec<&'a str>,

@@ -1,9 +1,9 @@
 //! Checks of Rust that clippy does not have: which crates may contain `unsafe` and which atomics the lane uses.
 
-use crate::{Offence, Source};
+use crate::{Source, Violation};
 
-/// Crates that may contain `unsafe`: memory that another party can write, raw spans of callers, the C boundary, and
-/// what measures or attacks them.
+/// Crates that may contain `unsafe`: memory that another party can write, pointers of callers, the C interface, and
+/// the benchmarks and attacks on these.
 pub const UNSAFE_CRATES: [&str; 14] = [
     "volmem",
     "fabric",
@@ -24,26 +24,27 @@ pub const UNSAFE_CRATES: [&str; 14] = [
 /// Crates whose atomics come from volmem's facade, so that a model checker can replace them.
 pub const MODELLED_CRATES: [&str; 1] = ["lane"];
 
-/// All checks of Rust. The workspace denies `unsafe_code`, so a crate contains `unsafe` only where it lifts that lint.
-pub fn check(source: &Source) -> Vec<Offence> {
+/// Runs all checks of Rust. The workspace denies `unsafe_code`, so a crate contains `unsafe` only where it lifts that
+/// lint.
+pub fn check(source: &Source) -> Vec<Violation> {
     let krate = source.crate_name();
     let code = source.text.lines().map(|line| line.split("//").next().unwrap_or_default()).enumerate();
-    let mut offences = Vec::new();
+    let mut violations = Vec::new();
     for (index, line) in code {
         let is_lifted = line.trim_start().starts_with('#')
             && ["allow(unsafe_code", "expect(unsafe_code"].iter().any(|lift| line.contains(lift));
         if is_lifted && !UNSAFE_CRATES.contains(&krate) {
             let what = format!("unsafe in crate {krate}: only in {}", UNSAFE_CRATES.join(", "));
-            offences.push(source.offence(index + 1, what));
+            violations.push(source.violation(index + 1, what));
         }
         let is_std = ["std::", "core::"].iter().any(|root| line.contains(root)) && line.contains("atomic");
         if is_std && MODELLED_CRATES.contains(&krate) {
             let what =
                 format!("an atomic of the standard library in crate {krate}: use volmem's, which loom can model");
-            offences.push(source.offence(index + 1, what));
+            violations.push(source.violation(index + 1, what));
         }
     }
-    offences
+    violations
 }
 
 #[cfg(test)]

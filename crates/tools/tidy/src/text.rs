@@ -1,28 +1,29 @@
 //! Checks of lines, whatever the language.
 
-use crate::{LINE_COLUMNS_MAX, Offence, Source};
+use crate::{LINE_COLUMNS_MAX, Source, Violation};
 
-/// Blanks at the end of a line, tabs, and lines that are too wide.
-pub fn check(source: &Source) -> Vec<Offence> {
-    let mut offences = Vec::new();
+/// Returns blanks at the ends of lines, tabs, and lines that are too wide.
+pub fn check(source: &Source) -> Vec<Violation> {
+    let mut violations = Vec::new();
     for (index, line) in source.text.lines().enumerate() {
         let number = index + 1;
         if line.ends_with([' ', '\t', '\r']) {
-            offences.push(source.offence(number, "blanks at the end of the line"));
+            violations.push(source.violation(number, "blanks at the end of the line"));
         }
         if line.contains('\t') {
-            offences.push(source.offence(number, "a tab: indent with spaces, write \\t in a string"));
+            violations.push(source.violation(number, "a tab: indent with spaces, write \\t in a string"));
         }
         let columns = line.chars().count();
         if columns > LINE_COLUMNS_MAX && is_code(source) {
-            offences
-                .push(source.offence(number, format!("{columns} columns, at most {LINE_COLUMNS_MAX}: break the line")));
+            violations.push(
+                source.violation(number, format!("{columns} columns, at most {LINE_COLUMNS_MAX}: break the line")),
+            );
         }
     }
     if !source.text.is_empty() && !source.text.ends_with('\n') {
-        offences.push(source.offence(source.text.lines().count(), "no newline at the end of the file"));
+        violations.push(source.violation(source.text.lines().count(), "no newline at the end of the file"));
     }
-    offences
+    violations
 }
 
 /// Prose may be wider than code, because a table of Markdown has no other way.

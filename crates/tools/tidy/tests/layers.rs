@@ -7,7 +7,7 @@ use tidy::tree;
 /// The folders of `crates/`, from the bottom up.
 const LAYERS: [&str; 8] = ["base", "pcie", "fabric", "sockets", "rack", "rdma", "router", "tools"];
 
-/// The names of the dependencies in a manifest, of every kind.
+/// Returns the names of the dependencies in a manifest, of every kind.
 fn dependencies(manifest: &str) -> Vec<&str> {
     let mut is_in_section = false;
     let mut found = Vec::new();

@@ -15,27 +15,21 @@ const RETIRED: &[(&str, &str)] = &[
     ("crowd", "group, oversubscription"),
     ("crowds", "groups"),
     ("deaf", "stalled, not reading"),
-    ("doors", "acceptors"),
     ("farewell", "cleanup command"),
     ("garble", "corrupt"),
     ("garbles", "corrupts"),
-    ("heirs", "successors"),
     ("interest set", "epoll set"),
     ("kernelless", "without the kernel"),
     ("knock", "connect, or a connection attempt"),
-    ("knocks", "connects"),
     ("goes by", "uses, follows, depends on"),
     ("make no sense", "are invalid"),
     ("makes no sense", "is invalid"),
-    ("manners", "spin mode, yielding"),
     ("meddle", "change, replace, interfere"),
     ("mended", "fixed, repaired"),
     ("plugs", "open ports"),
     ("somebody's", "another user's, another process's"),
     ("senseless", "invalid"),
     ("spoilt", "corrupted"),
-    ("strangers", "other users, unrelated processes"),
-    ("struck", "removed, cancelled"),
     ("tenure", "the term of the field: ownership, lease"),
     ("untaken", "rejected"),
     ("went no further", "was dropped"),
@@ -45,17 +39,14 @@ const RETIRED: &[(&str, &str)] = &[
     ("as it were", "nothing: say it directly"),
     ("of its own accord", "by itself"),
     ("doors", "acceptors, remote listeners"),
-    ("heirs", "successors"),
     ("knocks", "connects, probes"),
-    ("manners", "yielding"),
-    ("strangers", "unknown peers"),
+    ("manners", "spin mode, yielding"),
     ("lost patience", "timed out"),
     ("let go of", "release"),
-    ("struck out", "removed"),
     ("all there is to it", "nothing: say what there is"),
     ("who finds nothing sleeps", "a waiter that finds nothing blocks"),
-    ("struck", "interrupted, removed"),
-    ("strangers", "foreign clients, clients of other users"),
+    ("struck", "removed, cancelled, interrupted"),
+    ("strangers", "other users, unrelated processes, unknown peers"),
     ("sent away", "rejected"),
     ("puts off", "defers"),
     ("put off", "defer, deferred"),
@@ -68,7 +59,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("heirs", "successors"),
 ];
 
-/// The lines of a source that use a retired word.
+/// Returns the lines of a source that use a retired word.
 fn uses(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for (index, line) in source.text.lines().enumerate() {
@@ -82,7 +73,7 @@ fn uses(source: &Source) -> Vec<String> {
     found
 }
 
-/// Whether `word` stands in `line` with no letter, digit or underscore beside it.
+/// Returns whether `word` occurs in `line` with no letter, digit or underscore beside it.
 fn contains_word(line: &str, word: &str) -> bool {
     let is_part = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
     line.match_indices(word)
