@@ -19,6 +19,7 @@
 
 mod device;
 mod event;
+pub mod guest_tool;
 mod image;
 mod kernel;
 mod machine;

@@ -199,11 +199,6 @@ impl RunningLab {
         guest.release();
     }
 
-    /// Waits until a guest's output contains a text.
-    pub fn wait_for_output(&mut self, node: Node, text: &str) -> Result<()> {
-        self.pump(|lab| lab.output(node).contains(text)).with_context(|| format!("waiting for {text:?} of {node}"))
-    }
-
     /// Waits until all scripts have ended or one has failed, then ends the machines.
     pub fn finish(mut self) -> Result<Report> {
         // The report contains the error.

@@ -1,15 +1,12 @@
 //! `lab-copy FILE BYTES`: measures how fast one processor copies into a memory and out of it, for comparison with the
 //! streams of a lab.
 
-use std::fs::File;
 use std::hint::black_box;
-use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use volmem::{Mapping, Region};
+use lab::guest_tool;
 
 const USAGE: &str = "usage: lab-copy FILE BYTES";
 /// Block size of iperf3.
@@ -17,23 +14,14 @@ const BLOCK_BYTES: usize = 128 << 10;
 const LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("lab-copy: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    guest_tool::main("lab-copy", run)
 }
 
 fn run(arguments: &[String]) -> Result<()> {
     let [path, bytes] = arguments else { bail!(USAGE) };
     let bytes: usize = bytes.parse().context(USAGE)?;
     ensure!(bytes >= BLOCK_BYTES, "{bytes} bytes are less than a block of {BLOCK_BYTES}");
-    let file = File::options().read(true).write(true).open(path).with_context(|| path.clone())?;
-    let mapping = Mapping::new(file.as_fd(), bytes).with_context(|| format!("mapping {bytes} bytes of {path}"))?;
-    let memory = Region::of_mapping(Arc::new(mapping));
+    let memory = guest_tool::map(path, bytes)?;
     let mut block = vec![1; BLOCK_BYTES];
     let into = bytes_per_s(bytes, |offset| memory.write(offset, &block));
     let out_of = bytes_per_s(bytes, |offset| {

@@ -15,6 +15,7 @@ use fabric::device::{
     Device, DeviceConfig, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, NodeSlot, PciAccess,
 };
 use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
+use lab::guest_tool;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 const USAGE: &str = "usage: lab-link pci:ADDRESS|vfio:ADDRESS|file:PATH|server:PATH OWN NODES PEER [ROUNDS]";
@@ -26,17 +27,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const WORD: usize = 0;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(text) => {
-            println!("lab-link: {text}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("lab-link: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    guest_tool::main("lab-link", |arguments| {
+        println!("lab-link: {}", run(arguments)?);
+        Ok(())
+    })
 }
 
 fn run(arguments: &[String]) -> Result<String> {

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use lab::guest_tool;
 
 const USAGE: &str = "usage: lab-stream serve|connect ADDRESS SECONDS";
 const BLOCK_BYTES: usize = 4096;
@@ -18,17 +19,11 @@ const SEED_SERVER: u64 = 0x9e37_79b9_7f4a_7c15;
 const SEED_CLIENT: u64 = 0xd1b5_4a32_d192_ed03;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok((sent, received)) => {
-            println!("lab-stream: {sent} bytes sent, {received} bytes received intact");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("lab-stream: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    guest_tool::main("lab-stream", |arguments| {
+        let (sent, received) = run(arguments)?;
+        println!("lab-stream: {sent} bytes sent, {received} bytes received intact");
+        Ok(())
+    })
 }
 
 fn run(arguments: &[String]) -> Result<(u64, u64)> {

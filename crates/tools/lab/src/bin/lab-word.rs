@@ -2,27 +2,17 @@
 //!
 //! For scripts in a guest: busybox cannot access files that can only be mapped.
 
-use std::fs::File;
-use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail, ensure};
-use volmem::{Mapping, Region};
+use lab::guest_tool;
 
 const USAGE: &str = "usage: lab-word FILE BYTES OFFSET [VALUE], numbers in decimal or as in 0x1000";
 const WORD_BYTES: usize = size_of::<u64>();
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("lab-word: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    guest_tool::main("lab-word", run)
 }
 
 fn run(arguments: &[String]) -> Result<()> {
@@ -30,9 +20,7 @@ fn run(arguments: &[String]) -> Result<()> {
     let (bytes, offset) = (number(bytes)? as usize, number(offset)? as usize);
     let fits = offset.is_multiple_of(WORD_BYTES) && bytes >= WORD_BYTES && offset <= bytes - WORD_BYTES;
     ensure!(fits, "offset {offset}: not a word of {bytes} bytes; use a multiple of {WORD_BYTES} below that");
-    let file = File::options().read(true).write(true).open(path).with_context(|| path.clone())?;
-    let mapping = Mapping::new(file.as_fd(), bytes).with_context(|| format!("mapping {bytes} bytes of {path}"))?;
-    let memory = Region::of_mapping(Arc::new(mapping));
+    let memory = guest_tool::map(path, bytes)?;
     match value {
         [] => println!("{:#x}", memory.load_u64(offset, Ordering::Acquire)),
         [value] => memory.store_u64(offset, number(value)?, Ordering::Release),
