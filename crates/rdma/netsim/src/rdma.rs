@@ -1,5 +1,5 @@
-//! An endpoint that is an RDMA NIC, by the engine that also carries verbs of real programs: every flow is a WRITE (or a
-//! READ, or a SEND that is echoed). Memory has no contents; only lengths matter.
+//! An endpoint that is an RDMA NIC, with the engine that also carries the verbs of real programs. Every flow is a WRITE
+//! (or a READ, or a SEND that is echoed). Memory has no contents; only lengths matter.
 //!
 //! A flow without a connection number takes an idle queue pair between its hosts, or a new one, like a program that
 //! keeps its connections. A flow finishes with its completion.
@@ -35,7 +35,7 @@ const COMPLETIONS_MAX: usize = 1 << 16;
 const COMPLETIONS_PER_POLL: usize = 16;
 /// Capacity of a queue pair's send queue.
 pub(crate) const REQUESTS_MAX: u32 = rnic::nic::QUEUE_REQUESTS_MAX;
-/// ReceiveRequest requests posted to a queue pair whose messages are echoed.
+/// Receive requests posted to a queue pair whose messages are echoed.
 const RECEIVES: u32 = 32;
 /// The identifier of requests whose completion is ignored.
 const UNTRACKED: u64 = u64::MAX;

@@ -167,13 +167,14 @@ impl CongestionWindow {
         self.pending_increase = 0;
     }
 
-    /// Returns whether a round trip has passed: the packet that was next when the round began has arrived.
-    fn has_round_ended(&mut self, ack: &AckSample) -> bool {
-        let are_retries_exhausted = ack.to.after(self.round_end) >= 0;
-        if are_retries_exhausted {
+    /// Begins a new round if a round trip has passed, that is, if the packet that was next when the round began has
+    /// arrived. Returns whether it did.
+    fn end_round(&mut self, ack: &AckSample) -> bool {
+        let has_ended = ack.to.after(self.round_end) >= 0;
+        if has_ended {
             self.round_end = ack.next;
         }
-        are_retries_exhausted
+        has_ended
     }
 
     fn dctcp(&mut self, ack: &AckSample) {
@@ -183,7 +184,7 @@ impl CongestionWindow {
             self.is_starting = false;
         }
         self.grow(ack);
-        if self.packets == 0 || !self.has_round_ended(ack) {
+        if self.packets == 0 || !self.end_round(ack) {
             return;
         }
         let marked_fraction = (u64::from(self.marked) * u64::from(FRACTION_ONE) / u64::from(self.packets)) as u32;
@@ -203,7 +204,7 @@ impl CongestionWindow {
         if rtt <= target {
             let bytes = if self.is_starting { self.bytes } else { ack.mtu_bytes };
             self.bytes = self.bytes.saturating_add(bytes).min(self.bytes_max);
-        } else if self.has_round_ended(ack) {
+        } else if self.end_round(ack) {
             let above = (rtt.ps() - target.ps()) as f64 / rtt.ps() as f64;
             self.shrink((BETA * above).min(PART_MAX), ack);
         }

@@ -13,8 +13,8 @@ use crate::wire::{
     Syndrome,
 };
 
-/// The credit code "credits are not used" (IBA table 46).
-const CREDIT_CODE_NONE: u8 = 31;
+/// A positive acknowledgement with the credit code "credits are not used" (IBA table 46).
+pub(super) const ACK_WITHOUT_CREDITS: Syndrome = Syndrome::Ack { credit_code: 31 };
 
 /// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +89,7 @@ impl<M: HostMemory> Nic<M> {
             marked: std::mem::take(&mut context.marked),
             echo: context.echo,
         });
-        let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
-        self.push_ack(i, expected.plus(Psn::new(u32::MAX).get()), syndrome, sack);
+        self.push_ack(i, expected.previous(), ACK_WITHOUT_CREDITS, sack);
     }
 
     pub(super) fn push_cnp(&mut self, i: usize, to: NicAddress, qp: QpNumber) {
@@ -265,8 +264,7 @@ impl<M: HostMemory> Nic<M> {
         let mut header = self.header(i, operation, psn);
         let context = &self.contexts[i];
         if part != PacketPosition::Middle {
-            let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
-            header.aeth = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
+            header.aeth = Some(Aeth { syndrome: ACK_WITHOUT_CREDITS, messages: context.messages & MESSAGE_MASK });
         }
         if is_selective {
             header.placement =

@@ -114,7 +114,7 @@ impl<M: HostMemory> Nic<M> {
     /// and counted.
     pub fn receive(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
         self.counters.received_packets += 1;
-        if !self.is_parked(now, source, header, marked, Some(payload)) {
+        if !self.park_if_nonresident(now, source, header, marked, Some(payload)) {
             self.process(now, source, header, marked, payload);
         }
         self.run_due(now);
@@ -139,7 +139,7 @@ impl<M: HostMemory> Nic<M> {
     pub fn receive_trimmed(&mut self, now: Time, source: NicAddress, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
-        if !self.is_parked(now, source, header, true, None) {
+        if !self.park_if_nonresident(now, source, header, true, None) {
             self.process_trimmed(now, source, header);
         }
         self.run_due(now);
@@ -271,9 +271,7 @@ impl<M: HostMemory> Nic<M> {
             _ => self.request(now, i, source, header, payload),
         }
     }
-}
 
-impl<M: HostMemory> Nic<M> {
     /// Arms the timer of a queue pair, no later than `at`.
     pub(super) fn arm_timer(&mut self, i: usize, at: Time) {
         let context = &mut self.contexts[i];

@@ -32,9 +32,9 @@ impl<M: HostMemory> Nic<M> {
         result
     }
 
-    /// Parks a packet if its context is not on chip, and returns whether it did. Without `payload`, only the headers
-    /// arrived.
-    pub(super) fn is_parked(
+    /// Parks a packet whose context is not on chip, or drops it if there is no room. Returns false if the context is on
+    /// chip. Without `payload`, only the headers arrived.
+    pub(super) fn park_if_nonresident(
         &mut self,
         now: Time,
         source: NicAddress,

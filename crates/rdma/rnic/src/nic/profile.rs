@@ -56,9 +56,7 @@ impl CostModel {
             go_back: Span::from_ns(16_000.0),
         }
     }
-}
 
-impl CostModel {
     /// Returns how long the link to the host's memory is busy with this many bytes.
     pub(super) fn dma_bytes(&self, bytes: u32) -> Span {
         Span::from_ps(self.dma_byte_ps) * u64::from(bytes)

@@ -9,7 +9,7 @@ use super::limits::{READS_MAX, WINDOW_PACKETS_MAX};
 use super::memory::HostMemory;
 use super::request_error::PlacementError;
 use super::response_tracker::OutOfOrderResponse;
-use super::segmentation::{piece_bytes, tick};
+use super::segmentation::{packet_count, piece_bytes, tick};
 use crate::verbs::{AccessFlags, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
 use crate::wire::{Header, Operation, Psn, Service};
 
@@ -137,7 +137,7 @@ impl<M: HostMemory> Nic<M> {
         };
         let mtu = self.contexts[i].mtu();
         let Some(entry) = self.entry_mut(i, index) else { return };
-        let is_within = placement.packet < entry.bytes.div_ceil(mtu).max(1);
+        let is_within = placement.packet < packet_count(entry.bytes, mtu);
         if placement.packet < entry.response_packets || !is_within {
             return;
         }
@@ -200,7 +200,7 @@ impl<M: HostMemory> Nic<M> {
         let Some(entry) = self.entry(i, index) else { return false };
         let local = entry.request.local;
         let is_read = matches!(entry.request.kind, SendKind::Read(_));
-        let packets = entry.bytes.div_ceil(mtu).max(1);
+        let packets = packet_count(entry.bytes, mtu);
         let is_right_kind = is_read == (header.operation != Operation::AtomicAcknowledge);
         let bytes = if is_read { piece_bytes(entry.bytes, packet, mtu) } else { 0 };
         if !is_right_kind || packet >= packets || header.payload_bytes != bytes {
@@ -234,7 +234,7 @@ impl<M: HostMemory> Nic<M> {
         let mtu = self.contexts[i].mtu();
         let Some(entry) = self.entry_mut(i, index) else { return };
         entry.response_packets = packets;
-        let pieces = entry.bytes.div_ceil(mtu).max(1);
+        let pieces = packet_count(entry.bytes, mtu);
         if packets >= pieces && !entry.is_done {
             entry.is_done = true;
             entry.out_of_order = None;
@@ -312,7 +312,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn rerequest_gaps(&mut self, now: Time, i: usize, index: u32) {
         let (reordering_window, mtu) = (self.host_qps[i].reordering_window, self.contexts[i].mtu());
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
-        let (response_packets, packets) = (entry.response_packets, entry.bytes.div_ceil(mtu).max(1));
+        let (response_packets, packets) = (entry.response_packets, packet_count(entry.bytes, mtu));
         let Some(out_of_order) = &mut entry.out_of_order else { return };
         let end = if out_of_order.is_overtaken { packets } else { response_packets + out_of_order.arrived.end() };
         if end <= out_of_order.rerequested_to.max(response_packets) {
@@ -348,7 +348,7 @@ impl<M: HostMemory> Nic<M> {
             .find(|(entry, _)| entry.is_read_or_atomic() && !entry.is_done);
         let Some((entry, at)) = open.filter(|(entry, _)| entry.is_started) else { return };
         let (index, response_packets) = (first.wrapping_add(at), entry.response_packets);
-        let packets = entry.bytes.div_ceil(mtu).max(1);
+        let packets = packet_count(entry.bytes, mtu);
         let whole = || vec![(response_packets, packets - response_packets)];
         let gaps = entry.out_of_order.as_mut().map_or_else(whole, |out_of_order| {
             out_of_order.clear_repairs();

@@ -228,8 +228,8 @@ impl<M: HostMemory> Nic<M> {
     /// Passes an acknowledgement to congestion control.
     fn sample_congestion(&mut self, now: Time, i: usize, to: Psn, packets: u32, marked: u32) {
         let context = &mut self.contexts[i];
-        let has_costs = context.is_timing && to.after(context.timed_psn) > 0;
-        let rtt = has_costs.then(|| now.since(context.timed_at));
+        let is_measured = context.is_timing && to.after(context.timed_psn) > 0;
+        let rtt = is_measured.then(|| now.since(context.timed_at));
         if let Some(rtt) = rtt {
             context.is_timing = false;
             context.sample_rtt(rtt);
@@ -409,9 +409,9 @@ impl<M: HostMemory> Nic<M> {
         let allowed = self.ack_timeout(i);
         let context = &mut self.contexts[i];
         if self.profile.retransmit_timeout == RetransmitTimeout::Attribute {
-            let are_retries_exhausted = context.retries_left == 0;
+            let are_exhausted = context.retries_left == 0;
             context.retries_left = context.retries_left.saturating_sub(1);
-            return are_retries_exhausted;
+            return are_exhausted;
         }
         context.backoff >= context.retries
             && allowed.is_some_and(|once| time_since_progress >= once * (u64::from(context.retries) + 1))
@@ -422,7 +422,7 @@ impl<M: HostMemory> Nic<M> {
     fn probe(&mut self, i: usize) {
         self.counters.probes += 1;
         let context = &self.contexts[i];
-        let (first, last) = (context.unacked, context.next.plus(Psn::new(u32::MAX).get()));
+        let (first, last) = (context.unacked, context.next.previous());
         if first == context.next {
             self.rerequest_all(i);
             return;

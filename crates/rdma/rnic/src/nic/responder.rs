@@ -10,7 +10,7 @@ use super::host_qp::{AtomicResult, PendingResponse};
 use super::limits::READS_MAX;
 use super::memory::HostMemory;
 use super::request_error::RequestError;
-use super::segmentation::ahead_of;
+use super::segmentation::{ahead_of, packet_count};
 use crate::verbs::{
     AccessFlags, Completion, CompletionKind, CompletionStatus, MESSAGE_BYTES_MAX, NicAddress, ProtectionContext,
     QpState, ReceiveRequest,
@@ -118,11 +118,11 @@ impl<M: HostMemory> Nic<M> {
     fn take_receive(&mut self, i: usize) -> Option<ReceiveRequest> {
         let host = &mut self.host_qps[i];
         let Some(shared) = host.shared else { return host.receives.pop_front() };
-        let batch_qps = self.srqs.get_mut(shared.0 as usize)?.as_mut()?.take()?;
-        if batch_qps.is_limit_reached {
+        let taken = self.srqs.get_mut(shared.0 as usize)?.as_mut()?.take()?;
+        if taken.is_limit_reached {
             self.events.push_back(NicEvent::SharedReceiveLimit(shared));
         }
-        Some(batch_qps.request)
+        Some(taken.request)
     }
 
     /// Executes a request packet, after all earlier ones have been executed.
@@ -197,7 +197,7 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_too_many += 1;
             return Ok(()); // the peer will request it again
         }
-        let packets = bytes.div_ceil(self.contexts[i].mtu()).max(1);
+        let packets = packet_count(bytes, self.contexts[i].mtu());
         let packet_first = packet;
         let Some(_) = packet.checked_add(packets) else {
             return Err(RequestError::Nak(Syndrome::InvalidRequest));
@@ -283,7 +283,7 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         if std::mem::take(&mut context.ack_pending) {
-            let last = context.receiver.cumulative().plus(Psn::new(u32::MAX).get());
+            let last = context.receiver.cumulative().previous();
             self.acknowledge(i, last);
         }
         if let Some((psn, syndrome)) = self.host_qps[i].pending_nak.take() {

@@ -8,6 +8,7 @@ use super::engine::Nic;
 use super::handover::HardwareReceiver;
 use super::memory::HostMemory;
 use super::request_error::RequestError;
+use super::segmentation::packet_count;
 use crate::verbs::AccessFlags;
 use crate::wire::{Header, Psn, Syndrome};
 
@@ -72,7 +73,7 @@ impl<M: HostMemory> Nic<M> {
         self.execute(now, i, header.psn, action)?;
         // A READ takes as many PSNs as its response has packets.
         let numbers = match action {
-            PendingAction::Read { bytes, .. } => bytes.div_ceil(self.contexts[i].mtu()).max(1),
+            PendingAction::Read { bytes, .. } => packet_count(bytes, self.contexts[i].mtu()),
             _ => 1,
         };
         let context = &mut self.contexts[i];

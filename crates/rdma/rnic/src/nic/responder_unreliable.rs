@@ -28,7 +28,7 @@ impl<M: HostMemory> Nic<M> {
         }
         let ahead = header.psn.after(self.contexts[i].receiver.cumulative());
         let is_near = (0..=MISSING_MAX).contains(&ahead);
-        if !is_near && !self.is_resynchronized(i, header.psn) {
+        if !is_near && !self.note_stray(i, header.psn) {
             // A late packet or a duplicate: messages are delivered in order or not at all.
             self.counters.drop_out_of_order += 1;
             return;
@@ -72,9 +72,9 @@ impl<M: HostMemory> Nic<M> {
         self.host_qps[i].dropped_long += 1;
     }
 
-    /// Returns whether a run of consecutive packets outside the expected range is long enough to show that the peer
-    /// continues there.
-    fn is_resynchronized(&mut self, i: usize, psn: Psn) -> bool {
+    /// Notes a packet outside the expected range. Returns whether the run of consecutive packets that it extends is long
+    /// enough to show that the peer continues there.
+    fn note_stray(&mut self, i: usize, psn: Psn) -> bool {
         let stray_run = &mut self.host_qps[i].stray_run;
         let count = stray_run.filter(|(next, _)| *next == psn).map_or(1, |(_, count)| count + 1);
         *stray_run = Some((psn.plus(1), count));

@@ -11,10 +11,10 @@ use sim::{Span, Time};
 use super::context::Context;
 use super::engine::Nic;
 use super::fifo::pop_front_if;
-use super::host_qp::{HostQp, PendingResponse, Retransmission, SendEntry};
+use super::host_qp::{HostQp, Retransmission, SendEntry};
 use super::memory::HostMemory;
 use super::pipeline::{Decision, PACKET_BYTES, StagedItem, StagedPacket};
-use super::segmentation::piece_bytes;
+use super::segmentation::{packet_count, piece_bytes};
 use crate::verbs::{AccessFlags, CompletionStatus, MESSAGE_BYTES_MAX, ProtectionContext, QpState, SendKind};
 use crate::wire::{Psn, Service};
 
@@ -286,20 +286,20 @@ impl<M: HostMemory> Nic<M> {
         let mtu = self.contexts[i].mtu();
         let response = self.host_qps[i].responses.front_mut()?;
         let item = StagedItem::Response(*response);
-        let bytes = match response.value {
-            Some(_) => 8,
-            None => piece_bytes(response.bytes, response.packet - response.packet_first, mtu),
+        // The result of an atomic operation is in the response itself; nothing is fetched for it.
+        let (bytes, fetched_bytes) = match response.value {
+            Some(_) => (8, 0),
+            None => {
+                let bytes = piece_bytes(response.bytes, response.packet - response.packet_first, mtu);
+                (bytes, bytes)
+            }
         };
         response.packet += 1;
         if response.packet >= response.packet_first + response.packets {
             self.host_qps[i].responses.pop_front();
         }
         self.pace(now, i, bytes);
-        Some((item, if self.is_atomic(&item) { 0 } else { bytes }))
-    }
-
-    fn is_atomic(&self, item: &StagedItem) -> bool {
-        matches!(item, StagedItem::Response(PendingResponse { value: Some(_), .. }))
+        Some((item, fetched_bytes))
     }
 
     fn pace(&mut self, now: Time, i: usize, bytes: u32) {
@@ -393,7 +393,7 @@ impl<M: HostMemory> Nic<M> {
                 return Err(CompletionStatus::LocalProtection);
             }
         }
-        let pieces = entry.bytes.div_ceil(context.mtu()).max(1);
+        let pieces = packet_count(entry.bytes, context.mtu());
         entry.packets = if is_read_or_atomic { 1 } else { pieces };
         let is_read = matches!(entry.request.kind, SendKind::Read(_));
         entry.psns = if is_read && is_selective {
@@ -414,9 +414,7 @@ impl<M: HostMemory> Nic<M> {
         }
         Ok(())
     }
-}
 
-impl<M: HostMemory> Nic<M> {
     /// Executes a request that sends nothing.
     fn run_local_request(&mut self, i: usize, at: usize) -> Result<(), CompletionStatus> {
         let accessor = ProtectionContext { domain: self.contexts[i].domain, qp: self.number(i) };

@@ -208,15 +208,17 @@ impl Scoreboard {
 
     /// Notes that a retransmission left.
     pub fn on_retransmit(&mut self, psn: Psn, tick: u16) {
-        for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
-            missing.state = LossState::Sent(tick);
-        }
+        self.set_state(psn, LossState::Sent(tick));
     }
 
     /// Notes that a packet is queued for retransmission for another reason.
     pub fn mark_queued(&mut self, psn: Psn) {
-        for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
-            missing.state = LossState::Queued;
+        self.set_state(psn, LossState::Queued);
+    }
+
+    fn set_state(&mut self, psn: Psn, state: LossState) {
+        if let Some(missing) = self.missing.iter_mut().find(|missing| missing.psn == psn) {
+            missing.state = state;
         }
     }
 

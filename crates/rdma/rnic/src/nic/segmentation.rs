@@ -12,6 +12,11 @@ pub(super) const fn piece_bytes(bytes: u32, packet: u32, mtu: u32) -> u32 {
     if left < mtu { left } else { mtu }
 }
 
+/// Returns the number of packets of a message; a message of no bytes has one.
+pub(super) fn packet_count(bytes: u32, mtu: u32) -> u32 {
+    bytes.div_ceil(mtu).max(1)
+}
+
 /// Number of bits of message numbers and indices on the wire.
 pub(super) const MESSAGE_BITS: u32 = 24;
 

@@ -9,13 +9,14 @@ use super::control_queue::{
     ArrivedPackets, ControlEntry, IssuedCommand, PendingAction, QueuedEntry, ReceiveTracker, SlowPathCommand,
     SoftwareBatch,
 };
+use super::emit::ACK_WITHOUT_CREDITS;
 use super::engine::Nic;
 use super::fifo::pop_front_if;
 use super::host_qp::Retransmission;
 use super::memory::HostMemory;
 use super::profile::CostModel;
 use super::scoreboard::Scoreboard;
-use crate::wire::{Psn, SelectiveAck, Syndrome};
+use crate::wire::{Psn, SelectiveAck};
 
 /// Maximum number of headers in a batch.
 const BATCH_HEADERS_MAX: usize = 64;
@@ -75,18 +76,18 @@ impl<M: HostMemory> Nic<M> {
     /// Finishes batches and executes commands that are due, in order of time.
     pub(super) fn run_slow_path(&mut self, now: Time) {
         loop {
-            let end_quantum = self.slow_path.batch.map_or(Time::MAX, |batch| batch.ends);
+            let batch_ends = self.slow_path.batch.map_or(Time::MAX, |batch| batch.ends);
             let command_at = self.slow_path.commands.front().map_or(Time::MAX, |issued| issued.at);
-            if end_quantum.min(command_at) > now || end_quantum.min(command_at) == Time::MAX {
+            if batch_ends.min(command_at) > now || batch_ends.min(command_at) == Time::MAX {
                 return;
             }
-            if command_at <= end_quantum {
+            if command_at <= batch_ends {
                 if let Some(issued) = self.slow_path.commands.pop_front() {
                     self.execute_command(now, &issued);
                     self.unpin(now, issued.qp as usize);
                 }
             } else {
-                self.finish_batch(end_quantum);
+                self.finish_batch(batch_ends);
             }
         }
     }
@@ -190,9 +191,7 @@ impl<M: HostMemory> Nic<M> {
             }
         }
         let marked = std::mem::take(&mut self.contexts[i].marked);
-        let syndrome = Syndrome::Ack { credit_code: 31 };
-        let last = sack.expected.plus(Psn::new(u32::MAX).get());
-        self.push_ack(i, last, syndrome, Some(SelectiveAck { marked, ..*sack }));
+        self.push_ack(i, sack.expected.previous(), ACK_WITHOUT_CREDITS, Some(SelectiveAck { marked, ..*sack }));
         if is_complete {
             if self.contexts[i].receiver.return_to_hardware(sack.expected) {
                 self.counters.slow_returns += 1;

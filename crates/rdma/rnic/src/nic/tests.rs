@@ -1,4 +1,4 @@
-//! Two NICs and a small wire between them that may lose, delay, reorder and duplicate packets.
+//! Tests of the engine: pairs of NICs over a wire that may lose, delay, reorder and duplicate packets.
 
 mod errors;
 mod goodput;
@@ -6,6 +6,6 @@ mod hostile;
 mod loss_recovery;
 mod operations;
 mod paging;
+mod pair;
 mod random_schedules;
 mod unreliable;
-mod wire;

@@ -29,6 +29,12 @@ impl Psn {
         Self::new(self.0.wrapping_add(packets))
     }
 
+    /// Returns the number before this one.
+    #[must_use]
+    pub const fn previous(self) -> Self {
+        Self::new(self.0.wrapping_sub(1))
+    }
+
     /// Returns the distance from `other` to `self` in packets, -2^23 to 2^23 - 1; negative if `self` is before `other`.
     pub const fn after(self, other: Self) -> i32 {
         let unused = u32::BITS - Self::BITS;
@@ -299,7 +305,7 @@ mod tests {
     fn sequence_numbers_are_ordered_by_the_shorter_distance() {
         let last = Psn::new(u32::MAX);
         assert_eq!(last.get(), (1 << 24) - 1);
-        assert_eq!(last.plus(1), Psn::new(0));
+        assert_eq!((last.plus(1), Psn::new(0).previous()), (Psn::new(0), last));
         assert_eq!(last.plus(1).after(last), 1);
         assert_eq!(last.after(last.plus(1)), -1);
         assert_eq!(Psn::new(1 << 23).after(Psn::new(0)), -(1 << 23));

@@ -3,7 +3,7 @@
 use sim::{Span, Time};
 
 use super::operations::profiles;
-use super::wire::{MEMORY_BYTES, Pair, attributes};
+use super::pair::{MEMORY_BYTES, Pair, attributes};
 use crate::nic::{NicError, NicEvent, NicProfile, TransportPolicy};
 use crate::verbs::{
     AccessFlags, BindInfo, Completion, CompletionKind, CompletionStatus, DatagramDestination, LKey, NicAddress,

@@ -2,7 +2,7 @@
 
 use sim::{Span, Time};
 
-use super::wire::{Impairments, Pair};
+use super::pair::{Impairments, Pair};
 use crate::nic::{CongestionControl, Dcqcn, NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, RemoteBuffer, SendKind};
 use crate::wire::Service;

@@ -3,7 +3,8 @@
 use sim::{Random, Span};
 
 use super::errors::bare;
-use super::wire::Pair;
+use super::pair::Pair;
+use crate::nic::emit::ACK_WITHOUT_CREDITS;
 use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, NicAddress, SendKind};
 use crate::wire::{
@@ -65,8 +66,8 @@ fn unexpected_packets_are_dropped_and_counted() {
         assert_eq!(drop_reason(0, &Header { payload_bytes: 1025, ..write }), Some("drop_malformed"));
         let ack = bare(Operation::Acknowledge, qps[1], psn);
         assert_eq!(drop_reason(0, &ack), Some("drop_malformed"), "an acknowledgement without AETH");
-        let syndrome = Syndrome::Ack { credit_code: 31 };
-        let ack = Header { aeth: Some(Aeth { syndrome, messages: 0 }), psn: psn.plus(1000), ..ack };
+        let ack =
+            Header { aeth: Some(Aeth { syndrome: ACK_WITHOUT_CREDITS, messages: 0 }), psn: psn.plus(1000), ..ack };
         assert_eq!(drop_reason(0, &ack), Some("drop_unasked"));
         let newest = psn.plus(5);
         let sack = SelectiveAck { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };

@@ -2,7 +2,7 @@
 
 use sim::Time;
 
-use super::wire::{Impairments, Pair};
+use super::pair::{Impairments, Pair};
 use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::{Header, Operation, QpNumber, Service};

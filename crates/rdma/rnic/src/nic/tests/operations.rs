@@ -1,6 +1,6 @@
 //! The operations of each service over a perfect wire.
 
-use super::wire::Pair;
+use super::pair::Pair;
 use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Immediate, Service};

@@ -2,7 +2,7 @@
 
 use sim::Time;
 
-use super::wire::Pair;
+use super::pair::Pair;
 use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::Service;

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use sim::{Random, Span, Time};
 
-use super::wire::{Impairments, Pair};
+use super::pair::{Impairments, Pair};
+use crate::nic::fifo::pop_front_if;
 use crate::nic::{CongestionControl, CostModel, Dcqcn, NicProfile, SrqNumber, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, ReceiveRequest, SendKind};
 use crate::wire::{Immediate, QpNumber, Service};
@@ -244,7 +245,7 @@ impl Schedule {
 
     fn post(&mut self) {
         let now = self.wire.now;
-        while let Some((_, side, pair, number)) = self.receives.pop_front_if_due(now) {
+        while let Some((_, side, pair, number)) = pop_front_if(&mut self.receives, |(at, ..)| *at <= now) {
             let (first, bytes) = self.receive_buffers[side][number as usize];
             let request = ReceiveRequest { id: number, local: self.wire.piece(side, first as u64, bytes as u32) };
             match self.srqs[side] {
@@ -253,7 +254,7 @@ impl Schedule {
             }
         }
         for at in 0..self.streams.len() {
-            while let Some((_, message)) = self.streams[at].to_post.pop_front_if_due(now) {
+            while let Some((_, message)) = pop_front_if(&mut self.streams[at].to_post, |(due, _)| *due <= now) {
                 self.post_message(at, message);
             }
         }
@@ -380,22 +381,6 @@ impl Schedule {
                 assert!(!status.is_slow, "the slow path kept a queue pair: {status:?}");
             }
         }
-    }
-}
-
-trait PopDue<T> {
-    fn pop_front_if_due(&mut self, now: Time) -> Option<T>;
-}
-
-impl PopDue<(Time, Message)> for VecDeque<(Time, Message)> {
-    fn pop_front_if_due(&mut self, now: Time) -> Option<(Time, Message)> {
-        if self.front()?.0 <= now { self.pop_front() } else { None }
-    }
-}
-
-impl PopDue<(Time, usize, usize, u64)> for VecDeque<(Time, usize, usize, u64)> {
-    fn pop_front_if_due(&mut self, now: Time) -> Option<(Time, usize, usize, u64)> {
-        if self.front()?.0 <= now { self.pop_front() } else { None }
     }
 }
 

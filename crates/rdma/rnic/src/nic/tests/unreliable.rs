@@ -3,7 +3,7 @@
 
 use sim::{Random, Span};
 
-use super::wire::{Impairments, Pair};
+use super::pair::{Impairments, Pair};
 use crate::nic::responder_unreliable::{MISSING_MAX, RUN_PACKETS};
 use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, DatagramDestination, NicAddress, SendKind};
@@ -42,7 +42,7 @@ fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
     }
     pair.run();
     assert_eq!(pair.completions[0].len() as u64, MESSAGES, "sent messages are complete");
-    let look = |completion: &crate::verbs::Completion| {
+    let check = |completion: &crate::verbs::Completion| {
         assert_eq!(completion.status, CompletionStatus::Success);
         let Some(Immediate::Data(id)) = completion.immediate else { panic!("{completion:?}") };
         let base = if completion.id.is_multiple_of(2) { 500_000 } else { 700_000 };
@@ -53,20 +53,20 @@ fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
         assert!(memory.iter().enumerate().all(|(at, byte)| *byte == pattern(id.into(), at)), "message {id} is whole");
         u64::from(id)
     };
-    pair.completions[1].iter().map(look).collect()
+    pair.completions[1].iter().map(check).collect()
 }
 
 #[test]
 fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
-    let mut came = 0;
+    let mut arrived = 0;
     for seed in 0..SCHEDULES {
         let profile = NicProfile::new(TransportPolicy::ALL[seed as usize % TransportPolicy::ALL.len()]);
         let ids = received(Service::Uc, profile, seed);
         assert!(ids.is_sorted_by(|before, after| before < after), "seed {seed}: {ids:?}");
-        came += ids.len() as u64;
+        arrived += ids.len() as u64;
     }
     let all = SCHEDULES * MESSAGES;
-    assert!(came > all / 3 && came < all * 9 / 10, "{came} of {all}");
+    assert!(arrived > all / 3 && arrived < all * 9 / 10, "{arrived} of {all}");
 }
 
 /// Sends 400 messages and forges `forged` packets after the first one, starting `ahead` packets after it. Returns how
@@ -87,9 +87,9 @@ fn lost(ahead: u32, forged: u32) -> (u64, bool) {
         let before = pair.completions[1].len();
         pair.send(0, qps[0], id, SendKind::Send(None), 0, 64);
         pair.run();
-        let came = (pair.completions[1].len() - before) as u64;
-        arrived += came;
-        last += if id >= 300 { came } else { 0 };
+        let new = (pair.completions[1].len() - before) as u64;
+        arrived += new;
+        last += if id >= 300 { new } else { 0 };
         if id == 0 {
             let real = pair.log.iter().find(|logged| logged.from == 0).expect("it was sent").header;
             for number in 0..forged {
@@ -117,15 +117,15 @@ fn forged_psns_cost_few_packets_and_no_connection() {
 
 #[test]
 fn datagrams_arrive_whole_in_any_order() {
-    let mut came = 0;
+    let mut arrived = 0;
     for seed in 0..SCHEDULES {
         let mut profile = NicProfile::new(TransportPolicy::ALL[seed as usize % TransportPolicy::ALL.len()]);
         profile.costs.dma_write = Span::from_ns(100.0);
         let mut ids = received(Service::Ud, profile, seed);
         ids.sort_unstable();
         ids.dedup();
-        came += ids.len() as u64;
+        arrived += ids.len() as u64;
     }
     let all = SCHEDULES * MESSAGES;
-    assert!(came > all * 9 / 10 && came < all, "{came} of {all}: 5% are lost");
+    assert!(arrived > all * 9 / 10 && arrived < all, "{arrived} of {all}: 5% are lost");
 }
