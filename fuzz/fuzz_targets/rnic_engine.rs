@@ -107,8 +107,7 @@ impl FuzzedPacket {
                 1 => Some(Immediate::Invalidate(key)),
                 _ => None,
             },
-            aeth: has(5)
-                .then_some(Aeth { syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()], messages: 0 }),
+            aeth: has(5).then_some(Aeth { syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()], msn: 0 }),
             datagram: None,
             placement: self.placement.map(|(message, packet, sent)| PlacementHeader {
                 message: number(message),
@@ -155,7 +154,7 @@ impl Victim {
             domain,
             send_cq: cq,
             receive_cq: cq,
-            shared_receive: None,
+            srq: None,
             sends_max: 64,
             receives_max: 64,
             signals_all: true,

@@ -167,7 +167,7 @@ impl RdmaEndpoint {
             domain: self.domain,
             send_cq: self.cq,
             receive_cq: self.cq,
-            shared_receive: None,
+            srq: None,
             sends_max: REQUESTS_MAX,
             receives_max: RECEIVES,
             signals_all: false,
@@ -373,7 +373,7 @@ impl Endpoint for RdmaEndpoint {
         EndpointCounters {
             delivered_bytes: nic.received_bytes,
             sent_packets: nic.sent_packets,
-            retransmitted_packets: nic.sent_again_packets,
+            retransmitted_packets: nic.retransmitted_packets,
             spurious_packets: nic.duplicate_packets,
             timeouts: nic.timeouts,
             slow_path_headers: nic.slow_headers,

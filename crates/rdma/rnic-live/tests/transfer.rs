@@ -217,8 +217,8 @@ fn lost_and_corrupted_packets_are_retransmitted() {
         // A flipped bit makes a packet malformed or its checksum wrong, unless switches may change the bit.
         assert!(dropped > 0 && dropped <= faults.corrupted, "{faults:?} {dropped}");
     }
-    let NicCounters { sent_again_packets, .. } = pair.a.live.nic().counters();
-    assert!(*sent_again_packets > 0);
+    let NicCounters { retransmitted_packets, .. } = pair.a.live.nic().counters();
+    assert!(*retransmitted_packets > 0);
 }
 
 /// Returns an empty SEND to this queue pair with a checksum for this datagram.

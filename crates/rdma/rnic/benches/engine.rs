@@ -37,7 +37,7 @@ fn host(policy: TransportPolicy, qps: u32) -> (Host, Vec<QpNumber>) {
         domain,
         send_cq: cq,
         receive_cq: cq,
-        shared_receive: None,
+        srq: None,
         sends_max: 64,
         receives_max: 0,
         signals_all: false,

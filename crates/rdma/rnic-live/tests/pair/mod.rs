@@ -54,7 +54,7 @@ impl<W: PacketIo> TestHost<W> {
             domain: self.domain,
             send_cq: self.cq,
             receive_cq: self.cq,
-            shared_receive: None,
+            srq: None,
             sends_max: 64,
             receives_max: 64,
             signals_all: true,

@@ -71,8 +71,8 @@ pub struct Context {
     pub(super) cnp_tick: u32,
     // Receiving.
     pub(super) receiver: HardwareReceiver,
-    /// Number of completed messages (MSN).
-    pub(super) messages: u32,
+    /// Message sequence number: number of completed messages.
+    pub(super) msn: u32,
     /// Number of receive requests that messages have consumed.
     pub(super) receive_message: u32,
     pub(super) marked: u16,
@@ -157,7 +157,7 @@ impl Context {
             progress_tick: 0,
             cnp_tick: LONG_AGO_TICK,
             receiver: HardwareReceiver::new(Psn::new(0)),
-            messages: 0,
+            msn: 0,
             receive_message: 0,
             marked: 0,
             last_quantum_64: 0,

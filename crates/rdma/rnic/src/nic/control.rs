@@ -28,8 +28,8 @@ pub struct QpInit {
     pub send_cq: CqNumber,
     /// The completion queue of receive requests.
     pub receive_cq: CqNumber,
-    /// The shared receive queue to take receive requests from, instead of an own receive queue.
-    pub shared_receive: Option<SrqNumber>,
+    /// The shared receive queue to take receive requests from, instead of a receive queue of its own.
+    pub srq: Option<SrqNumber>,
     /// Capacity of the send queue.
     pub sends_max: u32,
     /// Capacity of the receive queue.
@@ -209,7 +209,7 @@ impl<M: HostMemory> Nic<M> {
     /// If it does not exist, or queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqNumber) -> Result<(), NicError> {
         self.srq(srq)?;
-        let uses = |(context, host): &(&Context, &HostQp)| context.exists && host.shared == Some(srq);
+        let uses = |(context, host): &(&Context, &HostQp)| context.exists && host.srq == Some(srq);
         let users = self.contexts.iter().zip(&self.host_qps).filter(uses).count() as u32;
         if users > 0 {
             return Err(NicError::Busy { what: "shared receive queue", number: srq.0, users });
@@ -239,8 +239,8 @@ impl<M: HostMemory> Nic<M> {
     pub fn create_qp(&mut self, init: &QpInit) -> Result<QpNumber, NicError> {
         self.cq(init.send_cq)?;
         self.cq(init.receive_cq)?;
-        if let Some(shared) = init.shared_receive {
-            self.srq(shared)?;
+        if let Some(srq) = init.srq {
+            self.srq(srq)?;
         }
         for (what, value) in [("send requests", init.sends_max), ("receive requests", init.receives_max)] {
             if value > QUEUE_REQUESTS_MAX {
@@ -266,7 +266,7 @@ impl<M: HostMemory> Nic<M> {
         let host = HostQp {
             sends_max: init.sends_max as usize,
             receives_max: init.receives_max as usize,
-            shared: init.shared_receive,
+            srq: init.srq,
             signals_all: init.signals_all,
             ..HostQp::default()
         };
@@ -403,7 +403,7 @@ impl<M: HostMemory> Nic<M> {
         *host = HostQp {
             sends_max: host.sends_max,
             receives_max: host.receives_max,
-            shared: host.shared,
+            srq: host.srq,
             signals_all: host.signals_all,
             ..HostQp::default()
         };
@@ -464,7 +464,7 @@ impl<M: HostMemory> Nic<M> {
         let i = self.find(qp)?;
         self.contexts.as_driver(i).state.check_post_receive(qp)?;
         let host = &mut self.host_qps[i];
-        if host.shared.is_some() {
+        if host.srq.is_some() {
             let (what, remedy) = ("it uses a shared receive queue", "post to that queue");
             return Err(NicError::Request { qp: qp.0, what, remedy });
         }

@@ -27,7 +27,7 @@ counters! {
     /// Payload bytes sent.
     sent_bytes,
     /// Packets retransmitted.
-    sent_again_packets,
+    retransmitted_packets,
     /// Duplicate packets received: retransmitted although the first copy had arrived.
     duplicate_packets,
     /// Packets retransmitted although the first copy was only late, as the sender found out.
@@ -45,9 +45,9 @@ counters! {
     /// Tail loss probes sent.
     probes,
     /// RNR NAKs sent.
-    not_ready,
+    rnr_naks_sent,
     /// Congestion notification packets sent.
-    notifications,
+    cnps_sent,
     /// Drops: the queue pair does not exist.
     drop_unknown_qp,
     /// Drops: the state of the queue pair does not allow receiving.
@@ -61,7 +61,7 @@ counters! {
     /// Drops: inconsistent headers.
     drop_malformed,
     /// Drops: a response or acknowledgement that matches no request.
-    drop_unasked,
+    drop_unsolicited,
     /// Drops: a message of an unreliable service that exceeds its receive request.
     drop_long,
     /// Drops: beyond the receive window.

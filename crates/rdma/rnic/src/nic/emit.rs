@@ -66,7 +66,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, sack: Option<SelectiveAck>) {
         let mut header = self.header(i, Operation::Acknowledge, psn);
         let context = &mut self.contexts[i];
-        header.aeth = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
+        header.aeth = Some(Aeth { syndrome, msn: context.msn & MESSAGE_MASK });
         // Without the extension, BECN reports the mark.
         if !self.profile.policy.is_selective() && self.profile.echoes_marks() {
             header.congestion_echo = context.marked > 0;
@@ -96,7 +96,7 @@ impl<M: HostMemory> Nic<M> {
         let mut header = self.header(i, Operation::CongestionNotification, Psn::new(0));
         header.destination = qp;
         header.congestion_echo = true;
-        self.counters.notifications += 1;
+        self.counters.cnps_sent += 1;
         self.control_packets.push_back((to, header));
     }
 
@@ -115,8 +115,8 @@ impl<M: HostMemory> Nic<M> {
         let is_current = context.send_epoch == staged.send_epoch;
         match staged.item {
             StagedItem::Request { .. } | StagedItem::ReRequest { .. } if !is_current => None,
-            StagedItem::Request { index, packet, is_again } => {
-                self.emit_request(now, i, index, (packet, is_again), payload)
+            StagedItem::Request { index, packet, is_retransmission } => {
+                self.emit_request(now, i, index, (packet, is_retransmission), payload)
             }
             StagedItem::ReRequest { index, packet, packets } => self.emit_rerequest(now, i, index, packet, packets),
             StagedItem::Response(response) => {
@@ -134,7 +134,7 @@ impl<M: HostMemory> Nic<M> {
         now: Time,
         i: usize,
         index: u32,
-        (packet, is_again): (u32, bool),
+        (packet, is_retransmission): (u32, bool),
         payload: &mut M::Payload,
     ) -> Option<OutgoingPacket> {
         let entry = self.entry(i, index)?;
@@ -144,7 +144,7 @@ impl<M: HostMemory> Nic<M> {
             entry.first.plus(packet)
         };
         let is_reliable = self.contexts[i].service == Service::Rc;
-        if is_reliable && is_again && psn.after(self.contexts[i].unacked) < 0 {
+        if is_reliable && is_retransmission && psn.after(self.contexts[i].unacked) < 0 {
             return None; // it was acknowledged in the meantime
         }
         let mut header = self.request_header(now, i, entry, packet, psn)?;
@@ -158,13 +158,13 @@ impl<M: HostMemory> Nic<M> {
             return None;
         }
         if is_reliable {
-            header.ack_request |= is_again || self.wants_ack(i, psn);
-            self.packet_sent(now, i, psn, &header, is_again);
+            header.ack_request |= is_retransmission || self.wants_ack(i, psn);
+            self.packet_sent(now, i, psn, &header, is_retransmission);
         } else if is_last {
             self.unreliable_sent(now, i, index);
         }
-        if is_again {
-            self.counters.sent_again_packets += 1;
+        if is_retransmission {
+            self.counters.retransmitted_packets += 1;
         }
         Some(OutgoingPacket { to, header })
     }
@@ -243,7 +243,7 @@ impl<M: HostMemory> Nic<M> {
         if let Some(placement) = &mut header.placement {
             placement.packet = packet;
         }
-        self.counters.sent_again_packets += 1;
+        self.counters.retransmitted_packets += 1;
         self.rerequest_sent(now, i, index);
         self.await_response(now, i);
         Some(OutgoingPacket { to: self.contexts[i].peer, header })
@@ -264,7 +264,7 @@ impl<M: HostMemory> Nic<M> {
         let mut header = self.header(i, operation, psn);
         let context = &self.contexts[i];
         if part != PacketPosition::Middle {
-            header.aeth = Some(Aeth { syndrome: ACK_WITHOUT_CREDITS, messages: context.messages & MESSAGE_MASK });
+            header.aeth = Some(Aeth { syndrome: ACK_WITHOUT_CREDITS, msn: context.msn & MESSAGE_MASK });
         }
         if is_selective {
             header.placement =

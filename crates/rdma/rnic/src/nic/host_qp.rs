@@ -92,7 +92,7 @@ pub(super) struct HostQp {
     pub sends_max: usize,
     pub receives: VecDeque<ReceiveRequest>,
     pub receives_max: usize,
-    pub shared: Option<SrqNumber>,
+    pub srq: Option<SrqNumber>,
     pub signals_all: bool,
     /// Receive requests taken for messages, from `Context::receive_message` on.
     pub taken_receives: VecDeque<ReceiveRequest>,

@@ -39,7 +39,7 @@ pub(super) struct CompactStaged {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CompactItem {
-    Request { index: u32, packet: u32, is_again: bool },
+    Request { index: u32, packet: u32, is_retransmission: bool },
     ReRequest { index: u32, packet: u32, packets: u32 },
     Response,
 }
@@ -52,7 +52,7 @@ pub(super) enum StagedItem {
     Request {
         index: u32,
         packet: u32,
-        is_again: bool,
+        is_retransmission: bool,
     },
     ReRequest {
         index: u32,
@@ -102,7 +102,9 @@ impl Pipeline {
     pub fn push(&mut self, staged: &StagedPacket) {
         let StagedPacket { at, qp, send_epoch, generation, bytes, item } = *staged;
         let item = match item {
-            StagedItem::Request { index, packet, is_again } => CompactItem::Request { index, packet, is_again },
+            StagedItem::Request { index, packet, is_retransmission } => {
+                CompactItem::Request { index, packet, is_retransmission }
+            }
             StagedItem::ReRequest { index, packet, packets } => CompactItem::ReRequest { index, packet, packets },
             StagedItem::Response(response) => {
                 self.staged_responses.push_back(response);
@@ -118,7 +120,9 @@ impl Pipeline {
         let CompactStaged { at, qp, bytes, send_epoch, generation, item } =
             pop_front_if(&mut self.staged, |staged| staged.at <= now)?;
         let item = match item {
-            CompactItem::Request { index, packet, is_again } => StagedItem::Request { index, packet, is_again },
+            CompactItem::Request { index, packet, is_retransmission } => {
+                StagedItem::Request { index, packet, is_retransmission }
+            }
             CompactItem::ReRequest { index, packet, packets } => StagedItem::ReRequest { index, packet, packets },
             CompactItem::Response => {
                 StagedItem::Response(self.staged_responses.pop_front().expect("each staged response has an entry here"))

@@ -17,11 +17,11 @@ impl<M: HostMemory> Nic<M> {
     /// Processes a response without selective repeat, which must be the expected one.
     pub(super) fn response_in_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let Some(index) = self.index_of(i, header.psn) else {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         };
         let Some(entry) = self.entry(i, index).filter(|entry| entry.is_read_or_atomic() && !entry.is_done) else {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         };
         let expected = entry.first.plus(entry.response_packets);
@@ -51,7 +51,7 @@ impl<M: HostMemory> Nic<M> {
             return;
         };
         let Some(index) = self.open_read_or_atomic(i, placement.message) else {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         };
         let Some(entry) = self.entry(i, index) else { return };
@@ -119,7 +119,7 @@ impl<M: HostMemory> Nic<M> {
         let index = self.index_of(i, header.psn);
         let open_read_or_atomic = |entry: &&SendEntry| entry.is_read_or_atomic() && !entry.is_done;
         let Some(entry) = index.and_then(|index| self.entry(i, index)).filter(open_read_or_atomic) else {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         };
         let expected = entry.first.plus(entry.response_packets);
@@ -132,7 +132,7 @@ impl<M: HostMemory> Nic<M> {
     fn trimmed_response_selective(&mut self, now: Time, i: usize, header: &Header) {
         let index = header.placement.and_then(|placement| self.open_read_or_atomic(i, placement.message));
         let (Some(placement), Some(index)) = (header.placement, index) else {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         };
         let mtu = self.contexts[i].mtu();

@@ -61,8 +61,8 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Starts the timers of a request packet that is on the wire.
-    pub(super) fn packet_sent(&mut self, now: Time, i: usize, psn: Psn, header: &Header, is_again: bool) {
-        if is_again {
+    pub(super) fn packet_sent(&mut self, now: Time, i: usize, psn: Psn, header: &Header, is_retransmission: bool) {
+        if is_retransmission {
             self.contexts[i].is_timing = false;
             if let Some(scoreboard) = &mut self.host_qps[i].scoreboard {
                 scoreboard.on_retransmit(psn, tick(now));
@@ -146,7 +146,7 @@ impl<M: HostMemory> Nic<M> {
                 },
                 Syndrome::SequenceError if self.profile.policy.is_selective() => match sack {
                     Some(sack) => self.trim_nak_received(now, i, header.psn, &sack),
-                    None => self.counters.drop_unasked += 1,
+                    None => self.counters.drop_unsolicited += 1,
                 },
                 syndrome => self.nak_received(now, i, header.psn, syndrome),
             },
@@ -159,7 +159,7 @@ impl<M: HostMemory> Nic<M> {
     /// Without selective repeat: all packets up to this PSN have arrived.
     fn ack_plain(&mut self, now: Time, i: usize, header: &Header) {
         if self.profile.policy.is_selective() || !self.is_plausible_ack(i, header.psn) {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         }
         let marked = u32::from(header.congestion_echo);
@@ -177,7 +177,7 @@ impl<M: HostMemory> Nic<M> {
     fn ack_selective(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
         let context = &self.contexts[i];
         if sack.expected.after(context.sent_end) > 0 || sack.newest.after(context.sent_end) >= 0 {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         }
         let is_outdated = sack.expected.after(context.unacked) < 0;
@@ -260,7 +260,7 @@ impl<M: HostMemory> Nic<M> {
         let context = &mut self.contexts[i];
         let is_sent = |psn: Psn| psn.after(context.sent_end) < 0;
         if psn.after(sack.expected) < 0 || sack.expected.after(context.unacked) < 0 || !is_sent(psn) {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         }
         context.backoff = 0; // the peer is alive
@@ -275,7 +275,7 @@ impl<M: HostMemory> Nic<M> {
     fn nak_received(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
         let is_selective = self.profile.policy.is_selective();
         if psn.after(self.contexts[i].unacked) < 0 || psn.after(self.contexts[i].sent_end) >= 0 {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
             return;
         }
         self.advance_unacked(now, i, psn, 0);
@@ -492,7 +492,7 @@ impl<M: HostMemory> Nic<M> {
         if let Some(index) = self.index_of(i, psn) {
             self.fail(now, i, index, status);
         } else {
-            self.counters.drop_unasked += 1;
+            self.counters.drop_unsolicited += 1;
         }
     }
 

@@ -117,10 +117,10 @@ impl<M: HostMemory> Nic<M> {
 
     fn take_receive(&mut self, i: usize) -> Option<ReceiveRequest> {
         let host = &mut self.host_qps[i];
-        let Some(shared) = host.shared else { return host.receives.pop_front() };
-        let taken = self.srqs.get_mut(shared.0 as usize)?.as_mut()?.take()?;
+        let Some(srq) = host.srq else { return host.receives.pop_front() };
+        let taken = self.srqs.get_mut(srq.0 as usize)?.as_mut()?.take()?;
         if taken.is_limit_reached {
-            self.events.push_back(NicEvent::SharedReceiveLimit(shared));
+            self.events.push_back(NicEvent::SharedReceiveLimit(srq));
         }
         Some(taken.request)
     }
@@ -164,7 +164,7 @@ impl<M: HostMemory> Nic<M> {
             }
         }
         let context = &mut self.contexts[i];
-        context.messages = context.messages.wrapping_add(1);
+        context.msn = context.msn.wrapping_add(1);
         self.activate(now, i);
         Ok(())
     }
@@ -255,7 +255,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn reject(&mut self, now: Time, i: usize, psn: Psn, error: RequestError) {
         match error {
             RequestError::ReceiverNotReady => {
-                self.counters.not_ready += 1;
+                self.counters.rnr_naks_sent += 1;
                 self.counters.drop_no_receive += 1;
                 let context = &mut self.contexts[i];
                 // Later packets were sent before the peer knows of this; they cause no sequence error.

@@ -72,8 +72,8 @@ impl<M: HostMemory> Nic<M> {
         self.host_qps[i].dropped_long += 1;
     }
 
-    /// Notes a packet outside the expected range. Returns whether the run of consecutive packets that it extends is long
-    /// enough to show that the peer continues there.
+    /// Notes a packet outside the expected range. Returns whether its run of consecutive packets is long enough to show
+    /// that the peer continues there.
     fn note_stray(&mut self, i: usize, psn: Psn) -> bool {
         let stray_run = &mut self.host_qps[i].stray_run;
         let count = stray_run.filter(|(next, _)| *next == psn).map_or(1, |(_, count)| count + 1);

@@ -279,7 +279,7 @@ impl<M: HostMemory> Nic<M> {
         let entry = self.entry(i, index)?;
         let packet = psn.after(entry.first).cast_unsigned();
         let bytes = if entry.is_read_or_atomic() { 0 } else { piece_bytes(entry.bytes, packet, context.mtu()) };
-        Some((StagedItem::Request { index, packet, is_again: true }, bytes))
+        Some((StagedItem::Request { index, packet, is_retransmission: true }, bytes))
     }
 
     fn next_response(&mut self, now: Time, i: usize) -> Option<(StagedItem, u32)> {
@@ -333,7 +333,7 @@ impl<M: HostMemory> Nic<M> {
         let is_read_or_atomic = entry.is_read_or_atomic();
         let bytes = if is_read_or_atomic { 0 } else { piece_bytes(entry.bytes, packet, context.mtu()) };
         let psn_end = if is_read_or_atomic { entry.first.plus(entry.psns) } else { entry.first.plus(packet + 1) };
-        let is_again = !is_selective && psn_end.after(context.sent_end) <= 0;
+        let is_retransmission = !is_selective && psn_end.after(context.sent_end) <= 0;
         context.next = psn_end;
         if psn_end.after(context.sent_end) > 0 {
             context.sent_end = psn_end;
@@ -344,7 +344,7 @@ impl<M: HostMemory> Nic<M> {
             context.send_packet = packet + 1;
         }
         self.pace(now, i, bytes);
-        Some((StagedItem::Request { index, packet, is_again }, bytes))
+        Some((StagedItem::Request { index, packet, is_retransmission }, bytes))
     }
 
     /// Returns the completion status of a request that this queue pair cannot execute.

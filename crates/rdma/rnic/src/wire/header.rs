@@ -207,7 +207,7 @@ pub struct Aeth {
     /// The syndrome.
     pub syndrome: Syndrome,
     /// Message sequence number (MSN): messages that the responder has completed, 24 bits that wrap around.
-    pub messages: u32,
+    pub msn: u32,
 }
 
 /// Placement header of the selective extension: where a packet belongs, so that its payload can be placed while earlier

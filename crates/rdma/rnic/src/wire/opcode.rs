@@ -136,7 +136,7 @@ impl Opcode {
         self.operation == Operation::AtomicAcknowledge
     }
 
-    pub(super) fn has_ack(self) -> bool {
+    pub(super) fn has_aeth(self) -> bool {
         matches!(
             self.operation,
             Operation::Acknowledge

@@ -1,6 +1,8 @@
 //! A packet header in one cache line. A simulation has a hundred thousand packets in flight and reads each header once,
 //! long after it was written.
 
+use bitflags::bitflags;
+
 use super::header::{
     Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
@@ -27,7 +29,7 @@ pub struct PackedHeader {
     long: [u32; LONG_WORDS],
     immediate: u32,
     /// Of the AETH.
-    messages: u32,
+    msn: u32,
     /// Of the placement header.
     message: u32,
     packet: u32,
@@ -35,30 +37,22 @@ pub struct PackedHeader {
 
 const _: () = assert!(size_of::<PackedHeader>() == 64, "a packed header must fit a cache line");
 
-/// A bitmap of the headers and flags that are present.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Parts(u16);
-
-impl Parts {
-    const ACK_REQUEST: u16 = 1;
-    const SOLICITED: u16 = 1 << 1;
-    const CONGESTION_ECHO: u16 = 1 << 2;
-    const ACK: u16 = 1 << 3;
-    const PLACE: u16 = 1 << 4;
-    const DATA: u16 = 1 << 5;
-    const INVALIDATE: u16 = 1 << 6;
-    const RDMA: u16 = 1 << 7;
-    const ATOMIC: u16 = 1 << 8;
-    const DATAGRAM: u16 = 1 << 9;
-    const SELECTIVE: u16 = 1 << 10;
-    const LONG: u16 = Self::RDMA | Self::ATOMIC | Self::DATAGRAM | Self::SELECTIVE;
-
-    fn has(self, part: u16) -> bool {
-        self.0 & part != 0
-    }
-
-    fn set(&mut self, part: u16, is_there: bool) {
-        self.0 |= if is_there { part } else { 0 };
+bitflags! {
+    /// The headers and flags that are present.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Parts: u16 {
+        const ACK_REQUEST = 1;
+        const SOLICITED = 1 << 1;
+        const CONGESTION_ECHO = 1 << 2;
+        const AETH = 1 << 3;
+        const PLACEMENT = 1 << 4;
+        const IMMEDIATE_DATA = 1 << 5;
+        const INVALIDATE = 1 << 6;
+        const RETH = 1 << 7;
+        const ATOMIC = 1 << 8;
+        const DETH = 1 << 9;
+        const SACK = 1 << 10;
+        const LONG = Self::RETH.bits() | Self::ATOMIC.bits() | Self::DETH.bits() | Self::SACK.bits();
     }
 }
 
@@ -76,21 +70,21 @@ impl PackedHeader {
     /// # Panics
     /// If it has two of RETH, AtomicETH, DETH and selective acknowledgement, which no packet has.
     pub fn new(header: &Header) -> Self {
-        let mut parts = Parts::default();
+        let mut parts = Parts::empty();
         parts.set(Parts::ACK_REQUEST, header.ack_request);
         parts.set(Parts::SOLICITED, header.solicited);
         parts.set(Parts::CONGESTION_ECHO, header.congestion_echo);
-        parts.set(Parts::ACK, header.aeth.is_some());
-        parts.set(Parts::PLACE, header.placement.is_some());
-        parts.set(Parts::RDMA, header.reth.is_some());
+        parts.set(Parts::AETH, header.aeth.is_some());
+        parts.set(Parts::PLACEMENT, header.placement.is_some());
+        parts.set(Parts::RETH, header.reth.is_some());
         parts.set(Parts::ATOMIC, header.atomic.is_some());
-        parts.set(Parts::DATAGRAM, header.datagram.is_some());
-        parts.set(Parts::SELECTIVE, header.sack.is_some());
-        assert!((parts.0 & Parts::LONG).count_ones() <= 1, "no packet has two of these headers: {header:?}");
+        parts.set(Parts::DETH, header.datagram.is_some());
+        parts.set(Parts::SACK, header.sack.is_some());
+        assert!((parts & Parts::LONG).bits().count_ones() <= 1, "no packet has two of these headers: {header:?}");
         let immediate = match header.immediate {
             None => 0,
             Some(Immediate::Data(data)) => {
-                parts.set(Parts::DATA, true);
+                parts.set(Parts::IMMEDIATE_DATA, true);
                 data
             }
             Some(Immediate::Invalidate(RKey(key))) => {
@@ -98,8 +92,8 @@ impl PackedHeader {
                 key
             }
         };
-        let none = Aeth { syndrome: Syndrome::InvalidRequest, messages: 0 };
-        let Aeth { syndrome, messages } = header.aeth.unwrap_or(none);
+        let none = Aeth { syndrome: Syndrome::InvalidRequest, msn: 0 };
+        let Aeth { syndrome, msn } = header.aeth.unwrap_or(none);
         let PlacementHeader { message, packet, sent } =
             header.placement.unwrap_or(PlacementHeader { message: 0, packet: 0, sent: 0 });
         Self {
@@ -113,7 +107,7 @@ impl PackedHeader {
             sent,
             long: long(header),
             immediate,
-            messages,
+            msn,
             message,
             packet,
         }
@@ -124,32 +118,32 @@ impl PackedHeader {
         let parts = self.parts;
         let mut header = Header::bare(self.service, self.operation, self.destination, self.psn);
         header.payload_bytes = self.payload_bytes;
-        header.ack_request = parts.has(Parts::ACK_REQUEST);
-        header.solicited = parts.has(Parts::SOLICITED);
-        header.congestion_echo = parts.has(Parts::CONGESTION_ECHO);
-        if parts.has(Parts::ACK) {
-            header.aeth = Some(Aeth { syndrome: self.syndrome, messages: self.messages });
+        header.ack_request = parts.contains(Parts::ACK_REQUEST);
+        header.solicited = parts.contains(Parts::SOLICITED);
+        header.congestion_echo = parts.contains(Parts::CONGESTION_ECHO);
+        if parts.contains(Parts::AETH) {
+            header.aeth = Some(Aeth { syndrome: self.syndrome, msn: self.msn });
         }
-        if parts.has(Parts::PLACE) {
+        if parts.contains(Parts::PLACEMENT) {
             header.placement = Some(PlacementHeader { message: self.message, packet: self.packet, sent: self.sent });
         }
-        if parts.has(Parts::DATA) {
+        if parts.contains(Parts::IMMEDIATE_DATA) {
             header.immediate = Some(Immediate::Data(self.immediate));
-        } else if parts.has(Parts::INVALIDATE) {
+        } else if parts.contains(Parts::INVALIDATE) {
             header.immediate = Some(Immediate::Invalidate(RKey(self.immediate)));
         }
         let [a, b, c, d, e, f, g] = self.long;
-        if parts.has(Parts::RDMA) {
+        if parts.contains(Parts::RETH) {
             header.reth = Some(Reth { address: joined(a, b), key: RKey(c), bytes: d });
-        } else if parts.has(Parts::SELECTIVE) {
+        } else if parts.contains(Parts::SACK) {
             let arrived = u128::from(joined(c, d)) | u128::from(joined(e, f)) << u64::BITS;
             let (expected, newest) = (Psn::new(a), Psn::new(b));
             header.sack =
                 Some(SelectiveAck { expected, newest, arrived, marked: g as u16, echo: (g >> u16::BITS) as u16 });
-        } else if parts.has(Parts::ATOMIC) {
+        } else if parts.contains(Parts::ATOMIC) {
             let (address, swap_or_add, compare) = (joined(a, b), joined(d, e), joined(f, g));
             header.atomic = Some(AtomicEth { address, key: RKey(c), swap_or_add, compare });
-        } else if parts.has(Parts::DATAGRAM) {
+        } else if parts.contains(Parts::DETH) {
             header.datagram = Some((a, QpNumber(b)));
         }
         header
@@ -215,7 +209,7 @@ mod tests {
             header.payload_bytes = small.0;
             let syndromes = [Syndrome::Ack { credit_code: 7 }, Syndrome::ReceiverNotReady { timer_code: 9 }];
             let syndrome = syndromes[usize::from(has[0])];
-            header.aeth = has[3].then_some(Aeth { syndrome, messages: words.1 as u32 });
+            header.aeth = has[3].then_some(Aeth { syndrome, msn: words.1 as u32 });
             let (message, packet, sent) = (words.0 as u32, words.2 as u32, small.2);
             header.placement = has[4].then_some(PlacementHeader { message, packet, sent });
             header.immediate = match immediate {

@@ -61,10 +61,10 @@ const NUMBER_MAX: u32 = (1 << 24) - 1;
 
 /// Flags of the extension, in the last reserved field of the BTH.
 mod flag {
-    pub const PLACE: u8 = 1;
-    pub const SELECTIVE: u8 = 1 << 1;
-    pub const RDMA: u8 = 1 << 2;
-    pub const ALL: u8 = PLACE | SELECTIVE | RDMA;
+    pub const PLACEMENT: u8 = 1;
+    pub const SACK: u8 = 1 << 1;
+    pub const RETH: u8 = 1 << 2;
+    pub const ALL: u8 = PLACEMENT | SACK | RETH;
 }
 
 mod syndrome {
@@ -182,7 +182,7 @@ impl Bth {
         }
         let flags = self.flags();
         let is_wrong = flags & !flag::ALL != 0
-            || flags & flag::RDMA != 0 && !operation.may_have_reth()
+            || flags & flag::RETH != 0 && !operation.may_have_reth()
             || operation.is_congestion_notification() && flags != 0
             || version == VERSION_SELECTIVE && flags == 0;
         if is_wrong { Err(PacketError::Flags { flags, operation }) } else { Ok(operation) }
@@ -224,17 +224,17 @@ fn read_extended(
         let _reserved = reader.u8()?;
         header.datagram = Some((queue_key, QpNumber(reader.u24()?)));
     }
-    if opcode.has_reth() || base.flags() & flag::RDMA != 0 {
+    if opcode.has_reth() || base.flags() & flag::RETH != 0 {
         header.reth = Some(Reth { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
     }
     if opcode.has_atomic() {
         let (address, key) = (reader.u64()?, RKey(reader.u32()?));
         header.atomic = Some(AtomicEth { address, key, swap_or_add: reader.u64()?, compare: reader.u64()? });
     }
-    if opcode.has_ack() {
+    if opcode.has_aeth() {
         let syndrome = reader.u8()?;
-        let encoded = syndrome_of(syndrome).ok_or(ExtendedHeaderError::Syndrome(syndrome))?;
-        header.aeth = Some(Aeth { syndrome: encoded, messages: reader.u24()? });
+        let decoded = decode_syndrome(syndrome).ok_or(ExtendedHeaderError::Syndrome(syndrome))?;
+        header.aeth = Some(Aeth { syndrome: decoded, msn: reader.u24()? });
     }
     if opcode.has_atomic_ack() {
         header.atomic = Some(AtomicEth { address: 0, key: RKey(0), swap_or_add: reader.u64()?, compare: 0 });
@@ -247,16 +247,16 @@ fn read_extended(
     if opcode.is_congestion_notification() {
         reader.take::<CNP_RESERVED_BYTES>()?;
     }
-    if base.flags() & flag::PLACE != 0 {
+    if base.flags() & flag::PLACEMENT != 0 {
         header.placement = Some(PlacementHeader { message: reader.u24()?, packet: reader.u24()?, sent: reader.u16()? });
     }
-    if base.flags() & flag::SELECTIVE != 0 {
-        header.sack = Some(read_selective(reader)?);
+    if base.flags() & flag::SACK != 0 {
+        header.sack = Some(read_sack(reader)?);
     }
     Ok(())
 }
 
-fn read_selective(reader: &mut Reader<'_>) -> Result<SelectiveAck, usize> {
+fn read_sack(reader: &mut Reader<'_>) -> Result<SelectiveAck, usize> {
     let (expected, newest) = (Psn::new(reader.u24()?), Psn::new(reader.u24()?));
     let (marked, echo) = (reader.u16()?, reader.u16()?);
     let _reserved = reader.u16()?;
@@ -276,7 +276,7 @@ fn payload_bytes(operation: Opcode, bytes: usize, padding: usize) -> Result<usiz
     Ok(found)
 }
 
-fn syndrome_of(byte: u8) -> Option<Syndrome> {
+fn decode_syndrome(byte: u8) -> Option<Syndrome> {
     let value = byte & syndrome::VALUE_MASK;
     match byte >> syndrome::KIND_SHIFT {
         syndrome::ACK => Some(Syndrome::Ack { credit_code: value }),
@@ -292,7 +292,7 @@ fn syndrome_of(byte: u8) -> Option<Syndrome> {
     }
 }
 
-fn byte_of(syndrome: Syndrome) -> u8 {
+fn encode_syndrome(syndrome: Syndrome) -> u8 {
     let (kind, value) = match syndrome {
         Syndrome::Ack { credit_code } => (syndrome::ACK, credit_code),
         Syndrome::ReceiverNotReady { timer_code } => (syndrome::RECEIVER_NOT_READY, timer_code),
@@ -361,13 +361,13 @@ impl Header {
     fn flags(&self, opcode: Opcode) -> u8 {
         let mut flags = 0;
         if self.placement.is_some() {
-            flags |= flag::PLACE;
+            flags |= flag::PLACEMENT;
         }
         if self.sack.is_some() {
-            flags |= flag::SELECTIVE;
+            flags |= flag::SACK;
         }
         if self.reth.is_some() && opcode.may_have_reth() {
-            flags |= flag::RDMA;
+            flags |= flag::RETH;
         }
         flags
     }
@@ -404,9 +404,9 @@ impl Header {
             writer.put(&swap_or_add.to_be_bytes());
             writer.put(&compare.to_be_bytes());
         }
-        if let Some(Aeth { syndrome, messages }) = self.aeth {
-            writer.put(&[byte_of(syndrome)]);
-            writer.u24(messages);
+        if let Some(Aeth { syndrome, msn }) = self.aeth {
+            writer.put(&[encode_syndrome(syndrome)]);
+            writer.u24(msn);
         }
         if let Some(atomic) = self.atomic.filter(|_| opcode.has_atomic_ack()) {
             writer.put(&atomic.swap_or_add.to_be_bytes());
@@ -425,7 +425,7 @@ impl Header {
             writer.put(&sent.to_be_bytes());
         }
         if let Some(sack) = &self.sack {
-            write_selective(writer, sack);
+            write_sack(writer, sack);
         }
     }
 
@@ -447,7 +447,7 @@ impl Header {
                 operation.has_atomic() || operation.has_atomic_ack(),
                 self.atomic.is_some(),
             ),
-            ("AETH", operation.has_ack(), operation.has_ack(), self.aeth.is_some()),
+            ("AETH", operation.has_aeth(), operation.has_aeth(), self.aeth.is_some()),
             ("placement header", false, may_extend, self.placement.is_some()),
             ("selective acknowledgement", false, may_extend, self.sack.is_some()),
             ("payload", false, operation.has_payload(), self.payload_bytes > 0),
@@ -464,7 +464,7 @@ impl Header {
     }
 
     fn check_values(&self, opcode: Opcode) -> Result<(), HeaderError> {
-        let code = self.aeth.map(|ack| match ack.syndrome {
+        let code = self.aeth.map(|aeth| match aeth.syndrome {
             Syndrome::Ack { credit_code } => credit_code,
             Syndrome::ReceiverNotReady { timer_code } => timer_code,
             _ => 0,
@@ -474,7 +474,7 @@ impl Header {
         let values = [
             ("destination", u64::from(self.destination.0), max),
             ("source", self.datagram.map_or(0, |(_, source)| u64::from(source.0)), max),
-            ("messages of AETH", self.aeth.map_or(0, |ack| u64::from(ack.messages)), max),
+            ("MSN of AETH", self.aeth.map_or(0, |aeth| u64::from(aeth.msn)), max),
             ("code of AETH", code.map_or(0, u64::from), u64::from(syndrome::VALUE_MASK)),
             ("message of placement header", self.placement.map_or(0, |placement| u64::from(placement.message)), max),
             ("packet of placement header", self.placement.map_or(0, |placement| u64::from(placement.packet)), max),
@@ -490,7 +490,7 @@ impl Header {
     }
 }
 
-fn write_selective(writer: &mut Writer<'_>, sack: &SelectiveAck) {
+fn write_sack(writer: &mut Writer<'_>, sack: &SelectiveAck) {
     let SelectiveAck { expected, newest, arrived, marked, echo } = *sack;
     writer.u24(expected.get());
     writer.u24(newest.get());

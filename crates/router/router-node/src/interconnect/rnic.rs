@@ -104,7 +104,7 @@ impl<W: PeerWire> RnicCarrier<W> {
             domain: self.queues.domain,
             send_cq: self.queues.send_cq,
             receive_cq: self.queues.receive_cq,
-            shared_receive: Some(self.queues.srq),
+            srq: Some(self.queues.srq),
             sends_max: SENDS as u32,
             receives_max: 1,
             signals_all: true,

@@ -262,7 +262,7 @@ fn a_receiver_that_is_not_ready_is_retried_as_often_as_configured() {
         pair.send(0, qps[0], 1, SendKind::Send(None), 0, 5000);
         pair.run();
         assert_eq!(statuses(&pair.completions[0]), [(1, CompletionStatus::ReceiverNotReadyExceeded)], "{profile:?}");
-        assert_eq!(pair.nics[1].counters().not_ready, 3, "{profile:?}");
+        assert_eq!(pair.nics[1].counters().rnr_naks_sent, 3, "{profile:?}");
     }
 }
 
@@ -328,7 +328,7 @@ fn requests_are_posted_only_in_states_that_allow_it() {
     let again = pair.nics[0].modify_qp(pair.now, qp, QpState::Init, &steps[0]);
     assert!(matches!(again, Err(NicError::Transition(_))), "{again:?}");
     let mut init = pair.qp_init(0, Service::Rc);
-    init.shared_receive = Some(pair.nics[0].create_srq(8).unwrap());
+    init.srq = Some(pair.nics[0].create_srq(8).unwrap());
     let shared = pair.nics[0].create_qp(&init).unwrap();
     pair.nics[0].modify_qp(pair.now, shared, QpState::Init, &steps[0]).unwrap();
     let refused = pair.nics[0].post_recv(pair.now, shared, &receive).unwrap_err();
@@ -587,7 +587,7 @@ fn a_shared_receive_queue_reports_its_limit() {
         let mut pair = Pair::new(profile, 1);
         let srq = pair.nics[1].create_srq(8).unwrap();
         let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
-        inits[1].shared_receive = Some(srq);
+        inits[1].srq = Some(srq);
         let qps = [pair.connect_as(&inits), pair.connect_as(&inits)];
         for id in 0..4 {
             let request = ReceiveRequest { id, local: pair.piece(1, 0, 100) };

@@ -66,15 +66,14 @@ fn unexpected_packets_are_dropped_and_counted() {
         assert_eq!(drop_reason(0, &Header { payload_bytes: 1025, ..write }), Some("drop_malformed"));
         let ack = bare(Operation::Acknowledge, qps[1], psn);
         assert_eq!(drop_reason(0, &ack), Some("drop_malformed"), "an acknowledgement without AETH");
-        let ack =
-            Header { aeth: Some(Aeth { syndrome: ACK_WITHOUT_CREDITS, messages: 0 }), psn: psn.plus(1000), ..ack };
-        assert_eq!(drop_reason(0, &ack), Some("drop_unasked"));
+        let ack = Header { aeth: Some(Aeth { syndrome: ACK_WITHOUT_CREDITS, msn: 0 }), psn: psn.plus(1000), ..ack };
+        assert_eq!(drop_reason(0, &ack), Some("drop_unsolicited"));
         let newest = psn.plus(5);
         let sack = SelectiveAck { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };
-        assert_eq!(drop_reason(0, &Header { sack: Some(sack), ..ack }), Some("drop_unasked"));
+        assert_eq!(drop_reason(0, &Header { sack: Some(sack), ..ack }), Some("drop_unsolicited"));
         let placement = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
         let answer = Header { placement, ..bare(Operation::ReadResponseOnly, qps[1], psn) };
-        assert_eq!(drop_reason(0, &answer), Some("drop_unasked"));
+        assert_eq!(drop_reason(0, &answer), Some("drop_unsolicited"));
     }
 }
 
@@ -131,7 +130,7 @@ fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
         Syndrome::RemoteOperation,
     ];
     let syndrome = syndromes[if random.chance(0.8) { random.below(3) } else { random.below(6) } as usize];
-    header.aeth = random.chance(0.9).then_some(Aeth { syndrome, messages: 0 });
+    header.aeth = random.chance(0.9).then_some(Aeth { syndrome, msn: 0 });
     let placement = PlacementHeader { message: near(random, 8), packet: near(random, 8), sent: random.bits() as u16 };
     header.placement = random.chance(0.9).then_some(placement);
     let (expected, newest) = (psn(random), psn(random));

@@ -153,7 +153,7 @@ fn a_lost_retransmission_is_found_by_the_echo_of_later_packets() {
     let round_trip = 2 * (pair.delay.ps() + pair.packet_time.ps());
     let third = pair.now.ps() as f64 / round_trip as f64;
     assert_eq!(pair.nics[0].counters().timeouts, 0, "no timeout was needed");
-    assert_eq!(pair.nics[0].counters().sent_again_packets, 3);
+    assert_eq!(pair.nics[0].counters().retransmitted_packets, 3);
     assert!(third < first + 1.0, "all within the duration of the transfer: {first} {third}");
 }
 
@@ -168,10 +168,10 @@ fn packet_spraying_widens_the_reordering_window() {
     let to = pair.remote(0, 0);
     let mut again = Vec::new();
     for id in 0..10 {
-        let before = pair.nics[0].counters().sent_again_packets;
+        let before = pair.nics[0].counters().retransmitted_packets;
         pair.send(0, qps[0], id, SendKind::Write(to, None), 0, 1000 * 256);
         pair.run();
-        again.push(pair.nics[0].counters().sent_again_packets - before);
+        again.push(pair.nics[0].counters().retransmitted_packets - before);
     }
     let delayed: u64 = again[2..].iter().sum();
     assert!(delayed <= 16, "at most 2 in 1000 once the window is learned: {again:?}");
@@ -192,7 +192,7 @@ fn trimmed_packets_are_retransmitted_and_nothing_else() {
         assert_eq!(pair.completions[0][0].status, CompletionStatus::Success, "{policy:?}");
         let [sender, receiver] = [0, 1].map(|side: usize| *pair.nics[side].counters());
         assert!(receiver.trimmed_packets > 10, "{policy:?} {receiver:?}");
-        assert_eq!(sender.sent_again_packets, receiver.trimmed_packets, "{policy:?} {seed}: {sender:?}");
+        assert_eq!(sender.retransmitted_packets, receiver.trimmed_packets, "{policy:?} {seed}: {sender:?}");
         assert_eq!((sender.timeouts, sender.probes, receiver.duplicate_packets), (0, 0, 0), "{policy:?} {seed}");
     }
 }
@@ -212,7 +212,7 @@ fn a_trimmed_last_packet_needs_no_timeout_with_any_policy() {
         pair.run();
         assert_eq!(pair.completions[0][0].status, CompletionStatus::Success, "{policy:?}");
         let sender = *pair.nics[0].counters();
-        assert_eq!((sender.sent_again_packets, sender.timeouts, sender.probes), (1, 0, 0), "{policy:?}");
+        assert_eq!((sender.retransmitted_packets, sender.timeouts, sender.probes), (1, 0, 0), "{policy:?}");
     }
 }
 

@@ -56,7 +56,7 @@ fn every_operation_of_a_reliable_connection_works() {
         assert_eq!(memory[400_000..403_333], read);
         assert_eq!(memory[410_000..410_008], 40_u64.to_ne_bytes());
         assert_eq!(memory[410_008..410_016], 42_u64.to_ne_bytes());
-        assert_eq!(pair.nics[0].counters().sent_again_packets, 0, "{profile:?}");
+        assert_eq!(pair.nics[0].counters().retransmitted_packets, 0, "{profile:?}");
     }
 }
 

@@ -20,7 +20,7 @@ fn a_context_evicted_when_its_wait_ends_is_fetched_to_send() {
     let remote = pair.remote(0, 1000);
     pair.send(0, waiting[0], 1, SendKind::Send(None), 0, 100);
     pair.run_until(Time::from_ps(4_000_000));
-    assert_eq!(pair.nics[1].counters().not_ready, 1);
+    assert_eq!(pair.nics[1].counters().rnr_naks_sent, 1);
     pair.receive(1, waiting[1], 2, 0, 100);
     pair.send(0, second[0], 3, SendKind::Write(remote, None), 0, 100);
     pair.run_until(Time::from_ps(8_000_000));

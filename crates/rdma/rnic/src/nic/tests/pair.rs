@@ -128,7 +128,7 @@ impl Pair {
             domain: self.domains[side],
             send_cq: self.cqs[side],
             receive_cq: self.cqs[side],
-            shared_receive: None,
+            srq: None,
             sends_max: 1024,
             receives_max: 1024,
             signals_all: false,

@@ -135,7 +135,7 @@ impl Schedule {
         let qps = (0..pairs).map(|_| {
             let inits = [0, 1].map(|side: usize| {
                 let mut init = wire.qp_init(side, Service::Rc);
-                init.shared_receive = srqs[side];
+                init.srq = srqs[side];
                 init
             });
             wire.connect_as(&inits)

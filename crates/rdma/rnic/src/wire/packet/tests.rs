@@ -53,7 +53,7 @@ fn a_write_with_immediate_is_encoded_as_in_the_infiniband_specification() {
 #[test]
 fn the_extension_is_encoded_as_documented() {
     let header = Header {
-        aeth: Some(Aeth { syndrome: Syndrome::Ack { credit_code: 31 }, messages: 0x0a_0b0c }),
+        aeth: Some(Aeth { syndrome: Syndrome::Ack { credit_code: 31 }, msn: 0x0a_0b0c }),
         placement: Some(PlacementHeader { message: 1, packet: 2, sent: 3 }),
         sack: Some(SelectiveAck {
             expected: Psn::new(0x11_1111),
@@ -127,7 +127,7 @@ fn malformed_packets_are_refused_with_the_reason() {
     assert_eq!(corrupt(2, 0x70), PacketError::Partition(0x70ff));
     let operation = Opcode::parse(good[0]).unwrap();
     assert_eq!(corrupt(1, 0x41), PacketError::Flags { flags: 0, operation });
-    for flags in [1 << 3 | flag::PLACE, 1 << 6, flag::RDMA] {
+    for flags in [1 << 3 | flag::PLACEMENT, 1 << 6, flag::RETH] {
         let mut bytes = good.clone();
         (bytes[1], bytes[8]) = (0x41, flags);
         // A WRITE of one packet always has a RETH, so the address flag is not allowed.
@@ -148,7 +148,7 @@ fn malformed_packets_are_refused_with_the_reason() {
 
 #[test]
 fn reserved_syndromes_and_payload_of_acknowledgements_are_refused() {
-    let ack = Some(Aeth { syndrome: Syndrome::SequenceError, messages: 1 });
+    let ack = Some(Aeth { syndrome: Syndrome::SequenceError, msn: 1 });
     let mut bytes = emitted(&Header { aeth: ack, ..plain(Operation::Acknowledge, 0) }, &[]);
     let read = |bytes: &[u8]| Packet::new_checked(bytes).map(|packet| packet.header().aeth.map(|ack| ack.syndrome));
     let mut understood = 0;
@@ -156,7 +156,7 @@ fn reserved_syndromes_and_payload_of_acknowledgements_are_refused() {
         bytes[BTH_BYTES] = syndrome;
         match read(&bytes) {
             Ok(Some(encoded)) => {
-                assert_eq!(byte_of(encoded), syndrome);
+                assert_eq!(encode_syndrome(encoded), syndrome);
                 understood += 1;
             }
             other => assert_eq!(other, Err(PacketError::Syndrome(syndrome))),
@@ -212,11 +212,11 @@ fn numbers() -> impl Strategy<Value = u32> {
     0..=NUMBER_MAX
 }
 
-fn places() -> impl Strategy<Value = PlacementHeader> {
+fn placements() -> impl Strategy<Value = PlacementHeader> {
     (numbers(), numbers(), any::<u16>()).prop_map(|(message, packet, sent)| PlacementHeader { message, packet, sent })
 }
 
-fn selectives() -> impl Strategy<Value = SelectiveAck> {
+fn sacks() -> impl Strategy<Value = SelectiveAck> {
     (numbers(), numbers(), any::<u128>(), any::<u16>(), any::<u16>()).prop_map(
         |(expected, newest, arrived, marked, echo)| {
             let (expected, newest) = (Psn::new(expected), Psn::new(newest));
@@ -230,7 +230,7 @@ fn headers() -> impl Strategy<Value = Header> {
     let opcodes: Vec<Opcode> = (0..=u8::MAX).filter_map(Opcode::parse).collect();
     let values = (0..=PAYLOAD_BYTES_MAX as u32, any::<[u64; 3]>(), any::<[u32; 3]>());
     let base = (numbers(), numbers(), any::<[bool; 4]>(), values);
-    let extended = (syndromes(), numbers(), proptest::option::of(places()), proptest::option::of(selectives()));
+    let extended = (syndromes(), numbers(), proptest::option::of(placements()), proptest::option::of(sacks()));
     (proptest::sample::select(opcodes), base, extended).prop_map(|(opcode, base, extended)| {
         let (destination, psn, [ack_request, solicited, becn, middle], (payload_bytes, wide, narrow)) = base;
         let (syndrome, number, placement, sack) = extended;
@@ -255,7 +255,7 @@ fn headers() -> impl Strategy<Value = Header> {
                 ImmediateKind::Data => Some(Immediate::Data(narrow[2])),
                 ImmediateKind::Invalidate => Some(Immediate::Invalidate(RKey(narrow[2]))),
             },
-            aeth: opcode.has_ack().then_some(Aeth { syndrome, messages: number }),
+            aeth: opcode.has_aeth().then_some(Aeth { syndrome, msn: number }),
             datagram: (opcode.service == Service::Ud).then_some((narrow[1], QpNumber(number))),
             placement: placement.filter(|_| !is_notification),
             sack: sack.filter(|_| !is_notification),
