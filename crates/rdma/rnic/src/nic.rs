@@ -28,7 +28,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `control` | verbs: create, modify, destroy, post, poll |
+//! | `control`, `resources`, `posting` | the verbs: queue pairs; memory, completion queues, SRQs; work requests |
 //! | `schedule`, `emit` | the send side: scheduling, fetching, and building packets |
 //! | `requester`, `read_response` | acknowledgements, retransmission, completions, READ and atomic responses |
 //! | `responder`, `responder_in_order`, ... | requests of the peer, by service and loss recovery |
@@ -57,10 +57,12 @@ mod paging;
 mod pipeline;
 mod policy;
 mod pool;
+mod posting;
 mod profile;
 mod read_response;
 mod request_error;
 mod requester;
+mod resources;
 mod responder;
 mod responder_in_order;
 mod responder_selective;

@@ -1,21 +1,17 @@
-//! The verbs: create, modify, query and destroy objects, post requests, and poll completions.
+//! Verbs that create, modify, query and destroy queue pairs.
 
-use sim::{Span, Time};
+use sim::Time;
 
 use super::context::Context;
 use super::engine::Nic;
 use super::error::NicError;
-use super::event::{CqNumber, NicEvent, SrqNumber};
+use super::event::{CqNumber, SrqNumber};
 use super::handover::HardwareReceiver;
-use super::host_qp::{HostQp, SendEntry};
+use super::host_qp::HostQp;
 use super::limits::{QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX};
 use super::memory::HostMemory;
-use crate::verbs::{
-    BindInfo, Completion, CompletionKind, CompletionQueue, CompletionStatus, CqNotify, LKey, ProtectionContext,
-    ProtectionDomain, QpAttributes, QpState, ReceiveRequest, RegionKeys, Registration, SendRequest, SharedReceiveQueue,
-    WindowKind, check_transition,
-};
-use crate::wire::{Psn, QpNumber, RKey, Service};
+use crate::verbs::{ProtectionDomain, QpAttributes, QpState, check_transition};
+use crate::wire::{QpNumber, Service};
 
 /// Parameters of a new queue pair (`ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,166 +65,8 @@ impl<M: HostMemory> Nic<M> {
         QpNumber(i as u32 + QP_NUMBER_FIRST)
     }
 
-    fn find(&self, qp: QpNumber) -> Result<usize, NicError> {
+    pub(super) fn find(&self, qp: QpNumber) -> Result<usize, NicError> {
         self.index(qp).ok_or(NicError::Unknown { what: "queue pair", number: qp.0 })
-    }
-
-    /// Allocates a protection domain.
-    ///
-    /// # Errors
-    /// If all numbers have been used.
-    pub fn allocate_domain(&mut self) -> Result<ProtectionDomain, NicError> {
-        Ok(self.table.allocate_domain()?)
-    }
-
-    /// Frees a protection domain.
-    ///
-    /// # Errors
-    /// If it does not exist or is in use.
-    pub fn free_domain(&mut self, domain: ProtectionDomain) -> Result<(), NicError> {
-        Ok(self.table.free_domain(domain)?)
-    }
-
-    /// Registers a memory region.
-    ///
-    /// # Errors
-    /// See [`crate::verbs::MemoryTable::register`].
-    pub fn register(&mut self, registration: &Registration) -> Result<RegionKeys, NicError> {
-        Ok(self.table.register(registration)?)
-    }
-
-    /// Deregisters a memory region.
-    ///
-    /// # Errors
-    /// See [`crate::verbs::MemoryTable::deregister`].
-    pub fn deregister(&mut self, key: LKey) -> Result<(), NicError> {
-        Ok(self.table.deregister(key)?)
-    }
-
-    /// Allocates a memory window.
-    ///
-    /// # Errors
-    /// See [`crate::verbs::MemoryTable::allocate_window`].
-    pub fn allocate_window(&mut self, domain: ProtectionDomain, kind: WindowKind) -> Result<RKey, NicError> {
-        Ok(self.table.allocate_window(domain, kind)?)
-    }
-
-    /// Frees a memory window.
-    ///
-    /// # Errors
-    /// See [`crate::verbs::MemoryTable::free_window`].
-    pub fn free_window(&mut self, window: RKey) -> Result<(), NicError> {
-        Ok(self.table.free_window(window)?)
-    }
-
-    /// Binds a memory window for a queue pair and returns its key: for type 1 a key that the NIC chooses, for type 2
-    /// `chosen`.
-    ///
-    /// # Errors
-    /// See [`crate::verbs::MemoryTable::bind_type_1`] and [`crate::verbs::MemoryTable::bind_type_2`].
-    pub fn bind_window(
-        &mut self,
-        qp: QpNumber,
-        window: RKey,
-        chosen: Option<RKey>,
-        bind: &BindInfo,
-    ) -> Result<RKey, NicError> {
-        let i = self.find(qp)?;
-        let accessor = ProtectionContext { domain: self.contexts.as_driver(i).domain, qp };
-        match chosen {
-            None => Ok(self.table.bind_type_1(accessor, window, bind)?),
-            Some(chosen) => {
-                self.table.bind_type_2(accessor, window, chosen, bind)?;
-                Ok(chosen)
-            }
-        }
-    }
-
-    /// Creates a completion queue with a capacity of `entries`.
-    ///
-    /// # Errors
-    /// If the size is out of range.
-    pub fn create_cq(&mut self, entries: usize) -> Result<CqNumber, NicError> {
-        Ok(CqNumber(insert(&mut self.cqs, CompletionQueue::new(entries)?)))
-    }
-
-    /// Destroys a completion queue.
-    ///
-    /// # Errors
-    /// If it does not exist, or queue pairs use it.
-    pub fn destroy_cq(&mut self, cq: CqNumber) -> Result<(), NicError> {
-        self.cq(cq)?;
-        let uses = |context: &&Context| context.exists && (context.send_cq == cq || context.receive_cq == cq);
-        let users = self.contexts.iter().filter(uses).count() as u32;
-        if users > 0 {
-            return Err(NicError::Busy { what: "completion queue", number: cq.0, users });
-        }
-        self.pending_completions.retain(|(_, other, _)| *other != cq);
-        self.cqs[cq.0 as usize] = None;
-        Ok(())
-    }
-
-    fn cq(&mut self, cq: CqNumber) -> Result<&mut CompletionQueue, NicError> {
-        let unknown = NicError::Unknown { what: "completion queue", number: cq.0 };
-        self.cqs.get_mut(cq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
-    }
-
-    /// Returns whether a completion queue is empty; also true if it does not exist.
-    pub fn cq_is_empty(&self, cq: CqNumber) -> bool {
-        self.cqs.get(cq.0 as usize).and_then(Option::as_ref).is_none_or(CompletionQueue::is_empty)
-    }
-
-    /// Takes the oldest completions, as many as there are and fit, and returns their number.
-    ///
-    /// # Errors
-    /// If the queue does not exist or has overflowed.
-    pub fn poll_cq(&mut self, cq: CqNumber, into: &mut [Completion]) -> Result<usize, NicError> {
-        Ok(self.cq(cq)?.poll(into)?)
-    }
-
-    /// Requests an [`NicEvent::Completion`].
-    ///
-    /// # Errors
-    /// If the queue does not exist.
-    pub fn arm_cq(&mut self, cq: CqNumber, notify: CqNotify) -> Result<(), NicError> {
-        self.cq(cq)?.arm(notify);
-        Ok(())
-    }
-
-    /// Creates a shared receive queue with a capacity of `requests`.
-    ///
-    /// # Errors
-    /// If the size is out of range.
-    pub fn create_srq(&mut self, requests: usize) -> Result<SrqNumber, NicError> {
-        Ok(SrqNumber(insert(&mut self.srqs, SharedReceiveQueue::new(requests)?)))
-    }
-
-    /// Destroys a shared receive queue.
-    ///
-    /// # Errors
-    /// If it does not exist, or queue pairs use it.
-    pub fn destroy_srq(&mut self, srq: SrqNumber) -> Result<(), NicError> {
-        self.srq(srq)?;
-        let uses = |(context, host): &(&Context, &HostQp)| context.exists && host.srq == Some(srq);
-        let users = self.contexts.iter().zip(&self.host_qps).filter(uses).count() as u32;
-        if users > 0 {
-            return Err(NicError::Busy { what: "shared receive queue", number: srq.0, users });
-        }
-        self.srqs[srq.0 as usize] = None;
-        Ok(())
-    }
-
-    fn srq(&mut self, srq: SrqNumber) -> Result<&mut SharedReceiveQueue, NicError> {
-        let unknown = NicError::Unknown { what: "shared receive queue", number: srq.0 };
-        self.srqs.get_mut(srq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
-    }
-
-    /// Requests an [`NicEvent::SharedReceiveLimit`].
-    ///
-    /// # Errors
-    /// If the queue does not exist, or the limit exceeds its capacity.
-    pub fn arm_srq(&mut self, srq: SrqNumber, limit: usize) -> Result<(), NicError> {
-        Ok(self.srq(srq)?.arm(limit)?)
     }
 
     /// Creates a queue pair in the reset state.
@@ -360,7 +198,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     fn set_attributes(&mut self, i: usize, given: &QpAttributes) {
-        merge(&mut self.host_qps[i].attributes, given);
+        self.host_qps[i].attributes.update(given);
         let is_datagram = self.contexts[i].service == Service::Ud;
         let mtu_max = self.profile.mtu_bytes;
         let context = &mut self.contexts[i];
@@ -415,187 +253,4 @@ impl<M: HostMemory> Nic<M> {
         self.pending_completions.retain(|(_, _, completion)| completion.qp != qp);
         self.table.unbind_queue_pair(qp);
     }
-
-    /// Posts a send request. A request that the queue pair does not support is completed with an error, in order.
-    ///
-    /// # Errors
-    /// If the state does not allow it, or the queue is full.
-    pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &SendRequest) -> Result<(), NicError> {
-        let i = self.find(qp)?;
-        self.contexts.as_driver(i).state.check_post_send(qp)?;
-        let host = &self.host_qps[i];
-        if host.sends.len() >= host.sends_max {
-            return Err(NicError::Full { qp: qp.0, queue: "send", requests: host.sends_max as u32 });
-        }
-        if matches!(self.contexts.as_driver(i).state, QpState::Error | QpState::SendQueueError) {
-            let kind = request.kind.completion_kind();
-            let completion = Completion::new(request.id, qp, CompletionStatus::Flushed, kind);
-            let cq = self.contexts.as_driver(i).send_cq;
-            self.complete(now, cq, completion);
-            return Ok(());
-        }
-        let host = &mut self.host_qps[i];
-        if host.sends.capacity() == 0 {
-            host.sends.reserve_exact(1); // most queue pairs have one request at a time
-        }
-        host.sends.push_back(SendEntry {
-            request: *request,
-            // A length that does not fit exceeds the maximum length of a message, so that the request fails in order.
-            bytes: u32::try_from(request.bytes()).unwrap_or(u32::MAX),
-            packets: 0,
-            psns: 0,
-            first: Psn::new(0),
-            message: 0,
-            response_packets: 0,
-            out_of_order: None,
-            is_started: false,
-            is_done: false,
-            failed: None,
-        });
-        self.doorbell(now, i);
-        Ok(())
-    }
-
-    /// Posts a receive request.
-    ///
-    /// # Errors
-    /// If the state does not allow it, the queue is full, or the queue pair uses a shared receive queue.
-    pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &ReceiveRequest) -> Result<(), NicError> {
-        let i = self.find(qp)?;
-        self.contexts.as_driver(i).state.check_post_receive(qp)?;
-        let host = &mut self.host_qps[i];
-        if host.srq.is_some() {
-            let (what, remedy) = ("it uses a shared receive queue", "post to that queue");
-            return Err(NicError::Request { qp: qp.0, what, remedy });
-        }
-        if host.receives.len() + host.taken_receives.len() >= host.receives_max {
-            return Err(NicError::Full { qp: qp.0, queue: "receive", requests: host.receives_max as u32 });
-        }
-        if self.contexts.as_driver(i).state == QpState::Error {
-            self.flush_receive(now, i, request);
-        } else {
-            host.receives.push_back(*request);
-        }
-        Ok(())
-    }
-
-    /// Posts a receive request to a shared receive queue.
-    ///
-    /// # Errors
-    /// If the queue does not exist or is full.
-    pub fn post_srq_recv(&mut self, srq: SrqNumber, request: &ReceiveRequest) -> Result<(), NicError> {
-        Ok(self.srq(srq)?.post(*request)?)
-    }
-
-    fn flush_receive(&mut self, now: Time, i: usize, request: &ReceiveRequest) {
-        let completion =
-            Completion::new(request.id, self.number(i), CompletionStatus::Flushed, CompletionKind::Receive);
-        let cq = self.contexts.as_driver(i).receive_cq;
-        self.complete(now, cq, completion);
-    }
-
-    /// Completes all receive requests as flushed.
-    pub(super) fn flush_receives(&mut self, now: Time, i: usize) {
-        let context = &mut self.contexts[i];
-        context.generation = context.generation.wrapping_add(1);
-        (context.responses_open, context.ack_pending, context.nak_pending) = (0, false, false);
-        self.host_qps[i].tracker = None;
-        self.host_qps[i].responses.clear();
-        while let Some(receive) = self.host_qps[i].taken_receives.pop_front() {
-            self.flush_receive(now, i, &receive);
-        }
-        while let Some(receive) = self.host_qps[i].receives.pop_front() {
-            self.flush_receive(now, i, &receive);
-        }
-    }
-
-    /// Completes all send requests as flushed.
-    pub(super) fn flush_sends(&mut self, now: Time, i: usize) {
-        let context = &mut self.contexts[i];
-        context.send_epoch = context.send_epoch.wrapping_add(1);
-        context.retransmit_at = Time::MAX;
-        context.reads_open = 0;
-        context.send_index = context.send_first;
-        context.send_packet = 0;
-        self.host_qps[i].retransmissions.clear();
-        self.host_qps[i].scoreboard = None;
-        let cq = self.contexts[i].send_cq;
-        while let Some(entry) = self.host_qps[i].sends.pop_front() {
-            let context = &mut self.contexts[i];
-            context.send_first = context.send_first.wrapping_add(1);
-            context.send_index = context.send_first;
-            let kind = entry.request.kind.completion_kind();
-            let completion = Completion::new(entry.request.id, self.number(i), CompletionStatus::Flushed, kind);
-            self.complete(now, cq, completion);
-        }
-    }
-
-    /// Sends a completion to the host's memory.
-    pub(super) fn complete(&mut self, now: Time, cq: CqNumber, completion: Completion) {
-        let delay = self.profile.costs.dma_write;
-        if delay == Span::ZERO {
-            self.deliver(now, cq, completion);
-        } else {
-            self.pending_completions.push_back((now + delay, cq, completion));
-        }
-    }
-
-    pub(super) fn deliver(&mut self, now: Time, cq: CqNumber, completion: Completion) {
-        let Ok(queue) = self.cq(cq) else { return };
-        match queue.push(completion) {
-            Ok(true) => self.events.push_back(NicEvent::Completion(cq)),
-            Ok(false) => {}
-            Err(_) => self.overflowed(now, cq),
-        }
-    }
-
-    /// Moves the queue pairs of an overflowed completion queue to the error state.
-    fn overflowed(&mut self, now: Time, cq: CqNumber) {
-        let uses = |context: &Context| {
-            let is_live = context.exists && !matches!(context.state, QpState::Error | QpState::Reset);
-            is_live && (context.send_cq == cq || context.receive_cq == cq)
-        };
-        let users: Vec<usize> = (0..self.contexts.len()).filter(|i| uses(self.contexts.as_driver(*i))).collect();
-        if users.is_empty() {
-            return;
-        }
-        self.events.push_back(NicEvent::CompletionQueueError(cq));
-        for i in users.iter().copied() {
-            // All states first, because flushing overflows the queue again.
-            self.by_driver(now, i, |nic| nic.contexts[i].state = QpState::Error);
-        }
-        for i in users {
-            self.by_driver(now, i, |nic| nic.enter_error(now, i));
-        }
-    }
-}
-
-/// Inserts a value into the first free slot and returns its index.
-fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
-    let at = slots.iter().position(Option::is_none).unwrap_or(slots.len());
-    if at == slots.len() {
-        slots.push(Some(value));
-    } else {
-        slots[at] = Some(value);
-    }
-    at as u32
-}
-
-/// Overwrites attributes with those that are given.
-fn merge(set: &mut QpAttributes, given: &QpAttributes) {
-    set.partition_index = given.partition_index.or(set.partition_index);
-    set.port = given.port.or(set.port);
-    set.access = given.access.or(set.access);
-    set.queue_key = given.queue_key.or(set.queue_key);
-    set.path = given.path.or(set.path);
-    set.mtu = given.mtu.or(set.mtu);
-    set.destination = given.destination.or(set.destination);
-    set.receive_psn = given.receive_psn.or(set.receive_psn);
-    set.send_psn = given.send_psn.or(set.send_psn);
-    set.responder_reads_max = given.responder_reads_max.or(set.responder_reads_max);
-    set.initiator_reads_max = given.initiator_reads_max.or(set.initiator_reads_max);
-    set.rnr_timer_code = given.rnr_timer_code.or(set.rnr_timer_code);
-    set.ack_timer_code = given.ack_timer_code.or(set.ack_timer_code);
-    set.retries = given.retries.or(set.retries);
-    set.rnr_retries = given.rnr_retries.or(set.rnr_retries);
 }

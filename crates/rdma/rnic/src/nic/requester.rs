@@ -469,8 +469,7 @@ impl<M: HostMemory> Nic<M> {
                 if matches!(kind, CompletionKind::CompareSwap | CompletionKind::FetchAdd) {
                     completion.bytes = 8;
                 }
-                let cq = self.contexts[i].send_cq;
-                self.complete(now, cq, completion);
+                self.complete_send(now, i, completion);
             }
         }
         self.report_drained(i);
@@ -511,8 +510,7 @@ impl<M: HostMemory> Nic<M> {
         self.contexts[i].send_first = first.wrapping_add(1);
         let kind = entry.request.kind.completion_kind();
         let completion = Completion::new(entry.request.id, self.number(i), status, kind);
-        let cq = self.contexts[i].send_cq;
-        self.complete(now, cq, completion);
+        self.complete_send(now, i, completion);
         if self.contexts[i].service == Service::Rc {
             self.enter_error(now, i);
         } else {

@@ -140,7 +140,7 @@ impl<M: HostMemory> Nic<M> {
                         .invalidate(self.protection_context(i), key)
                         .map_err(|_| RequestError::Nak(Syndrome::RemoteAccess))?;
                 }
-                self.complete_receive(now, i, bytes, immediate, (is_solicited, is_write))?;
+                self.deliver_message(now, i, bytes, immediate, (is_solicited, is_write))?;
             }
             PendingAction::Read { .. } => self.respond_to_read(i, psn, &action)?,
             PendingAction::Atomic { message, sent, atomic, is_swap } => {
@@ -169,7 +169,8 @@ impl<M: HostMemory> Nic<M> {
         Ok(())
     }
 
-    pub(super) fn complete_receive(
+    /// Completes the receive request of the oldest message.
+    fn deliver_message(
         &mut self,
         now: Time,
         i: usize,
@@ -184,8 +185,7 @@ impl<M: HostMemory> Nic<M> {
         let kind = if is_write { CompletionKind::ReceiveWriteImmediate } else { CompletionKind::Receive };
         let mut completion = Completion::new(receive.id, self.number(i), CompletionStatus::Success, kind);
         (completion.bytes, completion.immediate, completion.solicited) = (bytes, immediate, is_solicited);
-        let cq = self.contexts[i].receive_cq;
-        self.complete(now, cq, completion);
+        self.complete_receive(now, i, completion);
         Ok(())
     }
 
@@ -267,8 +267,7 @@ impl<M: HostMemory> Nic<M> {
             RequestError::FailReceive(status, syndrome) => {
                 if let Some(receive) = self.host_qps[i].taken_receives.pop_front() {
                     let completion = Completion::new(receive.id, self.number(i), status, CompletionKind::Receive);
-                    let cq = self.contexts[i].receive_cq;
-                    self.complete(now, cq, completion);
+                    self.complete_receive(now, i, completion);
                 }
                 self.send_nak(now, i, psn, syndrome);
             }

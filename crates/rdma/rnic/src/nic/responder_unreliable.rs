@@ -114,7 +114,6 @@ impl<M: HostMemory> Nic<M> {
         completion.immediate = header.immediate;
         completion.solicited = header.solicited;
         completion.source = Some((source, QpNumber(qp.0)));
-        let cq = self.contexts[i].receive_cq;
-        self.complete(now, cq, completion);
+        self.complete_receive(now, i, completion);
     }
 }

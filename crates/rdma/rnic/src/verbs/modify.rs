@@ -140,6 +140,25 @@ impl QpAttributes {
         given
     }
 
+    /// Overwrites attributes with those that are given.
+    pub(crate) fn update(&mut self, given: &Self) {
+        self.partition_index = given.partition_index.or(self.partition_index);
+        self.port = given.port.or(self.port);
+        self.access = given.access.or(self.access);
+        self.queue_key = given.queue_key.or(self.queue_key);
+        self.path = given.path.or(self.path);
+        self.mtu = given.mtu.or(self.mtu);
+        self.destination = given.destination.or(self.destination);
+        self.receive_psn = given.receive_psn.or(self.receive_psn);
+        self.send_psn = given.send_psn.or(self.send_psn);
+        self.responder_reads_max = given.responder_reads_max.or(self.responder_reads_max);
+        self.initiator_reads_max = given.initiator_reads_max.or(self.initiator_reads_max);
+        self.rnr_timer_code = given.rnr_timer_code.or(self.rnr_timer_code);
+        self.ack_timer_code = given.ack_timer_code.or(self.ack_timer_code);
+        self.retries = given.retries.or(self.retries);
+        self.rnr_retries = given.rnr_retries.or(self.rnr_retries);
+    }
+
     /// Returns the first value out of range, with its name and the allowed range.
     fn wrong_value(&self, reads_max: u8) -> Option<(&'static str, u32, &'static str)> {
         let narrow = |value: Option<u8>, max: u8| value.filter(|value| *value > max).map(u32::from);
