@@ -91,30 +91,25 @@ impl EndpointCounters {
     /// Returns what was counted after `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
-        Self {
-            delivered_bytes: self.delivered_bytes - earlier.delivered_bytes,
-            sent_packets: self.sent_packets - earlier.sent_packets,
-            retransmitted_packets: self.retransmitted_packets - earlier.retransmitted_packets,
-            spurious_packets: self.spurious_packets - earlier.spurious_packets,
-            timeouts: self.timeouts - earlier.timeouts,
-            slow_path_headers: self.slow_path_headers - earlier.slow_path_headers,
-            received_packets: self.received_packets - earlier.received_packets,
-            software_ps: self.software_ps - earlier.software_ps,
-        }
+        self.combine(earlier, |late, early| late - early)
     }
 
     /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
+        self.combine(other, |one, other| one + other)
+    }
+
+    fn combine(self, other: Self, operation: fn(u64, u64) -> u64) -> Self {
         Self {
-            delivered_bytes: self.delivered_bytes + other.delivered_bytes,
-            sent_packets: self.sent_packets + other.sent_packets,
-            retransmitted_packets: self.retransmitted_packets + other.retransmitted_packets,
-            spurious_packets: self.spurious_packets + other.spurious_packets,
-            timeouts: self.timeouts + other.timeouts,
-            slow_path_headers: self.slow_path_headers + other.slow_path_headers,
-            received_packets: self.received_packets + other.received_packets,
-            software_ps: self.software_ps + other.software_ps,
+            delivered_bytes: operation(self.delivered_bytes, other.delivered_bytes),
+            sent_packets: operation(self.sent_packets, other.sent_packets),
+            retransmitted_packets: operation(self.retransmitted_packets, other.retransmitted_packets),
+            spurious_packets: operation(self.spurious_packets, other.spurious_packets),
+            timeouts: operation(self.timeouts, other.timeouts),
+            slow_path_headers: operation(self.slow_path_headers, other.slow_path_headers),
+            received_packets: operation(self.received_packets, other.received_packets),
+            software_ps: operation(self.software_ps, other.software_ps),
         }
     }
 }

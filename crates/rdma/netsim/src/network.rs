@@ -86,8 +86,6 @@ pub struct Network<E: Endpoint> {
     flows: Vec<Flow>,
     /// Number of flows that have started.
     started: usize,
-    /// Time after which repeated flows do not start again.
-    repeat_until: Time,
     finished: Vec<FinishedFlow>,
     /// Flows that an endpoint has just reported as finished.
     done: Vec<FlowId>,
@@ -135,7 +133,6 @@ impl<E: Endpoint> Network<E> {
             host_ports,
             flows,
             started: 0,
-            repeat_until: Time::MAX,
             finished: Vec::new(),
             done: Vec::new(),
             counters: NetworkCounters::default(),
@@ -146,11 +143,6 @@ impl<E: Endpoint> Network<E> {
     /// Sets the tap that observes what hosts send and receive.
     pub fn set_tap(&mut self, tap: Box<dyn PacketTap<E::Header>>) {
         self.tap = Some(tap);
-    }
-
-    /// Sets the time after which repeated flows do not start again.
-    pub fn set_repeat_until(&mut self, until: Time) {
-        self.repeat_until = until;
     }
 
     /// Runs until the time `end`, or until no event is left. Returns whether events are left.
@@ -315,12 +307,10 @@ impl<E: Endpoint> Network<E> {
         self.counters.flows_ended += 1;
         if flow.repeats {
             self.counters.repeated_bytes += flow.bytes;
-            if self.now < self.repeat_until {
-                E::start(&mut self.endpoints, self.now, id, &flow);
-            }
-            return;
+            E::start(&mut self.endpoints, self.now, id, &flow);
+        } else {
+            self.finished.push(FinishedFlow { id, at: self.now });
         }
-        self.finished.push(FinishedFlow { id, at: self.now });
     }
 
     /// Lets a host send its next packet if its link is idle.

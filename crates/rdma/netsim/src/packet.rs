@@ -69,20 +69,18 @@ pub(crate) struct PacketArena<Header> {
     has_extras: bool,
     free: u32,
     in_use: usize,
-    pub in_use_max: usize,
 }
 
 impl<Header: Copy> PacketArena<Header> {
     /// Creates an empty arena; `has_extras` says whether it keeps a [`FrameExtra`] for each packet.
     pub fn new(has_extras: bool) -> Self {
         let (frames, headers, extras) = (Vec::new(), Vec::new(), Vec::new());
-        Self { frames, headers, extras, has_extras, free: NONE, in_use: 0, in_use_max: 0 }
+        Self { frames, headers, extras, has_extras, free: NONE, in_use: 0 }
     }
 
     pub fn add(&mut self, frame: Frame, extra: FrameExtra, header: Header) -> PacketId {
         self.in_use += 1;
         if self.free == NONE {
-            self.in_use_max = self.in_use;
             self.frames.push(frame);
             self.headers.push(header);
             if self.has_extras {
@@ -230,7 +228,7 @@ mod tests {
             }
             assert!(fifo.is_empty() && fifo.bytes == 0 && fifo.pop(&arena).is_none());
         }
-        assert_eq!((arena.in_use(), arena.in_use_max, arena.frames.len()), (0, 10, 10));
+        assert_eq!((arena.in_use(), arena.frames.len()), (0, 10));
     }
 
     #[test]

@@ -134,7 +134,6 @@ impl RdmaEndpoint {
         let domain = nic.allocate_domain().expect("a new NIC has room for a protection domain");
         let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES, access };
         let keys = nic.register(&registration).expect("a new NIC has room for a memory region");
-        let empty = Completion::new(UNTRACKED, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
         Ok(Self {
             config: Arc::clone(config),
             host,
@@ -145,7 +144,7 @@ impl RdmaEndpoint {
             idle: HashMap::new(),
             numbered: HashMap::new(),
             active: HashMap::new(),
-            completions: vec![empty; COMPLETIONS_PER_POLL],
+            completions: vec![Completion::default(); COMPLETIONS_PER_POLL],
             counters: EndpointCounters::default(),
             failed: 0,
         })

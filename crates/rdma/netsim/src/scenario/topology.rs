@@ -105,7 +105,7 @@ impl TryFrom<TopologyFile> for TopologyTable {
                 dumbbell(needed(file.hosts_per_side, "hosts_per_side")?, host, middle, delay)
             }
             Kind::FatTree => fat_tree(needed(file.ports, "ports")?, rate(file.host_gbps, "host_gbps")?, delay),
-            Kind::LeafSpine => three_tier(&Tiers { pods: 1, cores_per_spine: 0, ..file.tiers(false)? }),
+            Kind::LeafSpine => three_tier(&file.tiers(false)?),
             Kind::ThreeTier => three_tier(&file.tiers(true)?),
         };
         built.map(|topology| Self::named(kind, topology)).map_err(|error| error.to_string())

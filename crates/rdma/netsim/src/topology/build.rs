@@ -210,12 +210,6 @@ pub fn fat_tree(ports: u32, rate: LinkRate, delay: Span) -> Result<Topology, Top
     })
 }
 
-impl TopologyError {
-    fn limit(what: &'static str, count: u64, most: u32) -> Result<(), Self> {
-        if count > most.into() { Err(Self::TooMany { what, count, most: most.into() }) } else { Ok(()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

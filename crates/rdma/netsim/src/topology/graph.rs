@@ -95,6 +95,12 @@ pub enum TopologyError {
     },
 }
 
+impl TopologyError {
+    pub(super) fn limit(what: &'static str, count: u64, most: u32) -> Result<(), Self> {
+        if count > most.into() { Err(Self::TooMany { what, count, most: most.into() }) } else { Ok(()) }
+    }
+}
+
 /// Largest number of hosts.
 pub const HOSTS_MAX: u32 = 65_536;
 /// Largest number of switches.
@@ -126,11 +132,8 @@ impl Topology {
         if hosts < 2 {
             return Err(TopologyError::TooFewHosts { hosts });
         }
-        for (what, count, most) in [("hosts", hosts, HOSTS_MAX), ("switches", switches, SWITCHES_MAX)] {
-            if count > most {
-                return Err(TopologyError::TooMany { what, count: count.into(), most: most.into() });
-            }
-        }
+        TopologyError::limit("hosts", hosts.into(), HOSTS_MAX)?;
+        TopologyError::limit("switches", switches.into(), SWITCHES_MAX)?;
         assert_eq!(names.len(), (hosts + switches) as usize, "a name for each node");
         let topology = Self { hosts, switches, links, names };
         topology.check_links()?;
