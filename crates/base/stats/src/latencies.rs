@@ -3,6 +3,8 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::median::median;
+
 /// Steps of the histogram, a tenth of a nanosecond: a cache line takes some 60 ns, which whole nanoseconds would round
 /// by 1%.
 const STEPS_PER_NS: f64 = 10.0;
@@ -29,6 +31,21 @@ pub struct Quantiles {
     pub max_ns: f64,
     /// Number of operations.
     pub samples: u64,
+}
+
+impl Quantiles {
+    /// Returns the median of each quantile over `rounds`; maximum and count are those of all rounds. `None` without
+    /// rounds.
+    pub fn over_rounds<'a>(rounds: impl IntoIterator<Item = &'a Latencies>) -> Option<Self> {
+        let rounds: Vec<Self> = rounds.into_iter().map(Latencies::quantiles).collect();
+        Some(Self {
+            p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
+            p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
+            p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
+            max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
+            samples: rounds.iter().map(|round| round.samples).sum(),
+        })
+    }
 }
 
 impl Default for Latencies {
@@ -130,6 +147,20 @@ mod tests {
         close(found.max_ns, 50_000.0);
         assert_eq!(found.samples, 10_000);
         close(latencies.quantile_ns(0.9995), 50_000.0);
+    }
+
+    #[test]
+    fn rounds_have_the_median_of_each_quantile_and_the_maximum_of_all() {
+        let rounds = [100.0, 900.0, 200.0].map(|ns| {
+            let mut round = Latencies::new();
+            round.add(ns, 10);
+            round
+        });
+        let found = Quantiles::over_rounds(&rounds).unwrap();
+        close(found.p50_ns, 200.0);
+        close(found.max_ns, 900.0);
+        assert_eq!(found.samples, 30);
+        assert!(Quantiles::over_rounds(&[]).is_none());
     }
 
     #[test]

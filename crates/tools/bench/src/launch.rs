@@ -238,7 +238,7 @@ impl Launcher {
 
     /// Returns the command that starts `program` over `transport`.
     pub fn command(&self, transport: Transport, node: Node, program: &Path) -> Command {
-        after(&(self.prefix)(transport, node), program)
+        prefixed(&(self.prefix)(transport, node), program)
     }
 
     fn probe(&self, transport: Transport, node: Node, probe: Probe, args: &[&str]) -> Command {
@@ -269,8 +269,8 @@ impl Launcher {
     /// Starts `probe serve ADDRESS SERVER_ARGS`, and once that listens, `probe call ADDRESS CLIENT_ARGS`.
     pub fn start(&self, endpoints: &Endpoints, probe: Probe, server: &[&str], client: &[&str]) -> Result<RunningPair> {
         let program = self.probes.path(probe);
-        let command = |words: &[OsString], args: &[&str]| {
-            let mut command = after(words, &program);
+        let command = |prefix: &[OsString], args: &[&str]| {
+            let mut command = prefixed(prefix, &program);
             command.args(args).envs(endpoints.environment.iter().map(|(name, value)| (name, value)));
             command
         };
@@ -309,9 +309,9 @@ impl Launcher {
     }
 }
 
-/// Returns a program's command after the command line that starts it.
-fn after(words: &[OsString], program: &Path) -> Command {
-    let Some((first, rest)) = words.split_first() else { return Command::new(program) };
+/// Returns the command of a program with the words of `prefix` before it.
+fn prefixed(prefix: &[OsString], program: &Path) -> Command {
+    let Some((first, rest)) = prefix.split_first() else { return Command::new(program) };
     let mut command = Command::new(first);
     command.args(rest).arg(program);
     command

@@ -121,7 +121,7 @@ pub fn main(options: &Options) -> Result<()> {
 fn run(options: &Options, launcher: &Launcher, plan: &Plan) -> Result<()> {
     let machine = Machine::describe(launcher.cores);
     let measured = measure(launcher, plan, &machine)?;
-    let report = Report::of(options, plan, machine, &measured)?;
+    let report = Report::of(options, plan, machine, &measured);
     if options.json {
         println!("{}", serde_json::to_string_pretty(&report).context("writing JSON")?);
     } else {
@@ -434,7 +434,7 @@ mod tests {
         let launcher = Launcher::with_wrapper(crosslane).unwrap();
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &small_plan(), &machine).unwrap();
-        let report = Report::of(&Options::default(), &small_plan(), machine, &measured).unwrap();
+        let report = Report::of(&Options::default(), &small_plan(), machine, &measured);
         (measured, report)
     }
 
@@ -510,7 +510,7 @@ mod tests {
         let experiments: Vec<Experiment> = plan.points.iter().map(|point| point.experiment).collect();
         assert_eq!(experiments, [Experiment::Connects, Experiment::ConnectsAtOnce]);
         let measured = Measured::default();
-        let report = Report::of(&options, &plan, Machine::describe(None), &measured).unwrap();
+        let report = Report::of(&options, &plan, Machine::describe(None), &measured);
         assert_eq!(report.command, "crosslane bench sockets --only connects-at-once,connects");
         assert!(!report.text().contains("Bulk"), "{}", report.text());
     }
@@ -523,7 +523,7 @@ mod tests {
         let measured = measure(&launcher, &plan, &machine).unwrap();
         let baseline = Some(PathBuf::from("old.so"));
         let options = Options { library: Some("new.so".into()), baseline, ..Options::default() };
-        let report = Report::of(&options, &plan, machine, &measured).unwrap();
+        let report = Report::of(&options, &plan, machine, &measured);
         assert!(report.failures.is_empty(), "{:?}", report.failures);
         let of = |transport| report.rows.iter().filter(move |row| row.transport == transport);
         assert_eq!((of(Transport::Baseline).count(), of(Transport::Crosslane).count()), (7, 7));
@@ -558,7 +558,7 @@ mod tests {
         });
         let measured = Measured { cells: cells.into_iter().flatten().collect(), ..Measured::default() };
         let machine = Machine::describe(None);
-        let report = Report::of(&Options::default(), &small_plan(), machine, &measured).unwrap();
+        let report = Report::of(&Options::default(), &small_plan(), machine, &measured);
         for row in report.rows.iter().filter(|row| row.transport == Transport::Crosslane) {
             let ratio = row.time_over_baseline.unwrap();
             assert!(ratio.rounds == 3 && (ratio.median - 1.5).abs() < 0.01, "{:?}: {ratio:?}", row.experiment);
@@ -572,7 +572,7 @@ mod tests {
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &plan, &machine).unwrap();
         let options = Options { baseline: Some("old.so".into()), ..Options::default() };
-        let report = Report::of(&options, &plan, machine, &measured).unwrap();
+        let report = Report::of(&options, &plan, machine, &measured);
         assert_eq!(report.failures.len(), 14, "each build in each experiment");
         assert!(report.text().contains("failed: bulk by write size at 64 KiB over the baseline"), "{}", report.text());
     }

@@ -2,6 +2,8 @@
 //! lane, kernel TCP, AF_UNIX and the floor; over a modelled link, compared with published figures; and a ping-pong
 //! under background load from streams or CPU-bound programs.
 
+mod instructions;
+mod isolation;
 mod plots;
 mod published;
 mod rack;
@@ -9,7 +11,6 @@ mod report;
 mod text;
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -18,8 +19,8 @@ use serde::Serialize;
 use crate::floors::{self, CacheLine};
 use crate::launch::{Endpoints, Launcher, PairCounts, Transport};
 use crate::probe::Probe;
-use crate::process::ChildGuard;
 use crate::progress::Progress;
+use isolation::{ISOLATION_CASES, IsolationCell};
 use machine::Machine;
 use rack::{ProxyCounters, RackKind, RunningRack};
 use report::Report;
@@ -27,8 +28,6 @@ use stats::Latencies;
 
 /// Delay of the modelled link, one way.
 const ONE_WAY_NS: f64 = 500.0;
-/// Number of streams of the background load, as an argument.
-const STREAMS: &str = "8";
 /// Longest time that a sample may take in addition to the measurement.
 const SLACK: Duration = Duration::from_secs(15);
 
@@ -79,7 +78,7 @@ pub fn main(options: &Options, modelled: Modelled) -> Result<()> {
     let plan = Plan::of(options);
     let machine = Machine::describe(launcher.cores);
     let measured = measure(&launcher, &plan, &machine, &modelled)?;
-    let report = Report::of(options, &plan, machine, measured, modelled)?;
+    let report = Report::of(options, &plan, machine, measured, modelled);
     if options.json {
         println!("{}", serde_json::to_string_pretty(&report).context("writing JSON")?);
     } else {
@@ -162,70 +161,6 @@ impl Experiment {
     }
 }
 
-/// A ping-pong under background load.
-#[derive(Clone, Copy, Debug)]
-struct IsolationCase {
-    path: DataPath,
-    /// The rack that the path needs.
-    kind: Option<RackKind>,
-    title: &'static str,
-    load: BackgroundLoad,
-}
-
-/// The background load of a ping-pong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BackgroundLoad {
-    None,
-    /// Streams over the same path.
-    Streams,
-    /// CPU-bound programs: how many for each core, with which nice value.
-    CpuBound {
-        per_core: usize,
-        nice: i32,
-    },
-}
-
-impl IsolationCase {
-    const fn quiet(path: DataPath, kind: Option<RackKind>) -> Self {
-        Self { path, kind, title: "quiet", load: BackgroundLoad::None }
-    }
-
-    const fn streams(path: DataPath, kind: Option<RackKind>, title: &'static str) -> Self {
-        Self { path, kind, title, load: BackgroundLoad::Streams }
-    }
-
-    const fn cpu_bound(path: DataPath, kind: Option<RackKind>) -> Self {
-        let load = BackgroundLoad::CpuBound { per_core: 1, nice: 0 };
-        Self { path, kind, title: "a busy loop for each core", load }
-    }
-
-    const fn cpu_bound_nice(path: DataPath, kind: Option<RackKind>) -> Self {
-        let load = BackgroundLoad::CpuBound { per_core: 2, nice: 10 };
-        Self { path, kind, title: "two busy loops for each core, nice 10", load }
-    }
-}
-
-const ISOLATION_CASES: [IsolationCase; 14] = [
-    IsolationCase::quiet(DataPath::WindowProxy, Some(RackKind::Proxy)),
-    IsolationCase::streams(DataPath::WindowProxy, Some(RackKind::Unsliced), "8 streams and 1 unread, slicing off"),
-    IsolationCase::streams(DataPath::WindowProxy, Some(RackKind::Sliced), "8 streams and 1 unread, slicing on"),
-    IsolationCase::streams(
-        DataPath::WindowProxy,
-        Some(RackKind::Proxy),
-        "8 streams and 1 unread, slicing and classes on",
-    ),
-    IsolationCase::cpu_bound(DataPath::WindowProxy, Some(RackKind::Proxy)),
-    IsolationCase::cpu_bound_nice(DataPath::WindowProxy, Some(RackKind::Proxy)),
-    IsolationCase::quiet(DataPath::WindowDirect, Some(RackKind::Direct)),
-    IsolationCase::streams(DataPath::WindowDirect, Some(RackKind::Direct), "8 streams and 1 unread"),
-    IsolationCase::cpu_bound(DataPath::WindowDirect, Some(RackKind::Direct)),
-    IsolationCase::cpu_bound_nice(DataPath::WindowDirect, Some(RackKind::Direct)),
-    IsolationCase::quiet(DataPath::KernelTcp, None),
-    IsolationCase::streams(DataPath::KernelTcp, None, "8 streams and 1 unread"),
-    IsolationCase::cpu_bound(DataPath::KernelTcp, None),
-    IsolationCase::cpu_bound_nice(DataPath::KernelTcp, None),
-];
-
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const ROUND_TRIP_SIZES: [u64; 9] = [8, 48, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB];
@@ -282,16 +217,6 @@ struct Cell {
     rounds: Vec<Sample>,
 }
 
-/// All rounds of one case of background load.
-struct IsolationCell {
-    case: IsolationCase,
-    rounds: Vec<Latencies>,
-    /// Rates of the streams in bytes a second.
-    streams: Vec<f64>,
-    /// Number of rounds that failed.
-    failed: usize,
-}
-
 /// A sample that failed. Its path is not tried again in that experiment.
 struct Failure {
     what: String,
@@ -346,9 +271,7 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
     };
     let mut measured = Measured {
         cells: plan.points.iter().flat_map(cell).collect(),
-        isolation: ISOLATION_CASES
-            .map(|case| IsolationCell { case, rounds: Vec::new(), streams: Vec::new(), failed: 0 })
-            .into(),
+        isolation: ISOLATION_CASES.map(IsolationCell::new).into(),
         counts: Vec::new(),
         instructions: Err("not requested".to_owned()),
         syscalls_ns: Vec::new(),
@@ -361,41 +284,17 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
     if let Some(warning) = machine.busy_warning() {
         progress.warn(&warning);
     }
-    {
-        let kinds = [RackKind::Proxy, RackKind::Direct, RackKind::TimedProxy, RackKind::TimedDirect];
-        let racks = bring_up(launcher, &kinds, &mut measured, &progress);
-        for round in 1..=plan.rounds {
-            measured.syscalls_ns.push(floors::syscall_ns_p50(launcher, plan.floor_ms)?);
-            take_round(launcher, plan, &racks, round, &mut measured, &mut progress)?;
-        }
-        for (kind, rack) in &racks {
-            let counts = rack.counts()?;
-            match kind {
-                RackKind::Proxy => measured.counts = counts,
-                RackKind::Direct | RackKind::TimedDirect => measured.check_direct(*kind, &counts),
-                _ => {}
-            }
-        }
-    }
-    {
-        let racks = bring_up(
-            launcher,
-            &[RackKind::Proxy, RackKind::Unsliced, RackKind::Sliced, RackKind::Direct],
-            &mut measured,
-            &progress,
-        );
-        for round in 1..=plan.isolation_rounds {
-            measure_isolation(launcher, plan, &racks, round, &mut measured, &mut progress);
-        }
-    }
+    measure_paths(launcher, plan, &mut measured, &mut progress)?;
+    isolation::measure(launcher, plan, &mut measured, &mut progress);
     if plan.counts_instructions {
         progress.step("instructions", "of a frame");
-        measured.instructions = instructions(modelled).map_err(|error| format!("{error:#}"));
+        measured.instructions = instructions::per_frame(modelled).map_err(|error| format!("{error:#}"));
     }
     measured.pairs = launcher.pair_counts();
     Ok(measured)
 }
 
+/// Brings up racks, and notes which are not available.
 fn bring_up(
     launcher: &Launcher,
     kinds: &[RackKind],
@@ -418,6 +317,25 @@ fn bring_up(
     racks
 }
 
+/// Measures every path alone, at every size.
+fn measure_paths(launcher: &Launcher, plan: &Plan, measured: &mut Measured, progress: &mut Progress) -> Result<()> {
+    let kinds = [RackKind::Proxy, RackKind::Direct, RackKind::TimedProxy, RackKind::TimedDirect];
+    let racks = bring_up(launcher, &kinds, measured, progress);
+    for round in 1..=plan.rounds {
+        measured.syscalls_ns.push(floors::syscall_ns_p50(launcher, plan.floor_ms)?);
+        take_round(launcher, plan, &racks, round, measured, progress)?;
+    }
+    for (kind, rack) in &racks {
+        let counts = rack.counts()?;
+        match kind {
+            RackKind::Proxy => measured.counts = counts,
+            RackKind::Direct | RackKind::TimedDirect => measured.check_direct(*kind, &counts),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn take_round(
     launcher: &Launcher,
     plan: &Plan,
@@ -434,7 +352,7 @@ fn take_round(
         if measured.failure(experiment, path).is_some() {
             continue;
         }
-        let Some(endpoints) = endpoints(launcher, racks, experiment, path) else { continue };
+        let Some(endpoints) = endpoints(launcher, racks, path, experiment.kind(path)) else { continue };
         let line = floors::cache_line(launcher, plan.floor_ms)?;
         match take_sample(launcher, plan, &endpoints, experiment, size_bytes) {
             Ok((latencies, bytes_per_s)) => {
@@ -452,18 +370,8 @@ fn take_round(
     Ok(())
 }
 
-/// Returns the endpoints of a path; `None` if its rack is not available.
+/// Returns the endpoints of a path in the rack that it needs; `None` if that is not available.
 fn endpoints(
-    launcher: &Launcher,
-    racks: &[(RackKind, RunningRack)],
-    experiment: Experiment,
-    path: DataPath,
-) -> Option<Endpoints> {
-    endpoints_for(launcher, racks, path, experiment.kind(path))
-}
-
-/// Returns the endpoints of a path in the rack that it needs.
-fn endpoints_for(
     launcher: &Launcher,
     racks: &[(RackKind, RunningRack)],
     path: DataPath,
@@ -501,99 +409,6 @@ fn take_sample(
     Ok((Some(pair.client.latencies()?), None))
 }
 
-fn measure_isolation(
-    launcher: &Launcher,
-    plan: &Plan,
-    racks: &[(RackKind, RunningRack)],
-    round: u32,
-    measured: &mut Measured,
-    progress: &mut Progress,
-) {
-    for cell in &mut measured.isolation {
-        let IsolationCase { path, kind, title, load } = cell.case;
-        let stage = format!("round {round} of {}: background load", plan.isolation_rounds);
-        progress.step(&stage, &format!("{title}, {}", path.title()));
-        let Some(endpoints) = endpoints_for(launcher, racks, path, kind) else { continue };
-        match ping_pong_under_load(launcher, plan, &endpoints, load) {
-            Ok((latencies, streams)) => {
-                cell.rounds.push(latencies);
-                cell.streams.extend(streams);
-            }
-            Err(error) => {
-                let what = format!("ping-pong by {}, {title}, round {round}: {error:#}", path.title());
-                progress.warn(&format!("failed: {what}"));
-                measured.other_failures.push(what);
-                cell.failed += 1;
-            }
-        }
-    }
-}
-
-/// Runs a ping-pong of 8 bytes under background load, and returns its latencies and the rate of the streams.
-fn ping_pong_under_load(
-    launcher: &Launcher,
-    plan: &Plan,
-    endpoints: &Endpoints,
-    background: BackgroundLoad,
-) -> Result<(Latencies, Option<f64>)> {
-    // The streams must last longer than the ping-pong with its start, warm-up and measurement.
-    let limit = Duration::from_millis(4 * plan.isolation_ms) + SLACK;
-    let load_ms = (2 * plan.isolation_ms + 1000).to_string();
-    let mut load = match background {
-        BackgroundLoad::Streams => Some(launcher.start(endpoints, Probe::Load, &[STREAMS], &[STREAMS, &load_ms])?),
-        _ => None,
-    };
-    if let Some(load) = &mut load {
-        load.client_line("loading", SLACK)?;
-    }
-    let _busy_loops = match background {
-        BackgroundLoad::CpuBound { per_core, nice } => busy_loops(per_core, nice)?,
-        _ => Vec::new(),
-    };
-    let milliseconds = plan.isolation_ms.to_string();
-    let args = ["blocking", "8", &milliseconds];
-    let pair = launcher.start(endpoints, Probe::RoundTrip, &args[..2], &args)?.finish(limit)?;
-    let streams = match load {
-        Some(load) => Some(load.finish(limit)?.server.per_second("bytes")?),
-        None => None,
-    };
-    Ok((pair.client.latencies()?, streams))
-}
-
-/// Starts CPU-bound programs on any core, which run until they are dropped.
-fn busy_loops(per_core: usize, nice: i32) -> Result<Vec<ChildGuard>> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let start = |_| {
-        let mut command = Command::new("nice");
-        command.arg("-n").arg(nice.to_string()).args(["sh", "-c", "while :; do :; done"]);
-        ChildGuard::spawn(command, None)
-    };
-    (0..per_core * cores).map(start).collect()
-}
-
-/// Returns the instructions of two engines for a frame of 8 bytes, one sending and one receiving: the difference of two
-/// runs under callgrind.
-fn instructions(modelled: &Modelled) -> Result<f64> {
-    const FRAMES: u64 = 20_000;
-    const LIMIT: Duration = Duration::from_secs(60);
-    let program = std::env::current_exe().context("finding this program")?;
-    let run = |frames: u64| {
-        let mut command = Command::new("valgrind");
-        command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(&program);
-        command.args(&modelled.work_arguments).arg(frames.to_string());
-        let mut guard = ChildGuard::spawn(command, None).context("valgrind counts instructions; install it")?;
-        guard.complete(LIMIT)?;
-        collected(&guard.stderr_text()).context("callgrind printed no number of instructions")
-    };
-    Ok((run(2 * FRAMES)? - run(FRAMES)?) / FRAMES as f64)
-}
-
-/// Parses the number in callgrind's `Collected : N`.
-fn collected(stderr: &str) -> Option<f64> {
-    let line = stderr.lines().find_map(|line| line.split_once("Collected :"))?;
-    line.1.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -608,12 +423,6 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_instructions_is_found_in_callgrinds_output() {
-        assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 123456\n==7==\n"), Some(123_456.0));
-        assert_eq!(collected("valgrind: no such program"), None);
-    }
-
-    #[test]
     fn a_failed_path_has_its_reason_in_every_row_and_the_others_have_figures() {
         let launcher = Launcher::with_wrapper("false").unwrap();
         let points = vec![(Experiment::RoundTrip, 8), (Experiment::RoundTrip, 48)];
@@ -624,7 +433,7 @@ mod tests {
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &plan, &machine, &modelled).unwrap();
         assert_eq!(measured.pairs.servers_failed, 1, "tried once: {:?}", measured.pairs);
-        let report = Report::of(&Options::default(), &plan, machine, measured, modelled).unwrap();
+        let report = Report::of(&Options::default(), &plan, machine, measured, modelled);
         for row in &report.rows {
             match row.path {
                 DataPath::DirectLane => assert!(row.missing.as_deref().is_some_and(|why| why.contains("`false "))),

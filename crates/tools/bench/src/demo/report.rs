@@ -69,22 +69,17 @@ impl Rounds {
     }
 }
 
-fn median_or_nan(values: &[f64]) -> f64 {
-    median(values.iter().copied()).unwrap_or(f64::NAN)
-}
-
-fn row(cell: &Cell, kernel: &Cell) -> Row {
+/// Returns the row of a cell; `None` without rounds.
+fn row(cell: &Cell, kernel: &Cell) -> Option<Row> {
     let (this, kernel) = (Rounds::of(cell), Rounds::of(kernel));
-    let all = cell.rounds.iter().map(|sample| sample.latencies.quantiles());
-    let (max_ns, samples) = all.fold((0.0, 0), |(max, count), round| (round.max_ns.max(max), count + round.samples));
-    Row {
+    Some(Row {
         kind: "measured",
         clients: cell.scenario.clients,
         value_bytes: cell.scenario.value_bytes,
         operation: cell.scenario.operation,
         transport: cell.transport,
-        operations_per_s: median_or_nan(&this.operations),
-        redis_benchmark_operations_per_s: median_or_nan(&this.benchmark),
+        operations_per_s: median(this.operations.iter().copied())?,
+        redis_benchmark_operations_per_s: median(this.benchmark.iter().copied())?,
         times_kernel_tcp: Improvement {
             p50: median_ratio(&kernel.p50_ns, &this.p50_ns),
             p99: median_ratio(&kernel.p99_ns, &this.p99_ns),
@@ -92,14 +87,8 @@ fn row(cell: &Cell, kernel: &Cell) -> Row {
             operations: median_ratio(&this.operations, &kernel.operations),
             redis_benchmark_operations: median_ratio(&this.benchmark, &kernel.benchmark),
         },
-        latency: Quantiles {
-            p50_ns: median_or_nan(&this.p50_ns),
-            p99_ns: median_or_nan(&this.p99_ns),
-            p999_ns: median_or_nan(&this.p999_ns),
-            max_ns,
-            samples,
-        },
-    }
+        latency: Quantiles::over_rounds(cell.rounds.iter().map(|sample| &sample.latencies))?,
+    })
 }
 
 impl Report {
@@ -116,7 +105,7 @@ impl Report {
             rounds: plan.rounds,
             sample_ms: plan.sample_ms,
             floors: FloorSummary::of(&samples, syscalls_ns),
-            rows: cells.iter().filter_map(|cell| Some(row(cell, kernel(cell)?))).collect(),
+            rows: cells.iter().filter_map(|cell| row(cell, kernel(cell)?)).collect(),
         }
     }
 

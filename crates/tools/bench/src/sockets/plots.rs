@@ -21,7 +21,7 @@ pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<V
         ("round-trip-blocking.svg", round_trips(report, Experiment::RoundTripBlocking, "blocking send and recv")),
         ("round-trip-epoll.svg", round_trips(report, Experiment::RoundTripEpoll, "through epoll_wait")),
         ("bulk.svg", bulk(report)),
-        ("latency-cdf.svg", distribution(measured)?),
+        ("latency-cdf.svg", distribution(measured)),
     ];
     figures.retain(|(_, figure)| figure.series.iter().any(|series| !series.points.is_empty()));
     plot::write_svgs(directory, &figures)
@@ -51,14 +51,18 @@ fn by_size(
         .collect()
 }
 
+/// Returns a series for each transport: one value of each row of an experiment, by size.
+fn series_by_size(report: &Report, experiment: Experiment, value: fn(&Row) -> Option<f64>) -> Vec<Series> {
+    let series = |transport| Series {
+        title: Transport::title(transport).to_owned(),
+        style: style(transport),
+        points: by_size(report, experiment, transport, value),
+    };
+    TRANSPORTS.map(series).into()
+}
+
 fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
-    let mut series: Vec<Series> = TRANSPORTS
-        .iter()
-        .map(|transport| {
-            let points = by_size(report, experiment, *transport, |row| Some(row.latency.as_ref()?.p50_ns / 1e3));
-            Series { title: transport.title().to_owned(), style: style(*transport), points }
-        })
-        .collect();
+    let mut series = series_by_size(report, experiment, |row| Some(row.latency.as_ref()?.p50_ns / 1e3));
     let lines = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.cache_line_rtt_ns_p50? / 1e3));
     series.extend(floor("cache line", &lines));
     Figure {
@@ -71,13 +75,7 @@ fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
 
 fn bulk(report: &Report) -> Figure {
     let experiment = Experiment::Bulk;
-    let mut series: Vec<Series> = TRANSPORTS
-        .iter()
-        .map(|transport| {
-            let points = by_size(report, experiment, *transport, |row| Some(row.rate_per_s? / 1e9));
-            Series { title: transport.title().to_owned(), style: style(*transport), points }
-        })
-        .collect();
+    let mut series = series_by_size(report, experiment, |row| Some(row.rate_per_s? / 1e9));
     let copies = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.copy_pipeline_bytes_per_s? / 1e9));
     series.extend(floor("two-copy pipeline", &copies));
     Figure {
@@ -88,21 +86,21 @@ fn bulk(report: &Report) -> Figure {
     }
 }
 
-fn distribution(measured: &Measured) -> Result<Figure> {
+fn distribution(measured: &Measured) -> Figure {
     let experiment = Experiment::RoundTripBlocking;
     let mut series = Vec::new();
     for transport in TRANSPORTS {
         let cell = measured.cell(Point { experiment, size_bytes: CDF_SIZE_BYTES }, transport);
-        let Some(latencies) = cell.map(super::Cell::merged).transpose()?.flatten() else { continue };
+        let Some(latencies) = cell.and_then(super::Cell::merged) else { continue };
         let points = latencies.cumulative().into_iter().map(|(ns, share)| (ns / 1e3, share * 100.0)).collect();
         series.push(Series { title: transport.title().to_owned(), style: style(transport), points });
     }
-    Ok(Figure {
+    Figure {
         title: format!("Round trip of {}, blocking: all rounds", units::size(CDF_SIZE_BYTES)),
         x: Axis::Decades("round trip (µs)"),
         y: Axis::Percent("round trips at or below (%)"),
         series,
-    })
+    }
 }
 
 /// Returns a floor as a horizontal line over the sizes of `values`.

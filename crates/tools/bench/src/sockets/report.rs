@@ -1,6 +1,5 @@
 //! The report of `bench sockets`: rows with their ratios, as JSON.
 
-use anyhow::Result;
 use clap::ValueEnum;
 use machine::Machine;
 use serde::Serialize;
@@ -65,7 +64,7 @@ pub struct Row {
 
 impl Cell {
     fn p50s(&self) -> Vec<f64> {
-        self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantile_ns(0.5))).collect()
+        self.latencies().map(|round| round.quantile_ns(0.5)).collect()
     }
 
     fn rates(&self) -> Vec<f64> {
@@ -80,28 +79,15 @@ impl Cell {
         self.rounds.iter().filter_map(|sample| Some(sample.floors.copy_pipeline?.bytes_per_s)).collect()
     }
 
-    /// Returns all rounds as one distribution.
-    pub(super) fn merged(&self) -> Result<Option<Latencies>> {
-        let mut all: Option<Latencies> = None;
-        for latencies in self.rounds.iter().filter_map(|sample| sample.latencies.as_ref()) {
-            match &mut all {
-                Some(all) => all.merge(latencies),
-                None => all = Some(latencies.clone()),
-            }
-        }
-        Ok(all)
+    fn latencies(&self) -> impl Iterator<Item = &Latencies> {
+        self.rounds.iter().filter_map(|sample| sample.latencies.as_ref())
     }
 
-    /// Returns the medians of the rounds' quantiles; the maximum and the count are those of all rounds.
-    fn quantiles(&self) -> Option<Quantiles> {
-        let rounds: Vec<Quantiles> =
-            self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantiles())).collect();
-        Some(Quantiles {
-            p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
-            p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
-            p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
-            max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
-            samples: rounds.iter().map(|round| round.samples).sum(),
+    /// Returns all rounds as one distribution; `None` without rounds.
+    pub(super) fn merged(&self) -> Option<Latencies> {
+        self.latencies().cloned().reduce(|mut all, round| {
+            all.merge(&round);
+            all
         })
     }
 
@@ -116,7 +102,7 @@ impl Cell {
             size_bytes: self.point.size_bytes,
             transport: self.transport,
             rounds: self.rounds.len(),
-            latency: self.quantiles(),
+            latency: Quantiles::over_rounds(self.latencies()),
             rate_per_s: median(rates.iter().copied()),
             rate_unit: match self.point.experiment {
                 Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => None,
@@ -147,10 +133,10 @@ fn ratio(over: &[f64], under: &[f64]) -> Option<Ratio> {
 }
 
 impl Report {
-    pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: &Measured) -> Result<Self> {
+    pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: &Measured) -> Self {
         let samples: Vec<FloorSample> =
             measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.floors)).collect();
-        Ok(Self {
+        Self {
             schema: SCHEMA,
             kind: "measured",
             command: command(options),
@@ -162,7 +148,7 @@ impl Report {
             floors: FloorSummary::of(&samples, &measured.syscalls_ns),
             rows: measured.cells.iter().map(|cell| cell.row(measured)).collect(),
             failures: measured.failures.clone(),
-        })
+        }
     }
 
     pub(super) fn row(&self, point: Point, transport: Transport) -> Option<&Row> {

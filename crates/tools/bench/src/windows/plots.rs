@@ -52,7 +52,7 @@ fn timed(report: &Report) -> Figure {
     let experiment = Experiment::TimedRoundTrip;
     let mut series = lines(report, experiment, |row| Some(row.latency.as_ref()?.p50_ns / 1e3));
     series.extend(level("modelled: the wire alone", Some(2.0 * super::ONE_WAY_NS / 1e3), &report.sizes(experiment)));
-    figure("Round trip over gen3x16, 500 ns one path: p50", "message size", "round trip (µs)", series)
+    figure("Round trip over gen3x16, 500 ns one way: p50", "message size", "round trip (µs)", series)
 }
 
 fn bulk(report: &Report) -> Figure {

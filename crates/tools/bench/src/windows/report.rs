@@ -1,13 +1,13 @@
 //! The report of `bench windows`, as JSON.
 
-use anyhow::Result;
 use machine::Machine;
 use serde::Serialize;
 use stats::{Latencies, Quantiles, median, median_ratio};
 
+use super::isolation::{BackgroundLoad, IsolationCell};
 use super::published::{self, Assumption};
 use super::rack::ProxyCounters;
-use super::{BackgroundLoad, Cell, DataPath, Experiment, IsolationCell, Measured, Modelled, ONE_WAY_NS, Options, Plan};
+use super::{Cell, DataPath, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan};
 use crate::floors::{FloorSample, FloorSummary};
 use crate::launch::PairCounts;
 
@@ -122,25 +122,17 @@ pub struct WithEnoughCores {
     pub instructions_missing: Option<String>,
 }
 
-/// Returns the medians of each quantile over the rounds; the maximum and the count are of all rounds.
-fn quantiles<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Quantiles> {
-    let rounds: Vec<Quantiles> = rounds.map(Latencies::quantiles).collect();
-    Some(Quantiles {
-        p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
-        p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
-        p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
-        max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
-        samples: rounds.iter().map(|round| round.samples).sum(),
-    })
-}
-
 impl Cell {
     fn of<T>(&self, value: impl Fn(&super::Sample) -> Option<T>) -> Vec<T> {
         self.rounds.iter().filter_map(value).collect()
     }
 
+    fn latencies(&self) -> impl Iterator<Item = &Latencies> {
+        self.rounds.iter().filter_map(|sample| sample.latencies.as_ref())
+    }
+
     fn p50s(&self) -> Vec<f64> {
-        self.of(|sample| Some(sample.latencies.as_ref()?.quantile_ns(0.5)))
+        self.latencies().map(|round| round.quantile_ns(0.5)).collect()
     }
 
     fn rates(&self) -> Vec<f64> {
@@ -153,10 +145,9 @@ impl Cell {
         let (p50s, rates) = (self.p50s(), self.rates());
         let kernel_p50s = kernel.map_or_else(Vec::new, Self::p50s);
         let kernel_rates = kernel.map_or_else(Vec::new, Self::rates);
-        let latency = quantiles(self.rounds.iter().filter_map(|sample| sample.latencies.as_ref()));
-        let kernels =
-            kernel.and_then(|cell| quantiles(cell.rounds.iter().filter_map(|sample| sample.latencies.as_ref())));
-        let is_below = latency.as_ref().zip(kernels.as_ref()).map(|(own, kernel)| own.p99_ns < kernel.p99_ns);
+        let latency = Quantiles::over_rounds(self.latencies());
+        let kernel_latency = kernel.and_then(|cell| Quantiles::over_rounds(cell.latencies()));
+        let is_below = latency.as_ref().zip(kernel_latency.as_ref()).map(|(own, kernel)| own.p99_ns < kernel.p99_ns);
         Row {
             kind: "measured",
             experiment: self.experiment,
@@ -193,7 +184,7 @@ impl IsolationCell {
             rounds: self.rounds.len(),
             rounds_failed: self.failed,
             trips_per_s: median(self.rounds.iter().map(|round| round.samples() as f64 * 1e3 / sample_ms as f64)),
-            latency: quantiles(self.rounds.iter()),
+            latency: Quantiles::over_rounds(&self.rounds),
             p99_of_quiet: quiet.and_then(|quiet| median_ratio(&p99s(self), &p99s(quiet))),
             streams_bytes_per_s: median(self.streams.iter().copied()),
         }
@@ -201,13 +192,7 @@ impl IsolationCell {
 }
 
 impl Report {
-    pub fn of(
-        options: &Options,
-        plan: &Plan,
-        machine: Machine,
-        measured: Measured,
-        modelled: Modelled,
-    ) -> Result<Self> {
+    pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: Measured, modelled: Modelled) -> Self {
         let floor_sample =
             |cell: &Cell| cell.of(|sample| Some(FloorSample { cache_line: sample.line, copy_pipeline: None }));
         let floor_samples: Vec<FloorSample> = measured.cells.iter().flat_map(floor_sample).collect();
@@ -230,7 +215,7 @@ impl Report {
                 .iter()
                 .find(|cell| cell.case.path == of.case.path && cell.case.load == BackgroundLoad::None)
         };
-        Ok(Self {
+        Self {
             schema: SCHEMA,
             command: command(options),
             rounds: plan.rounds,
@@ -245,7 +230,7 @@ impl Report {
             floors,
             pairs: measured.pairs,
             failures,
-        })
+        }
     }
 
     pub fn row(&self, experiment: Experiment, size_bytes: u64, path: DataPath) -> Option<&Row> {
@@ -280,7 +265,7 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
     let rdma = [Some(published::RDMA_SOCKETS_NS / 1e3), None, None, None];
     let ntsocks = [Some(published::RTT_8_NS / 1e3), None, None, Some(published::RTT_4K_NS / 1e3)];
     vec![
-        figure("modelled", "the wire alone, both paths", "us", [Some(WIRE_NS / 1e3); 4]),
+        figure("modelled", "the wire alone, both ways", "us", [Some(WIRE_NS / 1e3); 4]),
         figure("measured", "direct lane (no wire)", "us", direct_lane),
         figure(
             "modelled + measured",
@@ -343,11 +328,11 @@ fn command(options: &Options) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::isolation::ISOLATION_CASES;
     use super::super::rack::RackKind;
-    use super::super::{Failure, ISOLATION_CASES, ModelledCase, Sample};
+    use super::super::{Failure, ModelledCase, Sample};
     use super::*;
     use crate::floors::CacheLine;
-    use stats::Latencies;
 
     fn latencies(ns: f64) -> Latencies {
         let mut latencies = Latencies::new();
@@ -409,7 +394,7 @@ mod tests {
         let case = ModelledCase { case: "quiet", rtt_ns_p50: 2000, rtt_ns_p99: 2100, p99_of_quiet: 1.0 };
         let modelled = Modelled { assumptions: "few".to_owned(), isolation: vec![case], work_arguments: Vec::new() };
         let options = Options::default();
-        Report::of(&options, &Plan::of(&options), Machine::describe(None), measured, modelled).unwrap()
+        Report::of(&options, &Plan::of(&options), Machine::describe(None), measured, modelled)
     }
 
     #[test]
