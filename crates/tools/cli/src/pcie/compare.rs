@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use super::figures::Labelled;
 use anyhow::Result;
 use pcie::result::TestResult;
 use pcie_bench::compare::{Comparison, compare};
 use pcie_bench::files;
 use stats::{Align, Table};
 
+use super::figures::Labelled;
 use super::parameters::{self, classified};
 use crate::output;
 use crate::wrong_use::WrongUse;

@@ -2,30 +2,30 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use clap::ValueEnum;
 use pcie::model::{CompletionSize, Mode, Model};
 use pcie::result::{Latency, Outcome, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
+use pcie_bench::sweep::Grid;
 use plot::{Axis, Color, Figure, Line, Marker, Series, Style};
 use units::size;
 
-use pcie_bench::sweep::Grid;
-
 /// A figure of the paper (SIGCOMM 2018, sections 6.1 to 6.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preset {
-    /// Bandwidth by transfer size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PaperFigure {
+    /// Bandwidth by transfer size
     Bandwidth,
-    /// Latency by transfer size.
+    /// Median latency by transfer size
     Latency,
-    /// Distributions of latency.
+    /// Distributions of latency, cold and warm
     Cdf,
-    /// Latency by window and cache state.
+    /// Latency by window, for each state of the caches
     Cache,
-    /// Bandwidth by window with and without the IOMMU.
+    /// Bandwidth by window, with and without the IOMMU
     Iommu,
-    /// Bandwidth by window, local and remote memory.
+    /// Bandwidth by window, local and remote memory
     Numa,
-    /// Bandwidth by the transfer's offset in its cache line.
+    /// Bandwidth by the transfer's offset in its cache line
     Offset,
 }
 
@@ -59,7 +59,7 @@ const SMALL_WINDOW: u64 = 8 << 10;
 /// Maximum number of distributions in one plot.
 const DISTRIBUTIONS_MAX: usize = 12;
 
-impl Preset {
+impl PaperFigure {
     /// Returns the tests that the figure needs, with the devices, samples and seed of `common`.
     pub fn grid(self, common: Grid) -> Grid {
         let base = Grid {
@@ -104,6 +104,13 @@ pub struct Labelled<'a> {
     pub label: &'a str,
     /// The result.
     pub result: &'a TestResult,
+}
+
+impl<'a> Labelled<'a> {
+    /// Returns the results of the only set.
+    pub fn unlabelled(results: &'a [TestResult]) -> Vec<Self> {
+        results.iter().map(|result| Self { label: "", result }).collect()
+    }
 }
 
 /// Returns all plots of results, with their file names.
@@ -400,8 +407,7 @@ mod tests {
     use pcie_bench::testing::{bandwidth, latency};
 
     fn all(results: &[TestResult]) -> Vec<(String, Figure)> {
-        let labelled: Vec<_> = results.iter().map(|result| Labelled { label: "", result }).collect();
-        plots(&labelled)
+        plots(&Labelled::unlabelled(results))
     }
 
     #[test]
@@ -462,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_is_a_sweep_of_valid_tests() {
+    fn every_figure_is_a_sweep_of_valid_tests() {
         let common = Grid {
             devices: vec!["sim:hsw".into()],
             tests: Vec::new(),
@@ -478,10 +484,9 @@ mod tests {
             bandwidth_samples: 10,
             seed: 1,
         };
-        use Preset::{Bandwidth, Cache, Cdf, Iommu, Latency, Numa, Offset};
-        for preset in [Bandwidth, Latency, Cdf, Cache, Iommu, Numa, Offset] {
-            let jobs = preset.grid(common.clone()).jobs().unwrap();
-            assert!(!jobs.is_empty(), "{preset:?}");
+        for figure in PaperFigure::value_variants() {
+            let jobs = figure.grid(common.clone()).jobs().unwrap();
+            assert!(!jobs.is_empty(), "{figure:?}");
             jobs.iter().for_each(|job| job.test.check().unwrap());
         }
     }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::figures::Labelled;
 use anyhow::Result;
 use pcie_bench::{files, import};
 
+use super::figures::Labelled;
 use super::parameters::{self, classified};
 use crate::output;
 
@@ -30,6 +30,5 @@ pub fn main(options: &Options) -> Result<()> {
     parameters::make_directory(options.plot.as_deref())?;
     output::print(&files::json(&imported.results).map_err(classified)?)?;
     let Some(directory) = &options.plot else { return Ok(()) };
-    let labelled: Vec<Labelled<'_>> = imported.results.iter().map(|result| Labelled { label: "", result }).collect();
-    parameters::write_plots(directory, &labelled)
+    parameters::write_plots(directory, &Labelled::unlabelled(&imported.results))
 }

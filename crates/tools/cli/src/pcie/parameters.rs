@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use super::figures::{Labelled, plots};
 use anyhow::{Context, Result};
 use pcie::result::{Outcome, TestResult};
 use pcie::test::{Cache, Iommu, Numa, Order};
@@ -12,6 +11,7 @@ use pcie_bench::registry::DeviceOptions;
 use serde::de::DeserializeOwned;
 use stats::{Align, Table};
 
+use super::figures::{Labelled, plots};
 use super::sizes::{Size, Sizes};
 use crate::wrong_use::WrongUse;
 

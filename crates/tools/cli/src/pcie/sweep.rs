@@ -3,19 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use super::figures::{Labelled, Preset};
 use anyhow::Result;
-use clap::ValueEnum;
 use crosslane_bench::Progress;
-use pcie::result::TestResult;
 use pcie::test::{Cache, Iommu, Kind, Numa, Order};
 use pcie_bench::files;
 use pcie_bench::sweep::{self, Grid, Job, SweepOptions};
 
+use super::figures::{Labelled, PaperFigure};
 use super::parameters::{self, DeviceArguments, classified, parse_bytes, parse_bytes_list, parse_keyword};
 use super::sizes::Sizes;
 use crate::output;
 
+/// The options that a figure replaces.
 const LISTS: [&str; 9] = ["test", "size", "window", "cache", "iommu", "numa", "order", "host_offset", "device_offset"];
 
 /// Options of `crosslane pcie sweep`: lists of parameters, or a figure of the paper.
@@ -26,7 +25,7 @@ pub struct Options {
     device: Vec<String>,
     /// Run the tests of a figure of the paper instead of the lists below
     #[arg(long, value_enum, conflicts_with_all = LISTS)]
-    figure: Option<FigureName>,
+    figure: Option<PaperFigure>,
     /// Tests: lat-rd, lat-wrrd, bw-rd, bw-wr, bw-rdwr
     #[arg(long, value_name = "TEST,...", value_delimiter = ',', value_parser = parse_keyword::<Kind>)]
     #[arg(required_unless_present = "figure")]
@@ -81,24 +80,6 @@ pub struct Options {
     device_arguments: DeviceArguments,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum FigureName {
-    /// Bandwidth by transfer size
-    Bandwidth,
-    /// Median latency by transfer size
-    Latency,
-    /// Distributions of latency, cold and warm
-    Cdf,
-    /// Latency by window, for each state of the caches
-    Cache,
-    /// Bandwidth by window, with and without the IOMMU
-    Iommu,
-    /// Bandwidth by window, local and remote memory
-    Numa,
-    /// Bandwidth by the transfer's offset in its cache line
-    Offset,
-}
-
 /// Runs all tests, prints the results and writes plots if requested.
 pub fn main(options: &Options) -> Result<()> {
     let jobs = options.grid()?.jobs().map_err(classified)?;
@@ -121,12 +102,8 @@ pub fn main(options: &Options) -> Result<()> {
     output::print(&text)?;
     match &options.plot {
         None => Ok(()),
-        Some(directory) => parameters::write_plots(directory, &labelled(&results)),
+        Some(directory) => parameters::write_plots(directory, &Labelled::unlabelled(&results)),
     }
-}
-
-fn labelled(results: &[TestResult]) -> Vec<Labelled<'_>> {
-    results.iter().map(|result| Labelled { label: "", result }).collect()
 }
 
 impl Options {
@@ -148,13 +125,7 @@ impl Options {
         };
         Ok(match self.figure {
             None => grid,
-            Some(FigureName::Bandwidth) => Preset::Bandwidth.grid(grid),
-            Some(FigureName::Latency) => Preset::Latency.grid(grid),
-            Some(FigureName::Cdf) => Preset::Cdf.grid(grid),
-            Some(FigureName::Cache) => Preset::Cache.grid(grid),
-            Some(FigureName::Iommu) => Preset::Iommu.grid(grid),
-            Some(FigureName::Numa) => Preset::Numa.grid(grid),
-            Some(FigureName::Offset) => Preset::Offset.grid(grid),
+            Some(figure) => figure.grid(grid),
         })
     }
 }

@@ -27,10 +27,8 @@ struct FigureKind {
 
 const SLOWDOWN: (Axis, Axis) = (Axis::Decades("size of the flow (B)"), Axis::Decades("slowdown"));
 
-macro_rules! slowdown {
-    ($name:literal, $title:literal) => {
-        FigureKind { name: $name, title: $title, x: "bytes, at most", y: "slowdown", axes: SLOWDOWN }
-    };
+const fn slowdown(name: &'static str, title: &'static str) -> FigureKind {
+    FigureKind { name, title, x: "bytes, at most", y: "slowdown", axes: SLOWDOWN }
 }
 
 const KINDS: [FigureKind; 12] = [
@@ -76,12 +74,12 @@ const KINDS: [FigureKind; 12] = [
         y: "us",
         axes: (Axis::Bytes("message"), Axis::Decades("latency, p50 (us)")),
     },
-    slowdown!("slowdown-256-mean", "Slowdown of flows, 256 hosts, mean"),
-    slowdown!("slowdown-256-p99", "Slowdown of flows, 256 hosts, p99"),
-    slowdown!("slowdown-1024-mean", "Slowdown of flows, 1,024 hosts, mean"),
-    slowdown!("slowdown-1024-p99", "Slowdown of flows, 1,024 hosts, p99"),
-    slowdown!("slowdown-4096-mean", "Slowdown of flows, 4,096 hosts, mean"),
-    slowdown!("slowdown-4096-p99", "Slowdown of flows, 4,096 hosts, p99"),
+    slowdown("slowdown-256-mean", "Slowdown of flows, 256 hosts, mean"),
+    slowdown("slowdown-256-p99", "Slowdown of flows, 256 hosts, p99"),
+    slowdown("slowdown-1024-mean", "Slowdown of flows, 1,024 hosts, mean"),
+    slowdown("slowdown-1024-p99", "Slowdown of flows, 1,024 hosts, p99"),
+    slowdown("slowdown-4096-mean", "Slowdown of flows, 4,096 hosts, mean"),
+    slowdown("slowdown-4096-p99", "Slowdown of flows, 4,096 hosts, p99"),
 ];
 
 /// Returns the figures that have values, in the order of `KINDS`, with the published values.
