@@ -1,7 +1,22 @@
 //! Flushes cache lines of this machine.
 
+use pcie::test::Cache;
+
+use crate::error::{Error, Result};
+
 /// Whether this program can flush lines to memory.
-pub(crate) const CAN_FLUSH: bool = cfg!(target_arch = "x86_64");
+const CAN_FLUSH: bool = cfg!(target_arch = "x86_64");
+
+/// Checks that this program can bring the caches into the state that a test requires.
+pub(crate) fn check(device: &str, cache: Cache) -> Result<()> {
+    if CAN_FLUSH || cache != Cache::Cold {
+        return Ok(());
+    }
+    Error::wrong_use(format!(
+        "{device}: --cache cold needs an instruction that this program uses on x86-64 only; \
+         choose host-warm or device-warm"
+    ))
+}
 
 /// Flushes every line of a span from all caches to memory; does nothing where [`CAN_FLUSH`] is false.
 ///

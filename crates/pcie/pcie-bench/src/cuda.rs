@@ -198,13 +198,7 @@ impl Device for Cuda {
 
     fn check(&self, test: &Test) -> Result<()> {
         plan::check(test)?;
-        if test.cache == Cache::Cold && !cache_lines::CAN_FLUSH {
-            return Error::wrong_use(
-                "cuda: --cache cold needs an instruction that this program uses on x86-64 only; \
-                 choose host-warm or device-warm",
-            );
-        }
-        Ok(())
+        cache_lines::check("cuda", test.cache)
     }
 
     fn prepare(&mut self, test: &Test) -> Result<()> {
@@ -252,9 +246,7 @@ impl Device for Cuda {
         let rates = self.rates(test, units)?;
         let (best, knee) = plan::best_and_knee(&rates)?;
         self.info.description += &format!("; {best} warps in flight, 95% of the rate from {knee} on");
-        // A read-and-write test makes `samples` transfers in each direction; a pass alternates between them.
-        let directions = if test.test == Kind::BwRdwr { 2 } else { 1 };
-        let transfers = test.samples * directions;
+        let transfers = test.transfers();
         let mut elapsed_ns = 0.0;
         for pass in 0..transfers.div_ceil(units) {
             elapsed_ns += self.pass(test, pass, units.min(transfers - pass * units), best)?;

@@ -9,12 +9,20 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
+/// Reads the text of a file.
+///
+/// # Errors
+/// Names the file that cannot be read.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
 /// Reads the results in a file.
 ///
 /// # Errors
 /// Names the file, and the number of the invalid result.
 pub fn read(path: &Path) -> Result<Vec<TestResult>> {
-    let text = fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+    let text = read_text(path)?;
     let bad = |why: String| Error::WrongUse(format!("{}: {why}", path.display()));
     let value: Value = serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {error}")))?;
     let rows = if let Value::Array(rows) = value { rows } else { vec![value] };

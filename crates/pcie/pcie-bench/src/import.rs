@@ -13,6 +13,7 @@ use pcie::result::{Bandwidth, Latency, Outcome, Provenance, SCHEMA, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
 use crate::error::{Error, Result};
+use crate::files::read_text;
 use crate::statistics::{quantile_of_cdf, trimmed_average};
 
 /// All latencies are multiples of 16 cycles at 1.2 GHz.
@@ -85,10 +86,6 @@ fn read_file(path: &Path, imported: &mut Imported) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn read_text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
 /// Returns the blocks of `X_cdf.csv` next to `X.csv`; none if there is no such file.

@@ -51,16 +51,13 @@ struct Ready {
 }
 
 impl Memory {
-    /// Opens the memory of this machine.
-    ///
-    /// # Errors
-    /// None: whether resources are missing depends on the test.
-    pub fn open(pages: Pages) -> Result<Self> {
+    /// Opens the memory of this machine. Whether resources are missing depends on the test.
+    pub fn open(pages: Pages) -> Self {
         let machine =
             format!("loads and stores of one core, a second core as the host; {}", Machine::describe(None).words());
         let name = "memory".to_owned();
         let info = DeviceInfo { name, description: machine.clone(), provenance: Provenance::Measured, link: None };
-        Ok(Self { info, machine, pages, topology: Topology::of_this_machine(), ready: None })
+        Self { info, machine, pages, topology: Topology::of_this_machine(), ready: None }
     }
 
     /// Returns the page placement of a window, if it is the one that the test requires.
@@ -118,12 +115,7 @@ impl Device for Memory {
                  choose page sizes by --pages 4k|thp|2m|1g",
             );
         }
-        if test.cache == Cache::Cold && !cache_lines::CAN_FLUSH {
-            return Error::wrong_use(
-                "memory: --cache cold needs an instruction that this program uses on x86-64 only; \
-                 choose host-warm or device-warm",
-            );
-        }
+        cache_lines::check("memory", test.cache)?;
         if test.numa == Numa::Remote { self.topology.check_remote() } else { Ok(()) }
     }
 
@@ -258,8 +250,7 @@ impl<'a> Pass<'a> {
 
     /// Makes the transfers and returns the sum of the times of their batches.
     fn bandwidth(&mut self) -> Result<f64> {
-        let directions = if self.test.test == Kind::BwRdwr { 2 } else { 1 };
-        let mut left = self.test.samples * directions;
+        let mut left = self.test.transfers();
         let mut elapsed_ns = 0.0;
         while left > 0 {
             self.begin()?;
@@ -308,7 +299,7 @@ mod tests {
     use pcie::result::Outcome;
 
     fn memory() -> Memory {
-        Memory::open(Pages::Base).unwrap()
+        Memory::open(Pages::Base)
     }
 
     #[test]

@@ -17,6 +17,7 @@ use volmem::{Mapping, Region};
 use crate::clock::Clock;
 use crate::device::{Device, DeviceInfo, Timer};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::order::Visits;
 
 /// The sysfs folder of PCI devices, which has an entry for each address.
@@ -61,7 +62,7 @@ impl Pci {
                 "pci: there is no device '{address}'; lspci -D lists the devices; write one as pci:0000:00:04.0"
             ));
         }
-        let bars = bars(&read(&folder.join("resource"))?);
+        let bars = bars(&files::read_text(&folder.join("resource"))?);
         let largest = || bars.iter().max_by_key(|(_, bytes)| *bytes);
         let found = bar.map_or_else(largest, |wanted| bars.iter().find(|(bar, _)| *bar == usize::from(wanted)));
         let Some((bar, bar_bytes)) = found.copied() else {
@@ -77,7 +78,7 @@ impl Pci {
                 file.display()
             ));
         }
-        let fact = |name: &str| read(&folder.join(name)).unwrap_or_default().trim().to_owned();
+        let fact = |name: &str| files::read_text(&folder.join(name)).unwrap_or_default().trim().to_owned();
         let (speed, width) = (fact("current_link_speed"), fact("current_link_width"));
         let link = if speed.is_empty() { String::new() } else { format!("link {speed} x{width}, ") };
         let description = format!(
@@ -98,10 +99,6 @@ impl Pci {
         let is_bulk = matches!(test.test, Kind::BwWr | Kind::BwRdwr);
         if is_bulk && combined.exists() { combined } else { self.folder.join(format!("resource{}", self.bar)) }
     }
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
 /// Returns number and size of each memory BAR, from the text of `resource`.
@@ -190,8 +187,7 @@ impl Device for Pci {
 
     fn bandwidth(&mut self, test: &Test) -> Result<f64> {
         let (clock, bar) = self.ready()?;
-        let directions = if test.test == Kind::BwRdwr { 2 } else { 1 };
-        let mut visits = addresses(test, test.samples * directions).zip(0_u64..).peekable();
+        let mut visits = addresses(test, test.transfers()).zip(0_u64..).peekable();
         let mut elapsed_ns = 0.0;
         while visits.peek().is_some() {
             let batch: Vec<(u64, u64)> = visits.by_ref().take(BATCH as usize).collect();

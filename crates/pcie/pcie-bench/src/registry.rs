@@ -24,7 +24,7 @@ pub struct DeviceOptions {
 /// An unknown name, or a device that this machine does not have.
 pub fn open(name: &str, options: DeviceOptions) -> Result<Box<dyn Device>> {
     match name.split_once(':') {
-        None if name == "memory" => Ok(Box::new(Memory::open(options.pages)?)),
+        None if name == "memory" => Ok(Box::new(Memory::open(options.pages))),
         Some(("cuda", index)) => Ok(Box::new(Cuda::open(index)?)),
         Some(("pci", address)) => Ok(Box::new(Pci::open(address, options.bar, options.may_overwrite)?)),
         Some(("sim", system)) => Ok(Box::new(Simulated::open(system)?)),

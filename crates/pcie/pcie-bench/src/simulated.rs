@@ -1,11 +1,14 @@
 //! A simulated host in virtual time: `sim:hsw`.
 
+use std::path::Path;
+
 use pcie::host::{HostError, System};
 use pcie::result::Provenance;
 use pcie::test::{Numa, Test};
 
 use crate::device::{Device, DeviceInfo, Timer};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// A device in a simulated host.
 pub struct Simulated {
@@ -33,7 +36,7 @@ impl Simulated {
 
 /// Reads the system of a parameter file.
 fn of_file(path: &str) -> Result<System> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
+    let text = files::read_text(Path::new(path))?;
     System::from_toml(path, &text).map_err(refused)
 }
 

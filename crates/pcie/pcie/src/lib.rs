@@ -5,7 +5,7 @@
 //! * [`tlp`]: the packets of the link, and their size in bytes.
 //! * [`model`]: the bandwidth that a link leaves for data, from the protocol's arithmetic alone.
 //! * [`host`]: a simulated machine with a device.
-//! * [`test`] and [`result`]: the five tests of pcie-bench and their results, in one versioned form for models,
+//! * [`mod@test`] and [`result`]: the five tests of pcie-bench and their results, in one versioned form for models,
 //!   simulations, measurements and published data.
 //!
 //! Nothing here reads a clock or accesses a device: time and randomness are parameters.

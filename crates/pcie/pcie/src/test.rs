@@ -172,6 +172,28 @@ impl Kind {
     }
 }
 
+impl Cache {
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::HostWarm => "host-warm",
+            Self::DeviceWarm => "device-warm",
+        }
+    }
+}
+
+impl Iommu {
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Pages4K => "4k",
+            Self::Pages2M => "2m",
+        }
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
@@ -183,6 +205,11 @@ impl Test {
     pub const LATENCY_SAMPLES: u64 = 2_097_152;
     /// Number of transfers of a published bandwidth run.
     pub const BANDWIDTH_SAMPLES: u64 = 8_388_608;
+
+    /// Returns the number of transfers in all directions: a read-and-write test makes `samples` in each.
+    pub fn transfers(&self) -> u64 {
+        self.samples * if self.test == Kind::BwRdwr { 2 } else { 1 }
+    }
 
     /// Returns the bytes of a unit, the part of the window that one transfer uses: size and offset, rounded up to whole
     /// lines.

@@ -239,10 +239,10 @@ impl Drop for Event<'_> {
 impl Gpu {
     /// Opens the GPU number `index`.
     pub(super) fn open(index: u32) -> Result<Self> {
-        let (library_driver, name) = DRIVER.load()?;
-        let driver = Driver::of(library_driver, name)?;
-        let (library_compiler, name) = COMPILER.load()?;
-        let compiler = Compiler::of(library_compiler, name)?;
+        let (library, name) = DRIVER.load()?;
+        let driver = Driver::of(library, name)?;
+        let (library, name) = COMPILER.load()?;
+        let compiler = Compiler::of(library, name)?;
         // SAFETY: the only argument is a flag word, which must be 0.
         driver.check("cuInit", unsafe { (driver.init)(0) })?;
         let mut count = 0;

@@ -283,11 +283,7 @@ impl CalibrationTarget {
     pub fn label(&self) -> String {
         let test = &self.test;
         let interface = if self.interface == Interface::Command { " by command" } else { "" };
-        let iommu = match test.iommu {
-            Iommu::Off => "",
-            Iommu::Pages4K => " iommu 4k",
-            Iommu::Pages2M => " iommu 2m",
-        };
+        let iommu = if test.iommu == Iommu::Off { String::new() } else { format!(" iommu {}", test.iommu.name()) };
         let numa = if test.numa == Numa::Remote { " remote" } else { "" };
         let (kind, size, window) = (test.test, test.size_bytes, test.window_bytes >> 10);
         format!("{kind} {size} B{interface} {} {window}K{iommu}{numa}", self.published_cache())

@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::split::Span;
 use super::{Model, ModelError};
-use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES};
-use crate::link::{Generation, Lanes, Link};
+use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES, Generation, Lanes, Link};
 use config::ConfigError;
 
 const DIRECT: &str = include_str!("../../paths/direct.toml");
@@ -72,7 +71,7 @@ pub struct PcieSwitch {
 }
 
 /// The minimum latency of a transfer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LatencyBreakdown {
     /// The total latency.
     pub latency_ns: f64,
@@ -292,7 +291,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn write(&mut self, span: Span) -> LatencyBreakdown {
-        let mut last = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
+        let mut last = LatencyBreakdown::default();
         for piece in span.split(self.model.link.mps_bytes.bytes()) {
             last = self.send_upstream(Packet::Write(piece));
         }
@@ -303,7 +302,7 @@ impl<'a> Transfer<'a> {
 
     /// Simulates a read. Memory answers no request before `written_ns`.
     fn read(&mut self, span: Span, written_ns: f64) -> LatencyBreakdown {
-        let mut last = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
+        let mut last = LatencyBreakdown::default();
         for request in span.split(self.model.link.mrrs_bytes.bytes()) {
             let mut at_memory = self.send_upstream(Packet::Request(request));
             at_memory.add("root complex", "processing", self.path.root_complex_ns);
@@ -322,7 +321,7 @@ impl<'a> Transfer<'a> {
 
     /// Sends a packet from the device to the root complex.
     fn send_upstream(&mut self, packet: Packet) -> LatencyBreakdown {
-        let mut latency = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
+        let mut latency = LatencyBreakdown::default();
         latency.add("device", "processing", self.path.device_ns);
         let mut header_ns = latency.latency_ns;
         for (index, hop) in self.path.links.iter().enumerate() {

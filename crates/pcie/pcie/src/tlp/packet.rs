@@ -12,12 +12,11 @@ use super::repr::{
     MemoryRequest, Message, Repr,
 };
 use crate::link::AddressWidth;
+use crate::test::PAGE_BYTES;
 
 const FMT_FOUR_DW: u8 = 0x20;
 const FMT_DATA: u8 = 0x40;
-const FMT_PREFIX: u8 = 0x80;
 const BYTE_COUNT_MAX: u16 = 4096;
-const PAGE_BYTES: u64 = 4096;
 
 mod kind {
     pub const MEMORY: u8 = 0b0_0000;
@@ -147,7 +146,7 @@ impl<'a> Packet<'a> {
         const FIRST_DW_BYTES: usize = DW_BYTES as usize;
         let found = bytes.len();
         let mut header_at = 0;
-        while bytes.get(header_at).is_some_and(|first| first >> 5 == FMT_PREFIX >> 5) {
+        while bytes.get(header_at).is_some_and(|first| Prefix::starts_with(*first)) {
             header_at += FIRST_DW_BYTES;
             if header_at > PREFIXES_MAX * FIRST_DW_BYTES {
                 return Err(PacketError::Prefixes);
@@ -191,9 +190,7 @@ impl<'a> Packet<'a> {
 
     /// Returns the correct end-to-end checksum.
     pub fn expected_ecrc(&self) -> [u8; 4] {
-        let end_to_end: Vec<u8> =
-            self.prefixes().filter(|prefix| prefix.is_end_to_end()).flat_map(Prefix::to_bytes).collect();
-        crc::ecrc(&end_to_end, self.header(), self.payload())
+        ecrc(self.prefixes(), self.header(), self.payload())
     }
 
     /// Returns the format, three bits: bit 0 is a header of four double words, bit 1 is data.
@@ -241,6 +238,12 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// Returns the end-to-end checksum of a packet, which covers those prefixes that are end-to-end.
+fn ecrc(prefixes: impl Iterator<Item = Prefix>, header: &[u8], payload: &[u8]) -> [u8; 4] {
+    let end_to_end: Vec<u8> = prefixes.filter(|prefix| prefix.is_end_to_end()).flat_map(Prefix::to_bytes).collect();
+    crc::ecrc(&end_to_end, header, payload)
+}
+
 fn length_dw(first_dw: &[u8]) -> u32 {
     match u32::from(u16::from_be_bytes([first_dw[2] & 3, first_dw[3]])) {
         0 => LENGTH_DW_MAX,
@@ -286,13 +289,11 @@ impl Repr {
             return Err(PacketError::Prefixes);
         }
         let mut bytes: Vec<u8> = prefixes.iter().flat_map(|prefix| prefix.to_bytes()).collect();
-        let header_bytes = self.header_bytes() as usize;
-        bytes.extend_from_slice(&self.header()[..header_bytes]);
+        let (header, header_bytes) = (self.header(), self.header_bytes() as usize);
+        bytes.extend_from_slice(&header[..header_bytes]);
         bytes.extend_from_slice(payload);
         if self.common().has_ecrc {
-            let end_to_end: Vec<u8> =
-                prefixes.iter().filter(|prefix| prefix.is_end_to_end()).flat_map(|prefix| prefix.to_bytes()).collect();
-            bytes.extend_from_slice(&crc::ecrc(&end_to_end, &self.header()[..header_bytes], payload));
+            bytes.extend_from_slice(&ecrc(prefixes.iter().copied(), &header[..header_bytes], payload));
         }
         Ok(bytes)
     }

@@ -15,6 +15,7 @@ pub struct Prefix {
 /// accepted.
 pub const PREFIXES_MAX: usize = 8;
 
+/// Format of a prefix, in the highest three bits of its first byte.
 const FMT_PREFIX: u8 = 0b100 << 5;
 const END_TO_END: u8 = 0x10;
 
@@ -28,10 +29,15 @@ impl Prefix {
     /// IDE: integrity and data encryption.
     pub const IDE: u8 = 0x12;
 
+    /// Returns whether `first` is the first byte of a prefix.
+    pub(super) fn starts_with(first: u8) -> bool {
+        first & 0xe0 == FMT_PREFIX
+    }
+
     /// Parses four bytes; `None` if they are not a prefix.
     pub fn from_bytes(bytes: [u8; 4]) -> Option<Self> {
         let [first, content @ ..] = bytes;
-        (first & 0xe0 == FMT_PREFIX).then_some(Self { kind: first & 0x1f, content })
+        Self::starts_with(first).then_some(Self { kind: first & 0x1f, content })
     }
 
     /// Returns the bytes to send.

@@ -384,18 +384,8 @@ fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
         unless(Parameter::Window, format!("{} window", size(test.window_bytes))),
         unless(Parameter::HostOffset, offset(test.host_offset_bytes, "host")),
         unless(Parameter::DeviceOffset, offset(test.device_offset_bytes, "device")),
-        match test.cache {
-            Cache::Cold => "cold",
-            Cache::HostWarm => "host-warm",
-            Cache::DeviceWarm => "device-warm",
-        }
-        .to_owned(),
-        match test.iommu {
-            Iommu::Off => "",
-            Iommu::Pages4K => "IOMMU 4k",
-            Iommu::Pages2M => "IOMMU 2m",
-        }
-        .to_owned(),
+        test.cache.name().to_owned(),
+        if test.iommu == Iommu::Off { String::new() } else { format!("IOMMU {}", test.iommu.name()) },
         word(test.numa == Numa::Remote, "remote"),
         word(test.order == Order::Sequential, "sequential"),
     ]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use pcie::result::{Outcome, TestResult};
-use pcie::test::{Cache, Iommu, Numa, Order};
+use pcie::test::{Iommu, Numa, Order};
 use pcie_bench::memory::Pages;
 use pcie_bench::registry::DeviceOptions;
 use serde::de::DeserializeOwned;
@@ -116,16 +116,8 @@ pub fn table(results: &[TestResult]) -> String {
 /// Returns the state of the caches, and every parameter that is not at its default.
 pub fn state(result: &TestResult) -> String {
     let test = &result.test;
-    let cache = match test.cache {
-        Cache::Cold => "cold",
-        Cache::HostWarm => "host-warm",
-        Cache::DeviceWarm => "device-warm",
-    };
-    let iommu = match test.iommu {
-        Iommu::Off => "",
-        Iommu::Pages4K => " iommu-4k",
-        Iommu::Pages2M => " iommu-2m",
-    };
+    let cache = test.cache.name();
+    let iommu = if test.iommu == Iommu::Off { String::new() } else { format!(" iommu-{}", test.iommu.name()) };
     let numa = if test.numa == Numa::Remote { " remote" } else { "" };
     let order = if test.order == Order::Sequential { " sequential" } else { "" };
     let offset = |name: &str, bytes: u32| if bytes == 0 { String::new() } else { format!(" {name}+{bytes}") };
