@@ -4,19 +4,13 @@ use std::time::Instant;
 
 use netsim::network::{Network, NetworkConfig};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
-use netsim::switch::SwitchConfig;
 use netsim::topology::TopologyPreset;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 
 fn main() {
     for preset in [TopologyPreset::LeafSpine256, TopologyPreset::ThreeTier1024] {
-        let config = NetworkConfig {
-            topology: preset.topology(),
-            switches: SwitchConfig::default(),
-            impairments: Vec::new(),
-            seed: 1,
-        };
+        let config = NetworkConfig::new(preset.topology(), 1);
         let sizes = SizeDistribution::find("cache-follower").expect("a built-in distribution");
         let workload = Workload::Poisson { sizes, load: 0.5, duration: Span::from_ns(1e6) };
         let flows = workload.flows(&config.topology, 1).expect("a valid load");

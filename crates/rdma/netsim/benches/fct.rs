@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, profile};
-use netsim::switch::SwitchConfig;
 use netsim::topology::TopologyPreset;
 use netsim::transport::TransportConfig;
 use netsim::workload::{SizeDistribution, Workload};
@@ -22,12 +21,7 @@ fn runs() -> Vec<(TopologyPreset, f64)> {
 
 fn main() {
     for (preset, during_ns) in runs() {
-        let config = NetworkConfig {
-            topology: preset.topology(),
-            switches: SwitchConfig::default(),
-            impairments: Vec::new(),
-            seed: 1,
-        };
+        let config = NetworkConfig::new(preset.topology(), 1);
         let sizes = SizeDistribution::find("cache-follower").expect("a built-in distribution");
         let workload = Workload::Poisson { sizes, load: 0.5, duration: Span::from_ns(during_ns) };
         let flows = workload.flows(&config.topology, 1).expect("a valid load");

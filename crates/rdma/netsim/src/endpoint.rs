@@ -32,6 +32,13 @@ pub struct Flow {
     pub repeats: bool,
 }
 
+impl Flow {
+    /// Returns a flow that has a connection of its own and does not start again.
+    pub fn new(start: Time, from: HostId, to: HostId, bytes: u64) -> Self {
+        Self { start, from, to, bytes, connection: None, repeats: false }
+    }
+}
+
 /// The index of a flow in the list of flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u32);

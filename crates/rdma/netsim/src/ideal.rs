@@ -123,14 +123,7 @@ mod tests {
             let ideal = IdealFct::new(&topology, framing);
             for to in [1, 17, 40, topology.hosts() - 1] {
                 for bytes in [1, 999, 1000, 1001, 1999, 2000, 7_300, 3_000_000] {
-                    let flow = Flow {
-                        start: Time::ZERO,
-                        from: HostId(0),
-                        to: HostId(to),
-                        bytes,
-                        connection: None,
-                        repeats: false,
-                    };
+                    let flow = Flow::new(Time::ZERO, HostId(0), HostId(to), bytes);
                     assert_eq!(ideal.fct(&flow), stepwise(&ideal, &flow), "{} {to} {bytes}", preset.name());
                 }
             }

@@ -66,6 +66,13 @@ pub struct NetworkConfig {
     pub seed: u64,
 }
 
+impl NetworkConfig {
+    /// Returns the settings of a network of default switches without impairments.
+    pub fn new(topology: Topology, seed: u64) -> Self {
+        Self { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed }
+    }
+}
+
 /// A running network: the hosts' endpoints and everything between them.
 pub struct Network<E: Endpoint> {
     queue: EventQueue<PackedEvent>,

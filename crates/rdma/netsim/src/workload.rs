@@ -95,7 +95,7 @@ pub enum WorkloadError {
 }
 
 fn flow(start: Time, from: u32, to: u32, bytes: u64) -> Flow {
-    Flow { start, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
+    Flow::new(start, HostId(from), HostId(to), bytes)
 }
 
 impl Workload {

@@ -5,8 +5,7 @@ use netsim::ideal::IdealFct;
 use netsim::network::{Network, NetworkConfig};
 use netsim::rate::LinkRate;
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
-use netsim::switch::SwitchConfig;
-use netsim::topology::{HostId, Topology, TopologyPreset, dumbbell};
+use netsim::topology::{HostId, Tiers, TopologyPreset, dumbbell, leaf_spine};
 use sim::{Span, Time};
 
 fn window() -> SlidingWindowConfig {
@@ -14,11 +13,7 @@ fn window() -> SlidingWindowConfig {
 }
 
 fn flow(from: u32, to: u32, bytes: u64) -> Flow {
-    Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
-}
-
-fn config(topology: Topology) -> NetworkConfig {
-    NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 }
+    Flow::new(Time::ZERO, HostId(from), HostId(to), bytes)
 }
 
 fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
@@ -34,7 +29,7 @@ fn packet_bytes(framing: Framing) -> u64 {
 #[test]
 fn a_flow_alone_takes_its_ideal_completion_time_to_the_picosecond() {
     for preset in [TopologyPreset::LeafSpine256, TopologyPreset::ThreeTier1024, TopologyPreset::ThreeTier4096] {
-        let config = config(preset.topology());
+        let config = NetworkConfig::new(preset.topology(), 1);
         let ideal = IdealFct::new(&config.topology, window().framing());
         for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (config.topology.hosts() - 1, 777_777)] {
             let network = run(&config, vec![flow(0, to, bytes)]);
@@ -48,9 +43,8 @@ fn a_flow_alone_takes_its_ideal_completion_time_to_the_picosecond() {
 fn an_incast_drains_at_its_receivers_rate() {
     let (gbps, senders, bytes) = (100.0, 15_u32, 200_000_u64);
     let rate = LinkRate::from_gbps(gbps).unwrap();
-    let tiers =
-        netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..TopologyPreset::LeafSpine256.tiers() };
-    let config = config(netsim::topology::leaf_spine(&tiers).unwrap());
+    let tiers = Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..TopologyPreset::LeafSpine256.tiers() };
+    let config = NetworkConfig::new(leaf_spine(&tiers).unwrap(), 1);
     let network = run(&config, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
     let last = network.finished_flows().iter().map(|end| end.at).max().unwrap();
     // The receiver's link is busy from the first packet's arrival at the switch until the last packet has left it.
@@ -72,7 +66,7 @@ fn a_dumbbells_bottleneck_is_fully_used() {
     let rate = |gbps| LinkRate::from_gbps(gbps).unwrap();
     let (hosts, bytes) = (4_u32, 500_000_u64);
     let delay = Span::from_ns(500.0);
-    let config = config(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());
+    let config = NetworkConfig::new(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap(), 1);
     let network = run(&config, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
     let last = network.finished_flows().iter().map(|end| end.at).max().unwrap();
     let framing = window().framing();

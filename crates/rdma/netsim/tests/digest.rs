@@ -24,14 +24,7 @@ fn flows() -> Vec<Flow> {
         let to = (from + 1 + random.below(HOSTS - 1) as u32) % HOSTS as u32;
         let most = [300, 8_000, 120_000][random.below(3) as usize];
         let bytes = 1 + random.below(most);
-        Flow {
-            start: Time::from_ps(start),
-            from: HostId(from),
-            to: HostId(to),
-            bytes,
-            connection: None,
-            repeats: false,
-        }
+        Flow::new(Time::from_ps(start), HostId(from), HostId(to), bytes)
     };
     starts.into_iter().map(&mut flow).collect()
 }

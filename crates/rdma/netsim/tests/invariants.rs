@@ -1,4 +1,4 @@
-//! Invariants under every impairment and switch setting: every loss is counters, every copy is detected, no buffer
+//! Invariants under every impairment and switch setting: every loss is counted, every copy is detected, no buffer
 //! overflows, and the seed determines the run.
 
 use netsim::endpoint::Flow;
@@ -29,22 +29,13 @@ fn flows(seed: u64, count: usize, bytes_max: u64) -> Vec<Flow> {
         let from = random.below(HOSTS.into()) as u32;
         let to = (from + 1 + random.below(u64::from(HOSTS) - 1) as u32) % HOSTS;
         let bytes = 1 + random.below(bytes_max);
-        Flow {
-            start: Time::from_ps(start),
-            from: HostId(from),
-            to: HostId(to),
-            bytes,
-            connection: None,
-            repeats: false,
-        }
+        Flow::new(Time::from_ps(start), HostId(from), HostId(to), bytes)
     };
     starts.into_iter().map(flow).collect()
 }
 
 fn incast(bytes: u64) -> Vec<Flow> {
-    let flow =
-        |from| Flow { start: Time::ZERO, from: HostId(from), to: HostId(0), bytes, connection: None, repeats: false };
-    (1..HOSTS).map(flow).collect()
+    (1..HOSTS).map(|from| Flow::new(Time::ZERO, HostId(from), HostId(0), bytes)).collect()
 }
 
 fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {

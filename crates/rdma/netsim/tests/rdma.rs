@@ -22,11 +22,11 @@ fn topology(hosts: u32) -> Topology {
 }
 
 fn config(topology: Topology, impairments: Vec<(usize, usize, Impairments)>) -> NetworkConfig {
-    NetworkConfig { topology, switches: SwitchConfig::default(), impairments, seed: 1 }
+    NetworkConfig { impairments, ..NetworkConfig::new(topology, 1) }
 }
 
 fn flow(from: u32, to: u32, bytes: u64) -> Flow {
-    Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
+    Flow::new(Time::ZERO, HostId(from), HostId(to), bytes)
 }
 
 fn run(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<RdmaEndpoint> {
@@ -136,14 +136,7 @@ fn every_flow_finishes_once_and_every_byte_arrives_once_under_every_impairment()
     let strategy = (0..1000_u64, (0..5_usize, 0..5_usize), 0.0..0.02, shares, switches);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(24));
     let outcome = runner.run(&strategy, |(seed, (policy, congestion), loss, shares, switches)| {
-        let policies = [
-            TransportPolicy::Srnic,
-            TransportPolicy::SrnicPaged,
-            TransportPolicy::Irn,
-            TransportPolicy::GoBackN,
-            TransportPolicy::ConnectionCache,
-        ];
-        let policy = policies[policy];
+        let policy = TransportPolicy::ALL[policy];
         let congestion = [
             CongestionAlgorithm::None,
             CongestionAlgorithm::BdpWindow,
@@ -217,7 +210,7 @@ fn with_trimming_an_incast_has_no_timeouts() {
     };
     assert_eq!(timeouts(true, TransportPolicy::Srnic), (0, 0));
     assert!(timeouts(false, TransportPolicy::Srnic).0 > 0);
-    // IRN may time out while packets are only late, so its time-outs are not counters here.
+    // IRN may time out while packets are only late, so its time-outs are not counted here.
     assert_eq!(timeouts(true, TransportPolicy::Irn).1, 0);
 }
 

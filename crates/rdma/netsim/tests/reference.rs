@@ -10,7 +10,6 @@ use netsim::network::{Network, NetworkConfig, PacketTap, TapDirection, TappedPac
 use netsim::rate::LinkRate;
 use netsim::rdma::{RdmaConfig, RdmaEndpoint};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig, SlidingWindowHeader};
-use netsim::switch::SwitchConfig;
 use netsim::topology::{HostId, NetworkLink, NetworkNode, Topology};
 use rnic::nic::{NicProfile, TransportPolicy};
 use rnic::wire::{Header, Psn};
@@ -30,17 +29,12 @@ fn config(lost: &[u64]) -> NetworkConfig {
     let link =
         NetworkLink { ends: [0, 1].map(|host| NetworkNode::Host(HostId(host))), rate, delay: Span::from_ps(DELAY_PS) };
     let loss = Impairments { loss: Loss::Listed(lost.to_vec()), ..Impairments::default() };
-    NetworkConfig {
-        topology: Topology::new(2, 0, vec![link]).unwrap(),
-        switches: SwitchConfig::default(),
-        impairments: vec![(0, 0, loss)],
-        seed: 1,
-    }
+    let topology = Topology::new(2, 0, vec![link]).unwrap();
+    NetworkConfig { impairments: vec![(0, 0, loss)], ..NetworkConfig::new(topology, 1) }
 }
 
 fn flow(packets: u64) -> Vec<Flow> {
-    let (from, to) = (HostId(0), HostId(1));
-    vec![Flow { start: Time::ZERO, from, to, bytes: packets * PAYLOAD, connection: None, repeats: false }]
+    vec![Flow::new(Time::ZERO, HostId(0), HostId(1), packets * PAYLOAD)]
 }
 
 /// What the first host sent: the time in picoseconds and the packet's number.

@@ -1,9 +1,12 @@
 //! Tests of `crosslane pcie bench`, `sweep`, `compare` and `import`.
 
+mod command;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
+use command::{assert_fails, crosslane};
 use serde_json::Value;
 
 const SCHEMA: &str = include_str!("../../../../docs/pcie-result.schema.json");
@@ -12,7 +15,7 @@ const PUBLISHED: &str = "Test,PAT,Cache,HO,DO,WinSZ,SZ,Time(cyc),Time,Bytes,Tran
     BW_DMA_RD,Rand,HWarm,0,0,8192,128,239932480,199943733.33,1073741824,8388608,42.96,41954843.30\n";
 
 fn pcie(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_crosslane")).arg("pcie").args(arguments).output().unwrap()
+    crosslane(&[&["pcie"], arguments].concat())
 }
 
 #[track_caller]
@@ -29,15 +32,9 @@ fn assert_matches_schema(value: &Value) {
     }
 }
 
-/// Asserts one line on standard error, exit code 2 and nothing on standard output.
 #[track_caller]
 fn assert_wrong_use(arguments: &[&str], words: &[&str]) {
-    let output = pcie(arguments);
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{arguments:?}: {text}");
-    assert!(text.starts_with("crosslane: "), "{text}");
-    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
-    assert!(output.stdout.is_empty());
+    assert_fails(&pcie(arguments), 2, words);
 }
 
 fn write(folder: &Path, name: &str, contents: &[u8]) -> String {

@@ -48,7 +48,7 @@ fn paged_contexts_fit_100000_queue_pairs_into_the_memory_of_srnic_for_10000() {
 }
 
 #[test]
-fn every_kind_has_a_budget_and_a_table() {
+fn every_policy_has_a_budget_and_a_table() {
     for nic in ["srnic", "srnic-paged", "irn", "go-back-n", "connection-cache"] {
         let answer = json(&["--nic", nic, "--qps", "100"]);
         assert_eq!((&answer["nic"], &answer["qps"]), (&Value::from(nic), &Value::from(100)));

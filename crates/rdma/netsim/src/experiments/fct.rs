@@ -11,7 +11,6 @@ use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
 use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint, profile};
 use crate::results::{SizeBin, SummaryStats, flow_results, size_bins};
 use crate::scenario::Scenario;
-use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Topology, TopologyPreset};
 use crate::transport::TransportConfig;
 use crate::workload::{SizeDistribution, Workload};
@@ -77,7 +76,7 @@ impl FctExperiment {
     ) -> Result<Self, ExperimentError> {
         let topology = preset.topology();
         let flows = Workload::Poisson { sizes, load, duration }.flows(&topology, seed)?;
-        let network = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed };
+        let network = NetworkConfig::new(topology, seed);
         // A flow that has not finished a second after the last start never will.
         Ok(Self { network, flows, transport, until: Time::ZERO + duration + Span::from_ns(1e9) })
     }
@@ -133,7 +132,6 @@ impl FctExperiment {
 fn longest_round_trip(topology: &Topology) -> Span {
     let framing = Framing { payload_bytes: 1, overhead_bytes: 1000, ack_bytes: 86 };
     let ideal = IdealFct::new(topology, framing);
-    let to =
-        |to| Flow { start: Time::ZERO, from: HostId(0), to: HostId(to), bytes: 1, connection: None, repeats: false };
+    let to = |host| Flow::new(Time::ZERO, HostId(0), HostId(host), 1);
     (1..topology.hosts()).map(|host| ideal.fct(&to(host))).max().unwrap_or(Span::ZERO)
 }

@@ -10,7 +10,6 @@ use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
-use crate::switch::SwitchConfig;
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
 use crate::transport::{CongestionAlgorithm, TransportConfig};
 use rnic::nic::TransportPolicy;
@@ -74,8 +73,7 @@ impl LatencyExperiment {
             delay: Span::from_ns(CABLE_NS),
         };
         let topology = Topology::new(2, 0, vec![link]).expect("two directly connected hosts are a network");
-        let config =
-            NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: self.seed };
+        let config = NetworkConfig::new(topology, self.seed);
         let transport = TransportConfig { policy: self.policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None };
         let nic = profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(CABLE_NS) * 2 });
         let rdma = RdmaConfig { verb: Verb::Echo, seed: self.seed, ..RdmaConfig::new(nic) };

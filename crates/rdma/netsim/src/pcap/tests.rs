@@ -2,7 +2,6 @@ use super::*;
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rdma::{RdmaConfig, RdmaEndpoint};
-use crate::switch::SwitchConfig;
 use crate::topology::{NetworkLink, NetworkNode, Topology};
 use pcap_file::pcap::PcapReader;
 use rnic::nic::{NicProfile, TransportPolicy};
@@ -30,8 +29,8 @@ fn captured(policy: TransportPolicy, bytes: u64, host: Option<HostId>) -> Vec<u8
     let link =
         NetworkLink { ends: [0, 1].map(|host| NetworkNode::Host(HostId(host))), rate, delay: Span::from_ns(500.0) };
     let topology = Topology::new(2, 0, vec![link]).unwrap();
-    let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 };
-    let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
+    let config = NetworkConfig::new(topology, 1);
+    let flow = Flow::new(Time::ZERO, HostId(0), HostId(1), bytes);
     let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(NicProfile::modelled(policy)), 2).unwrap();
     let mut network = Network::new(&config, endpoints, vec![flow]);
     let file = SharedBuffer::default();

@@ -61,7 +61,7 @@ fn flow(file: &str, line: usize, text: &str) -> Result<Flow, TraceError> {
     let host = |text: &str| text.parse().map(HostId).map_err(|_| wrong(text, "host number"));
     let bytes: u64 = bytes.parse().ok().filter(|bytes| *bytes > 0).ok_or_else(|| wrong(bytes, "positive size"))?;
     let start = Time::ZERO + Span::from_ns(us * 1000.0);
-    Ok(Flow { start, from: host(from)?, to: host(to)?, bytes, connection: None, repeats: false })
+    Ok(Flow::new(start, host(from)?, host(to)?, bytes))
 }
 
 #[cfg(test)]
