@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, ProfileError, QpInit};
 use rnic::verbs::{
-    AccessFlags, Completion, CompletionKind, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, QpAttributes,
-    QpState, ReceiveRequest, Registration, RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
+    AccessFlags, Completion, CompletionKind, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, RcConnection,
+    ReceiveRequest, Registration, RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use rnic::wire::{Header, Operation, PackedHeader, Psn, QpNumber, RKey, Service};
 use sim::Time;
@@ -176,29 +176,17 @@ impl RdmaEndpoint {
 
     /// Brings a queue pair to ready-to-send, connected to `peer`. `first_psns` are those of this side and of the peer.
     fn connect_qp(&mut self, now: Time, qp: QpNumber, peer: (HostId, QpNumber), first_psns: (Psn, Psn)) {
-        let none = QpAttributes::default();
-        let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-        let init = QpAttributes { partition_index: Some(0), port: Some(1), access: Some(access), ..none };
-        let receive = QpAttributes {
-            path: Some(NicAddress(peer.0.0)),
-            mtu: Some(Mtu::B4096),
-            destination: Some(peer.1),
-            receive_psn: Some(first_psns.1),
-            responder_reads_max: Some(16),
-            rnr_timer_code: Some(1),
-            ..none
+        let connection = RcConnection {
+            peer: NicAddress(peer.0.0),
+            destination: peer.1,
+            receive_psn: first_psns.1,
+            send_psn: first_psns.0,
+            mtu: Mtu::B4096,
+            access: AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC,
+            ack_timer_code: self.config.ack_timer_code,
+            rnr_timer_code: 1,
         };
-        let send = QpAttributes {
-            send_psn: Some(first_psns.0),
-            ack_timer_code: Some(self.config.ack_timer_code),
-            retries: Some(7),
-            rnr_retries: Some(7),
-            initiator_reads_max: Some(16),
-            ..none
-        };
-        for (state, attributes) in
-            [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)]
-        {
+        for (state, attributes) in connection.transitions() {
             self.nic.modify_qp(now, qp, state, &attributes).expect("a new queue pair goes through these states");
         }
         if self.config.verb == Verb::Echo {

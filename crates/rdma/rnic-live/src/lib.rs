@@ -31,6 +31,6 @@ mod udp;
 
 pub use faulty::{FaultCounters, FaultRates, FaultyIo};
 pub use lanes::{LaneIo, WINDOW_BYTES};
-pub use live_nic::{ACK_TIMER_CODE, LiveError, LiveNic, RcConnection, ReceiveDrops};
+pub use live_nic::{ACK_TIMER_CODE, LiveError, LiveNic, RNR_TIMER_CODE, ReceiveDrops};
 pub use packet_io::{PacketIo, PacketIoError, ReceivedPacket};
 pub use udp::UdpIo;

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use rnic::nic::{CqNumber, HostMemory, Nic, NicError, NicProfile, ProfileError};
-use rnic::verbs::{AccessFlags, Completion, Mtu, NicAddress, QpAttributes, QpState};
-use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, Psn, QpNumber};
+use rnic::verbs::{Completion, NicAddress, RcConnection};
+use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, QpNumber};
 use sim::Time;
 use thiserror::Error;
 
@@ -263,7 +263,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     /// When it is in another state or of another service.
     pub fn connect(&mut self, qp: QpNumber, connection: &RcConnection) -> Result<(), LiveError> {
         let now = self.now();
-        for (state, attributes) in connection.steps() {
+        for (state, attributes) in connection.transitions() {
             self.nic.modify_qp(now, qp, state, &attributes)?;
         }
         Ok(())
@@ -290,63 +290,12 @@ fn time(elapsed: Duration) -> Time {
     Time::from_ps(u64::try_from(elapsed.as_nanos() * PS_PER_NS).unwrap_or(u64::MAX))
 }
 
-/// The parameters of a reliable connection, which its two ends exchange out of band before connecting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RcConnection {
-    /// The peer's address.
-    pub peer: NicAddress,
-    /// The peer's queue pair.
-    pub destination: QpNumber,
-    /// Packet sequence number of the peer's first packet.
-    pub receive_psn: Psn,
-    /// Packet sequence number of the first packet sent.
-    pub send_psn: Psn,
-    /// Largest payload of a packet.
-    pub mtu: Mtu,
-    /// Operations allowed to the peer.
-    pub access: AccessFlags,
-    /// Retransmission time-out, 4.096 us x 2^code, of policies without a time-out of their own.
-    pub ack_timer_code: u8,
-}
-
-/// Outstanding READs and atomics in each direction.
-const READS_MAX: u8 = 16;
-/// RNR NAK timer of 0.64 ms (InfiniBand Architecture, table 46).
-const RNR_TIMER_CODE: u8 = 12;
-/// Default for [`RcConnection::ack_timer_code`]: 4.096 us x 2^14, 67 ms, which perftest uses. Eight time-outs must
+/// RNR NAK timer of 0.64 ms (InfiniBand Architecture, table 46), a usual value of [`RcConnection::rnr_timer_code`].
+pub const RNR_TIMER_CODE: u8 = 12;
+/// A usual value of [`RcConnection::ack_timer_code`]: 4.096 us x 2^14, 67 ms, which perftest uses. Eight time-outs must
 /// exceed any time for which the scheduler keeps the peer's thread from running: with 8 x 17 ms a connection failed
 /// once.
 pub const ACK_TIMER_CODE: u8 = 14;
-const RETRIES: u8 = 7;
-
-impl RcConnection {
-    fn steps(&self) -> [(QpState, QpAttributes); 3] {
-        let init = QpAttributes {
-            partition_index: Some(0),
-            port: Some(1),
-            access: Some(self.access),
-            ..QpAttributes::default()
-        };
-        let receive = QpAttributes {
-            path: Some(self.peer),
-            mtu: Some(self.mtu),
-            destination: Some(self.destination),
-            receive_psn: Some(self.receive_psn),
-            responder_reads_max: Some(READS_MAX),
-            rnr_timer_code: Some(RNR_TIMER_CODE),
-            ..QpAttributes::default()
-        };
-        let send = QpAttributes {
-            send_psn: Some(self.send_psn),
-            initiator_reads_max: Some(READS_MAX),
-            ack_timer_code: Some(self.ack_timer_code),
-            retries: Some(RETRIES),
-            rnr_retries: Some(RETRIES),
-            ..QpAttributes::default()
-        };
-        [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)]
-    }
-}
 
 const _: () = assert!(PACKET_BYTES_MAX == HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX + ICRC_BYTES);
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, QpInit, TransportPolicy};
 use rnic::verbs::{
-    AccessFlags, Completion, Mtu, NicAddress, QpAttributes, QpState, RegionKeys, Registration, RemoteBuffer, SGES_MAX,
-    SendKind, SendRequest, Sge,
+    AccessFlags, Completion, Mtu, NicAddress, RcConnection, RegionKeys, Registration, RemoteBuffer, SGES_MAX, SendKind,
+    SendRequest, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
 use sim::{Span, Time};
@@ -47,27 +47,17 @@ fn host(policy: TransportPolicy, qps: u32) -> (Host, Vec<QpNumber>) {
 }
 
 fn bring_up(host: &mut Host, qp: QpNumber, peer: u32) {
-    let none = QpAttributes::default();
-    let init =
-        QpAttributes { partition_index: Some(0), port: Some(1), access: Some(AccessFlags::REMOTE_WRITE), ..none };
-    let receive = QpAttributes {
-        path: Some(NicAddress(peer)),
-        mtu: Some(Mtu::B1024),
-        destination: Some(qp),
-        receive_psn: Some(Psn::new(0)),
-        responder_reads_max: Some(16),
-        rnr_timer_code: Some(1),
-        ..none
+    let connection = RcConnection {
+        peer: NicAddress(peer),
+        destination: qp,
+        receive_psn: Psn::new(0),
+        send_psn: Psn::new(0),
+        mtu: Mtu::B1024,
+        access: AccessFlags::REMOTE_WRITE,
+        ack_timer_code: 14,
+        rnr_timer_code: 1,
     };
-    let send = QpAttributes {
-        send_psn: Some(Psn::new(0)),
-        ack_timer_code: Some(14),
-        retries: Some(7),
-        rnr_retries: Some(7),
-        initiator_reads_max: Some(16),
-        ..none
-    };
-    for (state, step) in [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)] {
+    for (state, step) in connection.transitions() {
         host.nic.modify_qp(Time::ZERO, qp, state, &step).expect("a transition that every queue pair has");
     }
 }

@@ -5,6 +5,7 @@ mod access;
 mod address;
 mod completion;
 mod completion_queue;
+mod connection;
 mod memory;
 mod modify;
 mod sge;
@@ -16,6 +17,7 @@ pub use access::AccessFlags;
 pub use address::{DatagramDestination, NicAddress};
 pub use completion::{Completion, CompletionKind, CompletionStatus};
 pub use completion_queue::{CQ_ENTRIES_MAX, CompletionQueue, CompletionQueueError, CqNotify};
+pub use connection::RcConnection;
 pub use memory::{
     BindInfo, MemoryError, MemoryTable, ProtectionContext, ProtectionDomain, RegionKeys, Registration, WindowKind,
 };

@@ -7,10 +7,10 @@ use fabric::shm;
 use rnic::nic::{ByteMemory, CqNumber, NicProfile, QpInit, TransportPolicy};
 use rnic::verbs::{
     AccessFlags, Completion, DatagramDestination, Mtu, NicAddress, ProtectionDomain, QpAttributes, QpState,
-    ReceiveRequest, RegionKeys, Registration, SGES_MAX, SendKind, SendRequest, Sge,
+    RcConnection, ReceiveRequest, RegionKeys, Registration, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
-use rnic_live::{LaneIo, LiveNic, PacketIo, RcConnection, UdpIo, WINDOW_BYTES};
+use rnic_live::{LaneIo, LiveNic, PacketIo, RNR_TIMER_CODE, UdpIo, WINDOW_BYTES};
 
 /// Bytes of memory of each host.
 pub const MEMORY_BYTES: usize = 256 << 10;
@@ -90,6 +90,7 @@ impl<W: PacketIo> TestHost<W> {
             mtu,
             access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC,
             ack_timer_code,
+            rnr_timer_code: RNR_TIMER_CODE,
         };
         self.live.connect(self.qp, &connection).unwrap();
     }
