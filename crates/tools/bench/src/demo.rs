@@ -8,15 +8,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use machine::Machine;
 use serde::Serialize;
+use stats::Latencies;
 
 use crate::floors::{self, FloorSample};
 use crate::launch::{Launcher, NODE_A, Node, READY_TIMEOUT, Transport};
 use crate::process::ChildGuard;
 use crate::progress::Progress;
-use machine::Machine;
 use report::Report;
-use stats::Latencies;
 
 /// The command-line options.
 #[derive(clap::Args, Clone, Debug, Default)]

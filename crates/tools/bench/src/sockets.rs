@@ -11,16 +11,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use machine::Machine;
 use serde::Serialize;
+use stats::{Latencies, Ratio};
 
 use crate::floors::{self, FloorSample, FloorTimes};
 use crate::launch::{Launcher, Libraries, Transport};
 use crate::probe::Probe;
 use crate::progress::Progress;
-use machine::Machine;
 use report::Report;
-use stats::Latencies;
-use stats::Ratio;
 
 /// The command-line options.
 #[derive(clap::Args, Clone, Debug, Default)]

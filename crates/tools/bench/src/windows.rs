@@ -14,17 +14,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use machine::Machine;
+use rack::{ProxyCounters, RackKind, RunningRack};
 use serde::Serialize;
+use stats::Latencies;
 
 use crate::floors::{self, CacheLine};
 use crate::launch::{Endpoints, Launcher, PairCounts, Transport};
 use crate::probe::Probe;
 use crate::progress::Progress;
 use isolation::{ISOLATION_CASES, IsolationCell};
-use machine::Machine;
-use rack::{ProxyCounters, RackKind, RunningRack};
 use report::Report;
-use stats::Latencies;
 
 /// Delay of the modelled link, one way.
 const ONE_WAY_NS: f64 = 500.0;

@@ -1,13 +1,13 @@
 //! The parameters of a system, read from a TOML file in which each key ends with its unit and each value states its
 //! source.
 
+use config::ConfigError;
 use serde::Deserialize;
 use thiserror::Error;
 use toml::{Table, Value};
 
 use crate::link::{Link, TransferLimit};
 use crate::tlp::{Credits, DATA_CREDIT_BYTES};
-use config::ConfigError;
 
 /// The built-in parameter files: name and text. The key `base` of a file names one of these.
 const BUILT_IN: [(&str, &str); 12] = [

@@ -6,12 +6,12 @@
 
 use std::path::Path;
 
+use config::ConfigError;
 use serde::{Deserialize, Serialize};
 
 use super::split::Span;
 use super::{Model, ModelError};
 use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES, Generation, Lanes, Link};
-use config::ConfigError;
 
 const DIRECT: &str = include_str!("../../paths/direct.toml");
 

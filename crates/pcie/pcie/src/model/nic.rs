@@ -7,11 +7,11 @@
 use std::ops::Add;
 use std::path::Path;
 
+use config::ConfigError;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::split::Span;
 use super::{Access, Mode, Model, ModelError, Traffic};
-use config::ConfigError;
 
 /// Size of the frame check sequence, which the NIC adds and verifies, so that it does not cross PCIe.
 pub const FCS_BYTES: u64 = 4;

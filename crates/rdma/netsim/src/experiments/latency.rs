@@ -1,6 +1,7 @@
 //! Latency of one message at a time, as half of its round trip.
 
 use pcie::result::Provenance;
+use rnic::nic::TransportPolicy;
 use serde::Serialize;
 use sim::{Span, Time};
 use stats::nearest_rank;
@@ -12,7 +13,6 @@ use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
 use crate::transport::{CongestionAlgorithm, TransportConfig};
-use rnic::nic::TransportPolicy;
 
 /// Largest message: the size of the receive requests of [`Verb::Echo`].
 const BYTES_MAX: f64 = (1 << 20) as f64;

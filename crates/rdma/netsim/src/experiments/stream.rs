@@ -2,6 +2,7 @@
 
 use pcie::result::Provenance;
 use rnic::nic::NicCounters;
+use rnic::nic::TransportPolicy;
 use serde::Serialize;
 use sim::{Random, Span, Time};
 
@@ -14,7 +15,6 @@ use crate::rdma::{PathProperties, REQUESTS_MAX, RdmaConfig, RdmaEndpoint, profil
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
 use crate::transport::{CongestionAlgorithm, TransportConfig};
-use rnic::nic::TransportPolicy;
 
 /// Largest number of queue pairs: a run with this many takes a minute.
 const QPS_MAX: u32 = 1 << 20;

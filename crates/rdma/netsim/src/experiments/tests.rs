@@ -1,9 +1,10 @@
+use rnic::nic::TransportPolicy;
+use sim::Span;
+
 use super::*;
 use crate::topology::TopologyPreset;
 use crate::transport::{CongestionAlgorithm, TransportConfig};
 use crate::workload::SizeDistribution;
-use rnic::nic::TransportPolicy;
-use sim::Span;
 
 fn short(experiment: StreamExperiment) -> StreamResult {
     StreamExperiment { warmup: Span::from_ns(1e6), duration: Span::from_ns(2e6), ..experiment }.run().unwrap()

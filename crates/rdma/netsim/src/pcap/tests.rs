@@ -1,12 +1,13 @@
+use pcap_file::pcap::PcapReader;
+use rnic::nic::{NicProfile, TransportPolicy};
+use rnic::wire::{Operation, Packet};
+use sim::{Span, Time};
+
 use super::*;
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rdma::{RdmaConfig, RdmaEndpoint};
 use crate::topology::{NetworkLink, NetworkNode, Topology};
-use pcap_file::pcap::PcapReader;
-use rnic::nic::{NicProfile, TransportPolicy};
-use rnic::wire::{Operation, Packet};
-use sim::{Span, Time};
 
 /// An in-memory file that outlives its writer.
 #[derive(Clone, Default)]

@@ -1,6 +1,7 @@
+use rnic::nic::TransportPolicy;
+
 use super::*;
 use crate::topology::TopologyPreset;
-use rnic::nic::TransportPolicy;
 
 const GOOD: &str = r#"version = 1
 [topology]
