@@ -47,7 +47,7 @@ mod engine;
 mod error;
 mod event;
 mod fifo;
-pub mod handover;
+mod handover;
 mod host_qp;
 mod limits;
 mod local_memory;
