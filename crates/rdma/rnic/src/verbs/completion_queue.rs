@@ -29,7 +29,7 @@ pub enum CompletionQueueError {
         entries_max: usize,
     },
     /// A size out of range.
-    #[error("a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}")]
+    #[error("a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}, and enough for its content")]
     Entries(usize),
 }
 
@@ -48,10 +48,31 @@ impl CompletionQueue {
     /// # Errors
     /// If the size is out of range.
     pub fn new(entries_max: usize) -> Result<Self, CompletionQueueError> {
-        if !(1..=CQ_ENTRIES_MAX).contains(&entries_max) {
+        let mut queue = Self { entries: VecDeque::new(), entries_max: 0, armed: None, has_overflowed: false };
+        queue.resize(entries_max)?;
+        Ok(queue)
+    }
+
+    /// Changes the capacity.
+    ///
+    /// # Errors
+    /// If the size is out of range, or the queue holds more completions.
+    pub fn resize(&mut self, entries_max: usize) -> Result<(), CompletionQueueError> {
+        if !(self.entries.len().max(1)..=CQ_ENTRIES_MAX).contains(&entries_max) {
             return Err(CompletionQueueError::Entries(entries_max));
         }
-        Ok(Self { entries: VecDeque::new(), entries_max, armed: None, has_overflowed: false })
+        self.entries_max = entries_max;
+        Ok(())
+    }
+
+    /// Returns the capacity.
+    pub fn entries_max(&self) -> usize {
+        self.entries_max
+    }
+
+    /// Returns the number of completions that can be polled.
+    pub fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// Returns whether no completion can be polled.
@@ -100,6 +121,11 @@ impl CompletionQueue {
     /// for solicited completions.
     pub fn arm(&mut self, notify: CqNotify) {
         self.armed = self.armed.max(Some(notify));
+    }
+
+    /// Returns the notification that is requested.
+    pub fn armed(&self) -> Option<CqNotify> {
+        self.armed
     }
 
     /// Removes the completions of a queue pair that is destroyed or reset.
@@ -156,12 +182,19 @@ mod tests {
         assert_eq!(queue.push(failed), Ok(true), "an error always notifies");
         queue.arm(CqNotify::Next);
         queue.arm(CqNotify::Solicited);
-        assert_eq!(queue.armed, Some(CqNotify::Next), "any completion outweighs solicited ones");
+        assert_eq!(queue.armed(), Some(CqNotify::Next), "any completion outweighs solicited ones");
         assert_eq!(queue.push(completion(4)), Ok(true));
     }
 
     #[test]
-    fn a_capacity_out_of_range_is_refused() {
+    fn a_queue_cannot_shrink_below_its_entries() {
+        let mut queue = CompletionQueue::new(4).unwrap();
+        for id in 0..3 {
+            queue.push(completion(id)).unwrap();
+        }
+        assert_eq!(queue.resize(2), Err(CompletionQueueError::Entries(2)));
+        queue.resize(3).unwrap();
+        assert!(queue.push(completion(3)).is_err());
         for entries in [0, CQ_ENTRIES_MAX + 1] {
             assert_eq!(CompletionQueue::new(entries).err(), Some(CompletionQueueError::Entries(entries)));
         }

@@ -16,7 +16,9 @@ pub enum SharedReceiveQueueError {
     #[error("the shared receive queue is full with {0} requests; wait for completions or make it larger")]
     Full(usize),
     /// A size out of range.
-    #[error("a shared receive queue cannot have {0} requests; choose 1 to {SRQ_REQUESTS_MAX}")]
+    #[error(
+        "a shared receive queue cannot have {0} requests; choose 1 to {SRQ_REQUESTS_MAX}, and enough for its content"
+    )]
     Requests(usize),
     /// A limit that exceeds the capacity.
     #[error("a limit of {limit} requests exceeds the queue's capacity of {requests_max}; choose a lower one")]
@@ -42,7 +44,7 @@ pub struct TakenReceive {
 pub struct SharedReceiveQueue {
     requests: VecDeque<ReceiveRequest>,
     requests_max: usize,
-    /// The armed limit; 0 if none is armed.
+    /// Armed if not 0.
     limit: usize,
 }
 
@@ -52,10 +54,44 @@ impl SharedReceiveQueue {
     /// # Errors
     /// If the size is out of range.
     pub fn new(requests_max: usize) -> Result<Self, SharedReceiveQueueError> {
-        if !(1..=SRQ_REQUESTS_MAX).contains(&requests_max) {
+        let mut queue = Self { requests: VecDeque::new(), requests_max: 0, limit: 0 };
+        queue.resize(requests_max)?;
+        Ok(queue)
+    }
+
+    /// Changes the capacity.
+    ///
+    /// # Errors
+    /// If the size is out of range, the queue holds more requests, or its limit exceeds the new capacity.
+    pub fn resize(&mut self, requests_max: usize) -> Result<(), SharedReceiveQueueError> {
+        if !(self.requests.len().max(1)..=SRQ_REQUESTS_MAX).contains(&requests_max) {
             return Err(SharedReceiveQueueError::Requests(requests_max));
         }
-        Ok(Self { requests: VecDeque::new(), requests_max, limit: 0 })
+        if self.limit > requests_max {
+            return Err(SharedReceiveQueueError::Limit { limit: self.limit, requests_max });
+        }
+        self.requests_max = requests_max;
+        Ok(())
+    }
+
+    /// Returns the capacity.
+    pub fn requests_max(&self) -> usize {
+        self.requests_max
+    }
+
+    /// Returns the armed limit, or 0 if none is armed.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns the number of posted requests.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Returns whether no request is posted.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
     }
 
     /// Posts a request.
@@ -121,14 +157,17 @@ mod tests {
         queue.arm(3).unwrap();
         let reported: Vec<bool> = std::iter::from_fn(|| queue.take()).map(|taken| taken.is_limit_reached).collect();
         assert_eq!(reported, [false, true, false, false]);
-        assert_eq!(queue.limit, 0);
+        assert_eq!(queue.limit(), 0);
         assert_eq!(queue.arm(5), Err(SharedReceiveQueueError::Limit { limit: 5, requests_max: 4 }));
     }
 
     #[test]
-    fn a_capacity_out_of_range_is_refused() {
-        for requests in [0, SRQ_REQUESTS_MAX + 1] {
-            assert_eq!(SharedReceiveQueue::new(requests).err(), Some(SharedReceiveQueueError::Requests(requests)));
-        }
+    fn a_queue_cannot_shrink_below_its_requests_or_its_limit() {
+        let mut queue = filled(2);
+        assert_eq!(queue.resize(1), Err(SharedReceiveQueueError::Requests(1)));
+        queue.arm(3).unwrap();
+        assert_eq!(queue.resize(2), Err(SharedReceiveQueueError::Limit { limit: 3, requests_max: 2 }));
+        queue.resize(3).unwrap();
+        assert_eq!(SharedReceiveQueue::new(0).err(), Some(SharedReceiveQueueError::Requests(0)));
     }
 }
