@@ -1,13 +1,18 @@
 //! The receiving endpoint of a lane.
 
+mod held;
+mod records;
+mod scan;
+
+pub use scan::UrgentHandling;
+
 use crate::layout::Ring;
 use crate::producer::{WAKE_EVERY_SLOTS, open_read_mark};
-use crate::record::{
-    HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_SLOTS_MAX, SLOT_BYTES, Urgent, slots_of, stamp_of, tag,
-};
+use crate::record::{HEADER_BYTES, INLINE_BYTES, Record, SHORT_SLOTS_MAX, SLOT_BYTES, Urgent, slots_of, stamp_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short, store_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
+use records::step_over;
 use std::cell::Cell;
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
@@ -66,17 +71,6 @@ pub enum ShortRead {
     Empty,
     /// Nothing was read: the caller must use [`Consumer::read_to`].
     UseReadTo,
-}
-
-/// How a scan of unread bytes treats an urgent byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UrgentHandling {
-    /// It is treated like any other byte.
-    Include,
-    /// It is skipped.
-    Skip,
-    /// The scan stops before it.
-    Stop,
 }
 
 /// The read position, loaded once at the start of an operation. A peek advances a copy of it.
@@ -312,63 +306,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Urgent::of_word(self.inbound.load_u64(self.offset_of(cursor), Ordering::Relaxed))
     }
 
-    /// Copies unread bytes from `skip_bytes` on without consuming them; returns their number. `at_urgent` decides how
-    /// an urgent byte is treated; its second argument says whether that byte is the first unread one.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    ///
-    /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
-    pub unsafe fn peek_to(
-        &self,
-        skip_bytes: usize,
-        destination: *mut u8,
-        len_bytes: usize,
-        at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
-    ) -> Result<usize, Corrupt> {
-        let mut skip_bytes = skip_bytes;
-        let mut read_bytes = 0;
-        let end = self.scan_unread_with(at_urgent, |record| {
-            let left_bytes = record.record_bytes - record.offset_bytes;
-            let skipped_bytes = left_bytes.min(skip_bytes);
-            skip_bytes -= skipped_bytes;
-            let from = Cursor { offset_bytes: record.offset_bytes + skipped_bytes, ..*record };
-            let chunk_bytes = (left_bytes - skipped_bytes).min(len_bytes - read_bytes);
-            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract,
-            // and `read_bytes` plus `chunk_bytes` are at most that (`min`).
-            unsafe { self.copy_out(&from, destination.add(read_bytes), chunk_bytes) };
-            read_bytes += chunk_bytes;
-            read_bytes < len_bytes
-        })?;
-        if read_bytes == 0 && len_bytes > 0 {
-            self.check_fin(&end)?;
-        }
-        Ok(read_bytes)
-    }
-
-    /// Returns the number of unread bytes in the lane now, including urgent ones.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        self.unread_bytes_with(|_, _| UrgentHandling::Include)
-    }
-
-    /// Returns the number of unread bytes. `at_urgent` decides how an urgent byte is treated; its second argument says
-    /// whether that byte is the first unread one.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    pub fn unread_bytes_with(&self, at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling) -> Result<usize, Corrupt> {
-        let mut unread_bytes = 0;
-        self.scan_unread_with(at_urgent, |record| {
-            unread_bytes += record.record_bytes - record.offset_bytes;
-            true
-        })?;
-        Ok(unread_bytes)
-    }
-
     /// Returns the unread bytes of the next record in place, or `None` if there are none or the next byte is urgent.
     /// The peer can still change the bytes while they are read.
     ///
@@ -432,72 +369,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.set_word(WAKE_DUE, WAKE_ALWAYS);
     }
 
-    /// Returns whether the sender has finished and everything is read.
-    pub fn is_finished(&self) -> bool {
-        let fin = self.fin(Ordering::Acquire);
-        if fin == 0 {
-            return false;
-        }
-        // A record that was read while open may have been closed since, without a read having stepped over it.
-        let mut cursor = self.cursor();
-        let is_any_left = self.load_record(&mut cursor).unwrap_or(true);
-        !is_any_left && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
-    }
-
-    /// Returns whether the sender has finished, even if bytes are unread.
-    pub fn has_fin(&self) -> bool {
-        self.fin(Ordering::Acquire) != 0
-    }
-
-    /// Returns whether the next record may be a held one, with one load of the line that also contains the end of the
-    /// stream. Requires no mutual exclusion.
-    #[inline]
-    pub fn may_be_held(&self) -> bool {
-        let held = self.inbound.load_u64(self.layout.held(), Ordering::Acquire);
-        held != 0 && held.wrapping_sub(1).wrapping_sub(self.word(HEAD)) as i64 >= 0
-    }
-
-    /// Returns the millisecond of the sender's clock since which the next record is held, or `None` if it is not held.
-    /// Requires no mutual exclusion.
-    pub fn held_since_ms(&self) -> Option<u32> {
-        self.held()?;
-        Some(self.inbound.load_u64(self.layout.held_since(), Ordering::Relaxed) as u32)
-    }
-
-    /// Publishes the records that the sender holds, as the sender would. Returns `false` if there are none.
-    pub fn publish_held(&mut self) -> bool {
-        let Some(Cursor { ring, head, .. }) = self.held() else { return false };
-        // As long as this record is unread, the sender may store the same word here, and no other.
-        let slot = Ring::of(&self.layout, ring).slot_offset(head);
-        self.inbound.store_u64(slot, tag(self.secret, head), Ordering::Release);
-        true
-    }
-
-    /// Returns the read position if the next record is a held one.
-    fn held(&self) -> Option<Cursor> {
-        if !self.may_be_held() {
-            return None;
-        }
-        let held = self.inbound.load_u64(self.layout.held(), Ordering::Acquire);
-        let mut cursor = self.cursor();
-        let is_next = !self.load_record(&mut cursor).unwrap_or(true)
-            && cursor.record_bytes == 0
-            && held == cursor.head.wrapping_add(1);
-        is_next.then_some(cursor)
-    }
-
-    /// Returns a number that grows whenever records arrive, for edge-triggered readiness. `seen` is the last number
-    /// returned.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    pub fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        let end = self.scan_unread(|_| true)?;
-        // An open record grows without a change of the position.
-        let so_far = end.head.wrapping_mul(SLOT_BYTES as u64).wrapping_add(end.record_bytes as u64);
-        Ok(so_far.max(seen))
-    }
-
     /// Returns the credit for all records that were read, where credit is otherwise returned in quarters of a ring: for
     /// a sender that must know whether everything was read.
     pub fn return_all_credit(&self) {
@@ -544,159 +415,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let slot = ring.slot_offset(position);
         self.inbound.invalidate(slot, SLOT_BYTES);
         self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, position)
-    }
-
-    /// Advances the cursor to a record with unread bytes. Returns `false` if there is none.
-    #[inline]
-    fn load_record(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
-        if cursor.record_bytes != 0 {
-            self.check_in_record(cursor)?;
-            if cursor.offset_bytes < cursor.record_bytes {
-                return Ok(true);
-            }
-            return self.load_rest(cursor);
-        }
-        if !self.is_published(cursor) {
-            return Ok(false);
-        }
-        self.load_header(cursor)
-    }
-
-    /// Handles a cursor at the end of what was seen of an open record: loads the appended bytes, or the next record
-    /// once this one is closed.
-    #[cold]
-    fn load_rest(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
-        let ring = self.ring(cursor);
-        let word = self.inbound.load_u64(ring.slot_offset(cursor.head) + WORD_BYTES, Ordering::Acquire);
-        let (so_far, is_open) = match Record::decode(word, ring.slots_to_end(cursor.head))? {
-            Record::Open(len_bytes) => (len_bytes, true),
-            Record::Data(len_bytes) => (len_bytes, false),
-            Record::Switch(_) | Record::Urgent => return Err(Corrupt { what: "open record", value: word }),
-        };
-        if so_far < cursor.record_bytes {
-            return Err(Corrupt { what: "open record", value: word });
-        }
-        (cursor.record_bytes, cursor.is_open) = (so_far, is_open);
-        if cursor.offset_bytes < so_far || is_open {
-            return Ok(cursor.offset_bytes < so_far);
-        }
-        step_over(cursor, ring);
-        cursor.is_credit_due = true;
-        if self.is_published(cursor) { self.load_header(cursor) } else { Ok(false) }
-    }
-
-    #[inline]
-    fn load_header(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
-        let ring = self.ring(cursor);
-        let slot = ring.slot_offset(cursor.head);
-        // Acquire: an open record's header is stored after the bytes that its length covers.
-        let word = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
-        self.stamp.set(stamp_of(word));
-        match Record::decode(word, ring.slots_to_end(cursor.head))? {
-            Record::Data(len_bytes) => {
-                self.inbound.invalidate(slot + SLOT_BYTES, (slots_of(len_bytes) as usize - 1) * SLOT_BYTES);
-                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (len_bytes, 0, false);
-                Ok(true)
-            }
-            Record::Open(len_bytes) if self.layout.elastic.is_some() => {
-                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (len_bytes, 0, true);
-                Ok(true)
-            }
-            Record::Urgent if self.layout.elastic.is_some() => {
-                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (1, 0, false);
-                cursor.is_urgent = true;
-                Ok(true)
-            }
-            Record::Switch(ring) => self.follow_switch(cursor, ring, word),
-            Record::Open(_) | Record::Urgent => Err(Corrupt { what: "record header", value: word }),
-        }
-    }
-
-    /// Moves the cursor to another ring. A switch is always followed by a record there, so a second switch is an error.
-    #[cold]
-    fn follow_switch(&self, cursor: &mut Cursor, ring: u8, word: u64) -> Result<bool, Corrupt> {
-        let is_known = usize::from(ring) <= self.layout.rings_larger();
-        let leads_on = ring != cursor.ring && (ring > 0 || self.layout.elastic.is_some());
-        if !is_known || !leads_on {
-            return Err(Corrupt { what: "a ring switch", value: word });
-        }
-        cursor.ring = ring;
-        cursor.head = self.ring(cursor).used_position(cursor.head.wrapping_add(1));
-        cursor.is_credit_due = true;
-        if !self.is_published(cursor) {
-            return Ok(false);
-        }
-        let slot = self.ring(cursor).slot_offset(cursor.head);
-        let next = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
-        match Record::decode(next, self.ring(cursor).slots_to_end(cursor.head))? {
-            Record::Switch(_) => Err(Corrupt { what: "a second ring switch", value: next }),
-            _ => self.load_header(cursor),
-        }
-    }
-
-    /// Checks the cursor, which lies in memory that the peer can write on some backends.
-    #[inline]
-    fn check_in_record(&self, cursor: &Cursor) -> Result<(), Corrupt> {
-        let fits = cursor.record_bytes <= RECORD_BYTES_MAX
-            && (cursor.offset_bytes < cursor.record_bytes
-                || (cursor.is_open && cursor.offset_bytes == cursor.record_bytes))
-            && slots_of(cursor.record_bytes) <= self.ring(cursor).slots_to_end(cursor.head);
-        if fits { Ok(()) } else { Err(self.corrupt_cursor(cursor)) }
-    }
-
-    #[cold]
-    fn corrupt_cursor(&self, cursor: &Cursor) -> Corrupt {
-        Corrupt { what: "read cursor", value: cursor.record_bytes as u64 }
-    }
-
-    /// Returns the position of the end of the stream, plus 1; 0 if the sender has not finished.
-    #[inline]
-    fn fin(&self, order: Ordering) -> u64 {
-        self.inbound.invalidate(self.layout.fin(), WORD_BYTES);
-        self.inbound.load_u64(self.layout.fin(), order)
-    }
-
-    /// Checks that, if nothing is published at the cursor, an announced end of the stream is at the cursor, too.
-    /// Otherwise the reader would wait for a record that cannot arrive.
-    fn check_fin(&self, cursor: &Cursor) -> Result<(), Corrupt> {
-        let fin = self.fin(Ordering::Acquire);
-        let is_fine = fin == 0 || cursor.head == fin.wrapping_sub(1) || self.is_published(cursor);
-        if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
-    }
-
-    /// Calls `visit` for each unread record until it returns `false`; returns the position where the scan ended. The
-    /// scan is limited to one lap, because a hostile sender may publish endlessly.
-    fn scan_unread(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
-        let mut cursor = self.cursor();
-        let first = cursor.head;
-        let lap = self.layout.slots_total();
-        while cursor.head.wrapping_sub(first) < lap && self.load_record(&mut cursor)? && visit(&cursor) {
-            cursor.offset_bytes = cursor.record_bytes;
-            let ring = self.ring(&cursor);
-            step_over(&mut cursor, ring); // Stays in an open record, to which bytes may have been appended.
-        }
-        Ok(cursor)
-    }
-
-    /// Scans the unread records, and calls `at_urgent` to decide how an urgent byte is treated.
-    fn scan_unread_with(
-        &self,
-        mut at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
-        mut visit: impl FnMut(&Cursor) -> bool,
-    ) -> Result<Cursor, Corrupt> {
-        let mut is_first = true;
-        self.scan_unread(|record| {
-            let kind =
-                if record.is_urgent { at_urgent(self.load_urgent(record), is_first) } else { UrgentHandling::Include };
-            match kind {
-                UrgentHandling::Stop => false,
-                UrgentHandling::Skip => true,
-                UrgentHandling::Include => {
-                    is_first = false;
-                    visit(record)
-                }
-            }
-        })
     }
 
     /// Copies bytes of the record from the cursor's offset on.
@@ -819,15 +537,4 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     fn set_word(&mut self, field: usize, value: u64) {
         self.inbound.store_u64(self.layout.consumer_cursor() + field, value, Ordering::Relaxed);
     }
-}
-
-/// Moves the cursor past a closed record whose bytes are all read. Returns whether it did.
-#[inline]
-fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
-    if cursor.offset_bytes < cursor.record_bytes || cursor.is_open {
-        return false;
-    }
-    cursor.head = ring.used_position(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
-    (cursor.record_bytes, cursor.offset_bytes, cursor.is_urgent) = (0, 0, false);
-    true
 }

@@ -2,9 +2,12 @@
 
 mod elastic;
 mod held;
+mod memory;
 mod open;
+mod room;
 
 pub use held::HELD_MS_MAX;
+pub use memory::{Budget, MemoryRelease};
 
 use crate::batch::Batch;
 use crate::layout::Ring;
@@ -14,6 +17,7 @@ use crate::record::{
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
+use memory::Account;
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
@@ -49,37 +53,6 @@ const HELD_STATE: usize = 120;
 /// Under loom it is smaller, so that the small rings of a model contain several multiples.
 pub(crate) const WAKE_EVERY_SLOTS: u64 = if cfg!(loom) { 4 } else { 32 };
 
-/// A process-wide limit on the memory of lanes beyond their small rings.
-pub trait Budget: Sync {
-    /// Charges `bytes`. Returns `false`, and charges nothing, if fewer are left.
-    fn charge(&self, bytes: usize) -> bool;
-    /// Returns `bytes` that were charged.
-    fn release(&self, bytes: usize);
-}
-
-/// A budget without a limit.
-#[derive(Debug)]
-struct Unlimited;
-
-impl Budget for Unlimited {
-    fn charge(&self, _bytes: usize) -> bool {
-        true
-    }
-
-    fn release(&self, _bytes: usize) {}
-}
-
-/// The result of [`Producer::release_memory`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryRelease {
-    /// No larger ring was in use.
-    NothingUsed,
-    /// Everything was read, and the memory of the larger rings was released.
-    Released,
-    /// Nothing was released, because something is unread.
-    InUse,
-}
-
 /// The sending endpoint of a lane.
 ///
 /// Its cursor lies in the sender's own window, so that processes that share the connection (after `fork`) share the
@@ -101,43 +74,6 @@ pub struct Producer<O, I> {
     /// The lane stays in its current rings: there was no memory for a larger one, or none may be used.
     is_growth_forbidden: bool,
     memory: Account,
-}
-
-/// Memory that a lane has charged to a budget.
-struct Account {
-    budget: &'static dyn Budget,
-    charged_bytes: usize,
-    /// Position up to which the current ring is charged. A value outside the ring's first lap belongs to an earlier
-    /// ring.
-    charged_until: u64,
-}
-
-impl std::fmt::Debug for Account {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes charged, up to position {}", self.charged_bytes, self.charged_until)
-    }
-}
-
-impl Account {
-    fn charge(&mut self, bytes: usize) -> bool {
-        let is_charged = self.budget.charge(bytes);
-        self.charged_bytes += if is_charged { bytes } else { 0 };
-        is_charged
-    }
-
-    fn release(&mut self) {
-        let charged_bytes = std::mem::take(&mut self.charged_bytes);
-        if charged_bytes > 0 {
-            self.budget.release(charged_bytes);
-        }
-        self.charged_until = 0;
-    }
-}
-
-impl Drop for Account {
-    fn drop(&mut self) {
-        self.release();
-    }
 }
 
 /// The write position. It is loaded once at the start of an operation, because a peer on shared memory can change it at
@@ -204,14 +140,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             prefers_waiting: false,
             holding_ms: None,
             is_growth_forbidden: false,
-            memory: Account { budget: &Unlimited, charged_bytes: 0, charged_until: 0 },
+            memory: Account::unlimited(),
         }
-    }
-
-    /// Charges the memory of larger rings to `budget`, until it is released or the lane is dropped.
-    pub fn set_budget(&mut self, budget: &'static dyn Budget) {
-        self.memory.release();
-        self.memory.budget = budget;
     }
 
     /// Sets the stamp of the records that follow. A receiver of several lanes compares stamps to find out which record
@@ -226,11 +156,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// ring of a size suitable for its writes. With `false` the lane grows up to its capacity.
     pub fn set_prefers_waiting(&mut self, prefers_waiting: bool) {
         self.prefers_waiting = prefers_waiting;
-    }
-
-    /// Forbids an elastic lane to grow beyond its current ring.
-    pub fn forbid_growth(&mut self) {
-        self.is_growth_forbidden = true;
     }
 
     /// Sends as many of the `len_bytes` at `source` as there is room for; returns their number.
@@ -466,106 +391,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns whether there is the room at which a sleeping sender is woken: at least a quarter of the ring, or, in an
-    /// elastic lane, a sixth of its capacity (`elastic::ROOM_SHARE`).
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the receiver returned impossible credit.
-    pub fn is_writable(&self) -> Result<bool, Corrupt> {
-        let cursor = self.cursor();
-        if self.layout.elastic.is_some() {
-            return self.is_elastic_writable(&cursor, false);
-        }
-        if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
-            return Ok(true);
-        }
-        let credit = self.reload_credit(&cursor)?;
-        self.has_room_to_wake(&cursor, credit)
-    }
-
-    /// Returns whether a sender is writable without moving to a larger ring, for a sender that first waits for the
-    /// receiver. See [`Producer::is_writable`].
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the receiver returned impossible credit.
-    pub fn is_ring_writable(&self) -> Result<bool, Corrupt> {
-        if self.layout.elastic.is_some() { self.is_elastic_writable(&self.cursor(), true) } else { self.is_writable() }
-    }
-
-    /// Returns whether the receiver has consumed every byte sent.
-    pub fn is_drained(&self) -> bool {
-        let (position, credit) = (self.position(), self.receiver_word(self.layout.credit()));
-        let open_bytes = self.inbound_word(OPEN) & u64::from(u32::MAX);
-        if credit != position {
-            return open_bytes == 0 && self.has_read_closed_record(credit);
-        }
-        let is_read = |mark| self.receiver_word(self.layout.open_read()) == mark;
-        open_bytes == 0 || is_read(open_read_mark(position, open_bytes as usize))
-    }
-
-    /// Returns whether the last record begins at `credit` and was read before the receiver could see that it is closed.
-    /// The receiver returns the credit of such a record when it next polls, which may be only once another record
-    /// arrives.
-    fn has_read_closed_record(&self, credit: u64) -> bool {
-        let closed = self.inbound_word(CLOSED);
-        let len_bytes = (closed & u64::from(u16::MAX)) as usize;
-        let end = self.ring(&self.cursor()).used_position(credit.wrapping_add(slots_of(len_bytes)));
-        let is_last = closed == open_read_mark(credit, len_bytes) && end == self.position();
-        closed != 0 && is_last && self.receiver_word(self.layout.open_read()) == closed
-    }
-
-    /// Returns the memory of larger rings to the system if everything is read; the lane then continues in its small
-    /// ring. Takes one or two system calls for each ring that was used. The page at the receiver's position may be
-    /// kept.
-    pub fn release_memory(&mut self) -> MemoryRelease {
-        let used = self.inbound_word(RINGS_USED) & !1;
-        if self.layout.elastic.is_none() || used == 0 {
-            return MemoryRelease::NothingUsed;
-        }
-        if !self.is_drained() {
-            return MemoryRelease::InUse;
-        }
-        // The slot at the receiver's position is kept: if its record was open, the receiver loads the header once more.
-        let credit = self.receiver_word(self.layout.credit());
-        let kept_offset = self.ring(&self.cursor()).slot_offset(credit);
-        let is_used = |ring: &usize| used >> ring & 1 != 0;
-        for ring in (1..=self.layout.rings_larger()).filter(is_used) {
-            let Ring { offset, slots, .. } = Ring::of(&self.layout, ring as u8);
-            let span = offset..offset + slots as usize * SLOT_BYTES;
-            let kept = kept_offset.clamp(span.start, span.end)..(kept_offset + SLOT_BYTES).clamp(span.start, span.end);
-            for part in [span.start..kept.start, kept.end..span.end].iter().filter(|part| !part.is_empty()) {
-                self.outbound.discard(part.start, part.len());
-            }
-        }
-        self.set_inbound_word(RINGS_USED, 0);
-        // Without a known limit the next write computes its room, and moves to the small ring.
-        self.set_inbound_word(TAIL_LIMIT, 0);
-        self.memory.release();
-        self.is_growth_forbidden = false;
-        MemoryRelease::Released
-    }
-
-    /// Returns the bytes of memory that the lane has charged to its budget.
-    pub fn memory_bytes(&self) -> usize {
-        self.memory.charged_bytes
-    }
-
-    /// Returns the number of slots that are sent and whose credit has not been returned.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the receiver returned impossible credit.
-    pub fn unread_slots(&self) -> Result<u64, Corrupt> {
-        let cursor = self.cursor();
-        let credit = self.reload_credit(&cursor)?;
-        self.used_slots(&cursor, credit)
-    }
-
-    /// Returns the maximum number of slots that may be read without their credit having been returned: where a store
-    /// crosses a link, the receiver returns credit in quarters of the ring.
-    pub fn credit_lag_slots(&self) -> u64 {
-        if self.outbound.coherence() == Coherence::Coherent { 0 } else { self.ring(&self.cursor()).slots / 4 }
-    }
-
     /// Returns the write position in slots, which grows with every record.
     pub fn position(&self) -> u64 {
         self.inbound_word(TAIL)
@@ -611,53 +436,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         debug_assert!(self.has_published_all(), "staged records must be published before a check for sleepers");
         let taken = self.layout.producer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
-    }
-
-    /// Returns the number of payload bytes that the next record can carry; may move the cursor to a larger ring for
-    /// `wanted_bytes`. Whatever values a peer stored in the words used here, a record of that length at the cursor lies
-    /// inside the ring.
-    #[inline]
-    fn room_for(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
-        if wanted_bytes <= INLINE_BYTES && cursor.tail < self.inbound_word(TAIL_LIMIT) {
-            return Ok(INLINE_BYTES);
-        }
-        self.room_by_credit(cursor, wanted_bytes)
-    }
-
-    #[cold]
-    fn room_by_credit(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
-        if self.layout.elastic.is_some() {
-            return self.elastic_room(cursor, wanted_bytes);
-        }
-        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
-        let mut free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
-        if free_slots < wanted_slots {
-            let credit = self.reload_credit(cursor)?;
-            free_slots = self.writable_slots(cursor, credit)?;
-        }
-        let is_bulk = wanted_bytes / SLOT_BYTES > self.layout.small_slots as usize / 2;
-        if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
-            self.move_to(cursor, 1);
-            free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
-        }
-        Ok(self.known_room(cursor, free_slots, free_slots))
-    }
-
-    /// Returns the payload bytes that one record can have, and stores the limit up to which the next records need no
-    /// check.
-    fn known_room(&self, cursor: &Cursor, free_slots: u64, unasked_slots: u64) -> usize {
-        // The switch is not published yet and may be dropped: until then the limit remains that of the old ring.
-        if cursor.switch.is_none() {
-            self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(unasked_slots));
-        }
-        let slots = free_slots.min(self.ring(cursor).slots_to_end(cursor.tail));
-        (slots as usize * SLOT_BYTES).saturating_sub(HEADER_BYTES).min(RECORD_BYTES_MAX)
-    }
-
-    fn move_to(&self, cursor: &mut Cursor, ring: u8) {
-        let switch = Switch { from: cursor.ring, position: cursor.tail };
-        let tail = Ring::of(&self.layout, ring).used_position(cursor.tail.wrapping_add(1));
-        *cursor = Cursor { tail, ring, switch: Some(switch) };
     }
 
     /// Copies a payload to the record at the cursor and publishes it.
@@ -797,64 +575,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
         self.outbound.fence();
         self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
-    }
-
-    /// Returns the number of slots that may be written. The small ring reserves one for a switch record.
-    fn writable_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
-        let reserved_slots = u64::from(self.can_grow(cursor));
-        Ok(self.free_slots(cursor, credit)?.saturating_sub(reserved_slots))
-    }
-
-    /// Returns the number of free slots of the ring; unread records in other rings do not count.
-    fn free_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
-        let corrupt = Corrupt { what: "credit", value: credit };
-        let used_slots = self.used_slots(cursor, credit)?;
-        let in_ring_slots = used_slots.min(cursor.tail.wrapping_sub(self.entry(cursor)));
-        self.ring(cursor).slots.checked_sub(in_ring_slots).ok_or(corrupt)
-    }
-
-    /// Returns the number of unread slots in all rings.
-    fn used_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
-        let used_slots = cursor.tail.wrapping_sub(credit);
-        let is_possible = used_slots <= self.layout.slots_total();
-        if is_possible { Ok(used_slots) } else { Err(Corrupt { what: "credit", value: credit }) }
-    }
-
-    /// Returns the position of the first record in the ring of `cursor`.
-    fn entry(&self, cursor: &Cursor) -> u64 {
-        if cursor.switch.is_some() { cursor.tail } else { self.inbound_word(ENTRY) }
-    }
-
-    /// Returns whether there is the room at which the receiver wakes a sender. The receiver checks for sleepers when it
-    /// crosses a quarter of the ring, so only whole quarters count: credit in between is returned without a wake-up.
-    fn has_room_to_wake(&self, cursor: &Cursor, credit: u64) -> Result<bool, Corrupt> {
-        self.free_slots(cursor, credit)?;
-        let slots = self.ring(cursor).slots;
-        let quarter = slots / 4;
-        Ok(cursor.tail.wrapping_sub(credit & !(quarter - 1)) <= slots - quarter)
-    }
-
-    fn reload_credit(&self, cursor: &Cursor) -> Result<u64, Corrupt> {
-        let credit = self.receiver_word(self.layout.credit());
-        let seen = self.inbound_word(CREDIT_SEEN);
-        if credit.wrapping_sub(seen) > cursor.tail.wrapping_sub(seen) {
-            return Err(Corrupt { what: "credit", value: credit });
-        }
-        self.set_inbound_word(CREDIT_SEEN, credit);
-        Ok(credit)
-    }
-
-    fn can_grow(&self, cursor: &Cursor) -> bool {
-        self.layout.big_slots != 0 && cursor.ring == 0
-    }
-
-    fn may_grow(&self, cursor: &Cursor) -> bool {
-        let sender_bytes = self.inbound_word(CAPACITY);
-        let is_bounded = || {
-            let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
-            sender_bytes.saturating_add(receiver_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4
-        };
-        self.can_grow(cursor) && (sender_bytes == 0 || !is_bounded())
     }
 
     #[inline]
