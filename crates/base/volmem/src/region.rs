@@ -21,7 +21,7 @@ enum Owner {
 pub struct Region {
     base: NonNull<u8>,
     len_bytes: usize,
-    _owner: Owner,
+    owner: Owner,
 }
 
 // SAFETY: every access through a region is atomic, or an opaque copy of bytes, which have no validity requirements. So
@@ -34,12 +34,12 @@ impl Region {
     /// Allocates zeroed memory of this process, aligned to the cache line, for tests and for lanes between threads.
     pub fn heap(len_bytes: usize) -> Self {
         let block = Arc::new(HeapBlock::new(len_bytes));
-        Self { base: block.base, len_bytes, _owner: Owner::Heap(block) }
+        Self { base: block.base, len_bytes, owner: Owner::Heap(block) }
     }
 
     /// Returns the region of a whole mapping.
     pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
-        Self { base: mapping.base(), len_bytes: mapping.len_bytes(), _owner: Owner::Mapping(mapping) }
+        Self { base: mapping.base(), len_bytes: mapping.len_bytes(), owner: Owner::Mapping(mapping) }
     }
 
     /// Returns `len_bytes` from `offset` on, sharing the same memory.
@@ -48,7 +48,7 @@ impl Region {
     /// If the span is not inside this region.
     pub fn sub(&self, offset: usize, len_bytes: usize) -> Self {
         let base = self.checked(offset, len_bytes);
-        Self { base, len_bytes, _owner: self._owner.clone() }
+        Self { base, len_bytes, owner: self.owner.clone() }
     }
 
     /// Returns the length in bytes.
@@ -94,7 +94,7 @@ impl Region {
     /// If the span is not inside this region.
     pub fn discard(&self, offset: usize, len_bytes: usize) {
         let begin = self.checked(offset, len_bytes);
-        if let Owner::Mapping(mapping) = &self._owner {
+        if let Owner::Mapping(mapping) = &self.owner {
             mapping.discard(begin, len_bytes);
         }
     }

@@ -5,6 +5,7 @@
 //! so that the limit is checked first.
 
 use std::ffi::{CStr, c_void};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::fs::FallocateFlags;
@@ -54,9 +55,9 @@ fn map_file(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
     }
     let folder = file::open_stat_folder(rack)?;
     if pid.is_multiple_of(SWEEP_PIDS) {
-        file::sweep(rustix::fd::AsFd::as_fd(&folder));
+        file::sweep(folder.as_fd());
     }
-    let page = file::create(rustix::fd::AsFd::as_fd(&folder), pid)?;
+    let page = file::create(folder.as_fd(), pid)?;
     let identity = FileIdentity { pid, suffix: page.suffix, device: page.stat.st_dev, inode: page.stat.st_ino };
     map_created(&page, identity, slots_min).inspect_err(|_| remove(rack, identity))
 }
@@ -154,7 +155,7 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>) {
 pub(crate) fn remove(rack: &CStr, identity: FileIdentity) {
     let name = file::PageName::new(identity.pid, identity.suffix);
     if let Ok(folder) = file::open_stat_folder(rack) {
-        let folder = rustix::fd::AsFd::as_fd(&folder);
+        let folder = folder.as_fd();
         let _ = file::remove_if_same(folder, name.as_c_str(), identity.device, identity.inode);
     }
 }

@@ -23,12 +23,7 @@ impl DataPath {
     pub const COUNT: usize = 3;
 
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
-        match byte {
-            0 => Some(Self::Lane),
-            1 => Some(Self::Kernel),
-            2 => Some(Self::Window),
-            _ => None,
-        }
+        [Self::Lane, Self::Kernel, Self::Window].get(usize::from(byte)).copied()
     }
 
     /// Returns the word that `crosslane stat` prints.
@@ -55,12 +50,7 @@ pub enum Role {
 
 impl Role {
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
-        match byte {
-            0 => Some(Self::Connect),
-            1 => Some(Self::Accept),
-            2 => Some(Self::Listen),
-            _ => None,
-        }
+        [Self::Connect, Self::Accept, Self::Listen].get(usize::from(byte)).copied()
     }
 
     /// Returns the word that `crosslane stat` prints.

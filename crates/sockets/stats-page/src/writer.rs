@@ -22,7 +22,7 @@ const RACK_PATH_BYTES_MAX: usize = 512;
 /// Index of a connection for which no slot was free.
 const UNLISTED: u32 = u32::MAX;
 
-/// What a page tells about its process.
+/// What a page says about its process.
 #[derive(Clone, Copy, Debug)]
 pub struct PageConfig<'a> {
     /// The rack directory, which must exist.
