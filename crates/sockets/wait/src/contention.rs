@@ -2,8 +2,8 @@
 //!
 //! A thread that yields gets its processor back within microseconds where the others wait for messages too: they pass
 //! one on, and wait again. A CPU-bound thread keeps the processor until the scheduler's next tick, milliseconds later,
-//! each time. Then only blocking serves, because the scheduler runs a thread that wakes at once, and one that was
-//! spinning last.
+//! each time. Then only blocking helps: the scheduler runs a thread that wakes up at once, but one that was spinning
+//! last.
 //!
 //! Long preemptions in a row begin an episode of CPU contention, in which the waits of the process do not yield.
 
@@ -18,8 +18,8 @@ const PREEMPTION_TICKS_MIN: u64 = 2 * TICKS_PER_MILLISECOND;
 /// Number of such preemptions in a row, with less time than that between them, that are contention. There are one or
 /// two where programs and proxies alternate under load.
 const PREEMPTIONS_CONTENDED: u32 = 3;
-/// Length of an episode. It doubles while contention continues, which one preemption after an episode shows: a tick in
-/// four seconds is lost to finding out in the end.
+/// Length of an episode. It doubles while contention continues, which one preemption after an episode shows. In the
+/// end, one tick in four seconds is spent on finding out.
 const EPISODE_TICKS: RangeInclusive<u64> = 64 * TICKS_PER_MILLISECOND..=4096 * TICKS_PER_MILLISECOND;
 
 /// The contention that a process has measured.

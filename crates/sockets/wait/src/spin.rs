@@ -8,8 +8,8 @@
 //!    yields, in which other threads ran, do not count; 300 us is the limit.
 //! 3. It blocks until it is woken.
 //!
-//! A waiter cannot know whether another thread needs its processor, nor whether its data comes soon. The lengths of its
-//! yields tell the first, and they put the process into one of three states:
+//! A waiter cannot know whether another thread needs its processor, nor whether its data will come soon. The lengths of
+//! its yields are evidence of the former, and put the process into one of three states:
 //!
 //! | state | entered | phases of a wait |
 //! |---|---|---|
@@ -25,9 +25,9 @@
 //! and then the scheduler prefers threads that were blocked. A thread that yields forfeits the rest of its time slice
 //! (Linux 6.18), so processes that share a processor are served alike only while all of them yield or all block.
 //!
-//! The outcomes of earlier waits at the same site ([`AdaptiveSpin`]) tell the second. Where 8 waits in a row ended in a
-//! block, data does not come within 50 us, and waits block at once. One in 32 is awake nevertheless; if it obtains
-//! data, all are again.
+//! The outcomes of earlier waits at the same site ([`AdaptiveSpin`]) are evidence of the latter. After 8 waits in a row
+//! that ended in a block, waits at that site block at once. One in 32 is awake nevertheless; if it obtains data, all of
+//! them are awake again.
 //!
 //! docs/results/waiting.md has the measurements behind each number.
 
@@ -234,7 +234,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Begins a wait for which earlier ones tell nothing.
+    /// Begins a wait that belongs to no site.
     #[inline]
     pub fn new() -> Self {
         Self::begin(&HISTORY, None)
@@ -246,7 +246,7 @@ impl Spin {
         Self::begin(&HISTORY, Some(site))
     }
 
-    /// Begins a wait of a thread that serves many others. Its events come from any of them, so earlier waits tell
+    /// Begins a wait of a thread that serves many others. Its events come from any of them, so earlier waits predict
     /// nothing, and it blocks at once under CPU contention.
     pub fn of_server() -> Self {
         Self::begin_of_server(&HISTORY)
