@@ -70,7 +70,7 @@ unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) ->
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let destination = unsafe { address::read_sockaddr(address, len) };
     match lifecycle::connect(fd, destination) {
-        Outcome::Answered(result) => zero_or_errno(result),
+        Outcome::Complete(result) => zero_or_errno(result),
         Outcome::Kernel => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::connect(fd, address, len) };

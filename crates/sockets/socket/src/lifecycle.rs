@@ -6,6 +6,7 @@
 //! reasons.
 
 mod accept;
+mod attempt;
 mod confine;
 mod connect;
 mod deferral;
@@ -17,8 +18,9 @@ mod ports;
 mod sockopt;
 
 pub use accept::accept;
+pub use attempt::Outcome;
 pub use confine::confine;
-pub use connect::{Outcome, connect, note_kernel_failure};
+pub use connect::{connect, note_kernel_failure};
 pub use descriptor::{
     close, close_range, duplicate, duplicate_onto, forget_spawn_actions, keep_options_through_exec,
     note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
@@ -35,10 +37,8 @@ use crate::entry::{self, Entry};
 use crate::epoll;
 use crate::listener::{self, DeferredAccept, LISTENERS};
 use crate::options::OptionRecord;
-use crate::process::identity;
-use crate::process::sandbox;
 use crate::process::settings::{self, settings};
-use crate::process::system;
+use crate::process::{identity, sandbox, signals, system};
 use crate::rendezvous::address::Family;
 use crate::rendezvous::directory;
 use crate::stream::{STREAMS, StreamInner};
@@ -136,10 +136,10 @@ pub fn before_fork() {
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
     listener::mark_listeners_shared();
-    crate::epoll::before_fork();
+    epoll::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_without_guard());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_without_guard());
-    crate::connection::before_fork();
+    connection::before_fork();
     MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
 
@@ -170,9 +170,9 @@ fn for_each_deferral(work: impl Fn(&mut DeferredAccept)) {
 /// After a fork, in the parent: releases all locks.
 pub fn after_fork_in_parent() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
-    crate::connection::after_fork_in_parent();
+    connection::after_fork_in_parent();
     unlock_after_fork();
-    crate::epoll::after_fork_in_parent();
+    epoll::after_fork_in_parent();
     descriptor::after_fork_in_parent();
     share_with_child();
     system::set_signal_mask(mask);
@@ -181,11 +181,11 @@ pub fn after_fork_in_parent() {
 /// After a fork, in the child: releases all locks and drops what belongs to the parent.
 pub fn after_fork_in_child() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
-    crate::process::signals::after_fork_in_child();
-    crate::connection::after_fork_in_child();
+    signals::after_fork_in_child();
+    connection::after_fork_in_child();
     unlock_after_fork();
     pending::after_fork_in_child();
-    crate::epoll::after_fork_in_child();
+    epoll::after_fork_in_child();
     descriptor::after_fork_in_child();
     LISTENERS.for_each(deferral::after_fork_in_child);
     process_stats::after_fork_in_child();

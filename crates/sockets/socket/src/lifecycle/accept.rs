@@ -1,6 +1,6 @@
 //! `accept`: the first client, by lane or by TCP.
 
-use super::connect::{hide, record_lane_connection};
+use super::attempt::{hide, record_lane_connection};
 use super::{family, note_stream, warn_user};
 use crate::accounting::process_stats;
 use crate::connection::{Connection, ConnectionParams, InitialPath};
@@ -8,10 +8,9 @@ use crate::entry::{self, Entry};
 use crate::listener;
 use crate::listener::Listener;
 use crate::options::inspect;
-use crate::process::blocking;
-use crate::process::limit;
 use crate::process::settings::settings;
 use crate::process::signals::{HandlersRun, SignalCheckpoint};
+use crate::process::{blocking, limit};
 use crate::rendezvous::address::Opener;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, Accepted, HandshakeRejection};
@@ -48,8 +47,8 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         // The kernel creates a socket before it checks for a client: polling first costs a third of that.
         let ready = if listener.is_nonblocking() { Ready { lane: true, tcp: true } } else { wait(fd, listener)? };
         if !matches!(entry::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
-            // The listener was closed or shut down meanwhile, and the object may be that of another one: the kernel
-            // answers.
+            // The listener was closed or shut down meanwhile, and the object may be that of another one: the call
+            // is the kernel's.
             return inspect::accept_with_peer(fd, flags).map(|(fd, peer)| NewConnection { fd, peer });
         }
         if ready.lane {
@@ -109,7 +108,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     };
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.to_family(family(is_v6));
-    let start = match opener {
+    let path = match opener {
         Opener::Program | Opener::SharingProgram => InitialPath::Lifeline(Side::Acceptor),
         Opener::Proxy => match receive_handshake(lifeline.as_fd()) {
             Ok(Some((segment, memory))) => InitialPath::Lanes(segment, hide(memory)),
@@ -123,14 +122,14 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         unsafe { rustix::io::close(fd) };
         return Err(Errno::MFILE);
     }
-    let origin = ConnectionParams {
+    let params = ConnectionParams {
         fd,
         tuple,
         options,
         nonblocking: flags & libc::SOCK_NONBLOCK != 0,
         slot: Some(record_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
     };
-    let connection = Connection::open(origin, start);
+    let connection = Connection::open(params, path);
     connection.begin(false);
     entry::set(fd, Entry::Connection(connection));
     if flags & libc::SOCK_CLOEXEC == 0 {

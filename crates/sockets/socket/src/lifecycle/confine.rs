@@ -2,9 +2,8 @@
 
 use crate::entry::{self, Entry};
 use crate::epoll;
-use crate::process::sandbox;
 use crate::process::settings::settings;
-use crate::process::system;
+use crate::process::{sandbox, system};
 use std::ffi::c_long;
 use std::os::fd::RawFd;
 

@@ -6,11 +6,10 @@ use crate::entry::{self, Entry};
 use crate::epoll;
 use crate::listener;
 use crate::listener::{LISTENERS, Listener};
-use crate::process::background_connects;
-use crate::process::identity;
 use crate::process::lock::Lock;
 use crate::process::locked::Locked;
 use crate::process::system::is_inheritable;
+use crate::process::{background_connects, identity};
 use rustix::io::Errno;
 use std::os::fd::{BorrowedFd, RawFd};
 

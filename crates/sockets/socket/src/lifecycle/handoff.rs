@@ -9,15 +9,13 @@
 //! the incoming lane. After `exec`, the descriptor that belongs to a local page is the one on which its spans are
 //! marked as leased.
 
-use super::connect::record_lane_connection;
+use super::attempt::record_lane_connection;
 use crate::connection::{self, Connection, ConnectionParams, InitialPath};
 use crate::descriptor::hidden::{self, InheritedKind};
 use crate::entry::{self, Entry};
 use crate::listener;
-use crate::listener::DeferredAccept;
-use crate::listener::{Listener, ListenerInner};
-use crate::options::OptionRecord;
-use crate::options::inspect;
+use crate::listener::{DeferredAccept, Listener, ListenerInner};
+use crate::options::{OptionRecord, inspect};
 use crate::process::settings::settings;
 use crate::process::system::inode_of;
 use crate::rendezvous;
@@ -307,18 +305,18 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds
     open_transferred(fd, others, (tuple, role, is_remote), InitialPath::Lanes(segment, memory.adopt().ok()));
 }
 
-fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: InitialPath) {
+fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), path: InitialPath) {
     // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
-    let origin = ConnectionParams {
+    let params = ConnectionParams {
         fd,
         tuple,
         options: OptionRecord::default(),
         nonblocking: flags.contains(OFlags::NONBLOCK),
         slot: Some(record_lane_connection(fd, tuple, role, is_remote)),
     };
-    let is_alone = matches!(start, InitialPath::Lifeline(_));
-    let connection = Connection::open(origin, start);
+    let is_alone = matches!(path, InitialPath::Lifeline(_));
+    let connection = Connection::open(params, path);
     connection.note_shared();
     if is_alone {
         connection.read_options_of_lifeline();

@@ -3,12 +3,10 @@
 use crate::accounting::process_stats;
 use crate::entry::{self, Entry};
 use crate::epoll;
-use crate::listener::DeferredAccept;
-use crate::listener::{LISTENERS, Listener, ListenerInner};
+use crate::listener::{DeferredAccept, LISTENERS, Listener, ListenerInner};
 use crate::options::inspect;
-use crate::process::limit;
 use crate::process::settings::settings;
-use crate::process::signals;
+use crate::process::{limit, signals};
 use crate::rendezvous::{self, LaneListener};
 use crate::stream::{STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
@@ -62,7 +60,7 @@ fn add_lane(
     stream: &'static Stream,
     bound: SocketAddr,
     backlog: i32,
-    is_beside: bool,
+    is_on_shared_socket: bool,
 ) -> Result<LaneListener, FallbackReason> {
     if !settings().applies_to(bound.port()) {
         return Err(FallbackReason::PortRule);
@@ -76,7 +74,7 @@ fn add_lane(
     let netns = inspect::netns_of(fd);
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);
-    let listen = || match is_beside {
+    let listen = || match is_on_shared_socket {
         true => rendezvous::listen_on_shared_socket(bound, netns, is_v6only, backlog),
         false => rendezvous::listen(bound, netns, is_v6only, reuses_port, backlog),
     };

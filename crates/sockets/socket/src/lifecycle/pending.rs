@@ -5,8 +5,9 @@
 //! full. So every call about it returns what it returns for a TCP socket that is connecting, and it fails when TCP
 //! does. Calls that wait for readiness, or ask for the state of the connect, advance it; no step of that blocks.
 
-use super::Outcome;
-use super::connect::{Attempt, Established, attempt, fall_back, install, refuse};
+use super::attempt::{
+    Attempt, Established, Outcome, attempt, bound_to_loopback, fall_back, install, refuse, tcp_socket,
+};
 use crate::descriptor::hidden::{HiddenFd, Need};
 use crate::entry::{self, Entry};
 use crate::epoll;
@@ -15,14 +16,11 @@ use crate::process::background_connects::{self, Counted, is_any_pending};
 use crate::process::locked::Locked;
 use crate::process::signals;
 use crate::rendezvous::RemoteConnect;
-use crate::stream::ConnectTarget;
-use crate::stream::{Advance, PendingConnect};
-use crate::stream::{STREAMS, Stream, StreamInner};
+use crate::stream::{Advance, ConnectTarget, PendingConnect, STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use stats_page::FallbackReason;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Interval between two attempts of a pending connect.
@@ -62,7 +60,7 @@ pub(super) fn begin(
 /// Advances all pending connects.
 fn advance_all() {
     let mut full = None;
-    // A handler that jumped out of this function would leave a connect marked as running for ever.
+    // A handler that jumped out of this function would leave a connect marked as running forever.
     signals::without_handlers(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
 }
 
@@ -162,7 +160,7 @@ fn fall_back_to_kernel(stream: &'static Stream, pending_id: PendingId, reason: F
         let _ = in_nonblocking_mode(fd, || {
             let begun = match fall_back(fd, stream, destination, reason) {
                 Outcome::Kernel => rustix::net::connect(socket, &destination),
-                Outcome::Answered(result) => result,
+                Outcome::Complete(result) => result,
             };
             // An immediate error of TCP, such as a missing route, has no call left that could return it.
             if begun.is_err_and(|errno| errno != Errno::INPROGRESS) {
@@ -178,7 +176,7 @@ fn fall_back_to_kernel(stream: &'static Stream, pending_id: PendingId, reason: F
 pub(super) fn outcome(fd: RawFd) -> Option<Outcome> {
     background_connects::advance();
     match entry::get(fd) {
-        Entry::Connection(connection) => Some(Outcome::Answered(super::already_connected(connection))),
+        Entry::Connection(connection) => Some(Outcome::Complete(super::already_connected(connection))),
         Entry::Stream(stream) if is_pending(stream) => None,
         _ => Some(Outcome::Kernel),
     }
@@ -251,21 +249,13 @@ fn in_nonblocking_mode<R>(fd: RawFd, call: impl FnOnce() -> R) -> Result<R, Errn
 
 impl SilentListener {
     fn new(is_v6: bool) -> Result<Self, Errno> {
-        let any: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
-        let listener = tcp(is_v6)?;
-        rustix::net::bind(&listener, &any)?;
+        let (listener, address) = bound_to_loopback(is_v6)?;
         // A backlog of 0 has room for one connection.
         rustix::net::listen(&listener, 0)?;
-        let address = inspect::local_address(listener.as_raw_fd())?;
         let netns = inspect::netns_of(listener.as_raw_fd());
-        let filler = tcp(is_v6)?;
+        let filler = tcp_socket(is_v6)?;
         rustix::net::connect(&filler, &address)?;
         let hide = |socket: OwnedFd| HiddenFd::hide(socket, Need::Required);
         Ok(Self { is_v6, netns, address, _listener: hide(listener)?, _filler: hide(filler)? })
     }
-}
-
-fn tcp(is_v6: bool) -> Result<OwnedFd, Errno> {
-    let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
-    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
 }

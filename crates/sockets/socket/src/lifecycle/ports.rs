@@ -1,7 +1,7 @@
 //! The ports that lane connections hold: the kernel does not know them, so `bind` is checked here first.
 //!
 //! Connections of this process are known. Those of other processes are in the kernel's list of AF_UNIX sockets. A
-//! connecting endpoint has a name with both addresses, and with a code which proves that a program of this rack has
+//! connecting endpoint has a name with both addresses, and with a code that proves that a program of this rack has
 //! bound it. An accepted endpoint has the name of its listener, which any process could forge, so it counts only
 //! together with a connecting endpoint that leads there. A port is held as long as such sockets are open, so nothing
 //! needs to be stored or cleaned up. Unlike TCP, a port is not held for a time after the close.
@@ -24,7 +24,7 @@ const LISTING_BYTES: usize = 64 << 10;
 /// Number of columns of the list before the state of a socket (number, references, protocol, flags, type) and after it
 /// (inode).
 const COLUMNS_BEFORE_STATE: usize = 5;
-const COLUMNS_BEHIND_STATE: usize = 1;
+const COLUMNS_AFTER_STATE: usize = 1;
 /// The state of a socket that was accepted or connected.
 const CONNECTED: &[u8] = b"03";
 
@@ -86,7 +86,7 @@ impl PortHolders {
             return;
         }
         let mut columns = line.split(|byte| *byte == b' ').filter(|column| !column.is_empty());
-        let (state, path) = (columns.nth(COLUMNS_BEFORE_STATE), columns.nth(COLUMNS_BEHIND_STATE));
+        let (state, path) = (columns.nth(COLUMNS_BEFORE_STATE), columns.nth(COLUMNS_AFTER_STATE));
         match path.map(|path| (path, path.strip_prefix(b"@"))) {
             Some((_, Some(name))) => self.note_connecting(name, claim, key),
             Some((path, None)) if state == Some(CONNECTED) => {
