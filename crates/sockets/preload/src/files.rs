@@ -7,7 +7,7 @@
 use crate::{bytes, closing, real};
 use libc::FILE;
 use socket::entry::{self, Entry};
-use socket::process::lock::Lock;
+use socket::process::locked::Locked;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,7 @@ unsafe extern "C" fn write_cookie(cookie: *mut c_void, buffer: *const c_char, le
 
 unsafe extern "C" fn close_cookie(cookie: *mut c_void) -> c_int {
     let fd = cookie.addr() as c_int;
-    with_open(|open| open.retain(|stream| stream.fd != fd));
+    OPEN.with(|open| open.retain(|stream| stream.fd != fd));
     // SAFETY: the program has closed the stream, and with it the descriptor.
     unsafe { closing::close(fd) }
 }
@@ -61,38 +61,23 @@ struct OpenStream {
 }
 
 /// The streams created here. Not in a `std::sync::Mutex`, because the child of a fork must find the lock free.
-struct OpenStreams {
-    lock: Lock,
-    /// Accessed under `lock`.
-    streams: UnsafeCell<Vec<OpenStream>>,
-}
-
-// SAFETY: the list is only accessed under the lock.
-unsafe impl Sync for OpenStreams {}
-
-static OPEN: OpenStreams = OpenStreams { lock: Lock::new(), streams: UnsafeCell::new(Vec::new()) };
+static OPEN: Locked<Vec<OpenStream>> = Locked::new(Vec::new());
 /// Whether a stream was ever created; while none was, lookups skip the list.
 static HAS_OPENED: AtomicBool = AtomicBool::new(false);
 
-fn with_open<R>(access: impl FnOnce(&mut Vec<OpenStream>) -> R) -> R {
-    let _guard = OPEN.lock.lock();
-    // SAFETY: `_guard` holds the lock, so that no other reference to the list exists.
-    access(unsafe { &mut *OPEN.streams.get() })
-}
-
 /// Locks the list before a fork, so that no thread is inside it while the process is copied.
 pub fn before_fork() {
-    OPEN.lock.lock_without_guard();
+    OPEN.lock().lock_without_guard();
 }
 
 /// Unlocks the list after a fork, in parent and child.
 pub fn after_fork() {
-    OPEN.lock.unlock();
+    OPEN.lock().unlock();
 }
 
 fn remember(file: *mut FILE, fd: c_int) {
     HAS_OPENED.store(true, Ordering::Release);
-    with_open(|open| open.push(OpenStream { file: file.addr(), fd }));
+    OPEN.with(|open| open.push(OpenStream { file: file.addr(), fd }));
 }
 
 #[unsafe(no_mangle)]
@@ -114,7 +99,7 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
 pub unsafe extern "C" fn fileno(file: *mut FILE) -> c_int {
     let find =
         |open: &mut Vec<OpenStream>| open.iter().find(|stream| stream.file == file.addr()).map(|stream| stream.fd);
-    match HAS_OPENED.load(Ordering::Acquire).then(|| with_open(find)).flatten() {
+    match HAS_OPENED.load(Ordering::Acquire).then(|| OPEN.with(find)).flatten() {
         Some(fd) => fd,
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         None => unsafe { real::fileno(file) },
@@ -225,7 +210,7 @@ pub fn follow_standard_stream(fd: c_int) {
             }
         } else if !is_connection && !(*saved).is_null() {
             let ours = std::mem::replace(&mut *variable, std::mem::replace(&mut *saved, std::ptr::null_mut()));
-            with_open(|open| open.retain(|stream| stream.file != ours.addr()));
+            OPEN.with(|open| open.retain(|stream| stream.file != ours.addr()));
             libc::fclose(ours);
         }
     }

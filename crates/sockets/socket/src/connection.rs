@@ -20,7 +20,7 @@
 //! * `wait`: spins, then sleeps on the lifeline.
 //! * `peer`: the state of the peer, and the errors that follow from it.
 //! * `readiness`: readiness for `poll` and `epoll`.
-//! * `observer`: tells epoll sets of changes.
+//! * `observer`: notifies epoll sets of changes.
 //! * `sharing`: an endpoint that several processes hold.
 
 mod attach;
@@ -67,9 +67,9 @@ use crate::descriptor::hidden::{self, HiddenFd};
 use crate::descriptor::table::{Kind, Tracked};
 use crate::options::OptionRecord;
 use crate::process::lock::Lock;
+use crate::process::locked::Locked;
 use crate::process::pool::Pool;
-use crate::process::signals;
-use crate::process::system;
+use crate::process::{signals, system};
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
 use ::wait::AdaptiveSpin;
@@ -184,9 +184,7 @@ pub struct Connection {
     idle_since_ticks: AtomicU64,
     /// Written under both locks while no other thread knows the object.
     slot: UnsafeCell<Option<ConnectionSlot>>,
-    details_lock: Lock,
-    /// Protected by `details_lock`.
-    details: UnsafeCell<Details>,
+    details: Locked<Details>,
 }
 
 // SAFETY: no other type has these kinds, and the struct is aligned to 8 bytes because it has fields of that alignment.
@@ -290,7 +288,7 @@ impl Connection {
             // Set by `open`.
             lanes: _, is_plain: _, lifeline_path: _, awaits_handshake: _, slot: _, details: _,
             // Kept: counters that only grow, times, and what a close has reset.
-            send_lock: _, receive_lock: _, details_lock: _, sleepers: _, holders_checked_ticks: _,
+            send_lock: _, receive_lock: _, sleepers: _, holders_checked_ticks: _,
             lifeline_polled_ticks: _, room_returns: _, has_grown: _, idle_position: _, idle_since_ticks: _,
         } = self;
         lifetime.begin_generation();
@@ -450,8 +448,6 @@ impl Connection {
     /// Like [`Connection::with_details`], for an object that no signal handler can reach, because it is not known yet
     /// or not any more.
     fn with_details_unmasked<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
-        let _guard = self.details_lock.lock();
-        // SAFETY: `details_lock` is held.
-        access(unsafe { &mut *self.details.get() })
+        self.details.with(access)
     }
 }

@@ -7,7 +7,7 @@ pub mod clock;
 pub mod identity;
 pub mod limit;
 pub mod lock;
-pub(crate) mod locked;
+pub mod locked;
 pub mod pool;
 pub mod sandbox;
 pub mod settings;

@@ -6,12 +6,9 @@
 
 use super::lanes::Lanes;
 use super::{Connection, POOL};
-use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
-use crate::process::identity;
-use crate::process::sandbox;
-use crate::process::system;
 use crate::process::system::inode_of;
+use crate::process::{blocking, identity, sandbox, system};
 use rustix::io::Errno;
 use segment::{HOLDERS_NAMED_MAX, OwnState, Segment};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -240,7 +237,7 @@ pub fn before_fork() {
     for connection in POOL.lock_around_fork() {
         connection.send_lock.lock_without_guard();
         connection.receive_lock.lock_without_guard();
-        connection.details_lock.lock_without_guard();
+        connection.details.lock().lock_without_guard();
         if connection.is_open()
             && let Some(lanes) = connection.lanes()
         {
@@ -344,7 +341,7 @@ fn remove_dead_holders(segment: &Segment) {
 /// Releases all locks in the parent after a fork.
 pub fn after_fork_in_parent() {
     for connection in POOL.all_during_fork() {
-        connection.details_lock.unlock();
+        connection.details.lock().unlock();
         connection.receive_lock.unlock();
         connection.send_lock.unlock();
     }
@@ -355,7 +352,7 @@ pub fn after_fork_in_parent() {
 pub fn after_fork_in_child() {
     OWN_HOLDER_ID.store(0, Ordering::Relaxed);
     for connection in POOL.all_during_fork() {
-        connection.details_lock.reset();
+        connection.details.lock().reset();
         connection.receive_lock.reset();
         connection.send_lock.reset();
         if connection.awaits_handshake.load(Ordering::Relaxed) {

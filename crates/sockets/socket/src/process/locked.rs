@@ -5,7 +5,7 @@ use std::cell::UnsafeCell;
 
 /// A value that threads access only while they hold its [`Lock`].
 #[derive(Default)]
-pub(crate) struct Locked<T> {
+pub struct Locked<T> {
     lock: Lock,
     value: UnsafeCell<T>,
 }
@@ -14,17 +14,18 @@ pub(crate) struct Locked<T> {
 unsafe impl<T: Send> Sync for Locked<T> {}
 
 impl<T> Locked<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    /// Returns a value behind a lock that no thread holds.
+    pub const fn new(value: T) -> Self {
         Self { lock: Lock::new(), value: UnsafeCell::new(value) }
     }
 
     /// Returns the lock, for the handlers around `fork`.
-    pub(crate) fn lock(&self) -> &Lock {
+    pub fn lock(&self) -> &Lock {
         &self.lock
     }
 
     /// Runs `access` on the value under the lock.
-    pub(crate) fn with<R>(&self, access: impl FnOnce(&mut T) -> R) -> R {
+    pub fn with<R>(&self, access: impl FnOnce(&mut T) -> R) -> R {
         let _guard = self.lock.lock();
         // SAFETY: the guard above excludes all other accesses until the end of this function.
         access(unsafe { &mut *self.value.get() })
