@@ -44,7 +44,48 @@ macro_rules! each_kind {
     };
 }
 
+/// Defines methods that call the method of the same name, for each kind.
+macro_rules! forward {
+    (&self: $($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty)?) $(-> $result:ty)?;)*) => {$(
+        $(#[$attribute])*
+        pub(super) fn $name(&self $(, $argument: $type)?) $(-> $result)? {
+            each_kind!(self, endpoint => endpoint.$name($($argument)?))
+        }
+    )*};
+    (&mut self: $($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty)?) $(-> $result:ty)?;)*) => {$(
+        $(#[$attribute])*
+        pub(super) fn $name(&mut self $(, $argument: $type)?) $(-> $result)? {
+            each_kind!(self, endpoint => endpoint.$name($($argument)?))
+        }
+    )*};
+}
+
 impl LaneSender {
+    forward! { &self:
+        held_bytes() -> usize;
+        is_ring_writable() -> Result<bool, Corrupt>;
+        unread_slots() -> Result<u64, Corrupt>;
+        memory_bytes() -> usize;
+        #[inline]
+        position() -> u64;
+        #[inline]
+        demote_since(position: u64);
+        is_writable() -> Result<bool, Corrupt>;
+        is_drained() -> bool;
+        announce_sleep();
+    }
+
+    forward! { &mut self:
+        publish_held() -> bool;
+        ask_for_room_next();
+        release_memory() -> MemoryRelease;
+        write(source: &[u8]) -> Result<usize, Corrupt>;
+        #[inline]
+        take_wake_request() -> bool;
+        finish();
+        set_capacity(bytes: usize);
+    }
+
     /// Returns the sender of `segment`, of the kind of its memory.
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
@@ -80,34 +121,6 @@ impl LaneSender {
         each_kind!(self, sender => sender.end_hold(stays, HELD_BYTES_MAX));
     }
 
-    pub(super) fn publish_held(&mut self) -> bool {
-        each_kind!(self, sender => sender.publish_held())
-    }
-
-    pub(super) fn held_bytes(&self) -> usize {
-        each_kind!(self, sender => sender.held_bytes())
-    }
-
-    pub(super) fn ask_for_room_next(&mut self) {
-        each_kind!(self, sender => sender.ask_for_room_next());
-    }
-
-    pub(super) fn is_ring_writable(&self) -> Result<bool, Corrupt> {
-        each_kind!(self, sender => sender.is_ring_writable())
-    }
-
-    pub(super) fn unread_slots(&self) -> Result<u64, Corrupt> {
-        each_kind!(self, sender => sender.unread_slots())
-    }
-
-    pub(super) fn release_memory(&mut self) -> MemoryRelease {
-        each_kind!(self, sender => sender.release_memory())
-    }
-
-    pub(super) fn memory_bytes(&self) -> usize {
-        each_kind!(self, sender => sender.memory_bytes())
-    }
-
     /// Writes as [`Producer::write_from`] does.
     ///
     /// # Safety
@@ -116,10 +129,6 @@ impl LaneSender {
     pub(super) unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
         each_kind!(self, sender => unsafe { sender.write_from(source, len_bytes) })
-    }
-
-    pub(super) fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
-        each_kind!(self, sender => sender.write(source))
     }
 
     /// Writes an urgent byte as [`Producer::write_urgent`] does. Only lanes of ordinary memory carry urgent bytes.
@@ -149,41 +158,6 @@ impl LaneSender {
             Self::LocalPage(sender) => fill_staged(sender, len_bytes, fill, corrupt),
         }
     }
-
-    #[inline]
-    pub(super) fn take_wake_request(&mut self) -> bool {
-        each_kind!(self, sender => sender.take_wake_request())
-    }
-
-    #[inline]
-    pub(super) fn position(&self) -> u64 {
-        each_kind!(self, sender => sender.position())
-    }
-
-    #[inline]
-    pub(super) fn demote_since(&self, position: u64) {
-        each_kind!(self, sender => sender.demote_since(position));
-    }
-
-    pub(super) fn finish(&mut self) {
-        each_kind!(self, sender => sender.finish());
-    }
-
-    pub(super) fn is_writable(&self) -> Result<bool, Corrupt> {
-        each_kind!(self, sender => sender.is_writable())
-    }
-
-    pub(super) fn is_drained(&self) -> bool {
-        each_kind!(self, sender => sender.is_drained())
-    }
-
-    pub(super) fn set_capacity(&mut self, bytes: usize) {
-        each_kind!(self, sender => sender.set_capacity(bytes));
-    }
-
-    pub(super) fn announce_sleep(&self) {
-        each_kind!(self, sender => sender.announce_sleep());
-    }
 }
 
 /// Sends as [`LaneSender::fill`] does, by a lane that cannot be filled in place.
@@ -203,17 +177,39 @@ fn fill_staged<O: Outbound, I: Inbound>(
 }
 
 impl LaneReceiver {
+    forward! { &self:
+        #[inline(always)] // Polled in a loop.
+        may_have_data() -> bool;
+        urgent() -> Result<Option<Urgent>, Corrupt>;
+        unread_bytes() -> Result<usize, Corrupt>;
+        pointer(chunk: Chunk) -> NonNull<u8>;
+        #[inline]
+        may_be_held() -> bool;
+        held_since_ms() -> Option<u32>;
+        is_finished() -> bool;
+        has_fin() -> bool;
+        arrivals(seen: u64) -> Result<u64, Corrupt>;
+        announce_sleep();
+        #[inline(always)]
+        last_stamp() -> u64;
+        next_stamp() -> Option<u64>;
+    }
+
+    forward! { &mut self:
+        take_urgent() -> Result<Option<Urgent>, Corrupt>;
+        peek() -> Result<Option<Chunk>, Corrupt>;
+        set_capacity(bytes: usize);
+        publish_held() -> bool;
+        #[inline]
+        take_wake_request() -> bool;
+    }
+
     /// Returns the receiver of `segment`, of the kind of its memory.
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_receiver().map(|receiver| Self::Timed(Box::new(receiver)));
         let special =
             timed.or_else(|| segment.local_page_receiver().map(|receiver| Self::LocalPage(Box::new(receiver))));
         special.unwrap_or_else(|| Self::Plain(segment.receiver()))
-    }
-
-    #[inline(always)] // Polled in a loop.
-    pub(super) fn may_have_data(&self) -> bool {
-        each_kind!(self, receiver => receiver.may_have_data())
     }
 
     /// Reads as [`lane::Consumer::read_to`] does.
@@ -245,31 +241,11 @@ impl LaneReceiver {
         each_kind!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes, at_urgent) })
     }
 
-    pub(super) fn urgent(&self) -> Result<Option<Urgent>, Corrupt> {
-        each_kind!(self, receiver => receiver.urgent())
-    }
-
-    pub(super) fn take_urgent(&mut self) -> Result<Option<Urgent>, Corrupt> {
-        each_kind!(self, receiver => receiver.take_urgent())
-    }
-
     pub(super) fn unread_bytes_with(
         &self,
         at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
     ) -> Result<usize, Corrupt> {
         each_kind!(self, receiver => receiver.unread_bytes_with(at_urgent))
-    }
-
-    pub(super) fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        each_kind!(self, receiver => receiver.unread_bytes())
-    }
-
-    pub(super) fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
-        each_kind!(self, receiver => receiver.peek())
-    }
-
-    pub(super) fn pointer(&self, chunk: Chunk) -> NonNull<u8> {
-        each_kind!(self, receiver => receiver.pointer(chunk))
     }
 
     pub(super) fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
@@ -278,59 +254,12 @@ impl LaneReceiver {
         consumed
     }
 
-    pub(super) fn set_capacity(&mut self, bytes: usize) {
-        each_kind!(self, receiver => receiver.set_capacity(bytes));
-    }
-
-    #[inline]
-    pub(super) fn may_be_held(&self) -> bool {
-        each_kind!(self, receiver => receiver.may_be_held())
-    }
-
-    pub(super) fn held_since_ms(&self) -> Option<u32> {
-        each_kind!(self, receiver => receiver.held_since_ms())
-    }
-
-    pub(super) fn publish_held(&mut self) -> bool {
-        each_kind!(self, receiver => receiver.publish_held())
-    }
-
-    pub(super) fn is_finished(&self) -> bool {
-        each_kind!(self, receiver => receiver.is_finished())
-    }
-
-    pub(super) fn has_fin(&self) -> bool {
-        each_kind!(self, receiver => receiver.has_fin())
-    }
-
-    pub(super) fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        each_kind!(self, receiver => receiver.arrivals(seen))
-    }
-
-    pub(super) fn announce_sleep(&self) {
-        each_kind!(self, receiver => receiver.announce_sleep());
-    }
-
-    #[inline(always)]
-    pub(super) fn last_stamp(&self) -> u64 {
-        each_kind!(self, receiver => receiver.last_stamp())
-    }
-
-    pub(super) fn next_stamp(&self) -> Option<u64> {
-        each_kind!(self, receiver => receiver.next_stamp())
-    }
-
-    /// Tells the peer what was read, after each receive. Credit in quarters of a ring would suffice for room, but a
-    /// peer whose endpoint is killed must know exactly what it has left unread, as the kernel would.
+    /// Reports to the peer what was read, after each receive. Credit in quarters of a ring would suffice for room, but
+    /// a peer whose endpoint is killed must know exactly what it has left unread, as the kernel would.
     fn note_read(&self) {
         if let Self::LocalPage(receiver) = self {
             receiver.return_all_credit();
         }
-    }
-
-    #[inline]
-    pub(super) fn take_wake_request(&mut self) -> bool {
-        each_kind!(self, receiver => receiver.take_wake_request())
     }
 }
 
