@@ -6,6 +6,8 @@
 //! that no program uses. Lanes are polled in memory first; `ready_list` describes how their number stays small, and
 //! `wait` describes a wait.
 //!
+//! A set may hold other sets, which is why `set`, `ready_list` and `registration` refer to each other.
+//!
 //! Lanes are reported in the order in which they became ready; one that stays ready moves to the tail when it is
 //! reported, as in the kernel's ready list; see `ready_time`.
 //!

@@ -162,17 +162,21 @@ pub fn while_replaced(
 
 /// Returns whether an epoll instance of the program may hold a listener.
 pub fn holds_listener(listener: &'static Listener) -> bool {
-    let descriptors = Target::Listener(listener).descriptors();
-    REGISTERED.load(Ordering::Relaxed) > 0
-        && POOL.any(|set| set.with(|ready_list| descriptors.iter().any(|&fd| ready_list.find(fd).is_some())))
+    is_registered(Target::Listener(listener))
 }
 
 /// Returns whether a set holds this connection.
 pub(crate) fn is_in_a_set(connection: &'static Connection) -> bool {
-    REGISTERED.load(Ordering::Relaxed) > 0
-        && connection.with_descriptors(<[RawFd]>::to_vec).iter().any(|&fd| {
-            let mut is_found = false;
-            POOL.for_each(|set| set.with(|ready_list| is_found |= ready_list.find(fd).is_some()));
-            is_found
-        })
+    is_registered(Target::Connection(connection))
+}
+
+/// Returns whether a descriptor of an object is registered in a set.
+fn is_registered(target: Target) -> bool {
+    if REGISTERED.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let descriptors = target.descriptors();
+    let mut is_found = false;
+    POOL.for_each(|set| set.with(|ready_list| is_found |= descriptors.iter().any(|&fd| ready_list.find(fd).is_some())));
+    is_found
 }

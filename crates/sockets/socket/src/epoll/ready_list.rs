@@ -91,7 +91,7 @@ pub(super) struct ReadyList {
     inner: Option<HiddenFd>,
     wake_event: Option<HiddenFd>,
     calls_since_clock: u32,
-    asked_ticks: u64,
+    kernel_polled_ticks: u64,
     /// Added to the generations in a process that has inherited the set, so that its tokens differ from those that
     /// other processes register in the same kernel objects.
     generations_skipped: u32,

@@ -295,8 +295,8 @@ impl Registration {
     /// Returns whether the kernel can report the next event, and no event is unreported now.
     pub fn can_be_left_to_kernel(&self) -> bool {
         let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
-        // A program that was just told that data arrived may read until the rest comes by a lane, which the kernel does
-        // not see.
+        // A program that has just learned that data arrived may read until the rest comes by a lane, which the kernel
+        // does not see.
         let has_news = self.listed_at.is_some() || self.kernel_reported_at.is_some() || self.stays_ready;
         self.is_on_lifeline() && !has_news && !waits_for_room && !self.lacks_lane_wakeup()
     }

@@ -7,10 +7,9 @@ use super::kernel;
 use super::ready_list::{HeldRecords, ReadyList};
 use super::ready_time::ReadyTime;
 use super::set::{EpollSet, SleepGuard};
-use crate::process::background_connects;
-use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::signals::{self, HandlersRun, SignalCheckpoint};
+use crate::process::{background_connects, blocking};
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -130,7 +129,7 @@ impl EpollSet {
         let mut buffer = EventBuffer::new(call.events, call.max)?;
         let dont_wait = call.timeout_ns == Some(0);
         let is_due = self.with_generation(generation, |ready_list| {
-            let is_due = ready_list.kernel_is_due();
+            let is_due = ready_list.is_kernel_poll_due();
             if !is_due {
                 ready_list.scan(&mut buffer, false);
             }
@@ -201,7 +200,7 @@ impl EpollSet {
             if lanes_first {
                 ready_list.scan(buffer, true);
             }
-            ready_list.note_kernel_asked();
+            ready_list.note_kernel_poll();
             lanes_first
         })?;
         if buffer.is_full() {
@@ -348,7 +347,7 @@ impl EpollSet {
             self.with_generation(generation, ReadyList::poll_held)?;
         }
         self.process_kernel_events(buffer, count, generation, true)?;
-        self.with_generation(generation, ReadyList::note_kernel_asked)?;
+        self.with_generation(generation, ReadyList::note_kernel_poll)?;
         Ok(match () {
             () if buffer.len > 0 => SleepOutcome::Ready,
             () if count == 0 && deadline.is_over() => SleepOutcome::TimedOut,

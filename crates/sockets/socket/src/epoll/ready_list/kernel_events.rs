@@ -7,8 +7,7 @@ use crate::epoll::ready_time::ReadyTime;
 use crate::epoll::registration::{EDGE, EXCLUSIVE, LifelineState, ONESHOT, Target, Watch};
 use crate::listener::Listener;
 use crate::process::clock::{TICKS_PER_MICROSECOND, ticks};
-use crate::process::limit;
-use crate::process::system;
+use crate::process::{limit, system};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
 
@@ -22,7 +21,7 @@ const TOKENS: usize = 64;
 /// Waits without polling the kernel, after which the clock is read to see whether polling is due.
 const CALLS_PER_CLOCK_READ: u32 = 8;
 /// For how long a busy program's other descriptors and parked connections may go unpolled.
-const UNASKED_MICROSECONDS: u64 = 20;
+const KERNEL_POLL_INTERVAL_US: u64 = 20;
 
 /// Returns the events to register for a lane listener, or for its gate, an epoll instance, for which the kernel rejects
 /// `EPOLLEXCLUSIVE`.
@@ -126,8 +125,8 @@ impl ReadyList {
             }
             Target::Listener(listener) => {
                 let _ = match self.another_of(index) {
-                    Some((heir, events)) => {
-                        let (fd, token) = (listener.watched_fd(), self.token(heir));
+                    Some((other, events)) => {
+                        let (fd, token) = (listener.watched_fd(), self.token(other));
                         kernel::control(inner, EPOLL_CTL_MOD, fd, lane_events(listener, events), token)
                     }
                     None => kernel::control(inner, EPOLL_CTL_DEL, listener.watched_fd(), 0, 0),
@@ -158,19 +157,19 @@ impl ReadyList {
         (slot.generation == token as u32 && slot.registration.is_some()).then_some(index)
     }
 
-    /// Returns whether the kernel has not been polled for [`UNASKED_MICROSECONDS`].
+    /// Returns whether the kernel has not been polled for [`KERNEL_POLL_INTERVAL_US`].
     #[inline]
-    pub fn kernel_is_due(&mut self) -> bool {
+    pub fn is_kernel_poll_due(&mut self) -> bool {
         self.calls_since_clock += 1;
         if self.calls_since_clock < CALLS_PER_CLOCK_READ {
             return false;
         }
         self.calls_since_clock = 0;
-        ticks().wrapping_sub(self.asked_ticks) > UNASKED_MICROSECONDS * TICKS_PER_MICROSECOND
+        ticks().wrapping_sub(self.kernel_polled_ticks) > KERNEL_POLL_INTERVAL_US * TICKS_PER_MICROSECOND
     }
 
-    pub fn note_kernel_asked(&mut self) {
-        self.asked_ticks = ticks();
+    pub fn note_kernel_poll(&mut self) {
+        self.kernel_polled_ticks = ticks();
         self.asleep_since = None;
     }
 
