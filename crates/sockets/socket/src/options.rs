@@ -28,13 +28,12 @@ use security::SecurityOptions;
 use crate::descriptor::hidden::close;
 pub use crate::process::socket_option::SocketOption;
 use crate::process::socket_option::{SO_TIMESTAMPING_NEW, set_raw};
-use crate::process::system::read_text;
-use crate::process::system::unit_or_error;
+use crate::process::system::{read_text, unit_or_error};
 use crate::rendezvous::address::Family;
 use control::RequestedControl;
 pub use tcp_info::{PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, TCP_INFO_BYTES, TcpInfo, TcpState, tcp_info};
-pub use values::{answer, parse_timeval_ns, timeval};
 use values::{head_of, parse_linger, parse_u32};
+pub use values::{parse_timeval_ns, timeval, write_value};
 
 /// Largest number of options in a record; further ones are accepted but not recorded.
 const RECORDS_MAX: usize = 64;
@@ -122,6 +121,7 @@ const SEND_BUFFERS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_SNDBUF), SocketOption::socket(libc::SO_SNDBUFFORCE)];
 const RECEIVE_BUFFERS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_RCVBUF), SocketOption::socket(libc::SO_RCVBUFFORCE)];
+const LINGER: [SocketOption; 1] = [SocketOption::socket(libc::SO_LINGER)];
 /// The smallest `SO_SNDBUF` in Linux.
 const SEND_BUFFER_BYTES_MIN: usize = 4608;
 /// The smallest `SO_RCVBUF` in Linux.
@@ -168,7 +168,6 @@ impl BufferLimits {
         })
     }
 }
-const LINGER: [SocketOption; 1] = [SocketOption::socket(libc::SO_LINGER)];
 
 /// Options that are not replayed, because their value is a pointer or a descriptor, or they undo such an option.
 const NOT_REPLAYABLE: [SocketOption; 7] = [
@@ -308,10 +307,9 @@ impl OptionRecord {
         let template = fresh(family)?;
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks the pointer and returns an error for an invalid one.
-        let answer = unsafe {
+        let result = unit_or_error(unsafe {
             crate::process::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value, length)
-        };
-        let result = unit_or_error(answer);
+        });
         close(template);
         result?;
         let mut number = [0_u8; 4];
@@ -349,10 +347,9 @@ impl OptionRecord {
         let template = self.template(family)?;
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks both pointers and returns an error for invalid ones.
-        let answer = unsafe {
+        let result = unit_or_error(unsafe {
             crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout)
-        };
-        let result = unit_or_error(answer);
+        });
         close(template);
         result
     }
@@ -386,17 +383,15 @@ impl OptionRecord {
     /// Returns how many unread bytes the sending side of a lane should hold: as many as Linux would in its send buffer.
     pub fn send_capacity_bytes(&self) -> usize {
         let limits = BufferLimits::of_kernel();
-        let asked = self.asked_bytes(&SEND_BUFFERS, limits.send_bytes_max);
-        let bytes = asked.map_or(limits.send_bytes_grown, |bytes| bytes.max(SEND_BUFFER_BYTES_MIN));
+        let requested = self.requested_bytes(&SEND_BUFFERS, limits.send_bytes_max);
+        let bytes = requested.map_or(limits.send_bytes_grown, |bytes| bytes.max(SEND_BUFFER_BYTES_MIN));
         bytes + bytes / MARGIN_SHARE
     }
 
     /// Returns how many unread bytes the receiving side should hold: as many as Linux would in its receive buffer and
     /// in transit.
     pub fn receive_capacity_bytes(&self) -> usize {
-        let limits = BufferLimits::of_kernel();
-        let asked = self.asked_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
-        let bytes = asked.map_or(limits.receive_bytes, |bytes| bytes.max(RECEIVE_BUFFER_BYTES_MIN));
+        let bytes = self.receive_buffer_bytes();
         bytes + bytes / MARGIN_SHARE + (bytes / 2).min(RECEIVE_MARGIN_BYTES_MAX)
     }
 
@@ -408,15 +403,20 @@ impl OptionRecord {
 
     /// Returns `TCP_WINDOW_CLAMP`, half of the receive buffer, or `None` if the program has set it.
     pub fn window_clamp_bytes(&self) -> Option<i32> {
-        let limits = BufferLimits::of_kernel();
-        let asked = self.asked_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
-        let bytes = asked.map_or(limits.receive_bytes, |bytes| bytes.max(RECEIVE_BUFFER_BYTES_MIN)) / 2;
+        let bytes = self.receive_buffer_bytes() / 2;
         self.latest(&[SocketOption::tcp(libc::TCP_WINDOW_CLAMP)]).is_none().then_some(bytes as i32)
+    }
+
+    /// Returns `SO_RCVBUF` as Linux would have set it.
+    fn receive_buffer_bytes(&self) -> usize {
+        let limits = BufferLimits::of_kernel();
+        let requested = self.requested_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
+        requested.map_or(limits.receive_bytes, |bytes| bytes.max(RECEIVE_BUFFER_BYTES_MIN))
     }
 
     /// Returns the buffer size that Linux makes of the requested one: capped, unless the privileged option was used,
     /// and doubled.
-    fn asked_bytes(&self, options: &[SocketOption; 2], bytes_max: usize) -> Option<usize> {
+    fn requested_bytes(&self, options: &[SocketOption; 2], bytes_max: usize) -> Option<usize> {
         let known = self.records.iter().rev().find(|(known, _)| options.contains(known));
         known.and_then(|(option, value)| {
             let bytes = parse_u32(value)? as usize;
@@ -435,16 +435,14 @@ impl OptionRecord {
         self.linger_seconds() == Some(0)
     }
 
-    /// `SO_REUSEADDR`.
+    /// Returns `SO_REUSEADDR`.
     pub fn shares_address(&self) -> bool {
-        let option = SocketOption::socket(libc::SO_REUSEADDR);
-        self.find(option).is_some_and(|value| option.is_on(value))
+        self.is_on(SocketOption::socket(libc::SO_REUSEADDR))
     }
 
-    /// `SO_REUSEPORT`.
+    /// Returns `SO_REUSEPORT`.
     pub fn shares_port(&self) -> bool {
-        let option = SocketOption::socket(libc::SO_REUSEPORT);
-        self.find(option).is_some_and(|value| option.is_on(value))
+        self.is_on(SocketOption::socket(libc::SO_REUSEPORT))
     }
 
     /// Returns whether the program has set an option that a lane cannot honour.
@@ -515,10 +513,9 @@ pub unsafe fn ioctl_of_template(family: Family, request: u64, argument: usize) -
     let template = fresh(family)?;
     let number = template.as_raw_fd();
     // SAFETY: `argument` is valid by the contract of this function; the kernel returns an error for invalid pointers.
-    let answer = unsafe { crate::process::system::call!(libc::SYS_ioctl, number, request, argument) };
-    let result = unit_or_error(answer);
+    let value = unsafe { crate::process::system::call!(libc::SYS_ioctl, number, request, argument) };
     close(template);
-    result.map(|()| answer as i32)
+    unit_or_error(value).map(|()| value as i32)
 }
 
 /// Returns twice the requested size, as Linux does.

@@ -15,7 +15,7 @@ pub use confined::poll_entries_confined;
 pub use select::select;
 
 use crate::process::blocking;
-use call::{Deadline, has_answer, poll_lanes};
+use call::{Deadline, has_result, poll_lanes};
 use entries::{STACK_ENTRIES, is_ours};
 use libc::{pollfd, sigset_t};
 use rustix::io::Errno;
@@ -45,7 +45,7 @@ pub fn allows_entries(entries: u64) -> bool {
 pub unsafe fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
     if fds.iter().any(|entry| is_ours(entry.fd)) {
         // SAFETY: `mask` is null or points to a signal set, by the contract of this function.
-        return unsafe { poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask) };
+        return unsafe { poll_lanes(fds, has_result, &mut Deadline::new(timeout_ns), mask) };
     }
     match timeout_ns {
         _ if !mask.is_null() => {}
@@ -75,7 +75,7 @@ pub unsafe fn poll_confined(
 ) -> Result<usize, Errno> {
     if fds.iter().any(|entry| is_ours(entry.fd)) {
         // SAFETY: `mask` is null or points to a signal set, by the contract of this function.
-        return unsafe { poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask) };
+        return unsafe { poll_lanes(fds, has_result, &mut Deadline::new(timeout_ns), mask) };
     }
     if is_ppoll {
         // SAFETY: `mask` is null or points to a signal set, by the contract of this function.

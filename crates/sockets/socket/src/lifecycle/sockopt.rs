@@ -74,7 +74,7 @@ pub unsafe fn get_option(
         }
     };
     // SAFETY: the caller guarantees `value` and `length_inout` as this function requires.
-    unsafe { options::answer(&bytes, value, length_inout) }
+    unsafe { options::write_value(&bytes, value, length_inout) }
 }
 
 /// `setsockopt(2)` of a connection.

@@ -35,7 +35,7 @@ pub(crate) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<boo
     // SAFETY: the program's `connect` names this descriptor and keeps it open.
     match rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &unreachable) {
         Err(error @ (Errno::CONNREFUSED | Errno::CONNABORTED | Errno::CONNRESET | Errno::TIMEDOUT)) => Err(error),
-        answer => Ok(matches!(answer, Err(Errno::ACCESS | Errno::PERM))),
+        other => Ok(matches!(other, Err(Errno::ACCESS | Errno::PERM))),
     }
 }
 

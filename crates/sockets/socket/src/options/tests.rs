@@ -195,7 +195,7 @@ fn answers_are_cut_to_the_callers_length() {
         let mut value = [0xaa_u8; 8];
         let mut length = room;
         // SAFETY: `value` has eight bytes, and `length` is a local variable.
-        unsafe { answer(&[1, 2, 3, 4], value.as_mut_ptr().cast(), &raw mut length) }.unwrap();
+        unsafe { write_value(&[1, 2, 3, 4], value.as_mut_ptr().cast(), &raw mut length) }.unwrap();
         let written = room.min(4) as usize;
         assert_eq!((length as usize, &value[..written]), (written, &[1, 2, 3, 4][..written]));
         assert!(value[written..].iter().all(|byte| *byte == 0xaa));
@@ -203,10 +203,10 @@ fn answers_are_cut_to_the_callers_length() {
     let mut length = u32::MAX;
     // SAFETY: `answer` refuses a negative length and null pointers before it writes.
     unsafe {
-        assert_eq!(answer(&[1], std::ptr::dangling_mut(), &raw mut length), Err(Errno::INVAL));
-        assert_eq!(answer(&[1], std::ptr::null_mut(), std::ptr::null_mut()), Err(Errno::FAULT));
+        assert_eq!(write_value(&[1], std::ptr::dangling_mut(), &raw mut length), Err(Errno::INVAL));
+        assert_eq!(write_value(&[1], std::ptr::null_mut(), std::ptr::null_mut()), Err(Errno::FAULT));
         length = 1;
-        assert_eq!(answer(&[1], std::ptr::null_mut(), &raw mut length), Err(Errno::FAULT));
+        assert_eq!(write_value(&[1], std::ptr::null_mut(), &raw mut length), Err(Errno::FAULT));
     }
 }
 

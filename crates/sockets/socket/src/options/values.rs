@@ -23,7 +23,7 @@ pub(super) unsafe fn head_of(value: *const c_void, length: usize) -> [u8; 4] {
 ///
 /// # Safety
 /// `length_inout` is null or readable and writable; `value` is null or writable for the number of bytes in it.
-pub unsafe fn answer(bytes: &[u8], value: *mut c_void, length_inout: *mut libc::socklen_t) -> Result<(), Errno> {
+pub unsafe fn write_value(bytes: &[u8], value: *mut c_void, length_inout: *mut libc::socklen_t) -> Result<(), Errno> {
     if length_inout.is_null() {
         return Err(Errno::FAULT);
     }

@@ -1,13 +1,11 @@
 //! One `poll` or `select` over lanes: it polls, spins, then sleeps.
 
-use super::entries::{FOR_INPUT, Parked, Target, kernel_entries, store_kernel_answers, take_wakeups};
+use super::entries::{FOR_INPUT, Parked, Target, kernel_entries, store_kernel_results, take_wakeups};
 use crate::connection::Connection;
 use crate::epoll::{LANE_POLLS_PER_POLL, UNWAKEABLE_POLL_NS};
-use crate::process::background_connects;
-use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::signals::{self, HandlersRun, SignalCheckpoint};
-use crate::process::threads;
+use crate::process::{background_connects, blocking, threads};
 use libc::{pollfd, sigset_t};
 use rustix::io::Errno;
 use wait::{Action, Spin};
@@ -45,7 +43,7 @@ impl Deadline {
     }
 }
 
-pub(super) fn has_answer(entry: &pollfd) -> bool {
+pub(super) fn has_result(entry: &pollfd) -> bool {
     entry.revents != 0
 }
 
@@ -112,8 +110,8 @@ impl Call<'_> {
     }
 
     /// Fills in the results of all entries; returns how many end the call.
-    fn poll_once(&mut self, asks_kernel: bool) -> Result<usize, Errno> {
-        if asks_kernel {
+    fn poll_once(&mut self, polls_kernel: bool) -> Result<usize, Errno> {
+        if polls_kernel {
             self.poll_kernel()?;
         }
         for entry in self.fds.iter_mut() {
@@ -133,7 +131,7 @@ impl Call<'_> {
         let entries = entries.as_mut_slice();
         // SAFETY: a null mask is allowed.
         unsafe { blocking::ppoll(entries, Some(0), std::ptr::null()) }?;
-        store_kernel_answers(self.fds, entries);
+        store_kernel_results(self.fds, entries);
         Ok(())
     }
 
@@ -238,7 +236,7 @@ impl Call<'_> {
         }?;
         // A wakeup is only consumed by a thread that is no longer registered as a sleeper.
         drop(parked);
-        store_kernel_answers(self.fds, entries);
+        store_kernel_results(self.fds, entries);
         let can_sleep_again = count == 0 || take_wakeups(self.fds, entries);
         let ready = self.poll_once(false)?;
         Ok(match () {

@@ -48,7 +48,7 @@ impl PolledSet {
         self.iter().any(|polled| polled.connection.confined_readiness(polled.events) != 0)
     }
 
-    /// Requests wakeups from the peers, and reduces the events asked of the kernel to wakeups where a lane has the
+    /// Requests wakeups from the peers, and reduces the events requested of the kernel to wakeups where a lane has the
     /// bytes.
     fn announce(&self, fds: &mut [pollfd]) {
         for &Polled { index, events, connection } in self.iter() {
@@ -61,7 +61,7 @@ impl PolledSet {
     }
 
     /// Restores the program's requested events, and stores the results.
-    fn answer(&self, fds: &mut [pollfd], read_wakeups: impl Fn(RawFd, *mut u8, usize) -> isize) {
+    fn store_results(&self, fds: &mut [pollfd], read_wakeups: impl Fn(RawFd, *mut u8, usize) -> isize) {
         for &Polled { index, events, connection } in self.iter() {
             let entry = &mut fds[index];
             let fd = entry.fd;
@@ -106,7 +106,7 @@ pub fn poll_entries_confined(
             left_ns = Some(left_ns.map_or(ROOM_POLL_NS, |left_ns| left_ns.min(ROOM_POLL_NS)));
         }
         let polled = call(fds, left_ns);
-        set.answer(fds, read_wakeups);
+        set.store_results(fds, read_wakeups);
         polled?;
         fds.iter_mut().for_each(translate_to_tcp);
         let ready = fds.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count();

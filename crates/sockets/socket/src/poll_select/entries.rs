@@ -106,30 +106,30 @@ pub(super) fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
 /// Returns whether the kernel's result must not be shown to the program, because a connect is pending and another
 /// thread may be replacing the socket. Only a failure of TCP counts, and not while a kernel TCP connect is being
 /// started.
-pub(super) fn is_still_connecting(answer: &pollfd) -> bool {
-    let Entry::Stream(stream) = entry::get(answer.fd) else { return false };
-    lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_advancing(stream))
+pub(super) fn is_still_connecting(result: &pollfd) -> bool {
+    let Entry::Stream(stream) = entry::get(result.fd) else { return false };
+    lifecycle::is_pending(stream) && (result.revents & POLLERR == 0 || lifecycle::is_advancing(stream))
 }
 
 /// Returns the kernel's result for a descriptor that the library does not serve. Polls again if the result may belong
 /// to a socket that was falling back to kernel TCP.
-pub(super) fn settled_answer(answer: &pollfd) -> i16 {
-    let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(entry::get(answer.fd), Entry::Stream(_));
-    if may_be_past { blocking::poll_now(answer.fd, answer.events) } else { answer.revents }
+pub(super) fn settled_result(result: &pollfd) -> i16 {
+    let may_be_past = result.revents & (POLLERR | POLLHUP) != 0 && matches!(entry::get(result.fd), Entry::Stream(_));
+    if may_be_past { blocking::poll_now(result.fd, result.events) } else { result.revents }
 }
 
 /// Stores the kernel's results for listeners and for descriptors that the library does not serve.
-pub(super) fn store_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
-    let (answers, lanes) = entries.split_at(fds.len());
-    for (entry, answer) in fds.iter_mut().zip(answers) {
+pub(super) fn store_kernel_results(fds: &mut [pollfd], entries: &[pollfd]) {
+    let (results, lanes) = entries.split_at(fds.len());
+    for (entry, result) in fds.iter_mut().zip(results) {
         match Target::of(entry.fd) {
-            Target::Foreign if is_still_connecting(answer) => entry.revents = 0,
-            Target::Foreign => entry.revents = settled_answer(answer),
+            Target::Foreign if is_still_connecting(result) => entry.revents = 0,
+            Target::Foreign => entry.revents = settled_result(result),
             Target::Listener(listener) => {
                 let lane_fd = listener.watched_fd();
                 let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0)
                     && listener.has_lane_client();
-                entry.revents = answer.revents | if has_lane { entry.events & FOR_INPUT } else { 0 };
+                entry.revents = result.revents | if has_lane { entry.events & FOR_INPUT } else { 0 };
             }
             Target::Connection(_) | Target::EpollSet(_) => {}
         }
@@ -141,10 +141,10 @@ pub(super) fn store_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
 /// the call does not request.
 pub(super) fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
     let mut can_sleep_again = true;
-    for (entry, answer) in fds.iter().zip(entries) {
+    for (entry, result) in fds.iter().zip(entries) {
         can_sleep_again &= entry.revents == 0;
         if let Target::Connection(connection) = Target::of(entry.fd)
-            && answer.revents != 0
+            && result.revents != 0
         {
             let is_taken = connection.consume_ring();
             let stays_readable =

@@ -5,8 +5,7 @@ use super::confined::poll_entries_confined;
 use super::entries::{Entries, NOTHING, is_ours};
 use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
-use crate::process::blocking;
-use crate::process::sandbox;
+use crate::process::{blocking, sandbox};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -90,7 +89,7 @@ unsafe fn select_lanes(
         return Err(Errno::BADF);
     }
     // SAFETY: the number of each entry is below `numbers`, so that each set is null or has a bit for it.
-    Ok(entries.iter().map(|entry| unsafe { sets.answer(entry) }).sum())
+    Ok(entries.iter().map(|entry| unsafe { sets.report(entry) }).sum())
 }
 
 /// As `poll` of the entries, with the system call that `select` makes.
@@ -103,8 +102,8 @@ unsafe fn select_entries(
     let mut sets: [fd_set; 3] = unsafe { std::mem::zeroed() };
     let is_within = |fd: RawFd| (0..libc::FD_SETSIZE as RawFd).contains(&fd);
     for entry in entries.iter().filter(|entry| is_within(entry.fd)) {
-        for (set, asked) in sets.iter_mut().zip(Bitmaps::ASKED) {
-            if entry.events & asked != 0 {
+        for (set, requested) in sets.iter_mut().zip(Bitmaps::REQUESTED) {
+            if entry.events & requested != 0 {
                 // SAFETY: the number is below `FD_SETSIZE`, the number of bits of the set.
                 unsafe { libc::FD_SET(entry.fd, set) };
             }
@@ -128,25 +127,25 @@ unsafe fn select_entries(
 struct Bitmaps([*mut fd_set; 3]);
 
 impl Bitmaps {
-    const ASKED: [i16; 3] = [FOR_READING, FOR_WRITING, POLLPRI];
-    const ANSWERED: [i16; 3] = [READABLE, WRITABLE, POLLPRI];
+    const REQUESTED: [i16; 3] = [FOR_READING, FOR_WRITING, POLLPRI];
+    const REPORTED: [i16; 3] = [READABLE, WRITABLE, POLLPRI];
 
     unsafe fn events(self, fd: usize) -> i16 {
         let Self(sets) = self;
-        sets.into_iter().zip(Self::ASKED).fold(0, |events, (set, asked)| {
+        sets.into_iter().zip(Self::REQUESTED).fold(0, |events, (set, requested)| {
             // SAFETY: the set is not null, so that it has a bit for the number.
             let is_set = !set.is_null()
                 && unsafe { set.cast::<libc::c_ulong>().add(fd / WORD_BITS).read() } >> (fd % WORD_BITS) & 1 != 0;
-            if is_set { events | asked } else { events }
+            if is_set { events | requested } else { events }
         })
     }
 
     /// Keeps the bits of ready descriptors and clears the others; returns how many it keeps.
-    unsafe fn answer(self, entry: &pollfd) -> usize {
+    unsafe fn report(self, entry: &pollfd) -> usize {
         let Self(sets) = self;
         let fd = entry.fd as usize;
         let mut count = 0;
-        for ((set, asked), answered) in sets.into_iter().zip(Self::ASKED).zip(Self::ANSWERED) {
+        for ((set, requested), reported) in sets.into_iter().zip(Self::REQUESTED).zip(Self::REPORTED) {
             if set.is_null() {
                 continue;
             }
@@ -154,7 +153,7 @@ impl Bitmaps {
             // it.
             let word = unsafe { &mut *set.cast::<libc::c_ulong>().add(fd / WORD_BITS) };
             let bit = 1 << (fd % WORD_BITS);
-            if *word & bit != 0 && entry.events & asked != 0 && entry.revents & answered != 0 {
+            if *word & bit != 0 && entry.events & requested != 0 && entry.revents & reported != 0 {
                 count += 1;
             } else {
                 *word &= !bit;
@@ -167,9 +166,11 @@ impl Bitmaps {
 /// Returns whether an entry is ready by the rules of the kernel's `select`: a hang-up makes a descriptor readable, but
 /// not writable.
 fn is_selected(entry: &pollfd) -> bool {
-    let accepted =
-        Bitmaps::ASKED.into_iter().zip(Bitmaps::ANSWERED).fold(libc::POLLNVAL, |accepted, (asked, answered)| {
-            if entry.events & asked != 0 { accepted | answered } else { accepted }
-        });
+    let accepted = Bitmaps::REQUESTED.into_iter().zip(Bitmaps::REPORTED).fold(
+        libc::POLLNVAL,
+        |accepted, (requested, reported)| {
+            if entry.events & requested != 0 { accepted | reported } else { accepted }
+        },
+    );
     entry.revents & accepted != 0
 }
