@@ -6,8 +6,7 @@ mod shared_queue;
 
 use crate::accounting::process_stats;
 use crate::descriptor::table::{Kind, Tracked};
-use crate::options::OptionRecord;
-use crate::options::inspect;
+use crate::options::{OptionRecord, inspect};
 use crate::process::pool::Pool;
 use crate::process::shared::{Shared, remove_is_last};
 use crate::rendezvous::LaneListener;
@@ -90,7 +89,7 @@ impl Listener {
     }
 
     /// Returns the descriptor that is readable when a lane connection may have arrived; [`Listener::has_lane_client`]
-    /// then tells.
+    /// then shows whether one has.
     pub fn watched_fd(&'static self) -> RawFd {
         self.with(|inner| match (&inner.deferral, &inner.lane) {
             (Some(deferral), _) => deferral.gate(),

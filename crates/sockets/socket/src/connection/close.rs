@@ -204,9 +204,9 @@ impl Connection {
         }
     }
 
-    /// Tells the peer that this endpoint is closed. If no other process can hold the endpoint, the peer learns it from
-    /// memory, at once and exactly. Otherwise only the kernel knows when the last descriptor is closed, and the
-    /// lifeline tells.
+    /// Announces to the peer that this endpoint is closed. If no other process can hold the endpoint, the peer learns
+    /// it from memory, at once and exactly. Otherwise only the kernel knows when the last descriptor is closed, and the
+    /// end of the lifeline shows it.
     pub(super) fn announce_close(&self, lanes: &Lanes) {
         self.remove_holder_entry(&lanes.segment);
         let others = lanes.segment.add(OwnState::Holders, u64::MAX).saturating_sub(1);

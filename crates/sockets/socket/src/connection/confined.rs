@@ -5,7 +5,7 @@
 //! any more, because the kernel refuses its descriptor (`SO_PASSRIGHTS`, Linux 6.16). A direction that uses a lane
 //! stays there, in its present ring. A receiver that finds nothing sleeps in the program's call, which brings a ring. A
 //! sender that finds no room rings by the program's call, until the lifeline is full of rings and the kernel makes the
-//! caller wait for the peer to consume them. A receiver cannot ring: the peer is told so, and polls for room.
+//! caller wait for the peer to consume them. A receiver cannot ring: the peer is informed of that, and polls for room.
 
 use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
@@ -14,9 +14,8 @@ use super::{Connection, MessageFlags, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes
 use crate::descriptor::hidden::close;
 use crate::options::SocketOption;
 use crate::process::clock::stamp;
-use crate::process::signals;
-use crate::process::socket_option;
 use crate::process::system::{self, RING};
+use crate::process::{signals, socket_option};
 use libc::iovec;
 use rustix::io::Errno;
 use segment::{BY_LANE_RECEIVE, IS_CONFINED, OwnState};

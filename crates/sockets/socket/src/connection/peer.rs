@@ -5,10 +5,8 @@
 
 use super::lanes::Lanes;
 use super::{Connection, SHUTDOWN_WRITE};
-use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
-use crate::process::sandbox;
-use crate::process::system;
+use crate::process::{blocking, sandbox, system};
 use rustix::io::Errno;
 use segment::{LEFT_SILENTLY, OwnSnapshot, OwnState, PeerStatus, SHUT_BOTH_WAYS};
 use std::sync::atomic::Ordering;

@@ -59,7 +59,7 @@ impl Connection {
     }
 
     /// Does what [`Connection::readiness`] does, for a call that is not the wait of a set with this connection: sets
-    /// are told if the connection turns out to use lanes now.
+    /// are notified if the connection turns out to use lanes now.
     pub fn readiness_for_all(&'static self, wanted: i16) -> i16 {
         let was_on_lifeline = self.is_on_lifeline();
         let ready = self.readiness(wanted);

@@ -8,9 +8,8 @@
 use super::lanes::Lanes;
 use super::{Connection, POOL};
 use crate::accounting::memory_budget::{WARM_BYTES, charged_bytes};
-use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
-use crate::process::sandbox;
+use crate::process::{blocking, sandbox};
 use lane::MemoryRelease;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

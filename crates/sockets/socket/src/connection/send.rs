@@ -323,7 +323,7 @@ impl Connection {
     pub(super) fn note_blocked_send(&'static self) {
         self.send_is_blocked.store(true, Ordering::Relaxed);
         if self.sends_by_lane() && self.sleepers.is_any() && self.must_poll_for_room(libc::POLLOUT) {
-            observer::tell_change(self);
+            observer::notify_change(self);
         }
     }
 }

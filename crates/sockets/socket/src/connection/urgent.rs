@@ -13,8 +13,7 @@
 //! the lifeline itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with other rings.
 
 use super::bad_address::has_bad_address;
-use super::lane_kinds::LaneReceiver;
-use super::lane_kinds::LaneSender;
+use super::lane_kinds::{LaneReceiver, LaneSender};
 use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
 use super::wait::{BlockingCall, Deadline};
@@ -22,8 +21,7 @@ use super::{Connection, MessageFlags, PeerState, SHUTDOWN_WRITE, reclaim, total_
 use crate::descriptor::hidden::close;
 use crate::options::{self, SocketOption};
 use crate::process::clock::stamp;
-use crate::process::socket_option;
-use crate::process::system;
+use crate::process::{socket_option, system};
 use lane::{Urgent, UrgentHandling};
 use libc::iovec;
 use rustix::io::Errno;

@@ -6,11 +6,10 @@
 use super::lanes::Lanes;
 use super::waiters::Word;
 use super::{Connection, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::lock::Lock;
 use crate::process::signals::{HandlersRun, SignalCheckpoint};
-use crate::process::threads;
+use crate::process::{blocking, threads};
 use rustix::io::Errno;
 use segment::OwnState;
 use std::cell::Cell;

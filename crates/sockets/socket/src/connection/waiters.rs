@@ -1,7 +1,8 @@
-//! The protocols of threads that use a connection: by one its memory stays while a thread polls it without a lock, by
-//! the other threads that sleep on one lifeline do not consume each other's rings.
+//! The protocols of threads that use a connection: [`Lifetime`] keeps its memory while a thread polls it without a
+//! lock, [`BlockedCalls`] defers a close to the calls of other threads, and with [`Sleepers`], threads that sleep on
+//! one lifeline do not consume each other's rings.
 //!
-//! Both are generic over [`Word`] and depend on nothing else, so that `tests/waiters.rs` can have a model checker try
+//! They are generic over [`Word`] and depend on nothing else, so that `tests/waiters.rs` can have a model checker try
 //! every interleaving of this file.
 
 /// A word that threads of one process share. All accesses are in one order that all threads agree on.

@@ -15,7 +15,7 @@
 mod tests;
 
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, RawDir};
@@ -273,14 +273,14 @@ fn move_up(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
         0 => first_number(),
         known => u64::from(known),
     };
-    let moved = move_from(fd, from)?;
+    let moved = move_from(fd.as_fd(), from)?;
     // If no number was free from there on, the limit has been lowered since.
     let has_room = moved.as_raw_fd() as u64 >= from;
     FIRST_NUMBER.store(if has_room { from as u32 } else { 0 }, Ordering::Relaxed);
     Ok(moved)
 }
 
-fn move_from(fd: &OwnedFd, mut from: u64) -> Result<OwnedFd, Errno> {
+fn move_from(fd: BorrowedFd<'_>, mut from: u64) -> Result<OwnedFd, Errno> {
     loop {
         match rustix::io::fcntl_dupfd_cloexec(fd, from as i32) {
             Ok(moved) => return Ok(moved),
@@ -348,10 +348,7 @@ fn copy_elsewhere(fd: RawFd, from: u64) -> Result<OwnedFd, Errno> {
     // fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::io::fcntl_getfd(borrowed)?;
-    // `move_from` takes an owned descriptor.
-    // SAFETY: `ManuallyDrop` prevents that the descriptor, which is owned by its slot, is closed here.
-    let leased = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
-    let copy = move_from(&leased, from)?;
+    let copy = move_from(borrowed, from)?;
     rustix::io::fcntl_setfd(&copy, flags)?;
     Ok(copy)
 }
@@ -535,13 +532,12 @@ fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
     for_each_open(|number| {
         let mut link = [0_u8; 64];
         let link = read_link(number, &mut link).unwrap_or_default();
-        if link.starts_with(b"/memfd:crosslane") {
-            found.push((number, InheritedKind::Memfd));
-        } else if link.starts_with(b"socket:") {
-            found.push((number, InheritedKind::Socket));
-        } else {
-            found.push((number, InheritedKind::Other));
-        }
+        let kind = match link {
+            link if link.starts_with(b"/memfd:crosslane") => InheritedKind::Memfd,
+            link if link.starts_with(b"socket:") => InheritedKind::Socket,
+            _ => InheritedKind::Other,
+        };
+        found.push((number, kind));
     })?;
     found.sort_unstable_by_key(|(number, _)| *number);
     Ok(found)

@@ -1,7 +1,7 @@
 //! Decides whether a program that is about to run, by `exec` or `posix_spawn`, will load this library.
 //!
 //! A listener's hidden descriptor is only left to a program that loads the library: another program would hold it open
-//! without accepting its connections, and clients would wait for ever. In case of doubt the answer is no; clients then
+//! without accepting its connections, and clients would wait forever. In case of doubt the answer is no; clients then
 //! use kernel TCP.
 //!
 //! Nothing here allocates or takes a lock, because signal handlers and the children of `fork` and `vfork` call it.

@@ -255,7 +255,7 @@ pub(crate) fn has_client(listener: &'static Listener) -> bool {
 
 /// Returns whether this process, which is about to use the listener, holds connections. A process that does not hold
 /// any does not accept those that its parent releases either, and must not keep the queue open: their clients would
-/// wait for ever when the parent has gone.
+/// wait forever when the parent has gone.
 fn defers(listener: &'static Listener) -> bool {
     listener.with(|inner| {
         inner.parent_queue = None;

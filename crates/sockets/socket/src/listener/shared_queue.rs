@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// The name of an sender begins with this. The inode of the lane listener follows, and a random number.
+/// The name of a sending socket begins with this. The inode of the lane listener follows, and a random number.
 const NAME_HEAD: &str = "crosslane/returned/";
 /// Maximum number of names that are tried: other processes may have bound some, but not all of 2^32.
 const NAMES_TRIED_MAX: usize = 16;
@@ -108,7 +108,7 @@ impl SharedQueue {
 }
 
 /// Closes the queues among `sockets`, which came by `exec`, whose listener did not: clients in a queue from which no
-/// process removes them would wait for ever.
+/// process removes them would wait forever.
 pub(crate) fn close_orphaned_queues(sockets: &[RawFd]) {
     for &fd in sockets.iter().filter(|&&fd| !hidden::is_hidden(fd)) {
         let mut names = own_name(fd).into_iter().chain(name_behind(fd));

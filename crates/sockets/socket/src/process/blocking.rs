@@ -51,9 +51,9 @@ fn by_libc(call: impl FnOnce() -> isize) -> isize {
     let location = unsafe { libc::__errno_location() };
     // SAFETY: the address is that of this thread's `errno`, which no other code of this thread accesses meanwhile.
     let before = unsafe { *location };
-    let answer = call();
-    if answer >= 0 {
-        return answer;
+    let result = call();
+    if result >= 0 {
+        return result;
     }
     // SAFETY: the address is still that of this thread's `errno`, which only this thread accesses.
     let error = unsafe { std::mem::replace(&mut *location, before) };
@@ -71,7 +71,7 @@ pub fn set_idle_work(work: fn() -> bool) {
 }
 
 /// Blocks by `sleep`, in slices while there is idle work. `sleep` gets the time to block for (`None`: without limit),
-/// and `has_woken` tells from its result whether there was an event.
+/// and `has_woken` returns for its result whether there was an event.
 fn in_slices<R>(
     timeout_ns: Option<u64>,
     mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,

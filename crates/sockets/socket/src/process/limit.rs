@@ -41,8 +41,8 @@ pub fn has_spare_mappings() -> bool {
     let mut max = MAX.load(Ordering::Relaxed);
     if max == 0 {
         let mut text = [0; 32];
-        let said = read_text(c"/proc/sys/vm/max_map_count", &mut text);
-        max = said.and_then(|said| said.trim().parse().ok()).unwrap_or(MAPPINGS_MAX);
+        let read = read_text(c"/proc/sys/vm/max_map_count", &mut text);
+        max = read.and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS_MAX);
         MAX.store(max, Ordering::Relaxed);
     }
     MAPPED.load(Ordering::Relaxed) < max / 2

@@ -1,7 +1,6 @@
 //! A lock small enough to be in every connection, and resettable in the child of a fork.
 
-use crate::process::sandbox;
-use crate::process::threads;
+use crate::process::{sandbox, threads};
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -34,7 +33,7 @@ impl Lock {
     pub fn lock(&self) -> Guard<'_> {
         if !self.acquire_if_free() {
             while !self.acquire_slowly() {
-                // This is a signal handler that has interrupted the holder, at a call whose answer needs the lock.
+                // This is a signal handler that has interrupted the holder, at a call whose result needs the lock.
                 rustix::thread::sched_yield();
             }
         }

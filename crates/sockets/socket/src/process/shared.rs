@@ -35,7 +35,7 @@ impl<T> Shared<T> {
     pub(crate) fn with<R>(&self, access: impl FnOnce(&mut T) -> R, forget: impl FnMut(RawFd)) -> R {
         let guard = self.lock.lock();
         // SAFETY: this thread holds the lock until `guard` is dropped below, so no other reference to the state exists.
-        let answer = access(unsafe { &mut *self.inner.get() });
+        let result = access(unsafe { &mut *self.inner.get() });
         drop(guard);
         // A handler that runs before this line leaves its work here; one that runs after it finds the lock free.
         compiler_fence(Ordering::SeqCst);
@@ -43,7 +43,7 @@ impl<T> Shared<T> {
             self.deferred_closes.take().for_each(forget);
             self.deferred_closes.deliver_deferred_signals();
         }
-        answer
+        result
     }
 
     /// Runs `access` on the state unless the lock is held, for callers that must not wait.

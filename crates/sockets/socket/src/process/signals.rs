@@ -11,9 +11,8 @@
 //! costs nothing without a signal, whereas blocking and unblocking signals takes two system calls.
 
 use crate::process::callback::Callback;
-use crate::process::identity;
 use crate::process::lock::Lock;
-use crate::process::system;
+use crate::process::{identity, system};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
@@ -109,7 +108,7 @@ pub fn set_holder_check(defers: fn() -> bool) {
 }
 
 /// Returns whether this thread holds a lock of the library, and if so has it deliver deferred signals when it releases
-/// the lock. A handler that jumps out of the call that it has interrupted would leave the lock held for ever and the
+/// the lock. A handler that jumps out of the call that it has interrupted would leave the lock held forever and the
 /// data behind it inconsistent.
 fn defers_for_holder() -> bool {
     HOLDER_CHECK.get().is_some_and(|defers| defers())
@@ -232,7 +231,7 @@ pub fn enter(signal: i32, kind: HandlerKind) -> usize {
     if !system::handler_restarts(signal) {
         LAST_INTERRUPTING.set(run);
     }
-    usize::try_from(signal).ok().and_then(|signal| HANDLERS[kind as usize].get(signal)).map_or(0, load)
+    program_handler(signal, kind)
 }
 
 fn load(word: &AtomicUsize) -> usize {

@@ -33,17 +33,17 @@ pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut 
     let number = socket.as_raw_fd();
     let pointer = value.as_mut_ptr();
     // SAFETY: `value` is writable for `length` bytes, and `length` is a local.
-    let answer = unsafe {
+    let result = unsafe {
         crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length)
     };
-    unit_or_error(answer).map(|()| (length as usize).min(value.len()))
+    unit_or_error(result).map(|()| (length as usize).min(value.len()))
 }
 
 /// Performs `setsockopt(2)`.
 pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
     let number = socket.as_raw_fd();
     // SAFETY: `value` is readable for its length.
-    let answer = unsafe {
+    let result = unsafe {
         crate::process::system::call!(
             libc::SYS_setsockopt,
             number,
@@ -53,5 +53,5 @@ pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]
             value.len()
         )
     };
-    unit_or_error(answer)
+    unit_or_error(result)
 }

@@ -121,7 +121,7 @@ impl<T> SyscallArgument for *mut T {
 }
 
 /// Performs a system call of the library without libc, whose `syscall` may be the library's own. Returns the kernel's
-/// answer, an error as a negative number ([`error_of`]), and does not touch `errno`: that belongs to the program, and a
+/// result, an error as a negative number ([`error_of`]), and does not touch `errno`: that belongs to the program, and a
 /// successful call of the program must leave it as it was.
 macro_rules! call {
     ($number:expr $(, $argument:expr)* $(,)?) => {
@@ -145,8 +145,8 @@ pub(crate) unsafe fn raw_syscall<const N: usize>(number: libc::c_long, arguments
 }
 
 /// Returns the error in the return value of a raw system call.
-pub(crate) fn error_of(answer: isize) -> Errno {
-    Errno::from_raw_os_error(-answer as i32)
+pub(crate) fn error_of(result: isize) -> Errno {
+    Errno::from_raw_os_error(-result as i32)
 }
 
 /// Performs a system call on behalf of the program: sets `errno` and returns -1 on failure, as libc's `syscall` does.
@@ -165,13 +165,13 @@ pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usiz
 }
 
 /// Converts the return value of a raw system call to a count or an error.
-pub(crate) fn count_or_error(answer: isize) -> Result<usize, Errno> {
-    usize::try_from(answer).map_err(|_| error_of(answer))
+pub(crate) fn count_or_error(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| error_of(result))
 }
 
 /// Converts the return value of a raw system call without a result.
-pub(crate) fn unit_or_error(answer: isize) -> Result<(), Errno> {
-    if answer < 0 { Err(error_of(answer)) } else { Ok(()) }
+pub(crate) fn unit_or_error(result: isize) -> Result<(), Errno> {
+    if result < 0 { Err(error_of(result)) } else { Ok(()) }
 }
 
 #[inline]

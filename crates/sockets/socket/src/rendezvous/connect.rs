@@ -13,7 +13,7 @@ use super::remote::ConnectProgress;
 use super::{monitor, reasons, remote};
 
 /// Connects to a lane listener in the rack of the calling thread. `bound` is the address that `getsockname` returns for
-/// the program's TCP socket, `shares` tells whether the socket shares it with others, and `netns` is the cookie of the
+/// the program's TCP socket, `shares` says whether the socket shares it with others, and `netns` is the cookie of the
 /// network namespace that the socket was created in.
 ///
 /// # Errors

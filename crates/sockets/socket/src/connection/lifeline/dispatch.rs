@@ -52,17 +52,17 @@ impl Connection {
         }
     }
 
-    /// Does what [`Connection::process_messages`] does, and tells the sets with this connection.
+    /// Does what [`Connection::process_messages`] does, and notifies the sets with this connection.
     pub(in crate::connection) fn process_messages_for_all(&'static self) {
         self.process_messages();
         self.notify_sets();
     }
 
-    /// Tells readiness sets to poll the connection, after a call has received messages that they would have found: the
+    /// Makes readiness sets poll the connection, after a call has received messages that they would have found: the
     /// peer does not ring for what it sent by the lane before a set asked for rings.
     pub(in crate::connection) fn notify_sets(&'static self) {
         if self.receives_by_lane() && self.sleepers.is_any() {
-            observer::tell_change(self);
+            observer::notify_change(self);
         }
     }
 

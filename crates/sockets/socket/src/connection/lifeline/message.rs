@@ -1,4 +1,5 @@
-//! The messages between the endpoints in the stream of the lifeline, and how they are told from the program's bytes.
+//! The messages between the endpoints in the stream of the lifeline, and how they are distinguished from the program's
+//! bytes.
 //!
 //! A message is one byte with a descriptor attached. A receive ends after bytes with descriptors (`unix(7)`), and a
 //! peek without room for descriptors reports that there are some. So a message is never taken for a byte of the

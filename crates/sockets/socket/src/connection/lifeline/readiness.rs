@@ -28,17 +28,17 @@ impl Connection {
     pub(in crate::connection) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
         let ask = || blocking::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
         let mut revents = ask();
-        let may_hear = revents & libc::POLLIN != 0
+        let may_have_message = revents & libc::POLLIN != 0
             || self.lifeline_path.has_pending_message.load(Ordering::Relaxed)
             || self.may_have_other_holders();
         let mut first = NextItem::Nothing;
-        if may_hear {
-            let heard_before = self.lifeline_path.messages_received.load(Ordering::Relaxed);
+        if may_have_message {
+            let messages_before = self.lifeline_path.messages_received.load(Ordering::Relaxed);
             first = self.process_messages();
             if self.receives_by_lane() {
                 return None;
             }
-            if self.lifeline_path.messages_received.load(Ordering::Relaxed) != heard_before {
+            if self.lifeline_path.messages_received.load(Ordering::Relaxed) != messages_before {
                 revents = ask();
             }
         }
@@ -177,9 +177,9 @@ impl Connection {
     /// Returns the bytes that have arrived by the lifeline before there was a lane, for edge-triggered watchers. Only
     /// grows. The caller holds the receive lock.
     ///
-    /// An unread message cannot be told from the program's bytes and is counted with them. It stays counted after it
-    /// was received; otherwise the number would fall, and the next bytes would not be seen as new. A message that was
-    /// received before any count is not an edge.
+    /// An unread message cannot be distinguished from the program's bytes and is counted with them. It stays counted
+    /// after it was received; otherwise the number would fall, and the next bytes would not be seen as new. A message
+    /// that was received before any count is not an edge.
     pub(in crate::connection) fn lifeline_arrivals(&self) -> u64 {
         let is_on_lifeline = self.is_on_lifeline();
         let unread = if is_on_lifeline { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };

@@ -37,7 +37,7 @@ impl Connection {
             if skip + sent >= wanted {
                 return Ok((sent, false));
             }
-            self.offer_with_answer();
+            self.offer_with_response();
             // SAFETY: every span is readable for its length, by this function's contract.
             match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
                 Ok(bytes) => {

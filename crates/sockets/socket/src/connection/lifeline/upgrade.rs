@@ -24,10 +24,8 @@ use super::message::{self, FOLLOW, Message, OFFER, SWITCH, send_message};
 use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::options::OptionRecord;
 use crate::process::clock::{note_ticks, ticks};
-use crate::process::limit;
-use crate::process::signals;
-use crate::process::system;
 use crate::process::system::is_inheritable;
+use crate::process::{limit, signals, system};
 use crate::rendezvous::local_page::MemoryFds;
 use rustix::io::Errno;
 use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, RECEIVES_ONLY, Segment, Side};
@@ -252,14 +250,14 @@ impl Connection {
         sent.is_ok()
     }
 
-    /// Returns whether the endpoint may get lanes: only this process holds it, and it can still tell so to a peer that
-    /// is connected. Before a fork every endpoint gets lanes that can, so what remains are children by `vfork`, which
+    /// Returns whether the endpoint may get lanes: only this process holds it, and it can still announce that to a
+    /// connected peer. Before a fork every endpoint gets lanes that can, so what remains are children by `vfork`, which
     /// keep what survives `exec`.
     pub(in crate::connection) fn may_get_lanes(&self) -> bool {
-        let can_say_so =
+        let can_announce =
             !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_path.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
         let may_be_left = || self.may_have_other_holders() && self.has_descriptor(is_inheritable);
-        can_say_so
+        can_announce
             && !self.lifeline_path.is_shared.load(Ordering::Relaxed)
             && !self.lifeline_path.are_rights_refused.load(Ordering::Relaxed)
             && !self.is_transferred.load(Ordering::Relaxed)
@@ -298,8 +296,8 @@ impl Connection {
     /// took nginx (`tcp_nopush`, without keep-alive) twice the processor time.
     pub(in crate::connection) fn switch_for_cork(&'static self) -> bool {
         let is_acceptor = self.lifeline_path.is_acceptor.load(Ordering::Relaxed);
-        let answers_first = (1..REQUESTS_BEFORE_OFFER).contains(&self.lifeline_path.requests.load(Ordering::Relaxed));
-        !(is_acceptor && answers_first) && self.switch_to_lanes()
+        let responds_first = (1..REQUESTS_BEFORE_OFFER).contains(&self.lifeline_path.requests.load(Ordering::Relaxed));
+        !(is_acceptor && responds_first) && self.switch_to_lanes()
     }
 
     /// Switches to lanes, before a send, if this process has other connections with lanes to the same address. What is
@@ -401,7 +399,7 @@ impl Connection {
     }
 
     /// Offers lanes if the program responds to a peer that has proved busy. The caller holds the send lock.
-    pub(super) fn offer_with_answer(&self) {
+    pub(super) fn offer_with_response(&self) {
         let is_acceptor = self.lifeline_path.is_acceptor.load(Ordering::Relaxed);
         let is_due = is_acceptor && self.lifeline_path.requests.load(Ordering::Relaxed) >= REQUESTS_BEFORE_OFFER;
         if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
@@ -503,7 +501,7 @@ fn create_segment(side: Side) -> Result<(Segment, OwnedFd), Errno> {
     Ok((segment, memory))
 }
 
-/// Returns the inode of a memfd, which identifies the memory; 0 if the kernel does not tell.
+/// Returns the inode of a memfd, which identifies the memory; 0 if the kernel does not report it.
 fn memfd_inode(memory: &OwnedFd) -> u64 {
     rustix::fs::fstat(memory).map_or(0, |stat| stat.st_ino)
 }

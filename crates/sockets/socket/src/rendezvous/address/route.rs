@@ -11,11 +11,11 @@ use super::sockaddr::array;
 
 /// Returns the source address that TCP would show for a connection to `ip`, if `ip` is an address of this machine.
 ///
-/// The kernel is asked each time, except for loopback addresses: that takes microseconds, and a cached answer could
+/// The kernel is asked each time, except for loopback addresses: that takes microseconds, and a cached route could
 /// send a connection to the wrong machine just after an address has moved.
 ///
 /// # Errors
-/// The errors of socket, sendto and recvfrom; `PROTO` if the kernel's answer is malformed.
+/// The errors of socket, sendto and recvfrom; `PROTO` if the kernel's reply is malformed.
 pub fn local_source(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
     match ip {
         IpAddr::V4(v4) if v4.is_loopback() => Ok(Some(Ipv4Addr::LOCALHOST.into())),
@@ -35,7 +35,7 @@ fn ask_route(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
     let request = route_request(ip, scope);
     rustix::net::send(&socket, &request, SendFlags::empty())?;
     let mut reply = [0_u8; 1024];
-    // The kernel has queued its answer before the send returns, so there is nothing to wait for.
+    // The kernel has queued its reply before the send returns, so there is nothing to wait for.
     let length = receive(&socket, &mut reply)?;
     parse_route_reply(&reply[..length])
 }
@@ -70,7 +70,7 @@ fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.extend_from_slice(value);
 }
 
-/// Returns the preferred source in the kernel's answer, if the route is local.
+/// Returns the preferred source in the kernel's reply, if the route is local.
 fn parse_route_reply(reply: &[u8]) -> Result<Option<IpAddr>, Errno> {
     let length = array(reply, 0).map(u32::from_ne_bytes).ok_or(Errno::PROTO)? as usize;
     let kind = array(reply, 4).map(u16::from_ne_bytes).ok_or(Errno::PROTO)?;

@@ -49,7 +49,6 @@ impl RackScope {
 }
 
 /// The open directory of listener names of one user in one network namespace.
-
 #[derive(Debug)]
 pub struct Rack {
     pub(super) directory: HiddenFd,
@@ -359,7 +358,7 @@ fn is_socket_live(path: &Path) -> bool {
 fn probe(address: &SocketAddrUnix) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    let answer = rustix::net::connect(&socket, address);
+    let result = rustix::net::connect(&socket, address);
     close(socket);
-    answer
+    result
 }

@@ -3,9 +3,10 @@
 use super::*;
 use crate::rendezvous::address::Opener;
 use crate::rendezvous::directory::tests::Scratch;
-use crate::rendezvous::span_lease;
 use crate::rendezvous::window_segment::tests::segment_in;
-use crate::rendezvous::{Accepted, accept, connect_in, listen_in, receive_handshake, send_reply, unix_stream};
+use crate::rendezvous::{
+    Accepted, accept, connect_in, listen_in, receive_handshake, send_reply, span_lease, unix_stream,
+};
 use fabric::shm;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use std::os::fd::AsRawFd;
