@@ -1,6 +1,6 @@
 //! `read`, `write` and the other calls that move the bytes of one or several buffers.
 
-use crate::errno::{count_or_errno, preserving_errno, set_errno};
+use crate::errno::{count_or_errno, fail, preserving_errno, set_errno};
 use crate::{real, sockets};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
@@ -36,7 +36,7 @@ pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iov
 #[cold]
 unsafe fn receive_out_of_stream(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & libc::MSG_ERRQUEUE != 0 {
-        return count_or_errno(Err(Errno::AGAIN));
+        return fail(Errno::AGAIN);
     }
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
     count_or_errno(unsafe { connection.receive_urgent(spans, MessageFlags::from_bits(flags)) })
@@ -52,7 +52,7 @@ unsafe fn send_urgent(connection: &'static Connection, spans: &[iovec], flags: c
 /// Refuses to send urgent data in a process under a system call filter, which may forbid the system calls needed.
 #[cold]
 pub(crate) fn refuse_urgent() -> isize {
-    count_or_errno(Err(Errno::OPNOTSUPP))
+    fail(Errno::OPNOTSUPP)
 }
 
 /// Returns `msg_flags` after a receive.
@@ -133,8 +133,7 @@ pub(crate) unsafe fn receive_confined(
     call: impl Fn(*mut u8, usize, c_int) -> isize,
 ) -> isize {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
-        return -1;
+        return fail(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
     }
     let flags = MessageFlags::from_bits(flags);
     // SAFETY: the C program's buffers, valid as its call requires (manual page).
@@ -211,20 +210,16 @@ pub(crate) fn counted_send(entry: Entry, result: isize) -> isize {
 /// Runs `call` on spans of the program, or fails with the error of an invalid array.
 #[inline(always)] // Most calls lead through it.
 pub(crate) fn with_spans<S>(spans: Result<S, Errno>, call: impl FnOnce(S) -> isize) -> isize {
-    match spans {
-        Ok(spans) => call(spans),
-        Err(error) => count_or_errno(Err(error)),
-    }
+    spans.map_or_else(fail, call)
 }
 
-/// Advances pending connects, because a program may send or receive repeatedly to find out whether a connect is done.
+/// Advances pending connects after a failed call, because a program may send or receive repeatedly to find out whether
+/// a connect is done.
 fn advance_connects() {
     if background_connects::is_any_pending() {
-        // SAFETY: libc's own variable of this thread.
-        let error = unsafe { *libc::__errno_location() };
+        let error = errno();
         background_connects::advance();
-        // SAFETY: libc's own variable of this thread.
-        unsafe { *libc::__errno_location() = error };
+        set_errno(error);
     }
 }
 
@@ -326,11 +321,6 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
     }
 }
 
-/// Checks the position of a call: a stream has none, so that only -1 is valid.
-fn check_position(position: off_t) -> Result<(), Errno> {
-    if position == -1 { Ok(()) } else { Err(Errno::SPIPE) }
-}
-
 /// Returns the `recv` or `send` flags that correspond to flags of `preadv2` or `pwritev2`.
 fn message_flags(flags: c_int) -> Result<c_int, Errno> {
     const IGNORED: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
@@ -348,7 +338,10 @@ unsafe fn positioned_spans<'a>(
     position: off_t,
     flags: c_int,
 ) -> Result<(&'a [iovec], c_int), Errno> {
-    check_position(position)?;
+    // A stream has no positions, so that only -1 is valid.
+    if position != -1 {
+        return Err(Errno::SPIPE);
+    }
     let flags = message_flags(flags)?;
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     Ok((unsafe { counted_spans(vector, count) }?, flags))
@@ -362,16 +355,15 @@ pub unsafe extern "C" fn preadv2(
     position: off_t,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
-        let call = || real::preadv2(fd, vector, count, position, flags);
         match entry::get(fd) {
             Entry::Connection(connection) => {
                 with_spans(positioned_spans(vector, count, position, flags), |(spans, flags)| {
                     if total_bytes(spans) == 0 { 0 } else { receive_spans(connection, spans, flags) }
                 })
             }
-            entry => counted_receive(entry, 0, call()),
+            entry => counted_receive(entry, 0, real::preadv2(fd, vector, count, position, flags)),
         }
     }
 }
@@ -384,16 +376,15 @@ pub unsafe extern "C" fn pwritev2(
     position: off_t,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
-        let call = || real::pwritev2(fd, vector, count, position, flags);
         match entry::get(fd) {
             Entry::Connection(connection) => {
                 with_spans(positioned_spans(vector, count, position, flags), |(spans, flags)| {
                     send_spans(connection, spans, flags)
                 })
             }
-            entry => counted_send(entry, call()),
+            entry => counted_send(entry, real::pwritev2(fd, vector, count, position, flags)),
         }
     }
 }
@@ -488,37 +479,8 @@ pub unsafe extern "C" fn sendto(
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize {
-    check_room(len, room);
-    // SAFETY: the C program's buffer, valid as its call requires; `check_room` has checked its length.
-    unsafe { read(fd, buffer, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize, flags: c_int) -> isize {
-    check_room(len, room);
-    // SAFETY: the C program's buffer, valid as its call requires; `check_room` has checked its length.
-    unsafe { recv(fd, buffer, len, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: usize,
-    room: usize,
-    flags: c_int,
-    address: *mut sockaddr,
-    address_len: *mut socklen_t,
-) -> isize {
-    check_room(len, room);
-    // SAFETY: the C program's buffer, valid as its call requires; `check_room` has checked its length.
-    unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
-}
-
-/// Ends a fortified program that is about to overflow its buffer, as libc does.
-fn check_room(len: usize, room: usize) {
+/// Returns `len`. Ends a fortified program that is about to overflow its buffer of `room` bytes, as libc does.
+fn checked(len: usize, room: usize) -> usize {
     unsafe extern "C" {
         fn __chk_fail() -> !;
     }
@@ -526,10 +488,16 @@ fn check_room(len: usize, room: usize) {
         // SAFETY: the function takes no arguments and never returns.
         unsafe { __chk_fail() }
     }
+    len
 }
 
 // `off_t` has 64 bits.
 aliases! {
+    __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize = read(fd, buffer, checked(len, room));
+    __recv_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize, flags: c_int) -> isize
+        = recv(fd, buffer, checked(len, room), flags);
+    __recvfrom_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize, flags: c_int, address: *mut sockaddr,
+        address_len: *mut socklen_t) -> isize = recvfrom(fd, buffer, checked(len, room), flags, address, address_len);
     preadv64v2(fd: c_int, vector: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize
         = preadv2(fd, vector, count, position, flags);
     pwritev64v2(fd: c_int, vector: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize

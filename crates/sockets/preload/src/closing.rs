@@ -1,6 +1,6 @@
 //! `close`, `close_range` and `closefrom`.
 
-use crate::errno::{preserving_errno, zero_or_errno};
+use crate::errno::{fail, preserving_errno, zero_or_errno};
 use crate::real;
 use socket::lifecycle;
 use std::ffi::{c_int, c_uint};
@@ -10,7 +10,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     preserving_errno(|| match lifecycle::close(fd) {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         Ok(()) => unsafe { real::close(fd) },
-        Err(error) => zero_or_errno(Err(error)),
+        Err(error) => fail(error),
     })
 }
 

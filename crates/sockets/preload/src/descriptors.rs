@@ -1,14 +1,14 @@
 //! `dup`, `fcntl`, `ioctl`: duplicates and modes of descriptors.
 
-use crate::errno::{preserving_errno, set_errno, zero_or_errno};
+use crate::errno::{count_or_errno, create_descriptor, fail, preserving_errno};
 use crate::{files, real};
 use rustix::io::Errno;
 use socket::entry::{self, Entry};
 use socket::lifecycle;
 use std::ffi::{c_int, c_uint, c_ulong};
 
-/// The error for `O_ASYNC`: a send into a lane raises no signal at the peer, so that a program would wait for one for
-/// ever.
+/// The error for `O_ASYNC`: a send into a lane raises no signal at the peer, so that a program would wait for one
+/// forever.
 const NO_SIGNALS: Errno = Errno::OPNOTSUPP;
 /// As `F_SETOWN`, but may name a thread.
 const F_SETOWN_EX: c_int = 15;
@@ -16,7 +16,7 @@ const F_SETOWN_EX: c_int = 15;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    noted_duplicate(fd, crate::errno::create_descriptor(|| unsafe { real::dup(fd) }))
+    noted_duplicate(fd, create_descriptor(|| unsafe { real::dup(fd) }))
 }
 
 #[unsafe(no_mangle)]
@@ -40,18 +40,18 @@ pub unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint)
     let arguments = [pidfd as usize, target as usize, flags as usize];
     // SAFETY: the call takes no pointers.
     let call = || unsafe { socket::process::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
-    let fd = crate::errno::create_descriptor(call);
+    let fd = create_descriptor(call);
     if fd >= 0 && lifecycle::is_lifeline(fd) {
         // SAFETY: the call has just returned the descriptor, and nothing else uses its number.
         unsafe { real::close(fd) };
-        return zero_or_errno(Err(Errno::PERM));
+        return fail(Errno::PERM);
     }
     fd
 }
 
 fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if let Err(error) = lifecycle::duplicate_onto(old, new) {
-        return zero_or_errno(Err(error));
+        return fail(error);
     }
     preserving_errno(|| {
         let result = call();
@@ -80,10 +80,10 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         }
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-            noted_duplicate(fd, crate::errno::create_descriptor(|| unsafe { real::fcntl(fd, command, argument) }))
+            noted_duplicate(fd, create_descriptor(|| unsafe { real::fcntl(fd, command, argument) }))
         }
         (libc::F_SETFL, Entry::Connection(_) | Entry::Listener(_)) if argument as c_int & libc::O_ASYNC != 0 => {
-            zero_or_errno(Err(NO_SIGNALS))
+            fail(NO_SIGNALS)
         }
         (libc::F_SETFL, Entry::Connection(connection)) => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
@@ -130,14 +130,14 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
     let result = match entry::get(fd) {
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Connection(_) | Entry::Listener(_) if request == libc::FIOASYNC && unsafe { is_on(argument) } => {
-            zero_or_errno(Err(NO_SIGNALS))
+            fail(NO_SIGNALS)
         }
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Connection(connection) => unsafe { connection_ioctl(fd, connection, request, argument) },
         Entry::Listener(listener) if request == libc::FIONBIO => {
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             let Some(&value) = (unsafe { (argument as *const c_int).as_ref() }) else {
-                return zero_or_errno(Err(Errno::FAULT));
+                return fail(Errno::FAULT);
             };
             listener.set_nonblocking(value != 0);
             0
@@ -163,32 +163,29 @@ unsafe fn connection_ioctl(
     request: c_ulong,
     argument: usize,
 ) -> c_int {
-    const SIOCATMARK: c_ulong = 0x8905;
-    let answer = |value: c_int| {
-        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-        match unsafe { (argument as *mut c_int).as_mut() } {
-            Some(place) => {
-                *place = value;
-                0
-            }
-            None => {
-                set_errno(Errno::FAULT);
-                -1
-            }
-        }
-    };
     const FIOSETOWN: c_ulong = 0x8901;
     const SIOCSPGRP: c_ulong = 0x8902;
     const FIOGETOWN: c_ulong = 0x8903;
     const SIOCGPGRP: c_ulong = 0x8904;
+    const SIOCATMARK: c_ulong = 0x8905;
     const SIOCOUTQNSD: c_ulong = 0x894b;
     const SIOCGSKNS: c_ulong = 0x894c;
+    let store = |value: usize| {
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+        match unsafe { (argument as *mut c_int).as_mut() } {
+            Some(place) => {
+                *place = c_int::try_from(value).unwrap_or(c_int::MAX);
+                0
+            }
+            None => fail(Errno::FAULT),
+        }
+    };
     match request {
-        libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
-        libc::TIOCOUTQ => answer(c_int::try_from(connection.unsent_bytes()).unwrap_or(c_int::MAX)),
+        libc::FIONREAD => store(connection.unread_bytes()),
+        libc::TIOCOUTQ => store(connection.unsent_bytes()),
         // Everything else has been stored in the lane; no packet waits to be sent.
-        SIOCOUTQNSD => answer(c_int::try_from(connection.held_bytes()).unwrap_or(c_int::MAX)),
-        SIOCATMARK => answer(c_int::from(connection.is_at_mark())),
+        SIOCOUTQNSD => store(connection.held_bytes()),
+        SIOCATMARK => store(usize::from(connection.is_at_mark())),
         libc::FIONBIO => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::ioctl(fd, request, argument) };
@@ -213,8 +210,8 @@ unsafe fn connection_ioctl(
         }
         _ => {
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-            let answered = unsafe { lifecycle::ioctl_as_tcp(connection, request, argument) };
-            crate::errno::count_or_errno(answered.map(|value| value as usize)) as c_int
+            let result = unsafe { lifecycle::ioctl_as_tcp(connection, request, argument) };
+            count_or_errno(result.map(|value| value as usize)) as c_int
         }
     }
 }

@@ -8,6 +8,12 @@ pub fn set_errno(error: Errno) {
     unsafe { *libc::__errno_location() = error.raw_os_error() };
 }
 
+/// Sets `errno` and returns -1, as functions of libc do when they fail.
+pub fn fail<N: From<i8>>(error: Errno) -> N {
+    set_errno(error);
+    N::from(-1)
+}
+
 /// Runs a call that creates a descriptor. If none is free, releases optional descriptors of the library and tries
 /// again.
 pub fn create_descriptor(call: impl Fn() -> c_int) -> c_int {
@@ -16,22 +22,13 @@ pub fn create_descriptor(call: impl Fn() -> c_int) -> c_int {
         _ => Err(socket::process::system::errno()),
     };
     preserving_errno(|| {
-        socket::process::limit::retry_with_room(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
-            set_errno(error);
-            -1
-        })
+        socket::process::limit::retry_with_room(call, |error| *error == Errno::MFILE).unwrap_or_else(fail)
     })
 }
 
 /// Returns a count, or -1 with `errno`.
 pub fn count_or_errno(result: Result<usize, Errno>) -> isize {
-    match result {
-        Ok(count) => count as isize,
-        Err(error) => {
-            set_errno(error);
-            -1
-        }
-    }
+    result.map_or_else(fail, |count| count as isize)
 }
 
 /// Runs a call of the program and restores `errno` if it succeeds, because locks of the standard library and repeated
@@ -42,7 +39,7 @@ pub fn preserving_errno<N: From<i8> + PartialOrd>(call: impl FnOnce() -> N) -> N
     let before = unsafe { *libc::__errno_location() };
     let result = call();
     if result >= N::from(0) {
-        // SAFETY: libc's own variable of this thread, as above it is read.
+        // SAFETY: libc's own variable of this thread.
         unsafe { *libc::__errno_location() = before };
     }
     result
@@ -50,11 +47,5 @@ pub fn preserving_errno<N: From<i8> + PartialOrd>(call: impl FnOnce() -> N) -> N
 
 /// Returns 0, or -1 with `errno`.
 pub fn zero_or_errno(result: Result<(), Errno>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
-            set_errno(error);
-            -1
-        }
-    }
+    result.map_or_else(fail, |()| 0)
 }

@@ -1,7 +1,7 @@
 //! `sendfile` and `splice`.
 
 use crate::bytes::{cancellation_point, count_or_signal, counted_receive, counted_send};
-use crate::errno::{count_or_errno, set_errno};
+use crate::errno::{count_or_errno, fail};
 use crate::real;
 use libc::off_t;
 use rustix::io::Errno;
@@ -36,16 +36,14 @@ fn check_is_file(file: BorrowedFd<'_>, has_offset: bool) -> Result<(), Errno> {
 unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut off_t, count: usize) -> isize {
     const COUNT_MAX: usize = 0x7fff_f000;
     if input < 0 || !matches!(entry::get(input), Entry::None) {
-        set_errno(if input < 0 { Errno::BADF } else { Errno::INVAL });
-        return -1;
+        return fail(if input < 0 { Errno::BADF } else { Errno::INVAL });
     }
     // SAFETY: the C program's descriptor, valid as its call requires (manual page).
     let file = unsafe { BorrowedFd::borrow_raw(input) };
     // SAFETY: null, or readable as the C program's call requires (manual page).
     let start = unsafe { offset.as_ref() }.copied();
     if let Err(error) = check_is_file(file, start.is_some()) {
-        set_errno(error);
-        return -1;
+        return fail(error);
     }
     let (mut position, count) = (start, count.min(COUNT_MAX));
     match connection.send_file_by_lifeline(file, position.as_mut(), count) {

@@ -4,7 +4,7 @@ use crate::bytes::{
     CONFINED_FLAGS, EMPTY_MESSAGE, connect_and_send, counted_receive, counted_send, receive_confined, receive_spans,
     received_flags, refuse_urgent, send_confined, send_spans, spans, with_spans,
 };
-use crate::errno::{count_or_errno, set_errno};
+use crate::errno::fail;
 use crate::{closing, real};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
@@ -203,10 +203,7 @@ pub unsafe extern "C" fn recvmmsg(
     // SAFETY: null, or valid as the C program's call requires (manual page).
     let limit = match unsafe { timeout.as_ref() }.map(deadline_ns).transpose() {
         Ok(limit) => limit,
-        Err(error) => {
-            set_errno(error);
-            return -1;
-        }
+        Err(error) => return fail(error),
     };
     let mut flags = flags;
     for index in 0..count {
@@ -364,13 +361,13 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
             });
         });
         if let Some(errno) = refusal {
-            return count_or_errno(Err(errno));
+            return fail(errno);
         }
         let (used, fits) = (rewriter.used, rewriter.fits);
         // The kernel returns the same error for too many descriptors. A connection without its memory would be lost
         // unnoticed.
         if !fits {
-            return count_or_errno(Err(Errno::INVAL));
+            return fail(Errno::INVAL);
         }
         let mut copy = *message;
         copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();

@@ -197,24 +197,12 @@ pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environ
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the C program's arguments; `environ` is libc's variable, an array of strings.
-    unsafe { execve(path, arguments, environ) }
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
         || unsafe { searched_loads_library(name, environment) },
         || unsafe { real::execvpe(name, arguments, environment) },
     )
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(name: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the C program's arguments; `environ` is libc's variable, an array of strings.
-    unsafe { execvpe(name, arguments, environ) }
 }
 
 #[unsafe(no_mangle)]
@@ -305,4 +293,9 @@ pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *
     note_spawn();
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::popen(command, mode) }
+}
+
+aliases! {
+    execv(path: *const c_char, arguments: Strings) -> c_int = execve(path, arguments, environ);
+    execvp(name: *const c_char, arguments: Strings) -> c_int = execvpe(name, arguments, environ);
 }

@@ -1,6 +1,6 @@
 //! The functions of `poll`, `select` and `epoll`.
 
-use crate::errno::{preserving_errno, set_errno, zero_or_errno};
+use crate::errno::{fail, preserving_errno, zero_or_errno};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
@@ -34,37 +34,26 @@ unsafe fn poll_slice(
     is_ppoll: bool,
 ) -> c_int {
     if !poll_select::allows_entries(count) {
-        return zero_or_errno(Err(Errno::INVAL));
+        return fail(Errno::INVAL);
     }
     let entries: &mut [pollfd] = if count == 0 {
         &mut []
     } else if fds.is_null() {
-        return zero_or_errno(Err(Errno::FAULT));
+        return fail(Errno::FAULT);
     } else {
         // SAFETY: the C program's array, valid as its call requires (manual page).
         unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
     };
-    if socket::process::sandbox::is_confined() {
-        // SAFETY: the C program's mask, valid as its call requires (manual page).
-        return int_or_errno(
-            timeout_ns.and_then(|timeout_ns| unsafe { poll_confined(entries, timeout_ns, mask, is_ppoll) }),
-        );
-    }
-    // SAFETY: the C program's mask, valid as its call requires (manual page).
-    int_or_errno(timeout_ns.and_then(|timeout_ns| unsafe { poll_select::poll(entries, timeout_ns, mask) }))
-}
-
-/// As [`poll_select::poll`], in a process under a system call filter.
-unsafe fn poll_confined(
-    entries: &mut [pollfd],
-    timeout_ns: Option<u64>,
-    mask: *const sigset_t,
-    is_ppoll: bool,
-) -> Result<usize, Errno> {
-    // SAFETY: the C program's mask, valid as its call requires (manual page).
-    let call =
-        |entries: &mut [pollfd], timeout_ns| unsafe { poll_select::poll_confined(entries, timeout_ns, mask, is_ppoll) };
-    socket::poll_select::poll_entries_confined(entries, timeout_ns, call)
+    int_or_errno(timeout_ns.and_then(|timeout_ns| {
+        if !socket::process::sandbox::is_confined() {
+            // SAFETY: the C program's mask, valid as its call requires (manual page).
+            return unsafe { poll_select::poll(entries, timeout_ns, mask) };
+        }
+        poll_select::poll_entries_confined(entries, timeout_ns, |entries, timeout_ns| {
+            // SAFETY: the C program's mask, valid as its call requires (manual page).
+            unsafe { poll_select::poll_confined(entries, timeout_ns, mask, is_ppoll) }
+        })
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -95,7 +84,7 @@ pub unsafe extern "C" fn select(
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let timeout_ns = match unsafe { timeout.as_ref() } {
         None => None,
-        Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return zero_or_errno(Err(Errno::INVAL)),
+        Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return fail(Errno::INVAL),
         Some(timeout) => {
             Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_usec as u64 * 1000))
         }
@@ -155,7 +144,7 @@ pub(crate) unsafe fn pselect_by_number(
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let timeout_ns = match unsafe { from_timespec(timeout) } {
         Ok(timeout_ns) => timeout_ns,
-        Err(error) => return zero_or_errno(Err(error)),
+        Err(error) => return fail(error),
     };
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) };
@@ -177,8 +166,7 @@ unsafe fn store_time_left(timeout: *mut timespec, left_ns: u64) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     if size <= 0 {
-        set_errno(Errno::INVAL);
-        return -1;
+        return fail(Errno::INVAL);
     }
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { epoll_create1(0) }

@@ -36,8 +36,7 @@ fn find(name: &str) -> *mut c_void {
 }
 
 extern "C" fn missing() -> isize {
-    crate::errno::set_errno(rustix::io::Errno::NOSYS);
-    -1
+    crate::errno::fail(rustix::io::Errno::NOSYS)
 }
 
 real! {
@@ -119,14 +118,14 @@ pub unsafe fn bare_fork() -> c_int {
     unsafe { function() }
 }
 
-#[cfg(target_arch = "x86_64")]
 /// Returns the address of libc's `dlopen`, which must be jumped to, not called.
+#[cfg(target_arch = "x86_64")]
 pub fn dlopen_address() -> *mut c_void {
     find("dlopen\0")
 }
 
-#[cfg(target_arch = "x86_64")]
 /// Returns the address of libc's `dlmopen`, which must be jumped to, not called.
+#[cfg(target_arch = "x86_64")]
 pub fn dlmopen_address() -> *mut c_void {
     find("dlmopen\0")
 }

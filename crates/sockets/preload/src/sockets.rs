@@ -1,6 +1,6 @@
 //! `socket`, `listen`, `accept`, `connect`, names and options.
 
-use crate::errno::{preserving_errno, set_errno, zero_or_errno};
+use crate::errno::{create_descriptor, fail, preserving_errno, zero_or_errno};
 use crate::real;
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let call = || unsafe { real::socket(domain, kind, protocol) };
     preserving_errno(|| {
-        let fd = crate::errno::create_descriptor(call);
+        let fd = create_descriptor(call);
         if fd >= 0 {
             lifecycle::note_socket(fd, domain, kind, protocol);
         }
@@ -37,7 +37,7 @@ unsafe fn bind_and_note(fd: c_int, address: *const sockaddr, len: socklen_t) -> 
         _ => None,
     };
     if let Some(Err(error)) = wanted.map(|wanted| lifecycle::may_bind(fd, wanted)) {
-        return zero_or_errno(Err(error));
+        return fail(error);
     }
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let result = unsafe { real::bind(fd, address, len) };
@@ -90,11 +90,10 @@ unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) ->
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     let Entry::Listener(listener) = entry::get(fd) else {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-        return crate::errno::create_descriptor(|| unsafe { real::accept4(fd, address, len, flags) });
+        return create_descriptor(|| unsafe { real::accept4(fd, address, len, flags) });
     };
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
-        set_errno(Errno::INVAL);
-        return -1;
+        return fail(Errno::INVAL);
     }
     let call = || {
         socket::process::limit::retry_with_room(
@@ -112,7 +111,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
             }
             new.fd
         }
-        Err(error) => zero_or_errno(Err(error)),
+        Err(error) => fail(error),
     })
 }
 
@@ -128,7 +127,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
                 // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
                 unsafe { real::shutdown(fd, how) }
             }
-            Err(error) => zero_or_errno(Err(error)),
+            Err(error) => fail(error),
         },
         Entry::Listener(listener) => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
@@ -173,7 +172,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
         Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.local, address, len) }),
-            None => zero_or_errno(Err(Errno::BADF)),
+            None => fail(Errno::BADF),
         },
         entry => {
             if let Entry::Stream(stream) = entry {
@@ -190,10 +189,10 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mu
     background_connects::advance();
     match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
-            Some(_) if connection.is_closed() => zero_or_errno(Err(Errno::NOTCONN)),
+            Some(_) if connection.is_closed() => fail(Errno::NOTCONN),
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.peer, address, len) }),
-            None => zero_or_errno(Err(Errno::BADF)),
+            None => fail(Errno::BADF),
         },
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::getpeername(fd, address, len) },
@@ -233,9 +232,7 @@ pub unsafe extern "C" fn setsockopt(
             zero_or_errno(unsafe { lifecycle::set_option(connection, level, name, value, len) })
         }
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-        Entry::Listener(_) if let Some(error) = unsafe { lifecycle::refusal(level, name, value, len) } => {
-            zero_or_errno(Err(error))
-        }
+        Entry::Listener(_) if let Some(error) = unsafe { lifecycle::refusal(level, name, value, len) } => fail(error),
         Entry::Stream(_) | Entry::Listener(_) => {
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::setsockopt(fd, level, name, value, len) };

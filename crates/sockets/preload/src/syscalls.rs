@@ -1,8 +1,11 @@
 //! System calls that programs make by number instead of libc's functions.
 
+use crate::errno::fail;
 use crate::{bytes, closing, descriptors, file_transfer, messages, processes, readiness, real, sockets};
+use rustix::io::Errno;
 use socket::entry::{self, Entry};
 use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ptr::with_exposed_provenance_mut as pointer;
 
 /// Size of the kernel's signal mask in bytes.
 const KERNEL_MASK_BYTES: usize = 8;
@@ -23,8 +26,7 @@ pub unsafe extern "C" fn syscall(
     sixth: usize,
 ) -> c_long {
     if number == libc::SYS_io_uring_setup && !socket::process::settings::settings().off {
-        crate::errno::set_errno(rustix::io::Errno::NOSYS);
-        return -1;
+        return fail(Errno::NOSYS);
     }
     let arguments = [first, second, third, fourth, fifth, sixth];
     if may_concern_library(number, &arguments) {
@@ -86,34 +88,27 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let fd = first as c_int;
     let (int2, int3, int4) = (second as c_int, third as c_int, fourth as c_int);
-    macro_rules! pointer {
-        ($address:expr) => {
-            std::ptr::with_exposed_provenance_mut($address)
-        };
-    }
     // SAFETY: the C program's arguments of the call of this number.
     Some(unsafe {
         match number {
-            libc::SYS_read => bytes::read(fd, pointer!(second), third) as c_long,
-            libc::SYS_write => bytes::write(fd, pointer!(second), third) as c_long,
-            libc::SYS_readv => bytes::readv(fd, pointer!(second), int3) as c_long,
-            libc::SYS_writev => bytes::writev(fd, pointer!(second), int3) as c_long,
+            libc::SYS_read => bytes::read(fd, pointer(second), third) as c_long,
+            libc::SYS_write => bytes::write(fd, pointer(second), third) as c_long,
+            libc::SYS_readv => bytes::readv(fd, pointer(second), int3) as c_long,
+            libc::SYS_writev => bytes::writev(fd, pointer(second), int3) as c_long,
             // The kernel takes a position as two words, of which the second is unused here.
-            libc::SYS_preadv2 => bytes::preadv2(fd, pointer!(second), int3, fourth as i64, sixth as c_int) as c_long,
-            libc::SYS_pwritev2 => bytes::pwritev2(fd, pointer!(second), int3, fourth as i64, sixth as c_int) as c_long,
+            libc::SYS_preadv2 => bytes::preadv2(fd, pointer(second), int3, fourth as i64, sixth as c_int) as c_long,
+            libc::SYS_pwritev2 => bytes::pwritev2(fd, pointer(second), int3, fourth as i64, sixth as c_int) as c_long,
             libc::SYS_recvfrom => {
-                bytes::recvfrom(fd, pointer!(second), third, int4, pointer!(fifth), pointer!(sixth)) as c_long
+                bytes::recvfrom(fd, pointer(second), third, int4, pointer(fifth), pointer(sixth)) as c_long
             }
-            libc::SYS_sendto => {
-                bytes::sendto(fd, pointer!(second), third, int4, pointer!(fifth), sixth as u32) as c_long
-            }
-            libc::SYS_recvmsg => messages::recvmsg(fd, pointer!(second), int3) as c_long,
-            libc::SYS_sendmsg => messages::sendmsg(fd, pointer!(second), int3) as c_long,
-            libc::SYS_recvmmsg => messages::recvmmsg(fd, pointer!(second), third as u32, int4, pointer!(fifth)).into(),
-            libc::SYS_sendmmsg => messages::sendmmsg(fd, pointer!(second), third as u32, int4).into(),
-            libc::SYS_sendfile => file_transfer::sendfile(fd, int2, pointer!(third), fourth) as c_long,
+            libc::SYS_sendto => bytes::sendto(fd, pointer(second), third, int4, pointer(fifth), sixth as u32) as c_long,
+            libc::SYS_recvmsg => messages::recvmsg(fd, pointer(second), int3) as c_long,
+            libc::SYS_sendmsg => messages::sendmsg(fd, pointer(second), int3) as c_long,
+            libc::SYS_recvmmsg => messages::recvmmsg(fd, pointer(second), third as u32, int4, pointer(fifth)).into(),
+            libc::SYS_sendmmsg => messages::sendmmsg(fd, pointer(second), third as u32, int4).into(),
+            libc::SYS_sendfile => file_transfer::sendfile(fd, int2, pointer(third), fourth) as c_long,
             libc::SYS_splice => {
-                file_transfer::splice(fd, pointer!(second), int3, pointer!(fourth), fifth, sixth as c_uint) as c_long
+                file_transfer::splice(fd, pointer(second), int3, pointer(fourth), fifth, sixth as c_uint) as c_long
             }
             libc::SYS_close => closing::close(fd).into(),
             libc::SYS_close_range => closing::close_range(first as u32, second as u32, int3).into(),
@@ -123,19 +118,19 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_fcntl => descriptors::fcntl(fd, int2, third).into(),
             libc::SYS_ioctl => descriptors::ioctl(fd, second as _, third).into(),
             libc::SYS_socket => sockets::socket(fd, int2, int3).into(),
-            libc::SYS_bind => sockets::bind(fd, pointer!(second), third as u32).into(),
+            libc::SYS_bind => sockets::bind(fd, pointer(second), third as u32).into(),
             libc::SYS_listen => sockets::listen(fd, int2).into(),
-            libc::SYS_connect => sockets::connect(fd, pointer!(second), third as u32).into(),
-            libc::SYS_accept => sockets::accept(fd, pointer!(second), pointer!(third)).into(),
-            libc::SYS_accept4 => sockets::accept4(fd, pointer!(second), pointer!(third), int4).into(),
+            libc::SYS_connect => sockets::connect(fd, pointer(second), third as u32).into(),
+            libc::SYS_accept => sockets::accept(fd, pointer(second), pointer(third)).into(),
+            libc::SYS_accept4 => sockets::accept4(fd, pointer(second), pointer(third), int4).into(),
             libc::SYS_shutdown => sockets::shutdown(fd, int2).into(),
-            libc::SYS_getsockname => sockets::getsockname(fd, pointer!(second), pointer!(third)).into(),
-            libc::SYS_getpeername => sockets::getpeername(fd, pointer!(second), pointer!(third)).into(),
-            libc::SYS_getsockopt => sockets::getsockopt(fd, int2, int3, pointer!(fourth), pointer!(fifth)).into(),
-            libc::SYS_setsockopt => sockets::setsockopt(fd, int2, int3, pointer!(fourth), fifth as u32).into(),
-            libc::SYS_execve => processes::execve(pointer!(first), pointer!(second), pointer!(third)).into(),
+            libc::SYS_getsockname => sockets::getsockname(fd, pointer(second), pointer(third)).into(),
+            libc::SYS_getpeername => sockets::getpeername(fd, pointer(second), pointer(third)).into(),
+            libc::SYS_getsockopt => sockets::getsockopt(fd, int2, int3, pointer(fourth), pointer(fifth)).into(),
+            libc::SYS_setsockopt => sockets::setsockopt(fd, int2, int3, pointer(fourth), fifth as u32).into(),
+            libc::SYS_execve => processes::execve(pointer(first), pointer(second), pointer(third)).into(),
             libc::SYS_execveat => {
-                processes::execveat(fd, pointer!(second), pointer!(third), pointer!(fourth), fifth as c_int).into()
+                processes::execveat(fd, pointer(second), pointer(third), pointer(fourth), fifth as c_int).into()
             }
             libc::SYS_pidfd_getfd => descriptors::pidfd_getfd(fd, int2, third as c_uint).into(),
             _ => return wait_by_name(number, arguments),
@@ -146,46 +141,30 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
 /// As [`call_by_name`], for the calls that wait for readiness.
 unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, sixth]: [usize; 6]) -> Option<c_long> {
     let fd = first as c_int;
-    let [second_at, third_at, fourth_at, fifth_at] =
-        [second, third, fourth, fifth].map(std::ptr::with_exposed_provenance_mut::<c_void>);
-    let (mask, mask_bytes) = match number {
-        libc::SYS_ppoll => (fourth_at.cast_const().cast(), fifth),
+    let (int3, int4) = (third as c_int, fourth as c_int);
+    let (mask, mask_bytes): (*const libc::sigset_t, usize) = match number {
+        libc::SYS_ppoll => (pointer(fourth), fifth),
         // SAFETY: null, or valid as the C program's call requires (manual page).
         libc::SYS_pselect6 => unsafe { mask_behind(sixth) },
-        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (fifth_at.cast_const().cast::<libc::sigset_t>(), sixth),
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (pointer(fifth), sixth),
         _ => (std::ptr::null(), 0),
     };
     if !mask.is_null() && mask_bytes != KERNEL_MASK_BYTES {
-        crate::errno::set_errno(rustix::io::Errno::INVAL);
-        return Some(-1);
+        return Some(fail(Errno::INVAL));
     }
     // SAFETY: the C program's arguments of the call of this number.
     let ready = unsafe {
         match number {
-            libc::SYS_poll => {
-                readiness::poll(std::ptr::with_exposed_provenance_mut(first), second as _, third as c_int)
-            }
-            libc::SYS_ppoll => readiness::ppoll_by_number(
-                std::ptr::with_exposed_provenance_mut(first),
-                second as _,
-                third_at.cast(),
-                mask,
-            ),
-            libc::SYS_select => {
-                readiness::select(fd, second_at.cast(), third_at.cast(), fourth_at.cast(), fifth_at.cast())
-            }
+            libc::SYS_poll => readiness::poll(pointer(first), second as _, int3),
+            libc::SYS_ppoll => readiness::ppoll_by_number(pointer(first), second as _, pointer(third), mask),
+            libc::SYS_select => readiness::select(fd, pointer(second), pointer(third), pointer(fourth), pointer(fifth)),
             libc::SYS_pselect6 => {
-                let sets = [second_at, third_at, fourth_at].map(|set| set.cast());
-                readiness::pselect_by_number(fd, sets, fifth_at.cast(), mask)
+                readiness::pselect_by_number(fd, [second, third, fourth].map(pointer), pointer(fifth), mask)
             }
-            libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, second as c_int, third as c_int, fourth_at.cast()),
-            libc::SYS_epoll_wait => readiness::epoll_wait(fd, second_at.cast(), third as c_int, fourth as c_int),
-            libc::SYS_epoll_pwait => {
-                readiness::epoll_pwait(fd, second_at.cast(), third as c_int, fourth as c_int, mask)
-            }
-            libc::SYS_epoll_pwait2 => {
-                readiness::epoll_pwait2(fd, second_at.cast(), third as c_int, fourth_at.cast(), mask)
-            }
+            libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, second as c_int, int3, pointer(fourth)),
+            libc::SYS_epoll_wait => readiness::epoll_wait(fd, pointer(second), int3, int4),
+            libc::SYS_epoll_pwait => readiness::epoll_pwait(fd, pointer(second), int3, int4, mask),
+            libc::SYS_epoll_pwait2 => readiness::epoll_pwait2(fd, pointer(second), int3, pointer(fourth), mask),
             _ => return None,
         }
     };
