@@ -58,7 +58,7 @@ impl Machine {
     }
 
     /// Returns processor, kernel and commit as a phrase.
-    pub fn words(&self) -> String {
+    pub fn description(&self) -> String {
         let kind = if self.virtual_machine { "virtual machine" } else { "bare machine" };
         format!("{}, {} cores ({kind}), Linux {}, commit {}", self.cpu, self.cores, self.kernel, self.commit)
     }
@@ -68,7 +68,7 @@ impl Machine {
         let used = self.cores_used.map_or("processes not pinned (fewer than two cores)".to_owned(), |cores| {
             format!("server on core {}, client on core {}", cores.server, cores.client)
         });
-        format!("{}; {used}.", self.words())
+        format!("{}; {used}.", self.description())
     }
 
     /// Returns a warning if other processes used the cores when the run began.

@@ -78,7 +78,8 @@ impl Cuda {
             format!(" on gen{}x{}, MPS {mps} B, MRRS {mrrs} B", link.generation, link.lanes)
         });
         let link = link.unwrap_or_default();
-        self.info.description = format!("{} as the device{link}; {}", self.gpu.name, Machine::describe(None).words());
+        self.info.description =
+            format!("{} as the device{link}; {}", self.gpu.name, Machine::describe(None).description());
     }
 
     fn window(&self) -> Result<&PinnedBuffer> {

@@ -53,8 +53,10 @@ struct Ready {
 impl Memory {
     /// Opens the memory of this machine. Whether resources are missing depends on the test.
     pub fn open(pages: Pages) -> Self {
-        let machine =
-            format!("loads and stores of one core, a second core as the host; {}", Machine::describe(None).words());
+        let machine = format!(
+            "loads and stores of one core, a second core as the host; {}",
+            Machine::describe(None).description()
+        );
         let name = "memory".to_owned();
         let info = DeviceInfo { name, description: machine.clone(), provenance: Provenance::Measured, link: None };
         Self { info, machine, pages, topology: Topology::of_this_machine(), ready: None }

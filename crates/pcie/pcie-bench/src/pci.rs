@@ -85,7 +85,7 @@ impl Pci {
             "BAR {bar} of {}:{}, {link}accessed by words of 8 bytes; {}",
             fact("vendor"),
             fact("device"),
-            Machine::describe(None).words()
+            Machine::describe(None).description()
         );
         let name = format!("pci:{address}");
         // No link: its limit for DMA transfers does not bound the words that a core loads and stores.

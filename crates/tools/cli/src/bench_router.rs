@@ -159,7 +159,7 @@ const LEFT: Align = Align::Left;
 
 fn render(measurement: &MachineReport) -> String {
     let MachineReport { report, machine } = measurement;
-    let mut text = format!("measured, seed {}; {}\n", report.seed, machine.words());
+    let mut text = format!("measured, seed {}; {}\n", report.seed, machine.description());
     text += &summary(report);
     if let Some(fib) = &report.fib {
         text += "\nTables: lookups of random covered addresses; loads at random offsets of as much memory; one core\n";
