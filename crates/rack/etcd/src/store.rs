@@ -82,8 +82,7 @@ impl RackStore {
         let (_, entries) = self.gateway.range(&self.key_prefix(), KEYS_MAX)?;
         let mut before: BTreeMap<String, Entry> = entries.into_iter().map(|entry| (self.name(&entry), entry)).collect();
         before.retain(|name, _| !name.starts_with(LEASE_PREFIX));
-        let is_of_rack = |name: &str| rack::is_rack_key(name);
-        if let Some(name) = before.keys().find(|name| !is_of_rack(name)) {
+        if let Some(name) = before.keys().find(|name| !rack::is_rack_key(name)) {
             let (address, name) = (self.address().location(), name.escape_debug());
             let reason = format!("the key {name} there does not belong to a rack; give another prefix, or remove it");
             return Err(EtcdError::PrefixInUse { address, reason });

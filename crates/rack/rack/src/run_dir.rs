@@ -29,16 +29,20 @@ impl RunDir {
     /// Returns the directory below `base` of a rack whose file is `file`, an absolute path without symbolic links or an
     /// address in etcd.
     pub fn new(base: &Path, rack: &Rack, file: &Path) -> Self {
-        Self { directory: base.join(RACKS).join(rack.name.clone() + &ending(file)) }
+        Self { directory: base.join(RACKS).join(rack.name.clone() + &suffix(file)) }
     }
 
     /// Returns the directories below `base` of running racks that were started from `file`, whatever their names are,
     /// and that contain a copy of their description.
     pub fn with_copy(base: &Path, file: &Path) -> Vec<Self> {
-        let ending = ending(file);
+        let suffix = suffix(file);
         let found = std::fs::read_dir(base.join(RACKS)).into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_of_it = |path: &PathBuf| path.as_os_str().as_bytes().ends_with(ending.as_bytes());
-        found.filter(is_of_it).map(|directory| Self { directory }).filter(|run_dir| run_dir.copy().is_file()).collect()
+        let has_suffix = |path: &PathBuf| path.as_os_str().as_bytes().ends_with(suffix.as_bytes());
+        found
+            .filter(has_suffix)
+            .map(|directory| Self { directory })
+            .filter(|run_dir| run_dir.copy().is_file())
+            .collect()
     }
 
     /// Path of a copy, as a rack file, of the description by which the nodes of this machine run, where the rack is
@@ -114,7 +118,7 @@ impl NodeRunDir {
 }
 
 /// Returns the suffix of the directory name of a rack from `file`.
-fn ending(file: &Path) -> String {
+fn suffix(file: &Path) -> String {
     format!("-{:08x}", fnv::hash(file.as_os_str().as_bytes()) as u32)
 }
 
@@ -126,10 +130,10 @@ mod tests {
     #[test]
     fn files_of_the_same_name_have_different_directories() {
         let rack = Rack::example(2, Backend::Shm, None, Trust::Proxy);
-        let place = |file: &str| RunDir::new(Path::new("/base"), &rack, Path::new(file)).directory;
-        assert!(place("/a/r.toml").starts_with("/base/racks"));
-        assert_eq!(place("/a/r.toml"), place("/a/r.toml"));
-        assert_ne!(place("/a/r.toml"), place("/b/r.toml"));
+        let directory = |file: &str| RunDir::new(Path::new("/base"), &rack, Path::new(file)).directory;
+        assert!(directory("/a/r.toml").starts_with("/base/racks"));
+        assert_eq!(directory("/a/r.toml"), directory("/a/r.toml"));
+        assert_ne!(directory("/a/r.toml"), directory("/b/r.toml"));
     }
 
     #[test]
