@@ -12,6 +12,7 @@
 
 mod channel;
 pub mod command;
+mod counters;
 pub mod monitor;
 pub mod proxy;
 

@@ -49,7 +49,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::channel::DESCRIPTORS_MAX;
-use crate::{Channel, ChannelError};
+use crate::{Channel, ChannelError, counters};
 
 /// Version of the protocol. Monitor and proxy must be of the same release.
 pub const VERSION: u32 = 5;
@@ -377,64 +377,63 @@ pub struct Report {
     pub peers: Vec<PeerReport>,
 }
 
-/// Counters of a proxy for one link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PeerReport {
-    /// Open connections.
-    pub connections_open: u64,
-    /// Connections since the start.
-    pub connections_total: u64,
-    /// Payload bytes sent to the peer.
-    pub bytes_sent: u64,
-    /// Payload bytes received from the peer.
-    pub bytes_received: u64,
-    /// Connections that moved between partitions.
-    pub moves: u64,
-    /// Open connections of lost links, which `connections_open` does not include.
-    pub failover_open: u64,
-    /// Connections that have lost their link.
-    pub failover_total: u64,
-    /// Of those, connections that were reset because kernel TCP could not connect, or failed.
-    pub failover_resets: u64,
-    /// Payload bytes sent to the peer over kernel TCP.
-    pub failover_bytes_sent: u64,
-    /// Payload bytes received from the peer over kernel TCP.
-    pub failover_bytes_received: u64,
-    /// Bytes copied by the proxy: each payload byte once, and once more if it arrived while its program had no room.
-    pub bytes_copied: u64,
-    /// Frames sent in windows.
-    pub frames_sent: u64,
-    /// Number of times that frames were published to the peer: all frames of a partition that were ready, with at most
-    /// one fence.
-    pub publishes: u64,
-    /// Number of times that the proxy waited until its stores had arrived, before it blocked.
-    pub flushes: u64,
-    /// Frames received in windows.
-    pub frames_received: u64,
-    /// Number of times that a connection had bytes to send and its receiver accepted none.
-    pub stalls: u64,
-    /// Number of times that a partition was full.
-    pub partitions_full: u64,
-    /// Number of doorbells rung for a peer that was blocked.
-    pub rings_peer: u64,
-    /// Number of wake-ups of blocked programs.
-    pub rings_local: u64,
-    /// Number of wake-ups received from programs.
-    pub wakes: u64,
-    /// Open direct connections. The counts of connections above include them, the counts of bytes do not.
+counters! {
+    /// Counters of a proxy for one link.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub direct_open: u64,
-    /// Direct connections since the start.
-    #[serde(default)]
-    pub direct_total: u64,
-    /// Connections that were forwarded by the proxies because either endpoint had no free span, or that failed because
-    /// a program of this node could not map its span.
-    #[serde(default)]
-    pub direct_missed: u64,
-    /// Of `direct_open`, connections that wait for a link, or for the peer to confirm that it retained them.
-    #[serde(default)]
-    pub direct_held: u64,
+    pub struct PeerReport {
+        /// Open connections.
+        pub connections_open: u64,
+        /// Connections since the start.
+        pub connections_total: u64,
+        /// Payload bytes sent to the peer.
+        pub bytes_sent: u64,
+        /// Payload bytes received from the peer.
+        pub bytes_received: u64,
+        /// Connections that moved between partitions.
+        pub moves: u64,
+        /// Open connections of lost links, which `connections_open` does not include.
+        pub failover_open: u64,
+        /// Connections that have lost their link.
+        pub failover_total: u64,
+        /// Of those, connections that were reset because kernel TCP could not connect, or failed.
+        pub failover_resets: u64,
+        /// Payload bytes sent to the peer over kernel TCP.
+        pub failover_bytes_sent: u64,
+        /// Payload bytes received from the peer over kernel TCP.
+        pub failover_bytes_received: u64,
+        /// Bytes copied by the proxy: each payload byte once, and once more if it arrived while its program had no
+        /// room.
+        pub bytes_copied: u64,
+        /// Frames sent in windows.
+        pub frames_sent: u64,
+        /// Number of times that frames were published to the peer: all frames of a partition that were ready, with at
+        /// most one fence.
+        pub publishes: u64,
+        /// Number of times that the proxy waited until its stores had arrived, before it blocked.
+        pub flushes: u64,
+        /// Frames received in windows.
+        pub frames_received: u64,
+        /// Number of times that a connection had bytes to send and its receiver accepted none.
+        pub stalls: u64,
+        /// Number of times that a partition was full.
+        pub partitions_full: u64,
+        /// Number of doorbells rung for a peer that was blocked.
+        pub rings_peer: u64,
+        /// Number of wake-ups of blocked programs.
+        pub rings_local: u64,
+        /// Number of wake-ups received from programs.
+        pub wakes: u64,
+        /// Open direct connections. The counts of connections above include them, the counts of bytes do not.
+        pub direct_open: u64,
+        /// Direct connections since the start.
+        pub direct_total: u64,
+        /// Connections that were forwarded by the proxies because either endpoint had no free span, or that failed
+        /// because a program of this node could not map its span.
+        pub direct_missed: u64,
+        /// Of `direct_open`, connections that wait for a link, or for the peer to confirm that it retained them.
+        pub direct_held: u64,
+    }
 }
 
 impl PeerReport {
@@ -452,35 +451,6 @@ impl PeerReport {
     /// Returns the mean number of frames per publish. `None` before the first publish.
     pub fn frames_per_publish(&self) -> Option<f64> {
         (self.publishes > 0).then(|| self.frames_sent as f64 / self.publishes as f64)
-    }
-}
-
-impl std::ops::AddAssign for PeerReport {
-    fn add_assign(&mut self, more: Self) {
-        self.connections_open += more.connections_open;
-        self.connections_total += more.connections_total;
-        self.bytes_sent += more.bytes_sent;
-        self.bytes_received += more.bytes_received;
-        self.moves += more.moves;
-        self.bytes_copied += more.bytes_copied;
-        self.frames_sent += more.frames_sent;
-        self.publishes += more.publishes;
-        self.flushes += more.flushes;
-        self.frames_received += more.frames_received;
-        self.stalls += more.stalls;
-        self.partitions_full += more.partitions_full;
-        self.rings_peer += more.rings_peer;
-        self.rings_local += more.rings_local;
-        self.wakes += more.wakes;
-        self.failover_open += more.failover_open;
-        self.failover_total += more.failover_total;
-        self.failover_resets += more.failover_resets;
-        self.failover_bytes_sent += more.failover_bytes_sent;
-        self.failover_bytes_received += more.failover_bytes_received;
-        self.direct_open += more.direct_open;
-        self.direct_total += more.direct_total;
-        self.direct_missed += more.direct_missed;
-        self.direct_held += more.direct_held;
     }
 }
 

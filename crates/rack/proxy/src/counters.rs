@@ -1,65 +1,46 @@
 //! Counters of an engine.
 
-/// Counts since the engine began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct EngineCounters {
-    /// Frames published, of every kind.
-    pub frames_sent: u64,
-    /// Times that frames were published, all ready frames of a partition at once: each costs at most one fence.
-    pub publishes: u64,
-    /// Flushes, which wait until all stores have arrived: done before this node sleeps.
-    pub flushes: u64,
-    /// Frames received, of every kind.
-    pub frames_received: u64,
-    /// Payload bytes copied from programs' rings to windows, each byte once.
-    pub bytes_sent: u64,
-    /// Payload bytes received from windows.
-    pub bytes_received: u64,
-    /// Received bytes that a program had no room for, which were copied once more.
-    pub bytes_buffered: u64,
-    /// Times that a connection had bytes to send and no credit.
-    pub stalls: u64,
-    /// Times that a partition had no room for a frame.
-    pub partitions_full: u64,
-    /// Connections that moved to another class.
-    pub moves: u64,
-    /// Times that a connection was parked.
-    pub parks: u64,
-    /// Lifeline events.
-    pub wakes: u64,
-    /// Times that the peer slept and was woken.
-    pub rings_peer: u64,
-    /// Times that a program slept and was woken.
-    pub rings_local: u64,
-    /// Connections opened, by either side.
-    pub connections_opened: u64,
-    /// Connections reset, by either side.
-    pub resets: u64,
-    /// Frames of connections that are over.
-    pub frames_late: u64,
-    /// Connections that were reset because the peer violated the protocol.
-    pub violations: u64,
-}
+use control::counters;
 
-impl std::ops::AddAssign for EngineCounters {
-    fn add_assign(&mut self, more: Self) {
-        self.frames_sent += more.frames_sent;
-        self.publishes += more.publishes;
-        self.flushes += more.flushes;
-        self.frames_received += more.frames_received;
-        self.bytes_sent += more.bytes_sent;
-        self.bytes_received += more.bytes_received;
-        self.bytes_buffered += more.bytes_buffered;
-        self.stalls += more.stalls;
-        self.partitions_full += more.partitions_full;
-        self.moves += more.moves;
-        self.parks += more.parks;
-        self.wakes += more.wakes;
-        self.rings_peer += more.rings_peer;
-        self.rings_local += more.rings_local;
-        self.connections_opened += more.connections_opened;
-        self.resets += more.resets;
-        self.frames_late += more.frames_late;
-        self.violations += more.violations;
+counters! {
+    /// Counts since the engine began.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct EngineCounters {
+        /// Frames published, of every kind.
+        pub frames_sent: u64,
+        /// Times that frames were published, all ready frames of a partition at once: each costs at most one fence.
+        pub publishes: u64,
+        /// Flushes, which wait until all stores have arrived: done before this node sleeps.
+        pub flushes: u64,
+        /// Frames received, of every kind.
+        pub frames_received: u64,
+        /// Payload bytes copied from programs' rings to windows, each byte once.
+        pub bytes_sent: u64,
+        /// Payload bytes received from windows.
+        pub bytes_received: u64,
+        /// Received bytes that a program had no room for, which were copied once more.
+        pub bytes_buffered: u64,
+        /// Times that a connection had bytes to send and no credit.
+        pub stalls: u64,
+        /// Times that a partition had no room for a frame.
+        pub partitions_full: u64,
+        /// Connections that moved to another class.
+        pub moves: u64,
+        /// Times that a connection was parked.
+        pub parks: u64,
+        /// Lifeline events.
+        pub wakes: u64,
+        /// Times that the peer slept and was woken.
+        pub rings_peer: u64,
+        /// Times that a program slept and was woken.
+        pub rings_local: u64,
+        /// Connections opened, by either side.
+        pub connections_opened: u64,
+        /// Connections reset, by either side.
+        pub resets: u64,
+        /// Frames of connections that are over.
+        pub frames_late: u64,
+        /// Connections that were reset because the peer violated the protocol.
+        pub violations: u64,
     }
 }

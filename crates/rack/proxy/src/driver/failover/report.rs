@@ -1,19 +1,22 @@
 //! Counters of failover.
 
 use crate::counters::EngineCounters;
+use control::counters;
 use control::proxy::PeerReport;
 
-/// Counters of connections that have moved to TCP.
-#[derive(Debug, Clone, Copy, Default)]
-pub(in crate::driver) struct FailoverReport {
-    /// Connections that are open now.
-    pub(super) connections_open: u64,
-    /// Connections that moved to TCP.
-    pub(super) connections_total: u64,
-    /// Connections that were reset, because there was no TCP connection or it broke.
-    pub(super) resets: u64,
-    /// Counters of the engines over TCP.
-    pub(super) counters: EngineCounters,
+counters! {
+    /// Counters of connections that have moved to TCP.
+    #[derive(Debug, Clone, Copy, Default)]
+    pub(in crate::driver) struct FailoverReport {
+        /// Connections that are open now.
+        pub(super) connections_open: u64,
+        /// Connections that moved to TCP.
+        pub(super) connections_total: u64,
+        /// Connections that were reset, because there was no TCP connection or it broke.
+        pub(super) resets: u64,
+        /// Counters of the engines over TCP.
+        pub(super) counters: EngineCounters,
+    }
 }
 
 impl FailoverReport {
@@ -28,14 +31,5 @@ impl FailoverReport {
             failover_bytes_received: self.counters.bytes_received,
             ..PeerReport::default()
         }
-    }
-}
-
-impl std::ops::AddAssign for FailoverReport {
-    fn add_assign(&mut self, more: Self) {
-        self.connections_open += more.connections_open;
-        self.connections_total += more.connections_total;
-        self.resets += more.resets;
-        self.counters += more.counters;
     }
 }
