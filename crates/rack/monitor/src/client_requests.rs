@@ -45,7 +45,7 @@ impl NodeState {
         });
         match slot {
             Ok(slot) => {
-                let actions = self.listener_queries.ask(client, slot, address, now_ns);
+                let actions = self.listener_queries.query(client, slot, address, now_ns);
                 self.execute(actions);
             }
             Err(reason) => self.clients.answer_query(client, ListenerResponse::Unavailable(reason)),

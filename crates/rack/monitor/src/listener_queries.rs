@@ -2,8 +2,8 @@
 //! I/O.
 //!
 //! ```text
-//!   absent ──ask──► Asked ──Listening──► Opening ──listening──► Ready ──withdrawn, refused, link down──► absent
-//!                     └────── NotListening, Denied, timeout ────────────────────────────────────────────┘
+//!   absent ──query──► Queried ──Listening──► Opening ──listening──► Ready ──withdrawn, refused, link down──► absent
+//!                        └────── NotListening, Denied, timeout ─────────────────────────────────────────────┘
 //! ```
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const WAITERS_MAX: usize = 1024;
 /// Maximum number of remote listeners.
 const LISTENERS_MAX: usize = 4096;
 
-/// Identifier of the client that asked: the monitor's number of its connection.
+/// Identifier of the client that queries: the monitor's number of its connection.
 pub type ClientId = u64;
 /// Slot of a peer.
 pub type PeerSlot = usize;
@@ -40,7 +40,7 @@ pub enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Asked,
+    Queried,
     Opening,
     Ready,
 }
@@ -49,7 +49,7 @@ enum State {
 struct RemoteListener {
     peer: PeerSlot,
     state: State,
-    asked_at_ns: u64,
+    queried_at_ns: u64,
 }
 
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl ListenerQueries {
     }
 
     /// Handles a program's query for a listener of `peer`.
-    pub fn ask(&mut self, client: ClientId, peer: PeerSlot, address: SocketAddr, now_ns: u64) -> Vec<Action> {
+    pub fn query(&mut self, client: ClientId, peer: PeerSlot, address: SocketAddr, now_ns: u64) -> Vec<Action> {
         let mut actions = Vec::new();
         match self.listeners.get(&address) {
             Some(listener) if listener.state == State::Ready => return vec![Action::Ready(client)],
@@ -88,7 +88,7 @@ impl ListenerQueries {
                 return vec![Action::Refuse(client, FallbackReason::ResourceLimit)];
             }
             None => {
-                self.listeners.insert(address, RemoteListener { peer, state: State::Asked, asked_at_ns: now_ns });
+                self.listeners.insert(address, RemoteListener { peer, state: State::Queried, queried_at_ns: now_ns });
                 actions.push(Action::Query(peer, address));
             }
         }
@@ -102,9 +102,10 @@ impl ListenerQueries {
     }
 
     /// Handles a response of a peer. A response to no query is ignored.
-    pub fn answered(&mut self, peer: PeerSlot, address: SocketAddr, state: ListenerState) -> Vec<Action> {
+    pub fn peer_responded(&mut self, peer: PeerSlot, address: SocketAddr, state: ListenerState) -> Vec<Action> {
         let listener = self.listeners.get_mut(&address);
-        let Some(listener) = listener.filter(|listener| listener.peer == peer && listener.state == State::Asked) else {
+        let Some(listener) = listener.filter(|listener| listener.peer == peer && listener.state == State::Queried)
+        else {
             return Vec::new();
         };
         let reason = match state {
@@ -130,7 +131,7 @@ impl ListenerQueries {
 
     /// Handles the proxy's report that it cannot listen.
     pub fn listen_failed(&mut self, address: SocketAddr) -> Vec<Action> {
-        if self.listeners.get(&address).is_none_or(|listener| listener.state == State::Asked) {
+        if self.listeners.get(&address).is_none_or(|listener| listener.state == State::Queried) {
             return Vec::new();
         }
         self.listeners.remove(&address);
@@ -139,7 +140,8 @@ impl ListenerQueries {
 
     /// Handles the report of `peer` that its listener is gone.
     pub fn listener_withdrawn(&mut self, peer: PeerSlot, address: SocketAddr) -> Vec<Action> {
-        if self.listeners.get(&address).is_none_or(|listener| listener.peer != peer || listener.state == State::Asked) {
+        if self.listeners.get(&address).is_none_or(|listener| listener.peer != peer || listener.state == State::Queried)
+        {
             return Vec::new();
         }
         self.listeners.remove(&address);
@@ -162,7 +164,7 @@ impl ListenerQueries {
     /// Closes listeners that the access rules no longer allow, by slot and port.
     pub fn restrict(&mut self, is_allowed: impl Fn(PeerSlot, u16) -> bool) -> Vec<Action> {
         let denied = |(address, listener): (&SocketAddr, &RemoteListener)| {
-            let is_known = listener.state != State::Asked && !is_allowed(listener.peer, address.port());
+            let is_known = listener.state != State::Queried && !is_allowed(listener.peer, address.port());
             is_known.then_some((*address, listener.peer))
         };
         let denied: Vec<(SocketAddr, PeerSlot)> = self.listeners.iter().filter_map(denied).collect();
@@ -185,8 +187,9 @@ impl ListenerQueries {
         let actions = self.refuse(FallbackReason::LinkDown, |waiter| waiter.deadline_ns <= now_ns);
         // If the peer has not answered, the next program's query is sent again.
         let timeout_ns = self.timeout_ns;
-        let is_late =
-            |listener: &RemoteListener| listener.state == State::Asked && listener.asked_at_ns + timeout_ns <= now_ns;
+        let is_late = |listener: &RemoteListener| {
+            listener.state == State::Queried && listener.queried_at_ns + timeout_ns <= now_ns
+        };
         self.listeners.retain(|_, listener| !is_late(listener));
         actions
     }
@@ -211,7 +214,7 @@ impl ListenerQueries {
         let mut actions = Vec::new();
         for (address, state) in lost {
             self.listeners.remove(&address);
-            if state != State::Asked {
+            if state != State::Queried {
                 actions.push(Action::StopListening(address));
             }
             actions.extend(self.refuse(FallbackReason::LinkDown, |waiter| waiter.address == address));
@@ -243,45 +246,45 @@ mod tests {
     #[test]
     fn a_peer_is_queried_once_and_all_clients_are_answered_when_the_proxy_listens() {
         let mut queries = ListenerQueries::new(100);
-        assert_eq!(queries.ask(1, 5, at(80), 0), [Action::Query(5, at(80))]);
-        assert_eq!(queries.ask(2, 5, at(80), 1), []);
-        assert_eq!(queries.answered(5, at(80), ListenerState::Listening), [Action::Listen(5, at(80))]);
-        assert_eq!(queries.ask(3, 5, at(80), 2), []);
+        assert_eq!(queries.query(1, 5, at(80), 0), [Action::Query(5, at(80))]);
+        assert_eq!(queries.query(2, 5, at(80), 1), []);
+        assert_eq!(queries.peer_responded(5, at(80), ListenerState::Listening), [Action::Listen(5, at(80))]);
+        assert_eq!(queries.query(3, 5, at(80), 2), []);
         assert_eq!(queries.listening(at(80)), [1, 2, 3].map(Action::Ready));
-        assert_eq!(queries.ask(4, 5, at(80), 3), [Action::Ready(4)]);
+        assert_eq!(queries.query(4, 5, at(80), 3), [Action::Ready(4)]);
         assert_eq!(queries.listener_withdrawn(5, at(80)), [Action::StopListening(at(80))]);
-        assert_eq!(queries.ask(5, 5, at(80), 4), [Action::Query(5, at(80))]);
+        assert_eq!(queries.query(5, 5, at(80), 4), [Action::Query(5, at(80))]);
     }
 
     #[test]
     fn a_response_without_a_query_is_ignored() {
         let mut queries = ListenerQueries::new(100);
-        assert_eq!(queries.answered(5, at(80), ListenerState::Listening), []);
-        queries.ask(1, 5, at(80), 0);
-        assert_eq!(queries.answered(6, at(80), ListenerState::Listening), []);
+        assert_eq!(queries.peer_responded(5, at(80), ListenerState::Listening), []);
+        queries.query(1, 5, at(80), 0);
+        assert_eq!(queries.peer_responded(6, at(80), ListenerState::Listening), []);
         assert_eq!(queries.listener_withdrawn(6, at(80)), []);
-        assert_eq!(queries.listening(at(80)), [], "not asked for yet");
+        assert_eq!(queries.listening(at(80)), [], "not requested yet");
     }
 
     #[test]
     fn each_refusal_has_its_reason() {
         use FallbackReason::{AccessDenied, LinkDown, NoListener, ProxyCannotListen};
-        let asked = || {
+        let queried = || {
             let mut queries = ListenerQueries::new(100);
-            queries.ask(1, 5, at(80), 0);
+            queries.query(1, 5, at(80), 0);
             queries
         };
-        assert_eq!(asked().answered(5, at(80), ListenerState::NotListening), [Action::Refuse(1, NoListener)]);
-        assert_eq!(asked().answered(5, at(80), ListenerState::Denied), [Action::Refuse(1, AccessDenied)]);
-        assert_eq!(asked().link_down(5), [Action::Refuse(1, LinkDown)]);
-        assert_eq!(asked().link_down(6), []);
-        assert_eq!(asked().proxy_gone(), [Action::Refuse(1, LinkDown)]);
-        let mut late = asked();
+        assert_eq!(queried().peer_responded(5, at(80), ListenerState::NotListening), [Action::Refuse(1, NoListener)]);
+        assert_eq!(queried().peer_responded(5, at(80), ListenerState::Denied), [Action::Refuse(1, AccessDenied)]);
+        assert_eq!(queried().link_down(5), [Action::Refuse(1, LinkDown)]);
+        assert_eq!(queried().link_down(6), []);
+        assert_eq!(queried().proxy_gone(), [Action::Refuse(1, LinkDown)]);
+        let mut late = queried();
         assert_eq!(late.tick(99), []);
         assert_eq!(late.tick(100), [Action::Refuse(1, LinkDown)]);
-        assert_eq!(late.ask(2, 5, at(80), 101), [Action::Query(5, at(80))]);
-        let mut opening = asked();
-        opening.answered(5, at(80), ListenerState::Listening);
+        assert_eq!(late.query(2, 5, at(80), 101), [Action::Query(5, at(80))]);
+        let mut opening = queried();
+        opening.peer_responded(5, at(80), ListenerState::Listening);
         assert_eq!(opening.listen_failed(at(80)), [Action::Refuse(1, ProxyCannotListen)]);
     }
 
@@ -289,10 +292,10 @@ mod tests {
     fn only_listeners_that_the_rules_no_longer_allow_are_closed() {
         let mut queries = ListenerQueries::new(100);
         for port in [80, 81, 82] {
-            queries.ask(port.into(), 5, at(port), 0);
+            queries.query(port.into(), 5, at(port), 0);
         }
         for port in [80, 81] {
-            queries.answered(5, at(port), ListenerState::Listening);
+            queries.peer_responded(5, at(port), ListenerState::Listening);
             queries.listening(at(port));
         }
         assert_eq!(queries.restrict(|_, _| true), []);
@@ -304,8 +307,8 @@ mod tests {
     /// The events that can occur, in any order.
     #[derive(Clone, Debug)]
     enum Step {
-        Ask(u16, PeerSlot),
-        Answer(PeerSlot, u16, bool),
+        Query(u16, PeerSlot),
+        Response(PeerSlot, u16, bool),
         Listening(u16),
         ListenFailed(u16),
         Withdrawn(PeerSlot, u16),
@@ -317,9 +320,9 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let (port, peer) = (0..4_u16, 0..3_usize);
         let step = prop_oneof![
-            4 => (port.clone(), peer.clone()).prop_map(|(port, peer)| Step::Ask(port, peer)),
+            4 => (port.clone(), peer.clone()).prop_map(|(port, peer)| Step::Query(port, peer)),
             4 => (peer.clone(), port.clone(), any::<bool>())
-                .prop_map(|(peer, port, yes)| Step::Answer(peer, port, yes)),
+                .prop_map(|(peer, port, yes)| Step::Response(peer, port, yes)),
             3 => port.clone().prop_map(Step::Listening),
             1 => port.clone().prop_map(Step::ListenFailed),
             1 => (peer.clone(), port).prop_map(|(peer, port)| Step::Withdrawn(peer, port)),
@@ -344,12 +347,14 @@ mod tests {
             };
             for step in steps {
                 count(match step {
-                    Step::Ask(port, peer) => {
+                    Step::Query(port, peer) => {
                         client += 1;
-                        queries.ask(client, peer, at(port), now_ns)
+                        queries.query(client, peer, at(port), now_ns)
                     }
-                    Step::Answer(peer, port, true) => queries.answered(peer, at(port), ListenerState::Listening),
-                    Step::Answer(peer, port, false) => queries.answered(peer, at(port), ListenerState::NotListening),
+                    Step::Response(peer, port, listening) => {
+                        let state = if listening { ListenerState::Listening } else { ListenerState::NotListening };
+                        queries.peer_responded(peer, at(port), state)
+                    }
                     Step::Listening(port) => queries.listening(at(port)),
                     Step::ListenFailed(port) => queries.listen_failed(at(port)),
                     Step::Withdrawn(peer, port) => queries.listener_withdrawn(peer, at(port)),

@@ -147,11 +147,11 @@ impl NodeState {
             PeerMessage::Query(address) => {
                 let listener_state = self.listener_state(slot, address);
                 if let Some(session) = self.neighbours[index].peer.session() {
-                    session.answer(address, listener_state);
+                    session.respond(address, listener_state);
                 }
             }
             PeerMessage::Response(address, listener_state) => {
-                let actions = self.listener_queries.answered(slot, address, listener_state);
+                let actions = self.listener_queries.peer_responded(slot, address, listener_state);
                 self.execute(actions);
             }
             PeerMessage::Withdraw(address) => {

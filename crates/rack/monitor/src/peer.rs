@@ -388,7 +388,7 @@ mod tests {
         let address = "127.77.0.2:80".parse().unwrap();
         peers[0].session().unwrap().query(address);
         assert_eq!(settle(&mut peers, &mut now_ns)[1], [Event::Message(PeerMessage::Query(address))]);
-        peers[1].session().unwrap().answer(address, ListenerState::Listening);
+        peers[1].session().unwrap().respond(address, ListenerState::Listening);
         assert_eq!(
             settle(&mut peers, &mut now_ns)[0],
             [Event::Message(PeerMessage::Response(address, ListenerState::Listening))]
@@ -405,19 +405,22 @@ mod tests {
     fn many_queries_are_read_in_bounded_steps_and_completely() {
         let (mut peers, mut now_ns) = (pair(), 0);
         settle(&mut peers, &mut now_ns);
-        let [asking, asked] = &mut peers;
+        let [querying, queried] = &mut peers;
         for port in 1..=300 {
-            asking.session().unwrap().query(([127, 77, 0, 2], port).into());
+            querying.session().unwrap().query(([127, 77, 0, 2], port).into());
         }
         let mut attempts = Vec::new();
         while attempts.iter().sum::<usize>() < 300 {
-            asking.step(now_ns);
-            asked.step(now_ns);
-            attempts.push(std::iter::from_fn(|| asked.next_event()).count());
+            querying.step(now_ns);
+            queried.step(now_ns);
+            attempts.push(std::iter::from_fn(|| queried.next_event()).count());
             assert!(attempts.len() < 100, "{attempts:?}");
-            assert!(attempts.len() > 1 || asked.due_ns() == 0, "more bytes are pending, and no doorbell will be rung");
+            assert!(
+                attempts.len() > 1 || queried.due_ns() == 0,
+                "more bytes are pending, and no doorbell will be rung"
+            );
         }
-        assert!(attempts.iter().all(|questions| *questions < 100), "{attempts:?}");
+        assert!(attempts.iter().all(|queries| *queries < 100), "{attempts:?}");
     }
 
     #[test]

@@ -20,21 +20,13 @@ impl NodeState {
 
     fn handle_proxy_message(&mut self, message: FromProxy, now_ns: u64) {
         let actions = match message {
-            FromProxy::Ready { .. } => {
-                info!("the proxy is ready");
-                Vec::new()
-            }
+            FromProxy::Ready { .. } => return info!("the proxy is ready"),
             FromProxy::Report(_) => {
-                self.status_waiters.iter_mut().for_each(|(_, deadline_ns)| *deadline_ns = now_ns);
-                Vec::new()
+                return self.status_waiters.iter_mut().for_each(|(_, deadline_ns)| *deadline_ns = now_ns);
             }
-            FromProxy::Stopped { peer, epoch } => {
-                self.neighbours.stopped(peer.into(), Epoch(epoch));
-                Vec::new()
-            }
+            FromProxy::Stopped { peer, epoch } => return self.neighbours.stopped(peer.into(), Epoch(epoch)),
             FromProxy::Broken { peer, epoch, what } => {
-                self.reset_link(peer.into(), Epoch(epoch), &what, now_ns);
-                Vec::new()
+                return self.reset_link(peer.into(), Epoch(epoch), &what, now_ns);
             }
             FromProxy::Listening { address } => self.listener_queries.listening(address),
             FromProxy::ListenFailed { address, reason } => {
@@ -46,7 +38,7 @@ impl NodeState {
             FromProxy::Deposit(_)
             | FromProxy::Deposits(_)
             | FromProxy::Withdraw { .. }
-            | FromProxy::PeerLeft { .. } => Vec::new(),
+            | FromProxy::PeerLeft { .. } => return,
         };
         self.execute(actions);
     }

@@ -215,7 +215,7 @@ impl Session {
     }
 
     /// Answers a query.
-    pub fn answer(&mut self, address: SocketAddr, state: ListenerState) {
+    pub fn respond(&mut self, address: SocketAddr, state: ListenerState) {
         let payload = [&[state as u8], address.to_string().as_bytes()].concat();
         self.send(Kind::Response, 0, &payload);
     }
@@ -309,7 +309,7 @@ impl Session {
             Kind::Query => address(payload).map(|address| Some(PeerMessage::Query(address))),
             Kind::Withdraw => address(payload).map(|address| Some(PeerMessage::Withdraw(address))),
             Kind::Response => {
-                let (state, rest) = payload.split_first().ok_or_else(|| malformed("empty answer", 0_u8))?;
+                let (state, rest) = payload.split_first().ok_or_else(|| malformed("empty response", 0_u8))?;
                 let found = ListenerState::of(*state).ok_or_else(|| malformed("listener state", *state))?;
                 address(rest).map(|address| Some(PeerMessage::Response(address, found)))
             }
@@ -328,7 +328,7 @@ impl Session {
     }
 
     fn check_handshake(&self, payload: &[u8]) -> Result<(), SessionError> {
-        let short = || malformed("short hello", payload.len() as u64);
+        let short = || malformed("short handshake", payload.len() as u64);
         let (version, rest) = payload.split_first_chunk::<4>().ok_or_else(short)?;
         let found = u32::from_le_bytes(*version);
         if found != VERSION {
@@ -420,7 +420,7 @@ mod tests {
         a.query(address);
         assert_eq!(pass(&mut a, &mut b, 1, 0), Ok(vec![PeerMessage::Query(address)]));
         for state in [ListenerState::Listening, ListenerState::NotListening, ListenerState::Denied] {
-            b.answer(address, state);
+            b.respond(address, state);
             assert_eq!(pass(&mut b, &mut a, 7, 0), Ok(vec![PeerMessage::Response(address, state)]));
         }
         b.withdraw(address);
@@ -440,7 +440,7 @@ mod tests {
         let mut frame = vec![Kind::Close as u8, 0, 0, 2, 0, 0, 0, 0];
         frame.extend([0xff; PAYLOAD_BYTES_MAX]);
         let Err(SessionError::Close { reason, .. }) = b.receive(&frame, 0, &mut Vec::new()) else {
-            panic!("no good-bye")
+            panic!("no reason")
         };
         assert!(reason.len() <= PAYLOAD_BYTES_MAX, "{} bytes", reason.len());
     }
