@@ -1,15 +1,15 @@
 //! The engines of a thread, over links and after them, and what happens to them when links come up and go down.
 
 use super::awaiting_link::{AwaitingLink, AwaitingLinks};
+use super::dyn_engine::DynEngine;
 use super::epoll_set::{ENGINES_MAX, EpollSet, EpollToken};
 use super::failover::FailoverEngines;
 use super::failover::contact::EngineId;
 use super::idle::LinkState;
 use super::link_engine::{LinkEngine, LinkHealth};
-use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
 use crate::counters::EngineCounters;
-use crate::engine::{EngineEvent, LinkFault, PollOutcome};
+use crate::engine::{LinkFault, PollOutcome};
 use crate::table::ConnectionKey;
 use control::proxy::{FromProxy, LinkLossPolicy, PeerReport, RetainedConnection};
 use fabric::device::{Device, Vector, VectorDoorbell};
@@ -144,32 +144,27 @@ impl EngineTable {
         self.failover.receive_handshake(number, live, epoll);
     }
 
+    /// Returns the running engine at an index, with a link or over TCP, and its peer.
+    pub(super) fn engine(&mut self, index: usize) -> Option<(u8, &mut (dyn DynEngine + 'static))> {
+        match self.links.get_mut(index) {
+            Some(Some(link)) => {
+                let peer = link.peer;
+                link.engine().map(|engine| (peer, engine))
+            }
+            _ => self.failover.engine(index),
+        }
+    }
+
     /// Handles an event of a connection's lifeline.
     pub(super) fn lifeline_ready(&mut self, index: usize, key: ConnectionKey) {
-        match self.links.get_mut(index) {
-            Some(Some(link)) => link.lifeline_ready(key),
-            _ => self.failover.lifeline_ready(index, key),
-        }
-    }
-
-    /// Returns the next event of an engine, and its peer.
-    pub(super) fn next_event(&mut self, index: usize) -> Option<(u8, EngineEvent<ProgramEndpoint>)> {
-        match self.links.get_mut(index) {
-            Some(Some(link)) => link.next_event().map(|event| (link.peer, event)),
-            _ => self.failover.next_event(index),
-        }
-    }
-
-    /// As [`crate::Engine::answer`].
-    pub(super) fn answer(&mut self, index: usize, key: ConnectionKey, answer: Result<ProgramEndpoint, u32>) {
-        match self.links.get_mut(index) {
-            Some(Some(link)) => link.answer(key, answer),
-            _ => self.failover.answer(index, key, answer),
+        match self.links.get_mut(index).and_then(Option::as_mut).and_then(LinkEngine::engine) {
+            Some(engine) => engine.lifeline_ready(key),
+            None => self.failover.lifeline_ready(index, key),
         }
     }
 
     pub(super) fn park_all(&mut self) {
-        self.links.iter_mut().flatten().for_each(LinkEngine::park_all);
+        self.links.iter_mut().flatten().filter_map(LinkEngine::engine).for_each(DynEngine::park_all);
         self.failover.park_all();
     }
 
@@ -358,7 +353,8 @@ impl EngineTable {
     fn reset_late(&mut self) {
         let lost_ns = now_ns().saturating_sub(self.shared.setup.return_ns);
         self.awaiting.reset(|connection| connection.suspended.lost_ns < lost_ns);
-        self.links.iter_mut().flatten().for_each(|link| link.reset_lost_before(lost_ns));
+        let engines = self.links.iter_mut().flatten().filter_map(LinkEngine::engine);
+        engines.for_each(|engine| engine.reset_lost_before(lost_ns));
     }
 
     /// Removes all links, so that no window is accessed any more.
@@ -390,7 +386,8 @@ impl EngineTable {
     /// Returns the counters, by peer.
     pub(super) fn report(&mut self) -> Vec<(u8, PeerReport)> {
         let now = self.links.iter_mut().flatten().map(|link| {
-            let (connections_open, direct_held) = (link.connections() as u64, link.unresumed() as u64);
+            let (connections_open, direct_held) =
+                link.engine().map_or((0, 0), |engine| (engine.connections() as u64, engine.unresumed() as u64));
             (link.peer, PeerReport { connections_open, direct_held, ..report_of(&link.counters()) })
         });
         let one_awaiting = PeerReport { connections_open: 1, direct_held: 1, ..PeerReport::default() };

@@ -29,9 +29,8 @@ mod pump;
 mod report;
 mod socket;
 
+use super::dyn_engine::DynEngine;
 use super::epoll_set::{EpollSet, EpollToken};
-use super::program_endpoint::ProgramEndpoint;
-use crate::engine::EngineEvent;
 use crate::table::ConnectionKey;
 use contact::{EngineId, FailoverContact, FailoverToken, LostEngine};
 use deadline::Deadline;
@@ -317,16 +316,11 @@ impl FailoverEngines {
         }
     }
 
-    pub(super) fn next_event(&mut self, index: usize) -> Option<(u8, EngineEvent<ProgramEndpoint>)> {
+    /// Returns the engine at an index and its peer, unless the engine is detached.
+    pub(super) fn engine(&mut self, index: usize) -> Option<(u8, &mut (dyn DynEngine + 'static))> {
         let engine = self.engines.get_mut(&index)?;
         let peer = engine.id.peer;
-        engine.engine().and_then(|engine| engine.next_event()).map(|event| (peer, event))
-    }
-
-    pub(super) fn answer(&mut self, index: usize, key: ConnectionKey, answer: Result<ProgramEndpoint, u32>) {
-        if let Some(engine) = self.engines.get_mut(&index).and_then(FailoverEngine::engine) {
-            engine.answer(key, answer);
-        }
+        engine.engine().map(|engine| (peer, &mut **engine as &mut (dyn DynEngine + 'static)))
     }
 
     pub(super) fn park_all(&mut self) {

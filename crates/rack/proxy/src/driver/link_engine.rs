@@ -21,7 +21,7 @@ use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
 use crate::connection::OpenPayload;
 use crate::counters::EngineCounters;
-use crate::engine::{Engine, EngineEvent, EngineSettings, LinkFault, PollOutcome, SuspendedConnection};
+use crate::engine::{Engine, EngineSettings, LinkFault, PollOutcome, SuspendedConnection};
 use crate::frame::LinkSide;
 use crate::local::LocalEndpoint;
 use crate::table::ConnectionKey;
@@ -174,6 +174,11 @@ impl LinkEngine {
         true
     }
 
+    /// Returns the engine, once the peer has greeted.
+    pub(super) fn engine(&mut self) -> Option<&mut (dyn DynEngine + 'static)> {
+        self.engine.as_deref_mut()
+    }
+
     /// Returns whether the peer has not greeted yet.
     pub(super) fn is_greeting(&self) -> bool {
         self.engine.is_none()
@@ -222,36 +227,14 @@ impl LinkEngine {
         self.doorbell.ring();
     }
 
-    pub(super) fn lifeline_ready(&mut self, key: ConnectionKey) {
-        if let Some(engine) = &mut self.engine {
-            engine.lifeline_ready(key);
-        }
-    }
-
     pub(super) fn prepare_sleep(&mut self) -> Result<bool, LinkFault> {
         self.engine.as_mut().map_or(Ok(true), |engine| engine.prepare_sleep())
-    }
-
-    pub(super) fn park_all(&mut self) {
-        if let Some(engine) = &mut self.engine {
-            engine.park_all();
-        }
     }
 
     pub(super) fn end_sleep(&mut self) {
         self.timed.iter().for_each(TimedWindows::wait_for_arrivals);
         if let Some(engine) = &mut self.engine {
             engine.end_sleep();
-        }
-    }
-
-    pub(super) fn next_event(&mut self) -> Option<EngineEvent<ProgramEndpoint>> {
-        self.engine.as_mut().and_then(|engine| engine.next_event())
-    }
-
-    pub(super) fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEndpoint, u32>) {
-        if let Some(engine) = &mut self.engine {
-            engine.answer(key, answer);
         }
     }
 
@@ -283,18 +266,6 @@ impl LinkEngine {
     pub(super) fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEndpoint>> {
         let engine = self.engine.as_mut().filter(|_| !self.settings.is_failover);
         engine.map_or_else(Vec::new, |engine| engine.suspend(now_ns))
-    }
-
-    /// As [`Engine::unresumed`].
-    pub(super) fn unresumed(&mut self) -> usize {
-        self.engine.as_mut().map_or(0, |engine| engine.unresumed())
-    }
-
-    /// As [`Engine::reset_lost_before`].
-    pub(super) fn reset_lost_before(&mut self, lost_ns: u64) {
-        if let Some(engine) = &mut self.engine {
-            engine.reset_lost_before(lost_ns);
-        }
     }
 
     pub(super) fn id(&self) -> EngineId {
@@ -340,10 +311,6 @@ impl LinkEngine {
             self.partitions.latency.1.flush();
             self.doorbell.ring();
         }
-    }
-
-    pub(super) fn connections(&self) -> usize {
-        self.engine.as_ref().map_or(0, |engine| engine.connections())
     }
 
     pub(super) fn counters(&self) -> EngineCounters {

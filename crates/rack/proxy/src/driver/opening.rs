@@ -43,12 +43,16 @@ impl Opening {
     /// Handles the events of an engine. Returns whether there were any.
     pub(super) fn handle_events(&mut self, engines: &mut EngineTable, index: usize, epoll: &EpollSet) -> bool {
         let mut had_any = false;
-        while let Some((peer, event)) = engines.next_event(index) {
+        while let Some((peer, engine)) = engines.engine(index) {
+            let Some(event) = engine.next_event() else { break };
             had_any = true;
             match event {
                 EngineEvent::Open { key, open_payload } => {
                     if let Some(answer) = self.connect(engines, index, peer, key, &open_payload, epoll) {
-                        engines.answer(index, key, answer.map_err(|errno| errno.raw_os_error() as u32));
+                        let answer = answer.map_err(|errno| errno.raw_os_error() as u32);
+                        if let Some((_, engine)) = engines.engine(index) {
+                            engine.answer(key, answer);
+                        }
                     }
                 }
                 EngineEvent::Refused { local, errno } => self.refuse(local, errno),

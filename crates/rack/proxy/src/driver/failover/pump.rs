@@ -80,8 +80,8 @@ impl Pump {
 
     /// Moves what can be moved. Returns whether there was anything.
     pub(super) fn poll(&mut self) -> Result<bool, StreamError> {
-        let pulled = self.receive()?;
-        Ok(self.send()? || pulled)
+        let has_received = self.receive()?;
+        Ok(self.send()? || has_received)
     }
 
     /// Closes the connection, which cannot be used any more.
