@@ -4,8 +4,8 @@
 //!    0  connection    the opener's number; the top bit is set where the node with the higher index opened
 //!    4  kind          one of `FrameKind`
 //!    5  zero          three bytes
-//!    8  len bytes     of the payload that follows
-//! 12  aux           depends on the kind
+//!    8  len_bytes     of the payload that follows
+//!   12  aux           depends on the kind
 //! ```
 //!
 //! The header has 16 bytes, so that it and a payload of up to 32 bytes move in one cache line with the record's own.

@@ -52,7 +52,7 @@ pub trait LocalEndpoint: Sized {
     }
 
     /// Tells the program whether it should yield its processor between copies, because short messages wait for it.
-    fn set_yielding(&mut self, _gives_way: bool) {}
+    fn set_yielding(&mut self, _should_yield: bool) {}
 
     /// Tells the program that no bytes follow.
     fn finish(&mut self) {}

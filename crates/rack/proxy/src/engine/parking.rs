@@ -123,8 +123,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     /// of its own duration.
     #[inline]
     pub(super) fn partitions_are_quiet(&self) -> bool {
-        let is_said = self.polls_without_wake == 0 && self.orphans.is_empty() && self.wake_list.is_empty();
-        is_said && self.partitions.iter().all(PartitionLanes::is_quiet)
+        let nothing_pending = self.polls_without_wake == 0 && self.orphans.is_empty() && self.wake_list.is_empty();
+        nothing_pending && self.partitions.iter().all(PartitionLanes::is_quiet)
     }
 
     /// Returns whether polling the connections would find nothing.

@@ -63,9 +63,9 @@ impl PublishOrder {
     ) {
         for (index, partition) in partitions.iter_mut().enumerate() {
             let follows_itself = index == self.partition_last;
-            let is_shown =
+            let is_published =
                 if follows_itself { partition.to.publish_staged() } else { partition.to.publish_staged_behind() };
-            if is_shown {
+            if is_published {
                 self.partition_last = index;
                 partition.has_sent = true;
                 counters.publishes += 1;

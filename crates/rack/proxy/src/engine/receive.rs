@@ -57,7 +57,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         let Some(key) = self.connection_of(partition, header)? else {
             return self.handle_first_frame(partition, header, chunk).map(|()| true);
         };
-        if self.settings.is_failover && self.handle_end_word(key, header.kind) {
+        if self.settings.is_failover && self.handle_frame_after_end(key, header.kind) {
             return Ok(true);
         }
         if self.is_catching_up && self.partition_in(key).is_some_and(|before| before != partition) {
@@ -86,21 +86,20 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             self.handle_late_frame(key, partition, header, chunk);
             return Ok(());
         }
-        let is_held = connection.is_direct && connection.is_resuming;
-        if is_held && header.kind == FrameKind::Open && header.connection.opener() != self.settings.side {
+        let is_suspended = connection.is_direct && connection.is_resuming;
+        if is_suspended && header.kind == FrameKind::Open && header.connection.opener() != self.settings.side {
             // The peer has forgotten the connection and reuses its number.
             self.handle_reset(key);
             return self.handle_first_frame(partition, header, chunk);
         }
-        let taken = match connection.is_resuming {
-            true if is_held => self.handle_suspended_frame(key, header),
+        let handled = match connection.is_resuming {
+            true if is_suspended => self.handle_suspended_frame(key, header),
             true => self.handle_resuming_frame(key, partition, header, chunk),
             false if connection.is_direct => self.handle_direct_frame(key, header),
             false => self.handle_known_frame(key, partition, header, chunk),
         };
-        match taken {
-            Ok(()) => {}
-            Err(what) => self.reset_for_violation(key, what),
+        if let Err(what) = handled {
+            self.reset_for_violation(key, what);
         }
         Ok(())
     }
@@ -260,8 +259,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     pub(super) fn grant(&mut self, key: ConnectionKey) {
         let credit_bytes = u64::from(self.settings.credit_bytes);
         let Some(connection) = self.table.get(key) else { return };
-        let is_worth_it = connection.delivered() + credit_bytes >= connection.granted + credit_bytes / 4;
-        if is_worth_it && connection.in_end == StreamEnd::None && connection.local.is_some() {
+        let justifies_frame = connection.delivered() + credit_bytes >= connection.granted + credit_bytes / 4;
+        if justifies_frame && connection.in_end == StreamEnd::None && connection.local.is_some() {
             connection.due.add(Due::CREDIT);
             self.queue_control(key);
         }

@@ -20,10 +20,8 @@ use crate::connection::{Connection, Due, Phase, StreamEnd, WaitState};
 use crate::counters::EngineCounters;
 use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, Resumption};
 use crate::local::LocalEndpoint;
-use crate::placement::Class;
-use crate::placement::TrafficHistory;
-use crate::table::ConnectionKey;
-use crate::table::Table;
+use crate::placement::{Class, TrafficHistory};
+use crate::table::{ConnectionKey, Table};
 use fabric::{Inbound, Outbound};
 use lane::Chunk;
 use std::collections::VecDeque;
@@ -110,10 +108,10 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         self.reset_where(|connection| connection.in_end != StreamEnd::Closed)
     }
 
-    pub(super) fn reset_where(&mut self, is_meant: impl Fn(&Connection<L>) -> bool) -> usize {
+    pub(super) fn reset_where(&mut self, is_selected: impl Fn(&Connection<L>) -> bool) -> usize {
         let mut resets = 0;
         for key in self.table.keys() {
-            let Some(connection) = self.table.get(key).filter(|connection| is_meant(connection)) else { continue };
+            let Some(connection) = self.table.get(key).filter(|connection| is_selected(connection)) else { continue };
             let local = connection.local.take();
             self.table.remove(key);
             // A connection that was over had no program any more.
@@ -156,8 +154,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     pub(super) fn send_idle_credit(&mut self, key: ConnectionKey) {
         let credit_bytes = u64::from(self.settings.credit_bytes);
         let Some(connection) = self.table.get(key).filter(|_| self.settings.is_failover) else { return };
-        let kept_bytes = connection.delivered().saturating_add(credit_bytes).saturating_sub(connection.granted);
-        if kept_bytes >= credit_bytes / KEPT_PARTS
+        let retained_bytes = connection.delivered().saturating_add(credit_bytes).saturating_sub(connection.granted);
+        if retained_bytes >= credit_bytes / RETAINED_PARTS
             && connection.phase == Phase::Open
             && connection.in_end == StreamEnd::None
         {
@@ -178,7 +176,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
 
     /// Handles frames for a connection that one end has ended, which need no order. Returns whether the frame is done
     /// with.
-    pub(super) fn handle_end_word(&mut self, key: ConnectionKey, kind: FrameKind) -> bool {
+    pub(super) fn handle_frame_after_end(&mut self, key: ConnectionKey, kind: FrameKind) -> bool {
         let Some(connection) = self.table.get(key) else { return false };
         if connection.in_end == StreamEnd::Closed {
             self.counters.frames_late += 1;
@@ -299,4 +297,4 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
 }
 
 /// The peer of an idle connection retains less than this fraction of the credit.
-const KEPT_PARTS: u64 = 64;
+const RETAINED_PARTS: u64 = 64;

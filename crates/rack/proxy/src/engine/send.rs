@@ -8,8 +8,7 @@
 use super::event::LinkFault;
 use super::partition::PartitionLanes;
 use super::state::Engine;
-use crate::connection::OpenPayload;
-use crate::connection::{self, Connection, Due, Phase, WaitState};
+use crate::connection::{Connection, Due, OpenPayload, Phase, StreamEnd, WaitState};
 use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use crate::local::{Input, LocalEndpoint};
 use crate::table::ConnectionKey;
@@ -102,7 +101,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             self.counters.moves += 1;
         }
         // A direct connection is over when the other end has closed too.
-        let stays = due == Due::CLOSE && connection.is_direct && connection.in_end != connection::StreamEnd::Closed;
+        let stays = due == Due::CLOSE && connection.is_direct && connection.in_end != StreamEnd::Closed;
         // With failover, the frame may have to be sent again until the peer acknowledges it.
         if Due::FINAL.has(due) && !stays && !self.settings.is_failover {
             self.table.remove(key);
@@ -219,7 +218,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         key: ConnectionKey,
         partition: usize,
         remaining_bytes: usize,
-        is_shown_at_once: bool,
+        publishes_at_once: bool,
     ) -> Result<Result<usize, VisitEnd>, LinkFault> {
         let Some(connection) = self.table.get(key) else { return Ok(Err(VisitEnd::NoInput(Input::Nothing))) };
         let input_bytes = match connection.input() {
@@ -256,7 +255,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             }
         };
         draft.stage();
-        if is_shown_at_once {
+        if publishes_at_once {
             self.publish_order.publish(&mut self.partitions, &mut self.counters);
         }
         let consumed = match (retransmit, &mut connection.local) {

@@ -242,7 +242,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     /// Ends a connection at this node; `final_frame` is the last frame that the peer receives for it.
     pub(super) fn retire(&mut self, key: ConnectionKey, final_frame: Due) {
         let Some(connection) = self.table.get(key) else { return };
-        let unsaid = connection.due;
+        let due_before = connection.due;
         let is_peer_gone = self.settings.is_failover && connection.in_end == StreamEnd::Closed;
         if connection.is_direct && connection.is_resuming {
             // If the peer still has it, it waits for a frame of it.
@@ -250,13 +250,13 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             self.table.remove(key);
             return;
         }
-        if is_peer_gone || (final_frame == Due::RESET && unsaid.has(Due::OPEN)) {
+        if is_peer_gone || (final_frame == Due::RESET && due_before.has(Due::OPEN)) {
             // The peer never knew the connection, or has forgotten it, and needs no frame.
             self.table.remove(key);
             return;
         }
         (connection.due, connection.final_frame) = (final_frame, final_frame);
-        if unsaid.has(Due::RESUME) {
+        if due_before.has(Due::RESUME) {
             connection.due.add(Due::RESUME);
         }
         if final_frame != Due::CLOSE {
@@ -264,7 +264,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         }
         // A connection that is closed in good order must have been opened at the peer.
         for first in [Due::OPEN, Due::OPENED] {
-            if final_frame == Due::CLOSE && unsaid.has(first) {
+            if final_frame == Due::CLOSE && due_before.has(first) {
                 connection.due.add(first);
             }
         }

@@ -4,14 +4,7 @@ use crate::world::{Act, Shape, heap_world};
 use proptest::prelude::*;
 
 fn shape() -> Shape {
-    Shape {
-        has_classes: true,
-        ring_shift: 5,
-        slice_bytes: 1000,
-        connections_max: 40,
-        is_failover: true,
-        is_oversubscribed: false,
-    }
+    Shape { is_failover: true, ..crate::shape() }
 }
 
 fn failover_shape() -> impl Strategy<Value = Shape> {
