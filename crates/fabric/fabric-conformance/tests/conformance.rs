@@ -1,11 +1,11 @@
 //! Every backend passes the same suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
 //! miri_`.
 
+// Eighty lines of helpers, shared with the tests of fabric; a crate for them would be longer.
 #[path = "../../fabric/tests/support/mod.rs"]
 mod support;
 
-use fabric::dax::{DaxLink, DaxMemory};
-use fabric::device::{Device, DeviceConfig, DeviceEvent, DeviceLayout, DeviceLink, DeviceMemory, NodeSlot};
+use fabric::device::{Device, DeviceConfig, DeviceEvent, DeviceLayout, DeviceLink, NodeSlot};
 use fabric::heap::HeapLink;
 use fabric::test_support::conformance::{PartyBarrier, TwoParty};
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
@@ -13,12 +13,10 @@ use fabric::test_support::non_coherent::{self, CacheBehavior};
 use fabric::timed::{
     LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows, TimedConfig, TimedLink,
 };
-use fabric::{Coherence, Endpoint, Epoch, Link, LinkState, Memory, heap, shm};
-use std::fs::{File, remove_file};
+use fabric::{Coherence, Endpoint, Epoch, Link, LinkState, heap, shm};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use support::Server;
@@ -27,28 +25,6 @@ use volmem::Region;
 fn shm_pair(window_bytes: usize) -> (shm::ShmLink, shm::ShmLink) {
     let (creator, parts) = shm::create_link(window_bytes).expect("a link");
     (creator, shm::open_link(parts, window_bytes).expect("the peer"))
-}
-
-/// Both endpoints of a link in a tmpfs file, each with a mapping of its own.
-fn dax_pair<M: Memory>(window_bytes: usize, memory: fn(&DaxMemory) -> M) -> (DaxLink<M>, DaxLink<M>) {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let path = PathBuf::from(format!("/dev/shm/fabric-conformance-{}-{count}", std::process::id()));
-    File::create_new(&path).and_then(|file| file.set_len(1 << 20)).expect("a file in tmpfs");
-    let dax = [(); 2].map(|()| DaxMemory::open(&path).expect("memory"));
-    remove_file(&path).expect("the file");
-    dax[0].format(&memory(&dax[0]), window_bytes).expect("a layout");
-    let endpoint =
-        |index: usize, endpoint| dax[index].link(&memory(&dax[index]), endpoint, window_bytes).expect("an endpoint");
-    (endpoint(0, Endpoint::A), endpoint(1, Endpoint::B))
-}
-
-fn coherent(dax: &DaxMemory) -> Region {
-    dax.coherent()
-}
-
-fn non_coherent(dax: &DaxMemory) -> DeviceMemory {
-    dax.non_coherent().expect("a processor that writes lines back")
 }
 
 fn config(own: u8, window_bytes: usize) -> DeviceConfig {
@@ -254,17 +230,6 @@ fabric::conformance_suite!(faulty_non_coherent, |window_bytes| faulty(
 ));
 fabric::conformance_suite!(write_combined_non_coherent, |window_bytes| faulty(
     non_coherent::pair(window_bytes, CacheBehavior::spontaneous(3)),
-    FaultPlan::write_combined
-));
-
-fabric::conformance_suite!(coherent_dax, |window_bytes| dax_pair(window_bytes, coherent));
-fabric::conformance_suite!(non_coherent_dax, |window_bytes| dax_pair(window_bytes, non_coherent));
-fabric::conformance_suite!(write_combined_non_coherent_dax, |window_bytes| faulty(
-    dax_pair(window_bytes, non_coherent),
-    FaultPlan::write_combined
-));
-fabric::conformance_suite!(write_combined_dax, |window_bytes| faulty(
-    dax_pair(window_bytes, coherent),
     FaultPlan::write_combined
 ));
 

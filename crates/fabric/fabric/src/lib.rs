@@ -11,8 +11,7 @@
 //! |---|---|---|---|
 //! | [`heap`] | one process | memory of the process | condition variable |
 //! | [`shm`] | two processes under one kernel | a sealed memfd | eventfd |
-//! | [`dax`] | two kernels or processes | a CXL or persistent-memory device, or a file | a polled counter |
-//! | [`device`] | nodes that share a device | spans of its memory | eventfd, interrupt or polled counter |
+//! | [`device`] | nodes that share a device, DAX memory or file | spans of it | eventfd, interrupt or polled counter |
 //! | [`timed`] | as the wrapped link | of the wrapped link, with the timing of a modelled link | of the wrapped link |
 //!
 //! Test doubles and the conformance suite, which every backend passes, are in the module `test_support`. The module
@@ -23,8 +22,6 @@
 
 #![allow(unsafe_code)] // Raw spans of the caller's memory are copied to and from windows.
 
-#[cfg(not(loom))]
-pub mod dax;
 #[cfg(not(loom))]
 pub mod device;
 #[cfg(not(loom))]
@@ -37,8 +34,6 @@ mod memory;
 mod memory_link;
 #[cfg(not(loom))]
 mod pair_layout;
-#[cfg(not(loom))]
-mod polled;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(all(feature = "test-support", not(loom)))]
@@ -54,7 +49,5 @@ pub use link::{Doorbell, Endpoint, Epoch, Link, LinkState, Scratchpad, WaitOutco
 pub use memory::{Memory, MemoryInbound, MemoryOutbound};
 #[cfg(not(loom))]
 pub use memory_link::{MemoryLink, MemoryScratchpad, SCRATCHPAD_WORDS};
-#[cfg(not(loom))]
-pub use polled::PolledDoorbell;
 pub use training::Training;
 pub use window::{Coherence, Inbound, Outbound, Slice};

@@ -1,12 +1,11 @@
 //! A timed link between two processes, each with a mapping of its own. Both read the same clock.
 
-use fabric::dax::{DaxLink, DaxMemory};
+use fabric::device::{Device, DeviceConfig, DeviceLayout, DeviceLink, NodeSlot};
 use fabric::timed::{LinkTiming, Pacer, TimedConfig, TimedLink, memory_bytes};
-use fabric::{Doorbell, Endpoint, Inbound, Link, LinkState, Outbound, WaitOutcome};
+use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use volmem::Region;
 use volmem::sync::Ordering;
 
 const WINDOW_BYTES: usize = 64 << 10;
@@ -18,7 +17,7 @@ const PATH_VARIABLE: &str = "FABRIC_TEST_TIMED_PEER";
 /// How long a test waits before it reports a link as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-type TestLink = TimedLink<DaxLink<Region>>;
+type TestLink = TimedLink<DeviceLink>;
 
 fn timing() -> LinkTiming {
     LinkTiming { one_way_ns: ONE_WAY.as_nanos() as u64, bytes_per_us: 7_775, header_bytes: 24, payload_bytes_max: 256 }
@@ -28,9 +27,10 @@ fn wrapped_bytes() -> usize {
     memory_bytes(WINDOW_BYTES, timing()).expect("a timing")
 }
 
-fn link(path: &Path, endpoint: Endpoint) -> TestLink {
-    let dax = DaxMemory::open(path).expect("memory");
-    let link = dax.link(&dax.coherent(), endpoint, wrapped_bytes()).expect("an endpoint");
+/// Opens the device in a file as node `own` of two, and trains the link with the other one.
+fn link(path: &Path, own: NodeSlot) -> TestLink {
+    let config = DeviceConfig { window_bytes: Some(wrapped_bytes()), ..DeviceConfig::new(own, 2) };
+    let link = Device::open_file(path, &config).expect("a device").link(NodeSlot(1 - own.0));
     let setup = TimedConfig { window_bytes: WINDOW_BYTES, timing: timing(), pacer: Pacer::new() };
     let mut link = TimedLink::new(link, setup).expect("a timed link");
     let begun = Instant::now();
@@ -78,7 +78,7 @@ fn send(link: &TestLink, round: u64) {
 #[test]
 fn peer_of_the_test_below() {
     let Some(path) = std::env::var_os(PATH_VARIABLE) else { return };
-    let link = link(Path::new(&path), Endpoint::B);
+    let link = link(Path::new(&path), NodeSlot(1));
     for round in 1..=ROUNDS {
         wait_for(&link, round);
         send(&link, round);
@@ -88,16 +88,15 @@ fn peer_of_the_test_below() {
 #[test]
 fn messages_between_two_processes_arrive_whole_in_order_and_not_early() {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in tmpfs");
-    file.as_file().set_len(2 << 20).expect("its length");
+    let layout = DeviceLayout::new(2, wrapped_bytes()).expect("a layout");
+    file.as_file().set_len(layout.bytes() as u64).expect("its length");
     let path = file.path();
-    let dax = DaxMemory::open(path).expect("memory");
-    dax.format(&dax.coherent(), wrapped_bytes()).expect("a layout");
     let mut peer = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "peer_of_the_test_below", "--nocapture"])
         .env(PATH_VARIABLE, path)
         .spawn()
         .expect("another process");
-    let link = link(path, Endpoint::A);
+    let link = link(path, NodeSlot(0));
     file.close().expect("both have it mapped");
     for round in 1..=ROUNDS {
         let begun = Instant::now();

@@ -62,14 +62,9 @@ impl DeviceMemory {
             Caching::Cached => Access::Cached,
             Caching::Uncached => Access::Uncached,
             Caching::WriteCombined => Access::WriteCombined,
-            Caching::NonCoherent => return Self::non_coherent(region),
+            Caching::NonCoherent => Access::NonCoherent(LineControl::detect()?),
         };
         Some(Self { region, access })
-    }
-
-    /// Wraps a region that other machines access without coherence. `None` as for [`DeviceMemory::new`].
-    pub(crate) fn non_coherent(region: Region) -> Option<Self> {
-        LineControl::detect().map(|lines| Self { region, access: Access::NonCoherent(lines) })
     }
 
     /// Loads the little-endian word that the other nodes stored last.

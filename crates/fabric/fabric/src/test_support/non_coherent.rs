@@ -8,7 +8,7 @@
 //! protocol may rely on what a cache holds.
 //!
 //! [`MemoryInbound`](crate::MemoryInbound) and [`MemoryLink`] follow the rules of such memory, and a real device
-//! ([`dax`](crate::dax)) runs the same code. An [`OmittedStep`] shows that each rule is needed.
+//! ([`device`](crate::device)) runs the same code. An [`OmittedStep`] shows that each rule is needed.
 
 use super::random::Random;
 use crate::heap::CondvarDoorbell;
