@@ -8,7 +8,7 @@
 
 use crate::memory_link::{InitialContents, MemoryLink, Side};
 use crate::pair_layout::{PAGE_BYTES, PairLayout};
-use crate::wait::Deadline;
+use crate::wait::wait_for_ring;
 use crate::{Doorbell, WaitOutcome, eventfd};
 use rustix::event::PollFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -328,19 +328,9 @@ impl Doorbell for EventfdDoorbell {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
-        let deadline = Deadline::after(timeout);
-        loop {
-            if eventfd::take(&self.own) {
-                return WaitOutcome::Rung;
-            }
-
-            let remaining = deadline.remaining();
-            if remaining == Some(Duration::ZERO) {
-                return WaitOutcome::TimedOut;
-            }
-            // Readable, timed out or interrupted by a signal: the next iteration finds out.
-            let _ = eventfd::poll_for(&self.own, PollFlags::IN, remaining);
-        }
+        // Readable, timed out or interrupted by a signal: the next poll finds out.
+        let block = |remaining| _ = eventfd::poll_for(&self.own, PollFlags::IN, remaining);
+        wait_for_ring(timeout, || eventfd::take(&self.own), block)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

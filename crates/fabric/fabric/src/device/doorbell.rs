@@ -6,7 +6,7 @@
 
 use super::format::{NodeSlot, VECTORS_MAX};
 use super::state::{Device, DeviceState};
-use crate::wait::{Backoff, Deadline};
+use crate::wait::{Backoff, wait_for_ring};
 use crate::{Doorbell, WaitOutcome, eventfd};
 use rustix::event::PollFlags;
 use std::collections::BTreeSet;
@@ -31,11 +31,6 @@ impl Vector {
         self
     }
 }
-
-/// Yields of a waiter without an eventfd before its first sleep.
-const YIELDS: u32 = 32;
-/// Longest sleep of a waiter without an eventfd: the latest that it notices a ring.
-const SLEEP_MAX: Duration = Duration::from_millis(2);
 
 impl Device {
     /// The doorbells of one vector between this node and `peer`.
@@ -83,19 +78,17 @@ impl VectorDoorbell {
     /// Blocks until a peer rings, for at most `timeout`, and takes the rings of all peers. The set is empty after a
     /// timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> BTreeSet<NodeSlot> {
-        let (deadline, mut backoff) = (Deadline::after(timeout), Backoff::new(YIELDS, SLEEP_MAX));
-        loop {
-            let peers = self.take();
-            let remaining = deadline.remaining();
-            if !peers.is_empty() || remaining == Some(Duration::ZERO) {
-                return peers;
-            }
-            match self.device.state().own_eventfd(self.vector) {
-                // Readable, timed out or interrupted by a signal: the next iteration finds out.
-                Some(eventfd) => _ = eventfd::poll_for(eventfd, PollFlags::IN, remaining),
-                None => backoff.pause(remaining),
-            }
-        }
+        let (mut peers, mut backoff) = (BTreeSet::new(), Backoff::default());
+        let take = || {
+            peers = self.take();
+            !peers.is_empty()
+        };
+        wait_for_ring(timeout, take, |remaining| match self.device.state().own_eventfd(self.vector) {
+            // Readable, timed out or interrupted by a signal: the next poll finds out.
+            Some(eventfd) => _ = eventfd::poll_for(eventfd, PollFlags::IN, remaining),
+            None => backoff.pause(remaining),
+        });
+        peers
     }
 
     /// A descriptor that polls readable while there is a ring to take. `None` without interrupts: poll instead.
@@ -155,17 +148,8 @@ impl Doorbell for DeviceDoorbell {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
-        let (deadline, mut backoff) = (Deadline::after(timeout), Backoff::new(YIELDS, SLEEP_MAX));
-        loop {
-            if self.take() {
-                return WaitOutcome::Rung;
-            }
-            let remaining = deadline.remaining();
-            if remaining == Some(Duration::ZERO) {
-                return WaitOutcome::TimedOut;
-            }
-            self.pause(remaining, &mut backoff);
-        }
+        let mut backoff = Backoff::default();
+        wait_for_ring(timeout, || self.take(), |remaining| self.pause(remaining, &mut backoff))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
