@@ -9,6 +9,23 @@
 
 extern char **environ;
 
+// Runs cat in place of this process.
+__attribute__((noreturn)) static void become_cat(void)
+{
+    execlp("cat", "cat", (char *)NULL);
+    FAIL("exec of cat failed");
+}
+
+// Exchanges a text with a child that echoes, and then ends it.
+static void echo_and_end(int fd, const char *text, pid_t child)
+{
+    say(fd, text);
+    expect(fd, text);
+    OK(shutdown(fd, SHUT_WR));
+    expect_eof(fd);
+    wait_child(child);
+}
+
 // ---- fork ---------------------------------------------------------------------------------------
 
 TEST(child_serves_and_parent_closes)
@@ -462,11 +479,7 @@ static void check_filter(char *const argv[])
     const int others[] = {pair.client, pair.listener};
     pid_t pid = exec_on(pair.server, argv, others, 2);
     OK(close(pair.server));
-    say(pair.client, "through another program\n");
-    expect(pair.client, "through another program\n");
-    OK(shutdown(pair.client, SHUT_WR));
-    expect_eof(pair.client);
-    wait_child(pid);
+    echo_and_end(pair.client, "through another program\n", pid);
 }
 
 TEST(exec_self_echoes_on_stdio)
@@ -545,8 +558,7 @@ TEST(cloexec_closes_at_exec)
         OK(close(gate[0]));
         OK(close(gate[1]));
         OK(close(pair.server));
-        execlp("cat", "cat", (char *)NULL);
-        FAIL("exec of cat failed");
+        become_cat();
     }
     OK(close(pair.client));
     expect_eof(pair.server); // while the child is still running
@@ -575,8 +587,7 @@ TEST(parent_does_not_poll_while_a_child_runs_another_program)
         OK(dup2(gate[0], 0));
         OK(dup2(echo[1], 1));
         OK(close(gate[1]));
-        execlp("cat", "cat", (char *)NULL);
-        FAIL("exec of cat failed");
+        become_cat();
     }
     char byte = 'x';
     CHECK_EQ(write(gate[1], &byte, 1), 1);
@@ -674,11 +685,7 @@ TEST(exec_on_a_copy_without_close_on_exec)
     char *const argv[] = {"cat", NULL};
     pid_t pid = exec_on(pair.server, argv, others, 2);
     OK(close(pair.server));
-    say(pair.client, "by a copy");
-    expect(pair.client, "by a copy");
-    OK(shutdown(pair.client, SHUT_WR));
-    expect_eof(pair.client);
-    wait_child(pid);
+    echo_and_end(pair.client, "by a copy", pid);
 }
 
 TEST(close_range_with_cloexec_leaves_lower_descriptors_alone)
@@ -689,15 +696,10 @@ TEST(close_range_with_cloexec_leaves_lower_descriptors_alone)
         OK(dup2(pair.server, 0));
         OK(dup2(pair.server, 1));
         OK(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
-        execlp("cat", "cat", (char *)NULL);
-        FAIL("exec of cat failed");
+        become_cat();
     }
     OK(close(pair.server));
-    say(pair.client, "still there");
-    expect(pair.client, "still there");
-    OK(shutdown(pair.client, SHUT_WR));
-    expect_eof(pair.client);
-    wait_child(pid);
+    echo_and_end(pair.client, "still there", pid);
 }
 
 TEST(close_range_with_cloexec_closes_at_exec)
@@ -709,8 +711,7 @@ TEST(close_range_with_cloexec_closes_at_exec)
     if (pid == 0) {
         OK(dup2(gate[0], 0));
         OK(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
-        execlp("cat", "cat", (char *)NULL);
-        FAIL("exec of cat failed");
+        become_cat();
     }
     OK(close(pair.client));
     expect_eof(pair.server); // while the child is still running
@@ -741,11 +742,7 @@ static void check_listener_survives_exec(void (*keep)(int))
     }
     OK(close(listener));
     int client = dial(&at);
-    say(client, "a new program");
-    expect(client, "a new program");
-    OK(shutdown(client, SHUT_WR));
-    expect_eof(client);
-    wait_child(pid);
+    echo_and_end(client, "a new program", pid);
 }
 
 static void keep_by_fcntl(int fd) { OK(fcntl(fd, F_SETFD, 0)); }
@@ -772,15 +769,10 @@ TEST(exec_after_accept_in_a_child)
         OK(dup2(fd, 0));
         OK(dup2(fd, 1));
         OK(close(fd));
-        execlp("cat", "cat", (char *)NULL);
-        FAIL("exec of cat failed");
+        become_cat();
     }
     int client = dial(&at);
-    say(client, "inetd");
-    expect(client, "inetd");
-    OK(shutdown(client, SHUT_WR));
-    expect_eof(client);
-    wait_child(pid);
+    echo_and_end(client, "inetd", pid);
 }
 
 TEST(posix_spawn_with_dup2_actions)
@@ -796,11 +788,7 @@ TEST(posix_spawn_with_dup2_actions)
     pid_t pid;
     CHECK_EQ(posix_spawnp(&pid, "cat", &actions, NULL, argv, environ), 0);
     OK(close(pair.server));
-    say(pair.client, "spawned");
-    expect(pair.client, "spawned");
-    OK(shutdown(pair.client, SHUT_WR));
-    expect_eof(pair.client);
-    wait_child(pid);
+    echo_and_end(pair.client, "spawned", pid);
 }
 
 TEST(vfork_and_exec)
