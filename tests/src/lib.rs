@@ -8,20 +8,29 @@
 //! caused by Crosslane.
 
 pub mod c;
+pub mod local_nodes;
+pub mod netns;
 pub mod paths;
 pub mod port;
 pub mod process;
 pub mod rack;
-pub mod rack_file;
 pub mod script;
 pub mod stat;
+pub mod wait;
 
+pub use local_nodes::LocalNodes;
 pub use port::{Server, start_server};
 pub use process::{Finished, Process};
 pub use rack::Rack;
 pub use stat::{Stat, Traffic};
+pub use wait::{wait_for, wait_until};
 
 use std::time::Duration;
 
 /// Limit of a wait that should be short: only a hang waits this long.
 pub const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Whether the test runs as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

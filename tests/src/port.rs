@@ -6,7 +6,6 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::{Process, WAIT_MAX};
 
@@ -59,26 +58,13 @@ pub fn start_server(command: impl Fn(u16) -> Command) -> Server {
     for _ in 0..TRIES_MAX {
         let port = free_port();
         let process = Process::start(&mut command(port));
-        if listens_in_time(&process, port) {
+        crate::wait_until(&format!("listener of {}", process.name()), || is_listening(port) || !process.is_running());
+        if process.is_running() {
             return Server { process, port };
         }
         last_output = process.wait(WAIT_MAX).to_string();
     }
     panic!("no server after {TRIES_MAX} tries; the last: {last_output}");
-}
-
-/// Returns false if the process ended; panics if it is running and does not listen.
-#[track_caller]
-fn listens_in_time(process: &Process, port: u16) -> bool {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !is_listening(port) {
-        if !process.is_running() {
-            return false;
-        }
-        assert!(Instant::now() < deadline, "{} does not listen on {port}\n{}", process.name(), process.stderr());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    process.is_running()
 }
 
 /// Whether a socket listens on a TCP port. Reads /proc, because an accelerated server would see a connect.
@@ -114,10 +100,6 @@ mod tests {
         assert!(is_listening(port));
         drop(listener);
         // A child that another test forks meanwhile holds the listener too, until its exec.
-        let deadline = Instant::now() + WAIT_MAX;
-        while is_listening(port) {
-            assert!(Instant::now() < deadline, "port {port} is closed and still seen as listened on");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        crate::wait_until("port without a listener", || !is_listening(port));
     }
 }

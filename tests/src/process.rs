@@ -131,6 +131,11 @@ impl Process {
         self.finish(timed_out)
     }
 
+    /// Sends a signal to the program.
+    pub fn signal(&self, signal: Signal) {
+        self::signal(self.pid(), signal);
+    }
+
     /// Sends SIGTERM, and kills it if it does not end within the limit.
     pub fn stop(self, limit: Duration) -> Finished {
         let _ = rustix::process::kill_process(self.group(), Signal::TERM);
@@ -183,6 +188,49 @@ impl Finished {
         assert!(self.code() == Some(code) && !self.timed_out, "want exit code {code}: {self}");
         self
     }
+
+    /// Panics unless it exited with this code and one line of `crosslane` on standard error that contains these words.
+    #[track_caller]
+    pub fn must_fail_in_one_line(self, code: i32, words: &[&str]) -> Self {
+        self.must_exit_with(code).must_print_one_line(words)
+    }
+
+    /// Panics unless it printed one line of `crosslane` on standard error that contains these words.
+    #[track_caller]
+    pub fn must_print_one_line(self, words: &[&str]) -> Self {
+        const LINE_CHARS_MAX: usize = 500;
+        let text = self.stderr.trim_end();
+        assert_eq!(text.lines().count(), 1, "want one line: {self}");
+        assert!(text.starts_with("crosslane: ") && text.len() <= LINE_CHARS_MAX, "{self}");
+        words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing: {self}"));
+        self
+    }
+}
+
+/// Sends a signal to a running process, by its number.
+#[track_caller]
+pub fn signal(pid: impl Into<u64>, signal: Signal) {
+    let pid = Pid::from_raw(pid.into() as i32).expect("a process");
+    rustix::process::kill_process(pid, signal).expect("it runs");
+}
+
+/// A process that is stopped until this is dropped.
+pub struct Stopped(u64);
+
+impl Stopped {
+    /// Stops a running process, by its number.
+    #[track_caller]
+    pub fn new(pid: impl Into<u64>) -> Self {
+        let pid = pid.into();
+        signal(pid, Signal::STOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
+    }
 }
 
 impl std::fmt::Display for Finished {
@@ -221,12 +269,7 @@ mod tests {
         let stat = format!("/proc/{}/stat", process.stdout().trim());
         assert!(fs::metadata(&stat).is_ok());
         drop(process);
-        let deadline = Instant::now() + crate::WAIT_MAX;
-        let is_gone = || fs::read_to_string(&stat).map_or(true, |text| text.contains(") Z "));
-        while !is_gone() {
-            assert!(Instant::now() < deadline, "{stat} is still there");
-            thread::sleep(POLL_INTERVAL);
-        }
+        crate::wait_until("end", || fs::read_to_string(&stat).map_or(true, |text| text.contains(") Z ")));
     }
 
     #[test]

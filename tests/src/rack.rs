@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::{Finished, Process, Stat, Traffic, WAIT_MAX, paths};
+use crate::{Finished, Process, Stat, Traffic, WAIT_MAX, is_root, paths};
 
 /// Interval of reads of the stats pages, each of which starts a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The user `nobody`.
-const NOBODY: u32 = 65534;
+/// The user `nobody`, which owns no files here.
+pub const NOBODY: u32 = 65534;
 
 /// A rack directory that is removed after the test.
 pub struct Rack {
@@ -35,6 +35,14 @@ fn give_away(folder: &Path) {
     std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).expect("root changes the owner of a folder");
 }
 
+/// A command that root runs as the user nobody.
+pub fn command_as_nobody(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(paths::tool("setpriv"));
+    command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
+    command.arg("--").arg(program).current_dir("/");
+    command
+}
+
 impl Default for Rack {
     fn default() -> Self {
         Self::new()
@@ -48,10 +56,15 @@ impl Rack {
         Self { folder: rack_folder(), bare, nobodys: None }
     }
 
+    /// A new rack, or `None` if all programs run bare.
+    pub fn with_lanes() -> Option<Self> {
+        Some(Self::new()).filter(|rack| !rack.bare)
+    }
+
     /// A rack whose programs do not run as root even if the test does.
     pub fn unprivileged() -> Self {
         let mut rack = Self::new();
-        if rustix::process::geteuid().is_root() {
+        if is_root() {
             let tools = rack_folder();
             std::fs::set_permissions(tools.path(), Permissions::from_mode(0o755)).expect("a folder for all users");
             for file in [paths::crosslane(), paths::library()] {
@@ -84,22 +97,13 @@ impl Rack {
 
     /// A command without Crosslane's variables in its environment.
     pub fn bare_command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = self.command_of_user(program.as_ref());
+        let program = program.as_ref();
+        let mut command = if self.nobodys.is_some() { command_as_nobody(program) } else { Command::new(program) };
         command.env_remove("LD_PRELOAD");
         let ours = |name: &OsString| name.as_encoded_bytes().starts_with(b"CROSSLANE_");
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
             command.env_remove(name);
         }
-        command
-    }
-
-    fn command_of_user(&self, program: &OsStr) -> Command {
-        if self.nobodys.is_none() {
-            return Command::new(program);
-        }
-        let mut command = Command::new(paths::tool("setpriv"));
-        command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
-        command.arg("--").arg(program).current_dir("/");
         command
     }
 

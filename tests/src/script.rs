@@ -43,3 +43,17 @@ def echo(connection):
 while True:
     threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
 "#;
+
+/// A client that exchanges a word, then reads until the connection ends and prints how it ended.
+pub const CLIENT: &str = r#"
+with socket.create_connection(address) as server:
+    server.sendall(b"hello")
+    assert read(server, 5) == b"hello"
+    say("connected")
+    say(outcome(server))
+"#;
+
+/// [`CLIENT`] that does something else once it is connected.
+pub fn client_that(then: &str) -> String {
+    CLIENT.replace("say(outcome(server))", then)
+}

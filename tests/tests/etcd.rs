@@ -1,19 +1,21 @@
 //! Racks in etcd: nodes of this machine come up from the description in etcd, follow its changes and survive its
-//! outages. Each machine is modelled by its own folder, which contains the locks of its nodes.
+//! outages. Each machine is modelled by [`LocalNodes`] of its own, whose folder contains the locks of its
+//! nodes.
 
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use system_tests::{Finished, Process, Server, WAIT_MAX, paths, port, rack_file, start_server};
+use system_tests::local_nodes::{example, with_long_silence};
+use system_tests::process::signal;
+use system_tests::script::ECHO;
+use system_tests::{LocalNodes, Process, Server, WAIT_MAX, paths, port, start_server, wait_until};
 use tempfile::TempDir;
 
-const LINE_CHARS_MAX: usize = 500;
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const LEASE_OF_A: &str = "/racks/r1/leases/a";
 /// The time to live of leases, as text of a rack file.
 const LEASE: &str = "lease_ns = \"5 s\"";
@@ -95,7 +97,7 @@ impl Etcd {
 
     fn wait_until_it_answers(&self) {
         let server = self.server.as_ref().expect("it runs");
-        server.wait_until("an answer", WAIT_MAX, |_| self.ask("kv/range", &json!({ "key": "eA==" })).is_some());
+        server.wait_until("an answer", WAIT_MAX, |_| self.call("kv/range", &json!({ "key": "eA==" })).is_some());
     }
 
     fn kill(&mut self) {
@@ -112,23 +114,23 @@ impl Etcd {
     }
 
     /// Sends a request to its JSON gateway; `None` if it fails.
-    fn ask(&self, path: &str, asked: &Value) -> Option<Value> {
+    fn call(&self, path: &str, request: &Value) -> Option<Value> {
         let mut command = Command::new(paths::tool("curl"));
-        command.args(["-sf", "--max-time", "10", "--noproxy", "*", "-d", &asked.to_string()]);
+        command.args(["-sf", "--max-time", "10", "--noproxy", "*", "-d", &request.to_string()]);
         let finished = Process::start(command.arg(format!("http://127.0.0.1:{}/v3/{path}", self.port))).wait(WAIT_MAX);
         finished.status.success().then(|| serde_json::from_str(&finished.stdout).expect("JSON"))
     }
 
     /// The lease to which a key is attached.
     fn lease(&self, key: &str) -> Option<Value> {
-        let found = self.ask("kv/range", &json!({ "key": base64(key.as_bytes()) })).expect("an answer");
+        let found = self.call("kv/range", &json!({ "key": base64(key.as_bytes()) })).expect("an answer");
         found["kvs"][0].get("lease").cloned()
     }
 
     /// Writes a key without any checks.
     fn put(&self, key: &str, value: &[u8]) {
-        let asked = json!({ "key": base64(key.as_bytes()), "value": base64(value) });
-        assert!(self.ask("kv/put", &asked).is_some(), "{key} is put");
+        let request = json!({ "key": base64(key.as_bytes()), "value": base64(value) });
+        assert!(self.call("kv/put", &request).is_some(), "{key} is put");
     }
 }
 
@@ -140,136 +142,29 @@ fn base64(bytes: &[u8]) -> String {
     process.wait(WAIT_MAX).must_succeed().stdout
 }
 
-#[track_caller]
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !holds() {
-        assert!(Instant::now() < deadline, "no {what}");
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// A folder with its own racks, which acts as another machine as far as leases are concerned.
-struct Machine {
-    folder: TempDir,
-    rack: String,
-}
-
-impl Drop for Machine {
-    /// Ends all processes, also after a failed test.
-    fn drop(&mut self) {
-        if self.folder.path().join("base").exists() {
-            Process::start(self.command(&["down"]).args(["--rack", &self.rack])).wait(WAIT_MAX);
-        }
-    }
-}
-
-impl Machine {
-    fn new(rack: &str) -> Self {
-        Self {
-            folder: tempfile::Builder::new().prefix("m-").tempdir_in("/tmp").expect("a folder"),
-            rack: rack.to_owned(),
-        }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        rack_file::command(self.folder.path(), arguments)
-    }
-
-    /// Runs a command with this rack to its end.
-    fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
-        Process::start(self.command(&[subcommand, "--rack", &self.rack]).args(arguments)).wait(WAIT_MAX)
-    }
-
-    /// Puts the text of a rack file at the rack's address.
-    fn push(&self, text: &str) -> Finished {
-        fs::write(self.folder.path().join("r.toml"), text).expect("a file");
-        Process::start(&mut self.command(&["rack", "push", "--rack", "r.toml", "--to", &self.rack])).wait(WAIT_MAX)
-    }
-
-    fn status(&self) -> Value {
-        // It fails if no node is up, and prints the state nevertheless.
-        let finished = self.finish("status", &["--json"]);
-        serde_json::from_str(&finished.stdout).expect("JSON")
-    }
-
-    /// Waits until the state meets a condition.
-    #[track_caller]
-    fn wait_for(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + WAIT_MAX;
-        loop {
-            let status = self.status();
-            if holds(&status) {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "no {what}: {status:#}");
-            std::thread::sleep(POLL_INTERVAL);
-        }
-    }
-
-    /// Starts a Python program on a node, with the address of a server.
-    fn python(&self, node: &str, script: &str, port: u16) -> Process {
-        let mut command = self.command(&["run", "--rack", &self.rack, "--node", node, "--require-lane", "--"]);
-        let python = command.arg(paths::python()).args(["-c", script, "127.77.0.2"]).arg(port.to_string());
-        Process::start(python)
-    }
-
-    /// Starts an echo server on node b and waits until it listens.
-    fn serve(&self) -> (Process, u16) {
-        let port = port::free_port();
-        let server = self.python("b", ECHO, port);
-        server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
-        (server, port)
-    }
-}
-
-const ECHO: &str = "
-import socket, sys, threading
-listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
-print('listening', flush=True)
-def echo(connection):
-    while data := connection.recv(65536):
-        connection.sendall(data)
-while True:
-    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
-";
-
 /// One word to the server and back.
 const CLIENT: &str = "
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as server:
+with socket.create_connection(address, timeout=20) as server:
     server.sendall(b'word')
-    print(server.recv(64).decode(), server.getsockname()[0])
+    say(server.recv(64).decode(), server.getsockname()[0])
 ";
 
 /// Words to the server and back until the process is ended.
 const TALKER: &str = "
-import socket, sys, time
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as server:
+with socket.create_connection(address, timeout=20) as server:
     while True:
         server.sendall(b'word')
         assert server.recv(64) == b'word'
-        print('word', flush=True)
+        say('word')
         time.sleep(0.01)
 ";
-
-fn words(process: &Process) -> usize {
-    process.stdout().lines().count()
-}
 
 /// Panics unless the process still exchanges words.
 #[track_caller]
 fn assert_talks(talker: &Process) {
+    let words = |talker: &Process| talker.stdout().lines().count();
     let before = words(talker);
     talker.wait_until("more words", WAIT_MAX, |talker| words(talker) > before + 5);
-}
-
-#[track_caller]
-fn assert_one_line(finished: &Finished, code: i32, words: &[&str]) {
-    let text = finished.stderr.trim_end();
-    assert_eq!((finished.code(), text.lines().count()), (Some(code), 1), "{finished}");
-    assert!(text.starts_with("crosslane: ") && text.len() <= LINE_CHARS_MAX, "{finished}");
-    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} in {finished}"));
 }
 
 /// The text of a rack file with room for a third node.
@@ -278,7 +173,7 @@ fn text_of(nodes: &str) -> String {
 }
 
 fn text_of_trust(nodes: &str, trust: &str) -> String {
-    let text = rack_file::with_long_silence(&rack_file::example(&["--nodes", nodes, "--trust", trust]));
+    let text = with_long_silence(&example(&["--nodes", nodes, "--trust", trust]));
     let with_slots = text.replace("[device]\n", "[device]\nslots = 3\n");
     with_slots.replace("[timeouts]\n", &format!("[timeouts]\n{LEASE}\n"))
 }
@@ -288,21 +183,21 @@ fn node<'a>(status: &'a Value, name: &str) -> &'a Value {
     nodes.iter().find(|node| node["node"] == name).unwrap_or(&Value::Null)
 }
 
-fn kill(pid: &Value) {
-    let pid = rustix::process::Pid::from_raw(pid.as_i64().expect("a process") as i32).expect("a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+fn kill_monitor(machine: &LocalNodes, name: &str) {
+    let status = machine.status();
+    signal(node(&status, name)["monitor"]["pid"].as_u64().expect("a process"), Signal::KILL);
 }
 
 /// A rack in etcd whose two nodes are up.
-fn up(etcd: &Etcd) -> Machine {
+fn up(etcd: &Etcd) -> LocalNodes {
     up_as(etcd, &text_of("2"))
 }
 
-fn up_as(etcd: &Etcd, text: &str) -> Machine {
-    let machine = Machine::new(&etcd.address("racks/r1"));
+fn up_as(etcd: &Etcd, text: &str) -> LocalNodes {
+    let machine = LocalNodes::of_rack(&etcd.address("racks/r1"));
     machine.push(text).must_succeed();
     let up = machine.finish("up", &[]).must_succeed();
-    assert_eq!(up.stdout, format!("{} is up: nodes a, b\n", machine.rack));
+    assert_eq!(up.stdout, format!("{} is up: nodes a, b\n", machine.rack()));
     machine
 }
 
@@ -312,30 +207,31 @@ fn nodes_come_up_from_etcd_and_hold_leases_that_other_machines_see() {
     let machine = up(&etcd);
     let pushed = machine.push(&text_of("2")).must_succeed();
     assert!(pushed.stdout.ends_with(": 0 keys written, 0 removed\n"), "{pushed}");
-    let mut show = machine.command(&["rack", "show", "--rack", &machine.rack]);
+    let mut show = machine.command(&["rack", "show", "--rack", machine.rack()]);
     let shown = Process::start(&mut show).wait(WAIT_MAX).must_succeed().stdout;
     assert!(shown.contains("name = \"b\"\naddress = \"127.77.0.2\"") && shown.contains("slots = 3"), "{shown}");
 
-    let (_server, port) = machine.serve();
-    let client = machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
+    let (_server, port) = machine.serve(1, ECHO);
+    let client = machine.python(0, 1, CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_eq!(client.stdout, "word 127.77.0.1\n");
 
-    let other = Machine::new(&machine.rack);
-    let seen = other.wait_for("links in leases", |status| node(status, "a")["lease"]["links"][0]["state"] == "up");
+    let other = LocalNodes::of_rack(machine.rack());
+    let seen =
+        other.wait_for_status("links in leases", |status| node(status, "a")["lease"]["links"][0]["state"] == "up");
     for name in ["a", "b"] {
         let own = node(&machine.status(), name)["monitor"]["pid"].clone();
         assert_eq!((&node(&seen, name)["lease"]["pid"], &node(&seen, name)["is_up"]), (&own, &json!(false)));
     }
     let refused = other.finish("up", &[]);
-    assert_one_line(&refused, 1, &["node 'a' is up on", "bring it down there, or try again in"]);
+    refused.must_fail_in_one_line(1, &["node 'a' is up on", "bring it down there, or try again in"]);
     assert!(other.status()["nodes"][0]["monitor"].is_null(), "no half-started process is left");
 
     // A killed monitor keeps its lease for a while, which is no obstacle on the same machine.
-    kill(&node(&machine.status(), "a")["monitor"]["pid"]);
+    kill_monitor(&machine, "a");
     machine.finish("up", &[]).must_succeed();
-    kill(&node(&machine.status(), "b")["monitor"]["pid"]);
-    other.wait_for("end of a lease", |status| node(status, "b")["lease"].is_null());
-    other.wait_for("a lease that is still held", |status| !node(status, "a")["lease"].is_null());
+    kill_monitor(&machine, "b");
+    other.wait_for_status("end of a lease", |status| node(status, "b")["lease"].is_null());
+    other.wait_for_status("a lease that is still held", |status| !node(status, "a")["lease"].is_null());
     machine.finish("down", &[]).must_succeed();
     assert!(node(&other.status(), "a")["lease"].is_null(), "the lease is released");
 }
@@ -346,8 +242,8 @@ fn changes_are_applied_while_connections_continue() {
     // Programs store into windows themselves, also into those of a node that joins later.
     let text_of = |nodes| text_of_trust(nodes, "direct");
     let machine = up_as(&etcd, &text_of("2"));
-    let (_server, port) = machine.serve();
-    let talker = machine.python("a", TALKER, port);
+    let (_server, port) = machine.serve(1, ECHO);
+    let talker = machine.python(0, 1, TALKER, port);
     assert_talks(&talker);
 
     let denied = text_of("2") + &format!("\n[[access]]\nfrom = \"a\"\nports = {port}\naction = \"deny\"\n");
@@ -358,37 +254,37 @@ fn changes_are_applied_while_connections_continue() {
             etcd("a") == count && etcd("b") == count
         }
     };
-    machine.wait_for("rule", taken(1));
-    let refused = machine.python("a", CLIENT, port).wait(WAIT_MAX);
+    machine.wait_for_status("rule", taken(1));
+    let refused = machine.python(0, 1, CLIENT, port).wait(WAIT_MAX);
     assert!(!refused.status.success() && !refused.timed_out, "{refused}");
     assert_talks(&talker);
 
     machine.push(&text_of("3")).must_succeed();
-    machine.wait_for("node", taken(2));
+    machine.wait_for_status("node", taken(2));
     let up = machine.finish("up", &[]).must_succeed();
     assert!(up.stdout.ends_with("is up: nodes a, b, c\n"), "{up}");
-    let client = machine.python("c", CLIENT, port).wait(WAIT_MAX).must_succeed();
+    let client = machine.python(2, 1, CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_eq!(client.stdout, "word 127.77.0.3\n");
     let status = machine.status();
     for (name, peer) in [("b", 1), ("c", 1)] {
         let carried = &node(&status, name)["monitor"]["links"][peer]["carried"];
         assert_eq!((&carried["direct_total"], &carried["bytes_sent"]), (&json!(1), &json!(0)), "{status:#}");
     }
-    machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
+    machine.python(0, 1, CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_talks(&talker);
 
     machine.push(&text_of("3").replace("window_bytes = 33554432", "window_bytes = 16777216")).must_succeed();
     let left = |status: &Value| node(status, "a")["monitor"]["etcd"]["restart_needed"] == json!(["device"]);
-    machine.wait_for("key that needs a restart", left);
+    machine.wait_for_status("key that needs a restart", left);
     etcd.put("/racks/r1/nodes/b", b"slot = 1\naddress = \"127.77.0.1\"\n");
     let is_bad = |status: &Value| {
         let problem = node(status, "a")["monitor"]["etcd"]["problem"].as_str().unwrap_or_default().to_owned();
         problem.contains("/racks/r1/nodes/b, line 2, address: '127.77.0.1' is already that of nodes[0]")
     };
-    machine.wait_for("fault", is_bad);
+    machine.wait_for_status("fault", is_bad);
     assert_talks(&talker);
     let again = machine.finish("up", &[]);
-    assert_one_line(&again, 2, &["/racks/r1/nodes/b, line 2, address", "give each node its own"]);
+    again.must_fail_in_one_line(2, &["/racks/r1/nodes/b, line 2, address", "give each node its own"]);
     machine.finish("down", &[]).must_succeed();
 }
 
@@ -396,8 +292,8 @@ fn changes_are_applied_while_connections_continue() {
 fn nodes_continue_and_serve_programs_during_an_etcd_outage() {
     let mut etcd = Etcd::start();
     let machine = up(&etcd);
-    let (_server, port) = machine.serve();
-    let talker = machine.python("a", TALKER, port);
+    let (_server, port) = machine.serve(1, ECHO);
+    let talker = machine.python(0, 1, TALKER, port);
     assert_talks(&talker);
     let outages = |status: &Value| node(status, "a")["monitor"]["etcd"]["outages"].as_u64().expect("a number");
     // On a busy machine etcd may have been too slow before.
@@ -409,47 +305,46 @@ fn nodes_continue_and_serve_programs_during_an_etcd_outage() {
             etcd["is_reached"] == is_reached && node(status, "b")["monitor"]["etcd"]["is_reached"] == is_reached
         }
     };
-    let status = machine.wait_for("outage", reached(false));
+    let status = machine.wait_for_status("outage", reached(false));
     assert_eq!(status["is_etcd_reached"], false);
     assert!(outages(&status) > outages_before, "{status:#}");
     assert!(machine.finish("status", &[]).stderr.contains("what the nodes of this machine use"));
-    machine.python("a", CLIENT, port).wait(WAIT_MAX).must_succeed();
-    let strict = Machine::new(&machine.rack);
-    assert_one_line(&strict.finish("up", &[]), 1, &[&machine.rack, "refused", "see that etcd runs there"]);
+    machine.python(0, 1, CLIENT, port).wait(WAIT_MAX).must_succeed();
+    let strict = LocalNodes::of_rack(machine.rack());
+    strict.finish("up", &[]).must_fail_in_one_line(1, &[machine.rack(), "refused", "see that etcd runs there"]);
 
     etcd.restart();
-    machine.wait_for("end of the outage", reached(true));
-    let other = Machine::new(&machine.rack);
-    other.wait_for("leases", |status| ["a", "b"].iter().all(|name| !node(status, name)["lease"].is_null()));
+    machine.wait_for_status("end of the outage", reached(true));
+    let other = LocalNodes::of_rack(machine.rack());
+    other.wait_for_status("leases", |status| ["a", "b"].iter().all(|name| !node(status, name)["lease"].is_null()));
     machine.push(&text_of("2").replace("query_ns = 1000000000", "query_ns = 900000000")).must_succeed();
-    machine.wait_for("change", |status| node(status, "a")["monitor"]["etcd"]["changes_taken"] == 1);
+    machine.wait_for_status("change", |status| node(status, "a")["monitor"]["etcd"]["changes_taken"] == 1);
     assert_talks(&talker);
 
     // A lost lease is acquired again, unless the key belongs to another machine by then.
     let lease = etcd.lease(LEASE_OF_A).expect("it is held");
-    assert!(etcd.ask("lease/revoke", &json!({ "ID": lease })).is_some());
+    assert!(etcd.call("lease/revoke", &json!({ "ID": lease })).is_some());
     wait_until("another lease", || etcd.lease(LEASE_OF_A).is_some_and(|now| now != lease));
     let held = |is_held: bool| move |status: &Value| node(status, "a")["monitor"]["etcd"]["is_held"] == is_held;
     etcd.put(LEASE_OF_A, b"{}");
-    let lost = machine.wait_for("loss of the lease", held(false));
+    let lost = machine.wait_for_status("loss of the lease", held(false));
     let problem = node(&lost, "a")["monitor"]["etcd"]["problem"].as_str().unwrap_or_default().to_owned();
     assert!(problem.contains("node 'a' is up on") && problem.contains("remove /racks/r1/leases/a"), "{problem}");
     assert_talks(&talker);
-    assert!(etcd.ask("kv/deleterange", &json!({ "key": base64(LEASE_OF_A.as_bytes()) })).is_some());
-    machine.wait_for("lease", held(true));
+    assert!(etcd.call("kv/deleterange", &json!({ "key": base64(LEASE_OF_A.as_bytes()) })).is_some());
+    machine.wait_for_status("lease", held(true));
     etcd.kill();
     machine.finish("down", &[]).must_succeed();
-    assert_one_line(&machine.finish("status", &[]), 1, &["see that etcd runs there"]);
+    machine.finish("status", &[]).must_fail_in_one_line(1, &["see that etcd runs there"]);
 }
 
 #[test]
 fn an_error_in_etcd_is_one_line_and_nothing_is_started() {
     let etcd = Etcd::start();
-    let machine = Machine::new(&etcd.address("bad"));
-    assert_one_line(&machine.finish("up", &[]), 2, &["/bad/rack: no such key", "crosslane rack push"]);
-    assert_one_line(&machine.push("version = 1\n"), 2, &["r.toml", "missing field `device`"]);
+    let machine = LocalNodes::of_rack(&etcd.address("bad"));
+    machine.finish("up", &[]).must_fail_in_one_line(2, &["/bad/rack: no such key", "crosslane rack push"]);
+    machine.push("version = 1\n").must_fail_in_one_line(2, &["r.toml", "missing field `device`"]);
     machine.push(&text_of("2")).must_succeed();
-    let good = |status: &Finished| assert!(status.status.success(), "{status}");
     for (key, value, line) in [
         (
             "nodes/c",
@@ -469,22 +364,19 @@ fn an_error_in_etcd_is_one_line_and_nothing_is_started() {
     ] {
         etcd.put(&format!("/bad/{key}"), value);
         for command in ["up", "status"] {
-            assert_one_line(&machine.finish(command, &[]), 2, &line);
+            machine.finish(command, &[]).must_fail_in_one_line(2, &line);
         }
         if key != "else" {
-            good(&machine.push(&text_of("2")));
+            machine.push(&text_of("2")).must_succeed();
         }
     }
-    assert_one_line(
-        &machine.push(&text_of("2")),
-        1,
-        &["the key else there does not belong to a rack", "another prefix"],
-    );
+    let foreign_key = ["the key else there does not belong to a rack", "another prefix"];
+    machine.push(&text_of("2")).must_fail_in_one_line(1, &foreign_key);
     etcd.put("/lease/leases/a", b"{}");
-    let leased = Machine::new(&etcd.address("lease"));
+    let leased = LocalNodes::of_rack(&etcd.address("lease"));
     leased.push(&text_of("2")).must_succeed();
     assert!(leased.finish("status", &[]).must_succeed().stdout.contains("unreadable"));
-    assert_one_line(&leased.finish("up", &[]), 1, &["node 'a'", "not known", "remove /lease/leases/a"]);
+    leased.finish("up", &[]).must_fail_in_one_line(1, &["node 'a'", "not known", "remove /lease/leases/a"]);
 
     let web_server = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = web_server.local_addr().expect("an address").port();
@@ -494,11 +386,11 @@ fn an_error_in_etcd_is_one_line_and_nothing_is_started() {
         // Bytes left unread would reset the connection before the answer is read.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
-    let lost = Machine::new(&format!("etcd://127.0.0.1:{port}/r"));
-    assert_one_line(&lost.finish("up", &[]), 1, &["not a response of etcd", "the port for clients"]);
+    let lost = LocalNodes::of_rack(&format!("etcd://127.0.0.1:{port}/r"));
+    lost.finish("up", &[]).must_fail_in_one_line(1, &["not a response of etcd", "the port for clients"]);
     answer.join().expect("it answers");
     for machine in [&machine, &lost] {
-        assert!(!machine.folder.path().join("base").exists(), "an invalid rack leaves no files");
+        assert!(!machine.rack_directory_exists(), "an invalid rack leaves no files");
     }
     let nodes = leased.status()["nodes"].as_array().expect("nodes").clone();
     let socket = |node: &Value| Path::new(node["directory"].as_str().expect("a path")).join("monitor.sock");
@@ -537,11 +429,11 @@ fn a_rack_comes_up_from_an_etcd_with_client_certificates() {
         let [ca, cert, key] = [ca, cert, key].map(|name| certificates.path(name));
         format!("etcds://{authority}?ca={ca}&cert={cert}&key={key}")
     };
-    let machine = Machine::new(&files("ca.pem", "client.pem", "client.key"));
+    let machine = LocalNodes::of_rack(&files("ca.pem", "client.pem", "client.key"));
     machine.push(&text_of("2")).must_succeed();
     let up = machine.finish("up", &[]).must_succeed();
     assert!(up.stderr.is_empty(), "{up}");
-    let status = machine.wait_for("lease", |status| node(status, "a")["lease"].is_object());
+    let status = machine.wait_for_status("lease", |status| node(status, "a")["lease"].is_object());
     assert_eq!(node(&status, "b")["is_up"], true, "{status}");
     machine.finish("down", &[]).must_succeed();
 
@@ -556,9 +448,9 @@ fn a_rack_comes_up_from_an_etcd_with_client_certificates() {
         (format!("etcd://{authority}"), &["write etcds://"]),
         (format!("etcds://{authority}"), &["names no CA", "?ca="]),
     ] {
-        assert_one_line(&Machine::new(&rack).finish("up", &[]), 2, words);
+        LocalNodes::of_rack(&rack).finish("up", &[]).must_fail_in_one_line(2, words);
     }
     let plain = Etcd::start();
     let rack = format!("etcds://127.0.0.1:{}/racks/r1?ca={}", plain.port, certificates.path("ca.pem"));
-    assert_one_line(&Machine::new(&rack).finish("up", &[]), 2, &["write etcd://"]);
+    LocalNodes::of_rack(&rack).finish("up", &[]).must_fail_in_one_line(2, &["write etcd://"]);
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lab::{Device, Lab, LabFailure, Node, Report};
-use system_tests::{Process, c, paths};
+use system_tests::{LocalNodes, Process, c, paths};
 
 /// Guests share two cores with other tests and builds, so this limit only ends a test that hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -84,29 +84,18 @@ wait_for lanes lab-stream connect 127.77.0.2:9001 3
 
 #[test]
 fn programs_of_a_guest_and_of_this_machine_communicate_through_windows() {
-    // In /tmp, regardless of TMPDIR: paths of sockets must be short.
-    let folder = tempfile::Builder::new().prefix("beside-").tempdir_in("/tmp").unwrap();
-    let file = folder.path().join("r.toml");
-    std::fs::write(&file, GUEST_AND_HOST).unwrap();
-    let lab = of(GUEST_BESIDE_HOST).guests(1).device(Device::Doorbell).file(&file, "/beside.toml");
+    let host = LocalNodes::of_file(GUEST_AND_HOST);
+    let lab = of(GUEST_BESIDE_HOST).guests(1).device(Device::Doorbell).file(&host.rack_file(), "/beside.toml");
     let mut running = lab.start().unwrap();
-    let crosslane = |words: &[&str]| {
-        let mut command = Command::new(paths::crosslane());
-        command.args(words).arg("--rack").arg(&file).env("CROSSLANE_RACK", folder.path().join("base"));
-        command
-    };
-    let status = Process::start(crosslane(&["status", "--json"]).current_dir("/")).wait(LIMIT).must_exit_with(1);
-    let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
-    let directory = PathBuf::from(status["nodes"][1]["directory"].as_str().unwrap());
+    let directory = PathBuf::from(host.status()["nodes"][1]["directory"].as_str().unwrap());
     let rack = directory.parent().unwrap();
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
     std::os::unix::fs::symlink(running.device_socket().unwrap(), rack.join("device.sock")).unwrap();
     // Not by 'up', because 'down' would then also end the device server, which is this process.
-    let monitor = Process::start(crosslane(&["monitor", "--node", "b"]).current_dir("/"));
+    let monitor = Process::start(&mut host.command(&["monitor", "--rack", host.rack(), "--node", "b"]));
     running.wait_for_guest(Node::A, "up").unwrap();
-    let mut server = crosslane(&["run", "--node", "b", "--require-lane"]);
-    let server =
-        Process::start(server.arg("--").arg(builds().join("lab-stream")).args(["serve", "127.77.0.2:9001", "3"]));
+    let mut server = host.run(1);
+    let server = Process::start(server.arg(builds().join("lab-stream")).args(["serve", "127.77.0.2:9001", "3"]));
     running.release(Node::A);
     let report = running.finish().unwrap().must_succeed();
     let server = server.wait(LIMIT).must_succeed();
@@ -147,42 +136,28 @@ kill $!
 crosslane down --rack "$RACK"
 "#;
 
-/// A rack that is up on this machine and is taken down when dropped.
-struct HostRack {
-    folder: tempfile::TempDir,
-}
+/// Node `host` of a rack, up on this machine.
+struct HostNode(LocalNodes);
 
-impl HostRack {
+impl HostNode {
     fn up() -> Self {
-        // In /tmp, regardless of TMPDIR: paths of sockets must be short.
-        let folder = tempfile::Builder::new().prefix("host-").tempdir_in("/tmp").unwrap();
-        std::fs::write(folder.path().join("r.toml"), HOST_AND_GUEST).unwrap();
-        let rack = Self { folder };
-        Process::start(&mut rack.crosslane(&["up", "--node", "host"])).wait(LIMIT).must_succeed();
-        rack
-    }
-
-    fn crosslane(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(paths::crosslane());
-        command.args(words).arg("--rack").arg(self.folder.path().join("r.toml")).current_dir("/");
-        command.env("CROSSLANE_RACK", self.folder.path().join("base"));
-        command
+        let node = Self(LocalNodes::of_file(HOST_AND_GUEST));
+        node.0.finish("up", &["--node", "host"]).must_succeed();
+        node
     }
 
     /// The socket of the device server, from which guests get their device.
     fn device_socket(&self) -> PathBuf {
-        let status = Process::start(&mut self.crosslane(&["status", "--json"])).wait(LIMIT);
-        let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
-        PathBuf::from(status["nodes"][0]["directory"].as_str().unwrap()).with_file_name("device.sock")
+        PathBuf::from(self.0.status()["nodes"][0]["directory"].as_str().unwrap()).with_file_name("device.sock")
     }
 
     /// One connection with the guest, with traffic in both directions.
     fn stream(&self, role: &str, address: &str, seconds: &str) -> Process {
-        let mut command = self.crosslane(&["run", "--node", "host", "--require-lane"]);
-        Process::start(command.arg("--").arg(builds().join("lab-stream")).args([role, address, seconds]))
+        let mut command = self.0.run_on("host");
+        Process::start(command.arg(builds().join("lab-stream")).args([role, address, seconds]))
     }
 
-    /// As [`HostRack::stream`], to a server that may not listen yet.
+    /// As [`HostNode::stream`], to a server that may not listen yet.
     fn connect_and_finish(&self, address: &str) {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -195,7 +170,7 @@ impl HostRack {
         }
     }
 
-    /// As [`HostRack::connect_and_finish`] for a connection that stays open: returns once bytes have arrived.
+    /// As [`HostNode::connect_and_finish`] for a connection that stays open: returns once bytes have arrived.
     fn connect_and_stay(&self, address: &str) -> Process {
         let (deadline, bytes_before) = (Instant::now() + LIMIT, self.bytes_received());
         let mut client = self.stream("connect", address, "1000");
@@ -210,24 +185,18 @@ impl HostRack {
 
     /// Bytes that this machine's proxy has received.
     fn bytes_received(&self) -> u64 {
-        let stat = Process::start(&mut self.crosslane(&["stat", "--json"])).wait(LIMIT).must_succeed();
+        let stat = self.0.finish("stat", &["--json"]).must_succeed();
         let stat: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap();
         stat["proxies"][0]["bytes_received"].as_u64().unwrap()
     }
 }
 
-impl Drop for HostRack {
-    fn drop(&mut self) {
-        let _ = self.crosslane(&["down"]).status();
-    }
-}
-
 #[test]
 fn a_guest_of_the_device_server_connects_again_after_it_was_killed() {
-    let host = HostRack::up();
+    let host = HostNode::up();
     let socket = host.device_socket();
     let lab = of(GUEST_OF_A_HOST).guests(1).device(Device::Vfio).vectors(3).device_server(&socket);
-    let mut running = lab.file(&host.folder.path().join("r.toml"), "/rack.toml").start().unwrap();
+    let mut running = lab.file(&host.0.rack_file(), "/rack.toml").start().unwrap();
     for is_first in [true, false] {
         running.wait_for_guest(Node::A, "up").unwrap();
         let server = host.stream("serve", "127.77.0.1:9001", "1");

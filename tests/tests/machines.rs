@@ -1,36 +1,32 @@
 //! A cluster over several machines, modelled by namespaces: each machine has its own network, shared memory and run
 //! folder, and only Ethernet connects them. Control uses TCP, packets use RoCEv2.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
-use system_tests::{Finished, Process, WAIT_MAX, paths};
+use system_tests::process::signal;
+use system_tests::{Finished, Process, WAIT_MAX, is_root, netns, paths, wait_for, wait_until};
 
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const NODES: [&str; 3] = ["a", "b", "c"];
 
 /// Three machines with a host behind each, and two switches between them: one for control, one for packets.
 struct Lab {
     name: String,
     folder: tempfile::TempDir,
-    machines: [Option<Process>; 3],
+    /// The running nodes, by name.
+    machines: HashMap<String, Process>,
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
         // Each machine takes its node down.
-        self.machines.iter_mut().filter_map(Option::take).for_each(|machine| drop(machine.stop(WAIT_MAX)));
-        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-        for namespace in namespaces.filter_map(|entry| entry.file_name().into_string().ok()) {
-            if namespace.starts_with(&self.namespace("")) {
-                let _ = Command::new(paths::tool("ip")).args(["netns", "del", &namespace]).status();
-            }
-        }
+        self.machines.drain().for_each(|(_, machine)| drop(machine.stop(WAIT_MAX)));
+        netns::delete_all(&self.namespace(""));
     }
 }
 
@@ -38,22 +34,22 @@ impl Lab {
     fn new() -> Self {
         let name = format!("crosslane-machines-{}", std::process::id());
         let folder = tempfile::Builder::new().prefix("machines-").tempdir_in("/tmp").expect("a folder");
-        let lab = Self { name, folder, machines: [const { None }; 3] };
+        let lab = Self { name, folder, machines: HashMap::new() };
         for switch in ["control", "fabric"] {
-            lab.add_namespace(switch);
-            lab.ip(&["-n", &lab.namespace(switch), "link", "add", "switch", "type", "bridge"]);
-            lab.ip(&["-n", &lab.namespace(switch), "link", "set", "dev", "switch", "up"]);
+            netns::add(&lab.namespace(switch));
+            lab.ip(switch, &["link", "add", "switch", "type", "bridge"]);
+            lab.ip(switch, &["link", "set", "dev", "switch", "up"]);
         }
         for (index, node) in NODES.iter().enumerate() {
             let number = index + 1;
-            lab.add_namespace(node);
-            lab.add_namespace(&format!("h{number}"));
+            netns::add(&lab.namespace(node));
+            let host = format!("h{number}");
+            netns::add(&lab.namespace(&host));
             lab.connect(node, ("control", &format!("10.66.0.{number}/24")), "control");
             lab.connect(node, ("fabric", &format!("10.67.0.{number}/24")), "fabric");
-            lab.connect(node, ("eth0", &format!("10.78.{number}.1/24")), &format!("h{number}"));
-            let host = lab.namespace(&format!("h{number}"));
-            lab.ip(&["-n", &host, "address", "add", &format!("10.78.{number}.2/24"), "dev", node]);
-            lab.ip(&["-n", &host, "route", "add", "default", "via", &format!("10.78.{number}.1")]);
+            lab.connect(node, ("eth0", &format!("10.78.{number}.1/24")), &host);
+            lab.ip(&host, &["address", "add", &format!("10.78.{number}.2/24"), "dev", node]);
+            lab.ip(&host, &["route", "add", "default", "via", &format!("10.78.{number}.1")]);
         }
         crosslane(&["router", "key"], &lab.folder.path().join("key")).must_succeed();
         for node in NODES {
@@ -68,28 +64,21 @@ impl Lab {
         format!("{}-{of}", self.name)
     }
 
-    fn add_namespace(&self, of: &str) {
-        self.ip(&["netns", "add", &self.namespace(of)]);
-        self.ip(&["-n", &self.namespace(of), "link", "set", "lo", "up"]);
-    }
-
     /// Connects a machine's interface of this address to a switch or host, where the other end has the machine's name.
     fn connect(&self, node: &str, interface: (&str, &str), to: &str) {
-        let (here, there) = (self.namespace(node), self.namespace(to));
-        let (device, address) = interface;
-        let peer = ["peer", "name", node, "netns", &there];
-        self.ip(&[&["link", "add", device, "netns", &here, "type", "veth"][..], &peer].concat());
-        self.ip(&["-n", &here, "address", "add", address, "dev", device]);
-        self.ip(&["-n", &here, "link", "set", "dev", device, "up"]);
+        let ((device, address), there) = (interface, self.namespace(to));
+        self.ip(node, &["link", "add", device, "type", "veth", "peer", "name", node, "netns", &there]);
+        self.ip(node, &["address", "add", address, "dev", device]);
+        self.ip(node, &["link", "set", "dev", device, "up"]);
         if device == to {
-            self.ip(&["-n", &there, "link", "set", "dev", node, "master", "switch"]);
+            self.ip(to, &["link", "set", "dev", node, "master", "switch"]);
         }
-        self.ip(&["-n", &there, "link", "set", "dev", node, "up"]);
+        self.ip(to, &["link", "set", "dev", node, "up"]);
     }
 
     #[track_caller]
-    fn ip(&self, words: &[&str]) {
-        Process::start(Command::new(paths::tool("ip")).args(words)).wait(WAIT_MAX).must_succeed();
+    fn ip(&self, at: &str, words: &[&str]) {
+        netns::ip(&self.namespace(at), words);
     }
 
     /// The folder of a machine.
@@ -124,8 +113,7 @@ impl Lab {
 
     /// The command that brings a node up on its machine.
     fn up(&self, node: &str) -> Command {
-        let mut command = Command::new(paths::tool("ip"));
-        command.args(["netns", "exec", &self.namespace(node)]).arg(paths::tool("unshare"));
+        let mut command = netns::command(&self.namespace(node), paths::tool("unshare"));
         // New mount and System V IPC namespaces.
         command.args(["--mount", "--ipc", "--"]);
         command.args(["sh", "-c", "mount -t tmpfs none /dev/shm && exec \"$@\"", "sh"]);
@@ -135,16 +123,15 @@ impl Lab {
     }
 
     fn start(&mut self, node: &str) {
-        let index = NODES.iter().position(|name| *name == node).expect("a node");
-        self.machines[index] = Some(Process::start(&mut self.up(node)));
+        let machine = Process::start(&mut self.up(node));
+        self.machines.insert(node.to_owned(), machine);
     }
 
     /// Kills a node, as a crash would.
     fn kill(&mut self, node: &str) {
         let pid = self.status(node)["nodes"][0]["status"]["pid"].as_u64().expect("it is up");
-        kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it runs");
-        let index = NODES.iter().position(|name| *name == node).expect("a node");
-        let machine = self.machines[index].take().expect("it is up");
+        signal(pid, Signal::KILL);
+        let machine = self.machines.remove(node).expect("it is up");
         let finished = machine.wait(WAIT_MAX).must_exit_with(1);
         assert!(finished.stderr.contains("has ended by itself"), "{finished}");
     }
@@ -160,16 +147,11 @@ impl Lab {
     /// Waits until a node reports this about another one.
     #[track_caller]
     fn wait_for(&self, node: &str, other: &str, what: &str, holds: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + WAIT_MAX;
-        loop {
-            let status = self.status(node);
+        let has_peer = |status: &Value| {
             let peers = status["nodes"][0]["status"]["peers"].as_array();
-            if peers.into_iter().flatten().any(|peer| peer["node"] == other && holds(peer)) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "waited for {what} of {other} at {node}: {status:#}");
-            std::thread::sleep(POLL_INTERVAL);
-        }
+            peers.into_iter().flatten().any(|peer| peer["node"] == other && holds(peer))
+        };
+        wait_for(&format!("{what} of {other} at {node}"), || self.status(node), has_peer);
     }
 
     #[track_caller]
@@ -186,9 +168,7 @@ impl Lab {
 
     /// A command that runs a program on a host.
     fn at(&self, host: usize, program: &str) -> Command {
-        let mut command = Command::new(paths::tool("ip"));
-        command.args(["netns", "exec", &self.namespace(&format!("h{host}"))]).arg(paths::tool(program));
-        command
+        netns::command(&self.namespace(&format!("h{host}")), paths::tool(program))
     }
 
     fn ping(&self, from: usize, to: usize) -> Finished {
@@ -200,10 +180,7 @@ impl Lab {
     /// Waits until a host is reached: nodes that have just connected may not have exchanged all routes yet.
     #[track_caller]
     fn reaches(&self, from: usize, to: usize) {
-        let deadline = Instant::now() + WAIT_MAX;
-        while !self.ping(from, to).status.success() {
-            assert!(Instant::now() < deadline, "host {from} does not reach host {to}");
-        }
+        wait_until(&format!("reply of host {to} to host {from}"), || self.ping(from, to).status.success());
         self.ping(from, to).must_succeed();
     }
 
@@ -221,7 +198,7 @@ fn crosslane(words: &[&str], file: &Path) -> Finished {
 
 #[test]
 fn machines_joined_by_ethernet_are_one_router_and_heal() {
-    if !rustix::process::geteuid().is_root() {
+    if !is_root() {
         println!("machines_joined_by_ethernet_are_one_router_and_heal is skipped: it takes root; run it as root");
         return;
     }
@@ -247,15 +224,14 @@ fn a_stream_crosses(lab: &Lab) {
 
 /// Only the control network is cut at node c: its routes are withdrawn, so no packets are sent.
 fn a_partition_of_control_is_healed(lab: &Lab) {
-    let switch = lab.namespace("control");
-    lab.ip(&["-n", &switch, "link", "set", "dev", "c", "down"]);
+    lab.ip("control", &["link", "set", "dev", "c", "down"]);
     for (node, other) in [("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")] {
         lab.wait_until_down(node, other);
     }
     lab.gets_unreachable(1, 3);
     lab.gets_unreachable(3, 2);
     lab.reaches(1, 2);
-    lab.ip(&["-n", &switch, "link", "set", "dev", "c", "up"]);
+    lab.ip("control", &["link", "set", "dev", "c", "up"]);
     lab.wait_until_all_are_up();
     lab.reaches(1, 3);
     lab.reaches(3, 2);
@@ -270,8 +246,7 @@ fn a_node_dies_and_comes_back(lab: &mut Lab) {
     // It returns with a key that other users can read, then with a different key: neither is accepted.
     let key = lab.folder_of("b").join("key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).expect("a file");
-    let finished = Process::start(&mut lab.up("b")).wait(WAIT_MAX).must_exit_with(2);
-    assert!(finished.stderr.contains("chmod 600") && finished.stderr.lines().count() == 1, "{finished}");
+    Process::start(&mut lab.up("b")).wait(WAIT_MAX).must_fail_in_one_line(2, &["chmod 600"]);
     fs::remove_file(&key).expect("a file");
     crosslane(&["router", "key"], &key).must_succeed();
     lab.start("b");

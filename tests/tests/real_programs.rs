@@ -47,8 +47,12 @@ fn content(bytes: usize) -> Vec<u8> {
 // --- Redis ---------------------------------------------------------------------------------------------------------
 
 fn start_redis(rack: &Rack, folder: &Path) -> Server {
+    start_redis_by(|| rack.require_lane(tool("redis-server")), folder)
+}
+
+fn start_redis_by(command: impl Fn() -> Command, folder: &Path) -> Server {
     start_server(|port| {
-        let mut command = rack.require_lane(tool("redis-server"));
+        let mut command = command();
         command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
         command.arg("--dir").arg(folder);
         command
@@ -511,28 +515,21 @@ fn python_http_server_serves_curl() {
 #[test]
 fn redis_over_lanes_serves_a_bare_client_too() {
     let (rack, folder) = (Rack::new(), scratch());
-    let server = start_server(|port| {
-        let mut command = rack.run(&[], tool("redis-server"));
-        command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--dir"]).arg(folder.path());
-        command
-    });
-    let mut bare = rack.bare_command(tool("redis-cli"));
-    bare.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
-    assert_eq!(Process::start(&mut bare).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
-    let mut laned = rack.require_lane(tool("redis-cli"));
-    laned.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
-    assert_eq!(Process::start(&mut laned).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
+    let server = start_redis_by(|| rack.run(&[], tool("redis-server")), folder.path());
+    for client in [rack.bare_command(tool("redis-cli")), rack.require_lane(tool("redis-cli"))] {
+        must_pong(client, server.port);
+    }
 }
 
 #[test]
 fn a_bare_redis_serves_a_client_over_kernel_tcp() {
     let (rack, folder) = (Rack::new(), scratch());
-    let server = start_server(|port| {
-        let mut command = rack.bare_command(tool("redis-server"));
-        command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--dir"]).arg(folder.path());
-        command
-    });
-    let mut client = rack.run(&[], tool("redis-cli"));
-    client.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
+    let server = start_redis_by(|| rack.bare_command(tool("redis-server")), folder.path());
+    must_pong(rack.run(&[], tool("redis-cli")), server.port);
+}
+
+#[track_caller]
+fn must_pong(mut client: Command, port: u16) {
+    client.args(["-h", HOST, "-p", &port.to_string(), "PING"]);
     assert_eq!(Process::start(&mut client).wait(WAIT_MAX).must_succeed().stdout, "PONG\n");
 }

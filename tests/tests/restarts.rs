@@ -3,96 +3,68 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::ops::Deref;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use router_ports::Namespace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
-use system_tests::script::{COMMON, ECHO};
-use system_tests::{Finished, Process, Stat, WAIT_MAX, paths, port, rack_file};
-use tempfile::TempDir;
-
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-const NAMES: [&str; 3] = ["a", "b", "c"];
+use system_tests::local_nodes::{NAMES, example, with_long_silence};
+use system_tests::process::{Stopped, signal};
+use system_tests::script::{CLIENT, ECHO};
+use system_tests::{LocalNodes, Process, Stat, WAIT_MAX, paths, port, wait_for};
 
 /// Room for two windows of the usual size.
 const FILE_BYTES: u64 = 16 << 20;
 
 /// Nodes of this machine, two by default.
-struct Nodes {
-    folder: TempDir,
-}
+struct Nodes(LocalNodes);
 
-impl Drop for Nodes {
-    /// Ends all processes, also after a failed test.
-    fn drop(&mut self) {
-        self.finish("down", &[]);
+impl Deref for Nodes {
+    type Target = LocalNodes;
+
+    fn deref(&self) -> &LocalNodes {
+        &self.0
     }
 }
 
 impl Nodes {
-    /// Two nodes whose connections wait this long for a dead node.
+    /// Two nodes with direct connections that wait this long for a dead node.
     fn up(return_time: &str) -> Self {
-        Self::up_for("direct", return_time)
-    }
-
-    fn up_for(trust: &str, return_time: &str) -> Self {
-        Self::up_with(trust, |text| patient(text, return_time))
+        Self::up_with("direct", |text| patient(text, return_time))
     }
 
     fn up_with(trust: &str, change: impl Fn(&str) -> String) -> Self {
         Self::up_as(&["--nodes", "2", "--trust", trust], change)
     }
 
-    fn up_as(example: &[&str], change: impl Fn(&str) -> String) -> Self {
-        let nodes = Self::described(example, change);
+    fn up_as(arguments: &[&str], change: impl Fn(&str) -> String) -> Self {
+        let nodes = Self(LocalNodes::of_file(&change(&example(arguments))));
         nodes.finish("up", &[]).must_succeed();
         nodes
     }
 
-    /// Nodes that are described in a rack file and not started.
-    fn described(example: &[&str], change: impl Fn(&str) -> String) -> Self {
-        let folder = tempfile::Builder::new().prefix("p-").tempdir_in("/tmp").expect("a folder");
-        fs::write(folder.path().join("r.toml"), change(&rack_file::example(example))).expect("a file");
-        Self { folder }
-    }
-
     /// Two nodes that share only a file.
     fn over_file(coherence: &str) -> Self {
-        let nodes = Self::described(&["--nodes", "2", "--backend", "dax"], |text| {
-            // The nodes start one after the other: the first must not wait for the second.
-            let text = patient(text, "10 s").replace("up_ns = 10000000000", "up_ns = \"1 ms\"");
-            text.replace("\"coherent\"", &format!("{coherence:?}"))
-        });
-        let (memory, rack) = (nodes.folder.path().join("memory"), nodes.folder.path().join("r.toml"));
+        // The nodes start one after the other: the first must not wait for the second.
+        let text = patient(&example(&["--nodes", "2", "--backend", "dax"]), "10 s");
+        let text = text.replace("up_ns = 10000000000", "up_ns = \"1 ms\"");
+        let text = text.replace("\"coherent\"", &format!("{coherence:?}"));
+        let nodes = Self(LocalNodes::of_file(""));
+        let memory = nodes.folder().join("memory");
         let file = fs::File::options().create_new(true).write(true).mode(0o600).open(&memory).expect("a file");
         file.set_len(FILE_BYTES).expect("a sparse file");
-        let text = fs::read_to_string(&rack).expect("a rack file");
-        fs::write(&rack, text.replace("\"/dev/dax0.0\"", &format!("{memory:?}"))).expect("a file");
+        nodes.write(&text.replace("\"/dev/dax0.0\"", &format!("{memory:?}")));
         for name in &NAMES[..2] {
             nodes.finish("up", &["--node", name]).must_succeed();
         }
         nodes.wait_for_open(0);
         nodes
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        rack_file::command(self.folder.path(), arguments)
-    }
-
-    fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
-        Process::start(self.command(&[subcommand, "--rack", "r.toml"]).args(arguments)).wait(WAIT_MAX)
-    }
-
-    fn status(&self) -> Value {
-        // It fails if no node is up, and prints the state nevertheless.
-        let finished = self.finish("status", &["--json"]);
-        serde_json::from_str(&finished.stdout).expect("JSON")
     }
 
     /// A node's metrics, as a scraper reads them.
@@ -136,68 +108,33 @@ impl Nodes {
     /// Waits until a node's link meets a condition.
     #[track_caller]
     fn wait_for_link(&self, node: usize, what: &str, holds: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + WAIT_MAX;
-        loop {
-            let monitor = self.monitor(node);
-            if holds(&monitor["links"][0]) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "no {what}: {monitor:#}");
-            std::thread::sleep(POLL_INTERVAL);
-        }
+        wait_for(what, || self.monitor(node), |monitor| holds(&monitor["links"][0]));
     }
 
-    /// A program on a node that must not use kernel TCP.
-    fn run(&self, node: usize) -> Command {
-        self.command(&["run", "--rack", "r.toml", "--node", NAMES[node], "--require-lane", "--"])
-    }
-
-    /// Starts a Python program on a node, with an address of node b and the path of [`Nodes::file`].
-    fn python(&self, node: usize, script: &str, port: u16) -> Process {
-        self.python_for(node, 1, script, port)
-    }
-
-    /// As [`Nodes::python`], with an address of any node.
-    fn python_for(&self, node: usize, server: usize, script: &str, port: u16) -> Process {
-        let mut command = self.run(node);
-        let script = format!("{COMMON}\n{script}");
-        let (address, port) = (format!("127.77.0.{}", server + 1), port.to_string());
-        Process::start(command.arg(paths::python()).args(["-c", &script, &address, &port]).arg(self.file()))
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.path().join("go on")
-    }
-
-    /// Starts a program on node b and waits until it listens.
-    fn serve(&self, script: &str) -> (Process, u16) {
-        self.serve_on(1, script)
-    }
-
-    /// As [`Nodes::serve`], on any node.
-    fn serve_on(&self, node: usize, script: &str) -> (Process, u16) {
-        let port = port::free_port();
-        let server = self.python_for(node, node, script, port);
-        server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
-        (server, port)
-    }
-
-    /// Starts a program on node a and waits until it has printed `output`.
+    /// Starts a program on node a, with a server on node b, and waits until it has printed `output`.
     fn client(&self, script: &str, port: u16, output: &str) -> Process {
         self.client_of(0, 1, script, port, output)
     }
 
     /// As [`Nodes::client`], on any node, with a server on any other node.
     fn client_of(&self, node: usize, server: usize, script: &str, port: u16, output: &str) -> Process {
-        let client = self.python_for(node, server, script, port);
+        let client = self.python(node, server, script, port);
         client.wait_until(output, WAIT_MAX, |client| client.stdout().contains(output));
         client
+    }
+
+    /// Ends a client that runs [`TALK`], and panics unless all its bytes came back.
+    #[track_caller]
+    fn end_talk(&self, client: Process) {
+        fs::write(self.folder().join("over"), "").expect("a file");
+        let output = client.wait(WAIT_MAX).must_succeed().stdout;
+        assert!(output.ends_with("over [True, True]\n") && !output.contains("rror"), "{output}");
     }
 }
 
 /// A rack file with long timeouts, whose nodes are waited for.
 fn patient(text: &str, return_time: &str) -> String {
-    let text = rack_file::with_long_silence(text);
+    let text = with_long_silence(text);
     text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"))
 }
 
@@ -206,28 +143,11 @@ fn patient(text: &str, return_time: &str) -> String {
 fn kill(number: u64) {
     let pid = Pid::from_raw(number as i32).expect("a process");
     let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
-    kill_process(pid, Signal::KILL).expect("it runs");
+    pidfd_send_signal(&process, Signal::KILL).expect("it runs");
     let limit = Timespec::try_from(WAIT_MAX).expect("short");
     // Readable once its last thread has ended.
     let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit));
     assert_eq!(ended, Ok(1), "process {number} does not end");
-}
-
-/// A process that is stopped until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn stop(number: u64) -> Self {
-        let pid = Pid::from_raw(number as i32).expect("a process");
-        kill_process(pid, Signal::STOP).expect("it runs");
-        Self(pid)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
 }
 
 fn is_running(pid: u64) -> bool {
@@ -235,14 +155,13 @@ fn is_running(pid: u64) -> bool {
     state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-/// A stream, and words to the server and back between which both endpoints block, until a file exists. Prints whether
-/// all bytes came back unchanged over the initial descriptor.
+/// A stream, and words to the server and back between which both endpoints block, until the file `over` exists. Prints
+/// whether all bytes came back unchanged over the initial descriptor.
 const TALK: &str = r#"
-go_on = sys.argv[3]
 def identity(server):
     return server.fileno(), os.fstat(server.fileno()).st_ino
 def is_over():
-    return os.path.exists(go_on)
+    return os.path.exists("over")
 def stream(server):
     block, sent, received = os.urandom(1 << 20), hashlib.sha256(), hashlib.sha256()
     def receive():
@@ -289,10 +208,16 @@ fn words(client: &Process) -> usize {
     client.stdout().lines().filter(|line| line.starts_with("words")).count()
 }
 
+/// Waits until a client that runs [`TALK`] has exchanged more words than `before`.
+#[track_caller]
+fn wait_for_words(client: &Process, what: &str, before: usize) {
+    client.wait_until(what, WAIT_MAX, |client| words(client) > before + 3);
+}
+
 #[test]
 fn direct_connections_survive_killed_proxies_and_monitors() {
     let pair = Nodes::up("60 s");
-    let (_server, port) = pair.serve(ECHO);
+    let (_server, port) = pair.serve(1, ECHO);
     let client = pair.client(TALK, port, "words");
     pair.wait_for_connections(2);
     let deaths: [&dyn Fn(); 6] = [
@@ -317,20 +242,18 @@ fn direct_connections_survive_killed_proxies_and_monitors() {
         die();
         pair.finish("up", &[]).must_succeed();
         pair.wait_for_connections(2);
-        client.wait_until("more words", WAIT_MAX, |client| words(client) > before + 3);
+        wait_for_words(&client, "more words", before);
         assert!(!client.stdout().contains("rror"), "after death {index}: {}", client.stdout());
     }
     let metrics = pair.metrics(0);
     let of_programs = "crosslane_programs_sent_bytes{node=\"a\",path=\"window\"} ";
     let sent: Option<u64> = metrics.lines().find_map(|line| line.strip_prefix(of_programs)?.parse().ok());
     assert!(sent > Some(0), "bytes that programs write themselves: {metrics}");
-    fs::write(pair.file(), "").expect("a file");
-    let output = client.wait(WAIT_MAX).must_succeed().stdout;
-    assert!(output.ends_with("over [True, True]\n"), "{output}");
+    pair.end_talk(client);
     pair.wait_for_connections(0);
 }
 
-/// Each endpoint reads until the connection ends and prints how it ended.
+/// The server of [`CLIENT`]: reads until each connection ends and prints how it ended.
 const SERVER: &str = r#"
 listener = listen()
 def serve(connection):
@@ -340,24 +263,17 @@ def serve(connection):
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 "#;
-const CLIENT: &str = r#"
-with socket.create_connection(address) as server:
-    server.sendall(b"hello")
-    read(server, 5)
-    say("connected")
-    say(outcome(server))
-"#;
 
 #[test]
 fn programs_killed_while_a_monitor_is_dead_end_connections_as_kernel_tcp_does() {
     let pair = Nodes::up("60 s");
     // A program that dies with unread bytes resets. It reports when they have arrived: bytes in flight are not unread.
     let reads_none = "connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL); say(\"unread\"); time.sleep(60)";
-    let (unreading, unreading_port) = pair.serve(&SERVER.replace("say(outcome(connection))", reads_none));
+    let (unreading, unreading_port) = pair.serve(1, &SERVER.replace("say(outcome(connection))", reads_none));
     let unread = CLIENT.replace("say(\"connected\")", "server.sendall(b'unread'); say(\"connected\")");
     let unread = pair.client(&unread, unreading_port, "connected");
     unreading.wait_until("unread bytes", WAIT_MAX, |unreading| unreading.stdout().contains("unread"));
-    let (server, port) = pair.serve(SERVER);
+    let (server, port) = pair.serve(1, SERVER);
     let (here, there) = (pair.client(CLIENT, port, "connected"), pair.client(CLIENT, port, "connected"));
     pair.wait_for_connections(3);
     kill(pair.processes(0)[0]);
@@ -376,15 +292,15 @@ fn programs_killed_while_a_monitor_is_dead_end_connections_as_kernel_tcp_does() 
 /// While a monitor is dead, its proxy continues, also with new connections of other nodes' programs.
 #[test]
 fn proxied_connections_and_their_proxies_survive_killed_monitors() {
-    let pair = Nodes::up_for("proxy", "60 s");
-    let (_server, port) = pair.serve(ECHO);
+    let pair = Nodes::up_with("proxy", |text| patient(text, "60 s"));
+    let (_server, port) = pair.serve(1, ECHO);
     let client = pair.client(TALK, port, "words");
     let proxies = [0, 1].map(|node| pair.processes(node)[1]);
     let epoch = || pair.monitor(0)["links"][0]["epoch"].as_u64().expect("a number");
     for victims in [&[1][..], &[0], &[0, 1]] {
         let (before, epoch_before) = (words(&client), epoch());
         victims.iter().map(|node| pair.processes(*node)[0]).collect::<Vec<_>>().into_iter().for_each(kill);
-        client.wait_until("words without a monitor", WAIT_MAX, |client| words(client) > before + 3);
+        wait_for_words(&client, "words without a monitor", before);
         if !victims.contains(&0) {
             pair.client(CLIENT, port, "connected");
         }
@@ -392,13 +308,11 @@ fn proxied_connections_and_their_proxies_survive_killed_monitors() {
         pair.wait_for_open(2);
         assert!(epoch() > epoch_before, "the link was trained again");
         let before = words(&client);
-        client.wait_until("words over the next link", WAIT_MAX, |client| words(client) > before + 3);
+        wait_for_words(&client, "words over the next link", before);
         assert!(!client.stdout().contains("rror"), "after {victims:?}: {}", client.stdout());
     }
     assert_eq!([0, 1].map(|node| pair.processes(node)[1]), proxies);
-    fs::write(pair.file(), "").expect("a file");
-    let output = client.wait(WAIT_MAX).must_succeed().stdout;
-    assert!(output.ends_with("over [True, True]\n"), "{output}");
+    pair.end_talk(client);
     pair.wait_for_open(0);
 }
 
@@ -409,7 +323,7 @@ fn proxied_connections_of_a_monitor_that_does_not_return_are_reset_or_fail_over(
             let text = text.replace("failover = false", &format!("failover = {is_failover}"));
             text.replace("[timeouts]\n", "[timeouts]\nreturn_ns = \"500 ms\"\n")
         });
-        let (server, port) = pair.serve(if is_failover { ECHO } else { SERVER });
+        let (server, port) = pair.serve(1, if is_failover { ECHO } else { SERVER });
         let client = pair.client(if is_failover { TALK } else { CLIENT }, port, "");
         pair.wait_for_open(if is_failover { 2 } else { 1 });
         let [monitor, proxy] = pair.processes(1);
@@ -422,14 +336,12 @@ fn proxied_connections_of_a_monitor_that_does_not_return_are_reset_or_fail_over(
         }
         pair.wait_for_link(0, "connections over kernel TCP", |link| link["carried"]["failover_open"] == 2);
         let before = words(&client);
-        client.wait_until("words over kernel TCP", WAIT_MAX, |client| words(client) > before + 3);
+        wait_for_words(&client, "words over kernel TCP", before);
         // The next monitor adopts them.
         pair.finish("up", &[]).must_succeed();
         assert_eq!(pair.processes(1)[1], proxy);
         pair.wait_for_link(1, "connections over kernel TCP", |link| link["carried"]["failover_open"] == 2);
-        fs::write(pair.file(), "").expect("a file");
-        let output = client.wait(WAIT_MAX).must_succeed().stdout;
-        assert!(output.ends_with("over [True, True]\n"), "{output}");
+        pair.end_talk(client);
     }
 }
 
@@ -440,7 +352,7 @@ fn proxied_connections_are_reset_if_monitor_and_proxy_die_at_once_also_with_fail
     for is_failover in [false, true] {
         let pair =
             Nodes::up_with("proxy", |text| text.replace("failover = false", &format!("failover = {is_failover}")));
-        let (server, port) = pair.serve(SERVER);
+        let (server, port) = pair.serve(1, SERVER);
         let client = pair.client(CLIENT, port, "connected");
         pair.wait_for_open(1);
         pair.processes(1).into_iter().for_each(kill);
@@ -454,7 +366,7 @@ fn proxied_connections_are_reset_if_monitor_and_proxy_die_at_once_also_with_fail
 #[test]
 fn connections_of_a_node_that_does_not_return_are_reset_and_down_leaves_nothing() {
     let pair = Nodes::up("500 ms");
-    let (server, port) = pair.serve(SERVER);
+    let (server, port) = pair.serve(1, SERVER);
     let client = pair.client(CLIENT, port, "connected");
     kill(pair.processes(1)[0]);
     assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
@@ -479,8 +391,8 @@ fn connections_of_a_node_that_does_not_return_are_reset_and_down_leaves_nothing(
 fn two_nodes_are_not_affected_by_the_death_and_return_of_a_third() {
     for trust in ["proxy", "direct"] {
         let nodes = Nodes::up_as(&["--nodes", "3", "--trust", trust], |text| patient(text, "500 ms"));
-        let (_echo, echo_port) = nodes.serve(ECHO);
-        let (server, port) = nodes.serve_on(2, SERVER);
+        let (_echo, echo_port) = nodes.serve(1, ECHO);
+        let (server, port) = nodes.serve(2, SERVER);
         let talk = nodes.client(TALK, echo_port, "words");
         let reset = [0, 1].map(|node| nodes.client_of(node, 2, CLIENT, port, "connected"));
         let epoch = || {
@@ -494,17 +406,15 @@ fn two_nodes_are_not_affected_by_the_death_and_return_of_a_third() {
             assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "connected\nreset\n");
         }
         server.wait_until("resets", WAIT_MAX, |server| server.stdout() == "listening\nreset\nreset\n");
-        talk.wait_until("more words", WAIT_MAX, |talk| words(talk) > before + 3);
+        wait_for_words(&talk, "more words", before);
         nodes.finish("up", &[]).must_succeed();
         for node in [0, 1] {
             nodes.client_of(node, 2, CLIENT, port, "connected");
         }
         let before = words(&talk);
-        talk.wait_until("words while the third node is back", WAIT_MAX, |talk| words(talk) > before + 3);
+        wait_for_words(&talk, "words while the third node is back", before);
         assert_eq!(epoch(), epoch_before, "the link between the others has not changed");
-        fs::write(nodes.file(), "").expect("a file");
-        let output = talk.wait(WAIT_MAX).must_succeed().stdout;
-        assert!(output.ends_with("over [True, True]\n") && !output.contains("rror"), "{output}");
+        nodes.end_talk(talk);
     }
 }
 
@@ -513,18 +423,14 @@ fn two_nodes_are_not_affected_by_the_death_and_return_of_a_third() {
 fn streams_and_words_cross_a_coherent_and_a_non_coherent_file() {
     for coherence in ["coherent", "non-coherent"] {
         let nodes = Nodes::over_file(coherence);
-        let (_servers, ports): (Vec<_>, Vec<_>) = [0, 1].map(|node| nodes.serve_on(node, ECHO)).into_iter().unzip();
+        let (_servers, ports): (Vec<_>, Vec<_>) = [0, 1].map(|node| nodes.serve(node, ECHO)).into_iter().unzip();
         let clients = [(0, 1), (1, 0)].map(|(from, to)| nodes.client_of(from, to, TALK, ports[to], "words"));
         for node in [0, 1] {
             let carried = |link: &Value, name: &str| link["carried"][name].as_u64() > Some(FILE_BYTES);
             let has_wrapped = |link: &Value| carried(link, "bytes_sent") && carried(link, "bytes_received");
             nodes.wait_for_link(node, "more bytes than the file holds", has_wrapped);
         }
-        fs::write(nodes.file(), "").expect("a file");
-        for client in clients {
-            let output = client.wait(WAIT_MAX).must_succeed().stdout;
-            assert!(output.ends_with("over [True, True]\n"), "{coherence}: {output}");
-        }
+        clients.into_iter().for_each(|client| nodes.end_talk(client));
         nodes.wait_for_open(0);
         for node in [0, 1] {
             let carried = nodes.monitor(node)["links"][0]["carried"].clone();
@@ -536,7 +442,7 @@ fn streams_and_words_cross_a_coherent_and_a_non_coherent_file() {
 #[test]
 fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
     let pair = Nodes::up("60 s");
-    let (_server, port) = pair.serve(SERVER);
+    let (_server, port) = pair.serve(1, SERVER);
     let client = pair.client(CLIENT, port, "connected");
     pair.wait_for_connections(1);
     let [monitor, proxy] = pair.processes(0);
@@ -551,11 +457,11 @@ fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
 #[test]
 fn a_hung_proxy_of_a_dead_monitor_is_killed_by_the_next_monitor() {
     let pair = Nodes::up("60 s");
-    let (_server, port) = pair.serve(SERVER);
+    let (_server, port) = pair.serve(1, SERVER);
     let client = pair.client(CLIENT, port, "connected");
     pair.wait_for_connections(1);
     let [monitor, proxy] = pair.processes(0);
-    kill_process(Pid::from_raw(proxy as i32).expect("a process"), Signal::STOP).expect("it runs");
+    signal(proxy, Signal::STOP);
     kill(monitor);
     pair.finish("up", &[]).must_succeed();
     assert!(!is_running(proxy));
@@ -601,24 +507,22 @@ fn fail_over_and_back(addresses: &str, prelude: &str) {
         text.replace("silence_ns = 3000000000", "silence_ns = 1000000000")
     });
     let script = |of: &str| format!("{prelude}\n{of}");
-    let (_server, port) = pair.serve(&script(ECHO));
+    let (_server, port) = pair.serve(1, &script(ECHO));
     let client = pair.client(&script(TALK), port, "words");
     let [monitor, _] = pair.processes(1);
-    let hung = Stopped::stop(monitor);
+    let hung = Stopped::new(monitor);
     let is_moved = |link: &Value| link["carried"]["failover_open"] == 2 && link["state"] != "up";
     pair.wait_for_link(0, "connections over kernel TCP", is_moved);
     let before = words(&client);
-    client.wait_until("more words", WAIT_MAX, |client| words(client) > before + 3);
+    wait_for_words(&client, "more words", before);
     drop(hung);
     (0..2).for_each(|node| pair.wait_for_link(node, "link that is up again", |link| link["state"] == "up"));
     let by_window = pair.monitor(0)["links"][0]["carried"]["connections_total"].as_u64().expect("a count");
-    let next = pair.client(&script(CLIENT), pair.serve(&script(SERVER)).1, "connected");
+    let next = pair.client(&script(CLIENT), pair.serve(1, &script(SERVER)).1, "connected");
     pair.wait_for_link(0, "new connection over the link", |link| {
         link["carried"]["connections_total"].as_u64() > Some(by_window)
     });
-    fs::write(pair.file(), "").expect("a file");
-    let output = client.wait(WAIT_MAX).must_succeed().stdout;
-    assert!(output.ends_with("over [True, True]\n"), "{output}");
+    pair.end_talk(client);
     drop(next);
 }
 
@@ -636,12 +540,12 @@ while True:
 fn programs_of_nodes_with_ipv6_addresses_connect() {
     for trust in ["proxy", "direct"] {
         let pair = Nodes::up_with(trust, |text| text.replace("127.77.0.", "fd00:77::"));
-        let (_server, port) = pair.serve(DUAL_SERVER);
+        let (_server, port) = pair.serve(1, DUAL_SERVER);
         let script = r#"
 with socket.create_connection(("fd00:77::2", address[1])) as server:
     say(server.getpeername()[0], server.getsockname()[0], server.recv(100).decode())
 "#;
-        let output = [0, 1].map(|node| pair.python(node, script, port).wait(WAIT_MAX).must_succeed().stdout);
+        let output = [0, 1].map(|node| pair.python(node, 1, script, port).wait(WAIT_MAX).must_succeed().stdout);
         assert_eq!(output[0], "fd00:77::2 fd00:77::1 fd00:77::1 fd00:77::2 fd00:77::1\n", "from another node");
         assert_eq!(output[1], "fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2\n", "from the same node");
         let carried = pair.monitor(0)["links"][0]["carried"].clone();

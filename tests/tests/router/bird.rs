@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use system_tests::{Process, paths};
+use system_tests::{Process, paths, wait_until};
 
-use crate::cluster::{Cluster, Lab, joined_by, wait_until};
+use crate::cluster::{Cluster, Lab, joined_by};
 
 /// Configuration of the node, which announces the cluster's routes. For BIRD they are *alien*, because another program
 /// added them to the kernel.

@@ -4,13 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use system_tests::{Finished, Process, WAIT_MAX, paths};
+use system_tests::{Finished, Process, WAIT_MAX, is_root, netns, paths, wait_for};
 use tempfile::TempDir;
-
-pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Two nodes with a kernel interface each, for [`Lab::write`].
 pub const PLAIN: &str = r#"version = 1
@@ -39,21 +36,10 @@ pub fn joined_by(interconnect: &str) -> String {
 
 /// Whether network namespaces can be created here; prints a line if not.
 pub fn can_make_namespaces(test: &str) -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
+    if !is_root() {
         println!("{test} is skipped: network namespaces take root; run it as root");
     }
-    is_root
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !holds() {
-        assert!(Instant::now() < deadline, "no {what}");
-        std::thread::sleep(POLL_INTERVAL);
-    }
+    is_root()
 }
 
 /// A cluster. The names of its namespaces begin with its name, and its file is in its own folder.
@@ -75,9 +61,13 @@ impl Cluster {
         self.folder.join("cluster.toml")
     }
 
+    /// Runs `crosslane router SUBCOMMAND` with this cluster to its end.
+    pub fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
+        Process::start(&mut self.command(subcommand, arguments)).wait(WAIT_MAX)
+    }
+
     pub fn json(&self, subcommand: &str, arguments: &[&str]) -> Value {
-        let mut command = self.command(subcommand, &["--json"]);
-        let finished = Process::start(command.args(arguments)).wait(WAIT_MAX).must_succeed();
+        let finished = self.finish(subcommand, &[&["--json"], arguments].concat()).must_succeed();
         serde_json::from_str(&finished.stdout).expect("JSON")
     }
 
@@ -99,9 +89,7 @@ impl Cluster {
 
     /// A command that runs a program in the namespace of a node or host.
     pub fn at(&self, at: &str, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new(paths::tool("ip"));
-        command.args(["netns", "exec", &self.namespace(at)]).arg(program.as_ref());
-        command
+        netns::command(&self.namespace(at), program.as_ref())
     }
 
     pub fn ping(&self, from: &str, to: &str) -> Finished {
@@ -110,8 +98,7 @@ impl Cluster {
     }
 
     pub fn ip(&self, at: &str, words: &[&str]) -> String {
-        let mut command = self.at(at, paths::tool("ip"));
-        Process::start(command.args(words)).wait(WAIT_MAX).must_succeed().stdout
+        netns::ip(&self.namespace(at), words)
     }
 
     /// The routes that packets to an address take from a node.
@@ -122,26 +109,17 @@ impl Cluster {
     /// Waits until node `from` has a route to an address by way of node `by`, or no route.
     #[track_caller]
     pub fn wait_for_route(&self, from: &str, address: &str, by: Option<&str>) {
-        let deadline = Instant::now() + WAIT_MAX;
-        loop {
-            let routes = self.routes(from, address);
-            let holds = match (routes.first(), by) {
-                (Some(route), Some(by)) => route["hops"][0]["node"] == by,
-                (route, by) => route.is_none() && by.is_none(),
-            };
-            if holds {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{address}: {routes:?}");
-            std::thread::sleep(POLL_INTERVAL);
-        }
+        let holds = |routes: &Vec<Value>| match (routes.first(), by) {
+            (Some(route), Some(by)) => route["hops"][0]["node"] == by,
+            (route, by) => route.is_none() && by.is_none(),
+        };
+        wait_for(&format!("such route to {address}"), || self.routes(from, address), holds);
     }
 
     /// Panics unless nothing of the cluster is left.
     #[track_caller]
     pub fn assert_gone(name: &str, folder: &Path) {
-        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-        let left: Vec<_> = namespaces.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).collect();
+        let left = netns::with_prefix(name);
         assert!(left.is_empty(), "{left:?}");
         assert!(!folder.exists(), "{}", folder.display());
         let shown = folder.to_string_lossy().into_owned();
@@ -169,13 +147,9 @@ impl std::ops::Deref for Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         if self.file().exists() {
-            drop(Process::start(&mut self.command("down", &[])).wait(WAIT_MAX));
+            self.finish("down", &[]);
         }
-        let names = fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|entry| entry.file_name());
-        let names = names.filter_map(|name| name.into_string().ok());
-        for name in names.filter(|name| name.starts_with(&format!("{}-", self.name))) {
-            drop(Process::start(Command::new(paths::tool("ip")).args(["netns", "del", &name])).wait(WAIT_MAX));
-        }
+        netns::delete_all(&self.namespace(""));
     }
 }
 
@@ -190,11 +164,7 @@ impl Lab {
         // It contains sockets, whose paths must be short.
         let folder = tempfile::Builder::new().prefix("router-").tempdir_in("/tmp").expect("a folder");
         let lab = Self { cluster: Cluster { name, folder: folder.path().to_owned() }, _folder: folder };
-        for at in namespaces {
-            let mut command = Command::new(paths::tool("ip"));
-            Process::start(command.args(["netns", "add", &lab.namespace(at)])).wait(WAIT_MAX).must_succeed();
-            lab.ip(at, &["link", "set", "lo", "up"]);
-        }
+        namespaces.iter().for_each(|at| netns::add(&lab.namespace(at)));
         Some(lab)
     }
 
@@ -223,6 +193,6 @@ impl Lab {
     }
 
     pub fn up(&self) {
-        Process::start(&mut self.command("up", &[])).wait(WAIT_MAX).must_succeed();
+        self.finish("up", &[]).must_succeed();
     }
 }

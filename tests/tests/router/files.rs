@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use system_tests::{Finished, Process, WAIT_MAX};
+use system_tests::wait_until;
 
-use crate::cluster::{Lab, PLAIN, wait_until};
+use crate::cluster::{Lab, PLAIN};
 
 const NAMESPACES: [&str; 4] = ["a", "b", "h1", "h2"];
 
@@ -17,22 +17,9 @@ fn lab(test: &str) -> Option<Lab> {
     Some(lab)
 }
 
-fn run(lab: &Lab, subcommand: &str, arguments: &[&str]) -> Finished {
-    Process::start(&mut lab.command(subcommand, arguments)).wait(WAIT_MAX)
-}
-
 /// Whether a process is alive: one that has ended, also a zombie, has no command line.
 fn is_alive(pid: u64) -> bool {
     fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).is_ok_and(|command| !command.is_empty())
-}
-
-#[track_caller]
-fn assert_refused(finished: Finished, words: &[&str]) {
-    let finished = finished.must_exit_with(2);
-    assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
-    for word in words {
-        assert!(finished.stderr.contains(word), "{word:?} is not in {finished}");
-    }
 }
 
 #[test]
@@ -45,20 +32,21 @@ fn down_ends_nodes_whose_file_has_changed() {
     assert_eq!(alive(), [true, true]);
     let broken = "version = 1\nnodes = 7\n";
     lab.write(broken);
-    assert_refused(run(&lab, "down", &["--node", "z"]), &["cluster.toml", "line 2", "nodes", "run here: a, b"]);
+    lab.finish("down", &["--node", "z"])
+        .must_fail_in_one_line(2, &["cluster.toml", "line 2", "nodes", "run here: a, b"]);
     assert_eq!(alive(), [true, true]);
-    run(&lab, "down", &["--node", "a"]).must_succeed();
+    lab.finish("down", &["--node", "a"]).must_succeed();
     assert_eq!(alive(), [false, true]);
     // Under another name the cluster has another directory, which does not contain node b.
     lab.write(&PLAIN.replace("\"plain\"", "\"other\"").replace("\"b\"", "\"c\""));
-    run(&lab, "down", &[]).must_succeed();
+    lab.finish("down", &[]).must_succeed();
     assert_eq!(alive(), [false, false]);
     // Taking down a valid cluster that is not up succeeds.
-    run(&lab, "down", &[]).must_succeed();
+    lab.finish("down", &[]).must_succeed();
     lab.write(broken);
-    assert_refused(run(&lab, "down", &[]), &["cluster.toml", "line 2", "run here: none"]);
+    lab.finish("down", &[]).must_fail_in_one_line(2, &["cluster.toml", "line 2", "run here: none"]);
     fs::remove_file(lab.file()).expect("a file");
-    assert_refused(run(&lab, "down", &[]), &["cluster.toml", "No such file", "run here: none"]);
+    lab.finish("down", &[]).must_fail_in_one_line(2, &["cluster.toml", "No such file", "run here: none"]);
 }
 
 #[test]
@@ -68,10 +56,10 @@ fn an_mtu_above_the_interfaces_is_reported_with_its_remedy() {
     lab.write(&with_mtu(1600));
     let line = "mtu_bytes = 1600 is cut to 1500, the MTU of the interface; run 'ip link set eth0 mtu 1600', or lower \
                 it in the file";
-    let up = run(&lab, "up", &[]).must_succeed();
+    let up = lab.finish("up", &[]).must_succeed();
     assert!(up.stdout.contains(&format!("node a: port eth0: {line}\n")), "{up}");
     assert!(!up.stdout.contains("node b: port"), "{up}");
-    let status = run(&lab, "status", &[]).must_succeed();
+    let status = lab.finish("status", &[]).must_succeed();
     assert!(status.stdout.contains(&format!("port eth0: {line}\n")), "{status}");
     let log = lab.log("a");
     assert_eq!(log.matches(line).count(), 1, "{log}");
@@ -80,9 +68,9 @@ fn an_mtu_above_the_interfaces_is_reported_with_its_remedy() {
     let port = || lab.node(0)["ports"][0].clone();
     wait_until("the file's MTU", || port()["mtu_bytes"] == 1600 && port()["mtu_cut"].is_null());
     lab.write(&with_mtu(1700));
-    let reload = run(&lab, "reload", &[]).must_succeed();
+    let reload = lab.finish("reload", &[]).must_succeed();
     assert!(reload.stdout.contains("node a: port 'eth0': mtu_bytes = 1700 is cut to 1600, the MTU"), "{reload}");
     lab.write(PLAIN);
-    run(&lab, "reload", &[]).must_succeed();
+    lab.finish("reload", &[]).must_succeed();
     assert!(port()["mtu_cut"].is_null(), "{}", port());
 }

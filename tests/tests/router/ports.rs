@@ -10,10 +10,13 @@ use packet::ethernet::{EtherType, MacAddress};
 use packet::{Protocol, arp, icmpv4, ipv4, ipv6, ndisc};
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
+use router_ports::Namespace;
+use rustix::process::Signal;
 use serde_json::Value;
-use system_tests::{Process, WAIT_MAX, paths};
+use system_tests::process::signal;
+use system_tests::{Process, WAIT_MAX, paths, wait_until};
 
-use crate::cluster::{Lab, PLAIN, joined_by, wait_until};
+use crate::cluster::{Lab, PLAIN, joined_by};
 
 const BROADCAST: MacAddress = MacAddress::BROADCAST;
 const HOST_A: MacAddress = MacAddress([2, 0, 0, 0, 7, 1]);
@@ -211,7 +214,7 @@ fn packets_of_one_file_are_written_to_the_other_rewritten_and_tagged() {
         let text = fs::read_to_string(lab.file()).expect("a file");
         let text = text.replace(&format!("in-{node}.pcap"), &format!("more-{node}.pcap"));
         fs::write(lab.file(), text.replace(&format!("out-{node}.pcap"), &format!("sent-{node}.pcap"))).expect("a file");
-        let reload = Process::start(&mut lab.command("reload", &["--node", node])).wait(WAIT_MAX).must_succeed();
+        let reload = lab.finish("reload", &["--node", node]).must_succeed();
         let output = format!("node {node}: port 'file-{node}': input: \"more-{node}.pcap\" instead of");
         assert!(reload.stdout.contains(&output), "{reload}");
     }
@@ -222,7 +225,7 @@ fn packets_of_one_file_are_written_to_the_other_rewritten_and_tagged() {
     wait_until("packets sent by node b", || sent(1, 0) >= Some(7) && sent(1, 1) >= Some(2));
     let drops = lab.node(1)["ports"][0]["drops"].clone();
     assert_eq!(drops["unknown VLAN"], 1, "{drops}");
-    Process::start(&mut lab.command("down", &[])).wait(WAIT_MAX).must_succeed();
+    lab.finish("down", &[]).must_succeed();
 
     let mut wanted = vec![
         frame(HOST_B, router_b, None, EtherType::IPV4, &from_a("10.2.0.2", 8, 1)),
@@ -283,7 +286,7 @@ fn wait_for_addresses(lab: &Lab, port: usize) {
 /// Changes the file and returns the output of a reload.
 fn reload(lab: &Lab, text: &str) -> String {
     lab.write(text);
-    Process::start(&mut lab.command("reload", &[])).wait(WAIT_MAX).must_succeed().stdout
+    lab.finish("reload", &[]).must_succeed().stdout
 }
 
 /// Namespace `h9` models a virtual machine that has the other end of the TAP.
@@ -373,7 +376,7 @@ fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
             Process::start(ping.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", "-M", "do", "-s", "2900", "10.77.2.2"]))
         };
         wait_until("long packets", || long().wait(WAIT_MAX).status.success());
-        Process::start(&mut lab.command("down", &[])).wait(WAIT_MAX).must_succeed();
+        lab.finish("down", &[]).must_succeed();
         for at in namespaces {
             lab.ip(at, &["link", "set", "eth0", "mtu", "1500"]);
         }
@@ -390,17 +393,15 @@ fn routes_by_an_off_network_router_work_and_throw_routes_end_the_lookup() {
     let Some(lab) = Lab::new("routes_by_an_off_network_router_work", &namespaces) else { return };
     lab.join(("a", "eth0"), ("h1", "eth0"), 1);
     lab.join(("b", "eth0"), ("h2", "eth0"), 2);
-    for words in ["address add 203.0.113.9/32 dev eth0", "address add fd99::9/128 dev eth0 nodad"] {
-        lab.ip("h2", &words.split(' ').collect::<Vec<_>>());
-    }
-    for words in ["address add 198.51.100.1/24 dev lo", "address add fd51::1/64 dev lo nodad"] {
-        lab.ip("h2", &words.split(' ').collect::<Vec<_>>());
-    }
-    for words in [
-        "route add 198.51.100.0/24 via 203.0.113.9 dev eth0 onlink",
-        "-6 route add fd51::/64 via fd99::9 dev eth0 onlink",
+    for (at, words) in [
+        ("h2", "address add 203.0.113.9/32 dev eth0"),
+        ("h2", "address add fd99::9/128 dev eth0 nodad"),
+        ("h2", "address add 198.51.100.1/24 dev lo"),
+        ("h2", "address add fd51::1/64 dev lo nodad"),
+        ("b", "route add 198.51.100.0/24 via 203.0.113.9 dev eth0 onlink"),
+        ("b", "-6 route add fd51::/64 via fd99::9 dev eth0 onlink"),
     ] {
-        lab.ip("b", &words.split(' ').collect::<Vec<_>>());
+        lab.ip(at, &words.split(' ').collect::<Vec<_>>());
     }
     lab.write(PLAIN);
     lab.up();
@@ -488,8 +489,7 @@ fn weights_of_the_kernels_routes_share_the_flows(lab: &Lab) {
         links[0]["stats64"]["rx"]["packets"].as_u64().expect("a number")
     };
     let before = [received("eth0"), received("eth1")];
-    let namespace =
-        router_ports::Namespace::at(&Path::new("/run/netns").join(lab.namespace("h2"))).expect("it is there");
+    let namespace = Namespace::at(&Path::new("/run/netns").join(lab.namespace("h2"))).expect("it is there");
     let send = || {
         for port in 20_000..20_000 + FLOWS {
             let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).expect("a port");
@@ -537,11 +537,7 @@ fn what_cannot_change_is_refused_in_one_line(lab: &Lab) {
     for (what, text, words) in cases {
         assert_ne!(text, kept, "{what}");
         fs::write(lab.file(), text).expect("a file");
-        let finished = Process::start(&mut lab.command("reload", &[])).wait(WAIT_MAX).must_exit_with(2);
-        assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
-        for word in [&["cluster.toml, line "][..], words].concat() {
-            assert!(finished.stderr.contains(word), "{word:?} is not in {finished}");
-        }
+        lab.finish("reload", &[]).must_fail_in_one_line(2, &[&["cluster.toml, line "][..], words].concat());
         fs::write(lab.file(), &kept).expect("a file");
         assert_eq!(lab.node(0)["batch"], "4", "a refused file changes nothing");
     }
@@ -552,8 +548,7 @@ fn a_signal_reloads_too(lab: &Lab) {
     let pid = lab.node(0)["pid"].as_u64().expect("up");
     let text = fs::read_to_string(lab.file()).expect("a file").replace("batch = 4", "batch = 9");
     fs::write(lab.file(), text).expect("a file");
-    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("it runs");
+    signal(pid, Signal::HUP);
     wait_until("other batch size", || lab.node(0)["batch"] == "9");
-    assert_eq!(lab.node(0)["pid"].as_u64(), Some(pid.as_raw_nonzero().get() as u64));
+    assert_eq!(lab.node(0)["pid"], pid);
 }

@@ -1,8 +1,8 @@
 //! ICMP redirects.
 
-use system_tests::{Process, WAIT_MAX, paths};
+use system_tests::{Process, WAIT_MAX, paths, wait_until};
 
-use super::cluster::{Lab, PLAIN, wait_until};
+use super::cluster::{Lab, PLAIN};
 
 /// Host h1 and an external router h2 are on the network of node a, which has a route by way of h2: h1, whose only route
 /// is by way of node a, is redirected to h2, and its packets meanwhile are not lost.
