@@ -5,11 +5,11 @@
 
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use system_tests::process::Stopped;
 use system_tests::script::{COMMON, ECHO};
 use system_tests::{Process, WAIT_MAX, paths, port};
 
-use super::{ALL_SETTINGS, DIRECT, Nodes, READER, Settings};
+use super::nodes::{ALL_SETTINGS, DIRECT, Nodes, Settings};
 
 const CODES: &str = r#"
 import asyncio, errno, select
@@ -48,12 +48,9 @@ fn client_after(happens: impl FnOnce(), nodes: &Nodes, stalled: Stalled, script:
     let start = || nodes.start_client(&format!("{CODES}\n{script}"), port, "pending");
     let client = match stalled {
         Stalled::Proxy => {
-            let proxy = Pid::from_raw(nodes.nodes[0].proxy.pid() as i32).expect("a pid");
-            kill_process(proxy, Signal::STOP).expect("a proxy");
+            let _stopped = Stopped::new(nodes.nodes[0].proxy.pid());
             happens();
-            let client = start();
-            kill_process(proxy, Signal::CONT).expect("a proxy");
-            client
+            start()
         }
         Stalled::Monitor => {
             let _silence = nodes.nodes[0].monitor.keep_silent();
@@ -68,7 +65,7 @@ fn client_after(happens: impl FnOnce(), nodes: &Nodes, stalled: Stalled, script:
 fn serve(nodes: &Nodes, stalled: Stalled) -> (Process, u16) {
     let (server, port) = nodes.serve(ECHO);
     if matches!(stalled, Stalled::Proxy) {
-        nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
+        nodes.connect_once(port);
     }
     (server, port)
 }
@@ -168,7 +165,7 @@ with socket.create_connection(address, timeout=20) as server:
             port,
         );
         assert_eq!(output, "pending True\nb'hello'\n");
-        nodes.report(0, "no connection", |report| report.connections_open == 0);
+        nodes.wait_for_report(0, "no connection", |report| report.connections_open == 0);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use system_tests::script::ECHO;
 
-use super::{DIRECT, DIRECT_SETTINGS, Nodes, WRITE_COMBINED, path_of};
+use super::nodes::{DIRECT, DIRECT_SETTINGS, Nodes, WRITE_COMBINED, path_of};
 
 /// Connects and starts programs that receive the connection.
 const SENDER: &str = r#"
