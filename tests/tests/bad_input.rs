@@ -1,24 +1,18 @@
 //! Wrong use, missing resources and hostile clients: one clear line or the kernel path, never a hang or a crash.
 
 use std::fs;
-use std::io::{IoSlice, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use segment::{self, Segment};
 use system_tests::paths::{self, package_file, python, tool};
 use system_tests::port::free_port;
-use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, c, start_server};
+use system_tests::rack::{NOBODY, command_as_nobody};
+use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, c, is_root, start_server};
 
-const LINE_CHARS_MAX: usize = 500;
-/// The user `nobody`, which owns no files here.
-const NOBODY: u32 = 65534;
+#[path = "bad_input/hostile.rs"]
+mod hostile;
+
 /// Checks of the semantics suite that suffice where only the circumstances differ.
 const SAMPLE: [&str; 3] = ["ping_pong_many", "names_agree", "epoll_ping_pong_many"];
 
@@ -28,24 +22,9 @@ fn finish(command: &mut Command) -> Finished {
 
 /// Panics unless the command exits with this code and one line that contains these words.
 #[track_caller]
-fn must_fail_with_one_line(command: &mut Command, code: i32, about: &[&str]) {
-    let finished = finish(command).must_exit_with(code);
-    must_be_one_line(&finished, about);
+fn must_fail(command: &mut Command, code: i32, words: &[&str]) {
+    let finished = finish(command).must_fail_in_one_line(code, words);
     assert_eq!(finished.stdout, "", "{finished}");
-}
-
-#[track_caller]
-fn must_be_one_line(finished: &Finished, about: &[&str]) {
-    let text = finished.stderr.trim_end();
-    assert_eq!(text.lines().count(), 1, "want one line: {finished}");
-    assert!(text.starts_with("crosslane: ") && text.len() <= LINE_CHARS_MAX, "{finished}");
-    for word in about {
-        assert!(text.contains(word), "'{word}' is missing: {finished}");
-    }
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 // --- the command line ----------------------------------------------------------------------------------------------
@@ -53,16 +32,16 @@ fn is_root() -> bool {
 #[test]
 fn an_unknown_program_is_named() {
     let rack = Rack::new();
-    must_fail_with_one_line(&mut rack.run(&[], "no-such-program"), 1, &["no-such-program"]);
-    must_fail_with_one_line(&mut rack.run(&[], "/no/such/program"), 1, &["/no/such/program"]);
-    must_fail_with_one_line(&mut rack.run(&[], rack.path()), 1, &["directory"]);
+    must_fail(&mut rack.run(&[], "no-such-program"), 1, &["no-such-program"]);
+    must_fail(&mut rack.run(&[], "/no/such/program"), 1, &["/no/such/program"]);
+    must_fail(&mut rack.run(&[], rack.path()), 1, &["directory"]);
 }
 
 #[test]
 fn wrong_use_exits_with_2() {
     let rack = Rack::new();
     let wrong = |arguments: &[&str], about: &[&str]| {
-        must_fail_with_one_line(rack.crosslane("run").args(arguments), 2, about);
+        must_fail(rack.crosslane("run").args(arguments), 2, about);
     };
     wrong(&["--no-such-option", "--", "true"], &["--no-such-option"]);
     wrong(&["--node", "q7", "--", "true"], &["q7", "--node a"]);
@@ -72,7 +51,7 @@ fn wrong_use_exits_with_2() {
     wrong(&["--except", "90-80", "--", "true"], &["90-80"]);
     wrong(&["--only", "80", "--except", "81", "--", "true"], &["--only", "--except"]);
     wrong(&[], &["PROGRAM"]);
-    must_fail_with_one_line(&mut rack.crosslane("no-such-command"), 2, &["no-such-command"]);
+    must_fail(&mut rack.crosslane("no-such-command"), 2, &["no-such-command"]);
 }
 
 #[test]
@@ -89,9 +68,9 @@ fn a_missing_library_is_named() {
     paths::copy_program(&paths::crosslane(), &alone);
     let rack = Rack::new();
     let mut command = rack.bare_command(&alone);
-    must_fail_with_one_line(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
-    must_fail_with_one_line(&mut rack.run(&["--library", "/no/such.so"], "true"), 1, &["/no/such.so"]);
-    must_fail_with_one_line(&mut rack.run(&["--library", "/etc/passwd"], "true"), 1, &["/etc/passwd"]);
+    must_fail(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
+    must_fail(&mut rack.run(&["--library", "/no/such.so"], "true"), 1, &["/no/such.so"]);
+    must_fail(&mut rack.run(&["--library", "/etc/passwd"], "true"), 1, &["/etc/passwd"]);
 }
 
 // --- programs that cannot take lanes -------------------------------------------------------------------------------
@@ -101,10 +80,9 @@ const GREETER: &str = "#include <stdio.h>\nint main(void) { puts(\"ran\"); retur
 /// Panics unless the program runs on the kernel path with one warning, and does not run where lanes are required.
 #[track_caller]
 fn must_fall_back(rack: &Rack, program: &Path, about: &[&str]) {
-    let finished = finish(&mut rack.run(&[], program)).must_succeed();
-    must_be_one_line(&finished, about);
+    let finished = finish(&mut rack.run(&[], program)).must_succeed().must_print_one_line(about);
     assert_eq!(finished.stdout, "ran\n");
-    must_fail_with_one_line(&mut rack.require_lane(program), 1, about);
+    must_fail(&mut rack.require_lane(program), 1, about);
 }
 
 #[test]
@@ -287,7 +265,7 @@ fn run_in(rack: &Path, options: &[&str], program: impl AsRef<std::ffi::OsStr>) -
 fn a_missing_rack_is_wrong_use() {
     for rack in ["/proc/no/rack", "/etc/passwd/rack"] {
         for options in [&[][..], &["--require-lane"]] {
-            must_fail_with_one_line(&mut run_in(Path::new(rack), options, "true"), 2, &[rack]);
+            must_fail(&mut run_in(Path::new(rack), options, "true"), 2, &[rack]);
         }
     }
 }
@@ -295,7 +273,7 @@ fn a_missing_rack_is_wrong_use() {
 #[test]
 fn an_invalid_rack_file_is_wrong_use() {
     for options in [&[][..], &["--require-lane"]] {
-        must_fail_with_one_line(&mut run_in(Path::new("/etc/passwd"), options, "true"), 2, &["/etc/passwd, line 1"]);
+        must_fail(&mut run_in(Path::new("/etc/passwd"), options, "true"), 2, &["/etc/passwd, line 1"]);
     }
 }
 
@@ -305,7 +283,7 @@ fn a_rack_that_others_can_write_is_not_trusted() {
     let rack = folder.path().join("open");
     fs::create_dir(&rack).unwrap();
     fs::set_permissions(&rack, fs::Permissions::from_mode(0o777)).unwrap();
-    must_fail_with_one_line(&mut run_in(&rack, &["--require-lane"], "true"), 1, &["chmod 700"]);
+    must_fail(&mut run_in(&rack, &["--require-lane"], "true"), 1, &["chmod 700"]);
     sample_must_pass(&mut run_in(&rack, &[], c::semantics()));
 }
 
@@ -321,9 +299,8 @@ fn an_unwritable_rack_falls_back_for_an_ordinary_user() {
         paths::copy_program(program, &folder.path().join(program.file_name().unwrap()));
     }
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command = rack.bare_command(tool("setpriv"));
-    command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
-    command.arg(folder.path().join("crosslane")).arg("run").arg("--rack").arg(rack.path());
+    let mut command = command_as_nobody(folder.path().join("crosslane"));
+    command.arg("run").arg("--rack").arg(rack.path());
     command.arg("--").arg(folder.path().join("semantics"));
     let finished = sample_must_pass(&mut command);
     assert!(finished.stderr.starts_with("crosslane: "), "{finished}");
@@ -383,26 +360,12 @@ fn a_full_rack_where_lanes_are_required_ends_with_an_error() {
     assert!(finished.stderr.contains("crosslane: "), "{finished}");
 }
 
-/// The sample with the library preloaded by hand, with a value that `crosslane run` would not set.
-fn sample_with(rack: &Rack, name: &str, value: &str) -> Command {
-    let mut command = rack.bare_command(c::semantics());
-    command.env("LD_PRELOAD", paths::library()).env("CROSSLANE_RACK", rack.path()).env(name, value);
-    command
-}
-
-#[test]
-fn an_invalid_variable_ends_a_program_instead_of_being_ignored() {
-    let rack = Rack::new();
-    for (name, value) in [("CROSSLANE_ONLY", "80-,x"), ("CROSSLANE_EXCEPT", "-1"), ("CROSSLANE_NODE", "q7")] {
-        must_fail_with_one_line(&mut sample_with(&rack, name, value), 2, &[name, value]);
-    }
-}
-
 #[test]
 fn a_missing_rack_in_the_environment_means_kernel_tcp() {
     let rack = Rack::new();
     for value in ["", "/proc/no/rack"] {
-        sample_must_pass(&mut sample_with(&rack, "CROSSLANE_RACK", value));
+        let mut command = rack.bare_command(c::semantics());
+        sample_must_pass(command.env("LD_PRELOAD", paths::library()).env("CROSSLANE_RACK", value));
     }
 }
 
@@ -461,7 +424,7 @@ fn a_client_that_cannot_create_memory_causes_no_broken_connection() {
     assert_eq!(finished.stdout, "ok\n");
 }
 
-// --- hostile clients ------------------------------------------------------------------------------------------------
+// --- accelerated and bare programs ----------------------------------------------------------------------------------
 
 const REQUIRED: &[&str] = &["--require-lane"];
 
@@ -470,8 +433,16 @@ fn start_echo(rack: &Rack) -> Server {
 }
 
 fn echo_server(rack: &Rack, options: &[&str], port: u16) -> Command {
-    let mut command = rack.run(options, python());
-    command.arg(package_file("python/echo_server.py")).arg(port.to_string());
+    script(rack.run(options, python()), "echo_server.py", port)
+}
+
+fn echo_client(rack: &Rack, options: &[&str], port: u16) -> Command {
+    script(rack.run(options, python()), "echo_client.py", port)
+}
+
+/// Appends a script of this package and a port to a command that runs Python.
+fn script(mut command: Command, name: &str, port: u16) -> Command {
+    command.arg(package_file("python").join(name)).arg(port.to_string());
     command
 }
 
@@ -483,255 +454,16 @@ fn must_echo(rack: &Rack, server: &Server) {
 
 #[track_caller]
 fn must_echo_with(rack: &Rack, options: &[&str], server: &Server) {
-    let mut client = rack.run(options, python());
-    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
-    let finished = finish(&mut client).must_succeed();
+    let finished = finish(&mut echo_client(rack, options, server.port)).must_succeed();
     assert_eq!(finished.stdout, "echoed 100000\n");
     assert!(server.process.is_running(), "{}", server.process.stderr());
 }
 
-/// The paths of the sockets below a folder.
-fn sockets_below(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.unwrap();
-        let kind = entry.file_type().unwrap();
-        if kind.is_dir() {
-            found.extend(sockets_below(&entry.path()));
-        } else if kind.is_socket() {
-            found.push(entry.path());
-        }
-    }
-    found
-}
-
-/// The path of the only server's lane listener.
-fn rendezvous(rack: &Rack) -> PathBuf {
-    let found = sockets_below(rack.path());
-    assert_eq!(found.len(), 1, "sockets in the rack: {found:?}");
-    found.into_iter().next().unwrap()
-}
-
-fn connect_raw(at: &Path) -> UnixStream {
-    UnixStream::connect(at).unwrap_or_else(|error| panic!("{}: {error}", at.display()))
-}
-
-/// Sends bytes with descriptors, unless the server has already closed the connection.
-fn send_with_descriptors(to: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd]) {
-    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
-    let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-}
-
-/// Descriptors that a server must not accept as a segment.
-fn wrong_descriptors() -> Vec<Vec<OwnedFd>> {
-    let null = || OwnedFd::from(fs::File::open("/dev/null").unwrap());
-    let memory = |bytes: u64| {
-        let file = fs::File::from(rustix::fs::memfd_create("junk", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap());
-        file.set_len(bytes).unwrap();
-        OwnedFd::from(file)
-    };
-    let pipe = || rustix::pipe::pipe().unwrap().0;
-    vec![
-        vec![null()],
-        vec![pipe()],
-        vec![memory(0)],
-        vec![memory(1 << 20)], // not sealed, so it could be truncated while mapped
-        vec![memory(1 << 20), memory(4096), null()],
-        (0..8).map(|_| null()).collect(),
-    ]
-}
-
-#[test]
-fn silent_clients_do_not_stall_a_server() {
-    let rack = Rack::new();
-    let server = start_echo(&rack);
-    must_echo(&rack, &server);
-    let at = rendezvous(&rack);
-    let silent: Vec<UnixStream> = (0..5).map(|_| connect_raw(&at)).collect();
-    must_echo(&rack, &server);
-    drop(silent);
-    must_echo(&rack, &server);
-}
-
-#[test]
-fn clients_that_send_garbage_do_not_stall_a_server() {
-    let rack = Rack::new();
-    let server = start_echo(&rack);
-    let at = rendezvous(&rack);
-    let mut held = Vec::new();
-    for bytes in [1, 7, 8, 63, 64, 65, 1000, 100_000] {
-        for fill in [0x00, 0x5a, 0xff] {
-            let mut client = connect_raw(&at);
-            client.set_nonblocking(true).unwrap();
-            let _ = client.write(&vec![fill; bytes]);
-            if fill == 0x5a {
-                held.push(client);
-            }
-        }
-        must_echo(&rack, &server);
-    }
-}
-
-#[test]
-fn clients_that_pass_wrong_descriptors_do_not_stall_a_server() {
-    let rack = Rack::new();
-    let server = start_echo(&rack);
-    let at = rendezvous(&rack);
-    let before = descriptors_of(&server);
-    let mut held = Vec::new();
-    for descriptors in wrong_descriptors() {
-        for bytes in [1_usize, 64, 4096] {
-            let client = connect_raw(&at);
-            send_with_descriptors(&client, &vec![0x11; bytes], &descriptors);
-            if bytes == 64 {
-                held.push(client);
-            }
-        }
-        must_echo(&rack, &server);
-    }
-    drop(held);
-    must_echo(&rack, &server);
-    must_echo(&rack, &server);
-    assert!(descriptors_of(&server) <= before + 1, "{before} descriptors became {}", descriptors_of(&server));
-}
-
-fn descriptors_of(server: &Server) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", server.process.pid())).unwrap().count()
-}
-
-/// The size of a connection's memory, and the offsets of the words of the lane to the server and of the lane back.
-fn offsets_in_segment() -> Vec<String> {
-    let [to_server, back] = [segment::Side::Acceptor, segment::Side::Connector].map(segment::layout_to);
-    [
-        Segment::SEGMENT_BYTES,
-        to_server.small_offset,
-        to_server.small_slots as usize,
-        to_server.forward_offset,
-        to_server.back_offset,
-        back.forward_offset,
-        back.back_offset,
-    ]
-    .map(|number| number.to_string())
-    .to_vec()
-}
-
-const ECHO_CLIENTS_MAX: usize = 2000;
-const KILLS_LIMIT: Duration = Duration::from_secs(300);
-
-#[test]
-fn clients_that_forge_words_of_their_connections_do_not_stall_a_server() {
-    forge_words_of_connections_to(&[]);
-}
-
-#[test]
-fn clients_that_forge_words_of_connections_shared_with_a_child_do_not_stall_a_server() {
-    forge_words_of_connections_to(&["--with-child"]);
-}
-
-fn forge_words_of_connections_to(options: &[&str]) {
-    let rack = Rack::new();
-    let server = start_server(|port| {
-        let mut command = rack.require_lane(python());
-        command.arg(package_file("python/selector_echo_server.py")).arg(port.to_string()).args(options);
-        command
-    });
-    let mut hostile = rack.require_lane(python());
-    hostile.arg(package_file("python/hostile_client.py")).arg(server.port.to_string()).args(offsets_in_segment());
-    let hostile = Process::start(&mut hostile);
-    // Forging all words takes some seconds.
-    let has_forged = (0..ECHO_CLIENTS_MAX).any(|_| {
-        must_echo(&rack, &server);
-        hostile.stdout().starts_with("forged ") || !hostile.is_running()
-    });
-    assert!(has_forged && hostile.is_running(), "{} {}", hostile.stdout(), hostile.stderr());
-    must_echo(&rack, &server);
-    assert!(!hostile.stdout().contains("reset 0"), "no forged word had an effect");
-    drop(hostile);
-    must_echo(&rack, &server);
-}
-
-/// Kills clients and servers at random: the peers must see it, and nothing may leak.
-fn kill_at_random_moments(count: &str) {
-    // A failure prints the seed.
-    let seed = std::process::id().to_string();
-    let rack = Rack::new();
-    let mut command = rack.require_lane(python());
-    command.arg(package_file("python/kills.py")).args([count, &seed]);
-    let finished = Process::start(&mut command).wait(KILLS_LIMIT);
-    assert!(finished.status.success() && finished.stdout == "ok\n", "seed {seed}: {finished}");
-}
-
-#[test]
-fn killed_endpoints_leave_nothing_behind() {
-    kill_at_random_moments("300");
-}
-
-#[test]
-#[ignore = "takes about ten seconds; in ./x exam"]
-fn endpoints_killed_at_two_thousand_moments_leave_nothing_behind() {
-    kill_at_random_moments("2000");
-}
-
-/// Options of the server and its client, and a function that creates something at the server's path.
-type Obstacle = (&'static [&'static str], fn(&Path));
-
-#[test]
-fn stale_and_foreign_names_do_not_stop_a_new_server() {
-    let rack = Rack::new();
-    let server = start_echo(&rack);
-    let (port, at) = (server.port, rendezvous(&rack));
-    drop(server); // killed, so its name remains
-    // The library does not remove what a user put there: a folder may cost the lane, never the connection.
-    let obstacles: [Obstacle; 5] = [
-        (REQUIRED, |_| {}),
-        (REQUIRED, |at| fs::write(at, "a file").unwrap()),
-        (REQUIRED, |at| symlink("/no/such/target", at).unwrap()),
-        (REQUIRED, |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap())), // a socket that no process has open
-        (&[], |at| fs::create_dir(at).unwrap()),
-    ];
-    for (number, (options, create)) in obstacles.iter().enumerate() {
-        if number > 0 {
-            let _ = fs::remove_file(&at);
-        }
-        create(&at);
-        let process = Process::start(&mut echo_server(&rack, options, port));
-        process.wait_until("a listener", WAIT_MAX, |_| system_tests::port::is_listening(port));
-        must_echo_with(&rack, options, &Server { process, port });
-    }
-}
-
-#[test]
-fn programs_of_different_layouts_use_kernel_tcp() {
-    let rack = Rack::new();
-    let server = start_server(|port| echo_server(&rack, &[], port));
-    // Each version of the layout has its own directory.
-    let at = rendezvous(&rack);
-    let own = at.ancestors().find(|path| path.parent() == Some(rack.path())).unwrap();
-    fs::rename(own, rack.path().join("v999")).unwrap();
-    must_echo_with(&rack, &[], &server);
-    let mut client = rack.run(REQUIRED, python());
-    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
-    let output = finish(&mut client).must_exit_with(1).stderr;
-    assert!(output.contains("no lane: the other side runs another version of crosslane"), "{output}");
-}
-
-// --- accelerated and bare programs ----------------------------------------------------------------------------------
-
 #[test]
 fn a_required_lane_to_a_bare_server_is_refused_in_one_line() {
     let rack = Rack::new();
-    let server = start_server(|port| {
-        let mut command = rack.bare_command(python());
-        command.arg(package_file("python/echo_server.py")).arg(port.to_string());
-        command
-    });
-    let mut client = rack.require_lane(python());
-    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
-    let finished = finish(&mut client).must_exit_with(1);
+    let server = start_server(|port| script(rack.bare_command(python()), "echo_server.py", port));
+    let finished = finish(&mut echo_client(&rack, REQUIRED, server.port)).must_exit_with(1);
     let ours = finished.stderr.lines().filter(|line| line.starts_with("crosslane: ")).count();
     assert!(ours == 1 && finished.stderr.contains("ConnectionRefusedError"), "{finished}");
 }
@@ -740,9 +472,7 @@ fn a_required_lane_to_a_bare_server_is_refused_in_one_line() {
 fn a_bare_client_of_a_server_that_requires_lanes_is_closed_and_the_server_lives() {
     let rack = Rack::new();
     let server = start_echo(&rack);
-    let mut client = rack.bare_command(python());
-    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
-    finish(&mut client).must_exit_with(1);
+    finish(&mut script(rack.bare_command(python()), "echo_client.py", server.port)).must_exit_with(1);
     must_echo(&rack, &server);
     let ours = server.process.stderr();
     assert!(ours.lines().any(|line| line.starts_with("crosslane: ")), "{ours}");
@@ -751,9 +481,7 @@ fn a_bare_client_of_a_server_that_requires_lanes_is_closed_and_the_server_lives(
 #[test]
 fn connect_without_a_listener_is_refused() {
     let rack = Rack::new();
-    let mut client = rack.require_lane(python());
-    client.arg(package_file("python/echo_client.py")).arg(free_port().to_string());
-    let finished = finish(&mut client).must_exit_with(1);
+    let finished = finish(&mut echo_client(&rack, REQUIRED, free_port())).must_exit_with(1);
     assert!(finished.stderr.contains("ConnectionRefusedError"), "{finished}");
 }
 
@@ -766,18 +494,17 @@ fn a_client_killed_amid_a_message_does_not_affect_others() {
         command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--dir"]).arg(folder.path());
         command
     });
+    let redis_cli = |arguments: &[&str]| {
+        let mut command = rack.require_lane(tool("redis-cli"));
+        command.args(["-h", "127.0.0.1", "-p", &server.port.to_string()]).args(arguments);
+        finish(&mut command).must_succeed().stdout
+    };
     for _ in 0..5 {
-        let mut half = rack.require_lane(python());
-        half.arg(package_file("python/half_message.py")).arg(server.port.to_string());
-        let client = Process::start(&mut half);
+        let client = Process::start(&mut script(rack.require_lane(python()), "half_message.py", server.port));
         client.wait_until("half a message", WAIT_MAX, |client| client.stdout().contains("half"));
         drop(client); // kill -9
-        let mut cli = rack.require_lane(tool("redis-cli"));
-        cli.args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "EXISTS", "half"]);
-        assert_eq!(finish(&mut cli).must_succeed().stdout, "0\n");
+        assert_eq!(redis_cli(&["EXISTS", "half"]), "0\n");
     }
-    let mut cli = rack.require_lane(tool("redis-cli"));
-    cli.args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "CLIENT", "LIST"]);
-    let clients = finish(&mut cli).must_succeed().stdout;
+    let clients = redis_cli(&["CLIENT", "LIST"]);
     assert_eq!(clients.lines().filter(|line| line.starts_with("id=")).count(), 1, "{clients}");
 }

@@ -7,9 +7,10 @@ use std::process::Command;
 
 use system_tests::paths::{library, package_file, python, tool};
 use system_tests::port::free_port;
-use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, start_server};
+use system_tests::rack::command_as_nobody;
+use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, is_root, start_server};
 
-/// Preloads the library without the command, as where an operator cannot change a command line.
+/// A Python program with the library preloaded by hand, as where an operator cannot change the command line.
 fn by_hand(rack: &Rack, variables: &[(&str, &str)], script: &str) -> Command {
     let mut command = rack.bare_command(python());
     command.args(["-c", script]).env("LD_PRELOAD", library()).env("CROSSLANE_RACK", rack.path());
@@ -17,7 +18,7 @@ fn by_hand(rack: &Rack, variables: &[(&str, &str)], script: &str) -> Command {
     command
 }
 
-fn ended(mut command: Command) -> Finished {
+fn finish(mut command: Command) -> Finished {
     Process::start(&mut command).wait(WAIT_MAX)
 }
 
@@ -38,42 +39,36 @@ except ConnectionRefusedError:
 
 #[test]
 fn an_invalid_variable_prevents_the_program_from_running() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     for (name, value, remedy) in [
         ("CROSSLANE_REQUIRE_LANE", "treu", "set 1"),
         ("CROSSLANE_FILTERS", "honor", "set honour"),
         ("CROSSLANE_ONLY", "http", "80,6000-6100"),
+        ("CROSSLANE_EXCEPT", "-1", "80,6000-6100"),
         ("CROSSLANE_NODE", "q7", "a letter"),
         ("CROSSLANE_OFF", "2", "set 1"),
     ] {
-        let finished = ended(by_hand(&rack, &[(name, value)], PRINTS_RAN)).must_exit_with(2);
-        let line = finished.stderr.strip_suffix('\n').expect("a line");
-        assert!(line.starts_with(&format!("crosslane: {name}='{value}': ")) && line.contains(remedy), "{line}");
-        assert!(!line.contains('\n') && finished.stdout.is_empty(), "{finished}");
+        let finished = finish(by_hand(&rack, &[(name, value)], PRINTS_RAN)).must_exit_with(2);
+        assert_eq!(finished.stdout, "", "{finished}");
+        finished.must_print_one_line(&[&format!("crosslane: {name}='{value}': "), remedy]);
     }
-    let off = ended(by_hand(&rack, &[("CROSSLANE_OFF", "yes"), ("CROSSLANE_NODE", "q7")], PRINTS_RAN)).must_succeed();
+    let off = finish(by_hand(&rack, &[("CROSSLANE_OFF", "yes"), ("CROSSLANE_NODE", "q7")], PRINTS_RAN)).must_succeed();
     assert_eq!((off.stdout.as_str(), off.stderr.as_str()), ("ran\n", ""));
 }
 
 #[test]
 fn valid_variables_print_nothing_and_switches_accept_words() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     let fallback = [("CROSSLANE_ONLY", "1"), ("CROSSLANE_NODE", "b")];
-    for (value, outcome) in [("no", "b'x'\n"), ("False", "b'x'\n"), ("0", "b'x'\n"), ("", "b'x'\n")] {
+    for value in ["no", "False", "0", ""] {
         let variables = [&fallback[..], &[("CROSSLANE_REQUIRE_LANE", value)]].concat();
-        let finished = ended(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
-        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), (outcome, ""), "{value}");
+        let finished = finish(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
+        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("b'x'\n", ""), "{value}");
     }
     for value in ["1", "true", "YES", "on"] {
         // Connections that packet filters see get no lane.
         let variables = [("CROSSLANE_FILTERS", "honour"), ("CROSSLANE_REQUIRE_LANE", value)];
-        let finished = ended(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
+        let finished = finish(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
         assert_eq!(finished.stdout, "refused\n", "{value}: {finished}");
         assert!(finished.stderr.contains("packet filters"), "{finished}");
     }
@@ -81,40 +76,29 @@ fn valid_variables_print_nothing_and_switches_accept_words() {
 
 #[test]
 fn an_unknown_variable_causes_a_warning_of_one_line() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
-    let finished = ended(by_hand(&rack, &[("CROSSLANE_REQUIRELANE", "1")], PRINTS_RAN)).must_succeed();
+    let Some(rack) = Rack::with_lanes() else { return };
+    let finished = finish(by_hand(&rack, &[("CROSSLANE_REQUIRELANE", "1")], PRINTS_RAN)).must_succeed();
     assert_eq!(finished.stdout, "ran\n");
-    assert!(finished.stderr.starts_with("crosslane: CROSSLANE_REQUIRELANE: "), "{finished}");
-    assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+    finished.must_print_one_line(&["crosslane: CROSSLANE_REQUIRELANE: "]);
 }
 
 #[test]
 fn a_missing_rack_that_is_named_is_not_created() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     let missing = rack.path().join("mistyped");
     let named = missing.to_str().expect("a name");
-    let finished = ended(by_hand(&rack, &[("CROSSLANE_RACK", named)], ECHOES_TO_ITSELF)).must_succeed();
+    let finished = finish(by_hand(&rack, &[("CROSSLANE_RACK", named)], ECHOES_TO_ITSELF)).must_succeed();
     assert_eq!(finished.stdout, "b'x'\n", "kernel TCP still works");
-    assert!(finished.stderr.starts_with(&format!("crosslane: rack '{named}' is not there; ")), "{finished}");
-    assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+    finished.must_print_one_line(&[&format!("crosslane: rack '{named}' is not there; ")]);
     assert!(!missing.exists());
 }
 
 #[test]
 fn the_default_directory_is_created() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     let runtime = rack.path().to_str().expect("a name");
     let variables = [("CROSSLANE_RACK", ""), ("XDG_RUNTIME_DIR", runtime)];
-    let finished = ended(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
+    let finished = finish(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
     assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("b'x'\n", ""));
     assert!(Path::new(runtime).join("crosslane/v1/stat").is_dir());
 }
@@ -132,26 +116,17 @@ print('answered', connection.recv(1), flush=True)
 sys.stdin.read()
 ";
 
-fn server_by(command: impl Fn(&str) -> Command) -> Server {
-    server_of(ECHO_SERVER, command)
-}
-
-fn server_of(script: &str, command: impl Fn(&str) -> Command) -> Server {
-    let script = package_file(script);
-    let script = script.to_str().expect("a path");
+/// Starts a server: `command` runs Python, and the script and a port are appended.
+fn server_by(command: impl Fn() -> Command, script: &str) -> Server {
     start_server(|port| {
-        let mut command = command(script);
-        command.arg(port.to_string());
+        let mut command = command();
+        command.arg(package_file(script)).arg(port.to_string());
         command
     })
 }
 
 fn echo_server(rack: &Rack) -> Server {
-    server_by(|script| {
-        let mut command = rack.run(&[], python());
-        command.arg(script);
-        command
-    })
+    server_by(|| rack.run(&[], python()), ECHO_SERVER)
 }
 
 /// The error of a client that requires a lane.
@@ -172,31 +147,21 @@ fn counted(rack: &Rack, port: u16) -> serde_json::Value {
     process.expect("a page of the client")["fallbacks"].clone()
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
 #[test]
 fn a_bare_server_and_one_of_another_user_have_different_reasons() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
-    let bare = server_by(|script| {
-        let mut command = rack.bare_command(python());
-        command.arg(script);
-        command
-    });
+    let Some(rack) = Rack::with_lanes() else { return };
+    let bare = server_by(|| rack.bare_command(python()), ECHO_SERVER);
     assert!(refusal(&rack, bare.port).contains("no lane: no listener with lanes has that address"));
     assert_eq!(counted(&rack, bare.port), serde_json::json!({"no_listener": 1}));
     if !is_root() {
         eprintln!("skipped: only root can be another user");
         return;
     }
-    let others = server_by(|script| {
-        let mut command = rack.bare_command(tool("setpriv"));
-        command.args(["--reuid=65534", "--clear-groups", "--"]).arg(python()).arg("-c");
-        command.arg(fs::read_to_string(script).expect("the server"));
+    // The user nobody may not be able to read the file.
+    let script = fs::read_to_string(package_file(ECHO_SERVER)).expect("the server");
+    let others = start_server(|port| {
+        let mut command = command_as_nobody(python());
+        command.arg("-c").arg(&script).arg(port.to_string());
         command
     });
     let output = refusal(&rack, others.port);
@@ -206,10 +171,7 @@ fn a_bare_server_and_one_of_another_user_have_different_reasons() {
 
 #[test]
 fn a_server_in_another_network_namespace_has_its_reason() {
-    let rack = Rack::new();
-    if rack.is_bare() || !is_root() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
     let mut server = rack.run(&[], tool("unshare"));
     server.args(["--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]).arg(python()).args(["-u", "-c"]);
     server.arg("import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1]); l.accept()");
@@ -221,10 +183,7 @@ fn a_server_in_another_network_namespace_has_its_reason() {
 
 #[test]
 fn a_program_that_changed_its_user_reports_the_owner_of_the_rack() {
-    let rack = Rack::new();
-    if rack.is_bare() || !is_root() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
     let listener = echo_server(&rack);
     let mut client = rack.require_lane(python());
     client.args(["-c", &format!("import os; os.setuid(65534){HOLDING_CLIENT}")]).arg(listener.port.to_string());
@@ -234,10 +193,7 @@ fn a_program_that_changed_its_user_reports_the_owner_of_the_rack() {
 
 #[test]
 fn a_server_of_another_version_has_its_reason() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     let server = echo_server(&rack);
     // Each version has its own directory.
     fs::rename(rack.path().join("v4"), rack.path().join("v999")).expect("the directory of this version");
@@ -272,15 +228,8 @@ fn switch_lanes(rack: &Rack, state: &str) -> String {
 
 #[test]
 fn lanes_are_switched_off_and_on_while_programs_run() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
-    let early = server_of("python/selector_echo_server.py", |script| {
-        let mut command = rack.run(&[], python());
-        command.arg(script);
-        command
-    });
+    let Some(rack) = Rack::with_lanes() else { return };
+    let early = server_by(|| rack.run(&[], python()), "python/selector_echo_server.py");
     let mut client = rack.run(&[], python());
     client.args(["-c", CLIENT_BY_LINE]).arg(early.port.to_string());
     let (client, mut input) = Process::start_with_input(&mut client);
@@ -313,10 +262,7 @@ fn lanes_are_switched_off_and_on_while_programs_run() {
 
 #[test]
 fn lanes_that_are_off_before_the_first_program_stay_off() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     switch_lanes(&rack, "off");
     let server = echo_server(&rack);
     assert_eq!(counted(&rack, server.port), serde_json::json!({"switched_off": 1}));
@@ -326,10 +272,7 @@ fn lanes_that_are_off_before_the_first_program_stay_off() {
 
 #[test]
 fn a_repeated_refusal_is_printed_once() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     let mut client = rack.require_lane(python());
     let script = "import socket, sys\nfor _ in range(4): socket.socket().connect_ex(('127.0.0.1', int(sys.argv[1])))";
     client.args(["-c", script, &free_port().to_string()]);
@@ -339,10 +282,7 @@ fn a_repeated_refusal_is_printed_once() {
 
 #[test]
 fn stat_shows_listeners() {
-    let rack = Rack::new();
-    if rack.is_bare() {
-        return;
-    }
+    let Some(rack) = Rack::with_lanes() else { return };
     let server = echo_server(&rack);
     let output = Process::start(&mut rack.crosslane("stat")).wait(WAIT_MAX).must_succeed().stdout;
     let line = output.lines().find(|line| line.contains(&format!(":{}", server.port))).expect("the listener");
