@@ -3,9 +3,8 @@
 //! * [`message`]: the wire format of a message, and its validation.
 //! * [`Batcher`]: decides which packets form a message, and when: fixed batches, as published, or adaptive ones.
 //! * [`Latency`]: a model of the latency of messages, fitted online.
-//! * [`LengthLimit`]: the maximum length of a message, by the cost of long ones, which depends on its
-//!   [`MessageTransfer`].
-//! * [`Occupancy`]: the load of a node, which determines the batch size.
+//! * [`Occupancy`]: the load of a node, which determines the batch size, and the maximum length of a message, by the
+//!   cost of long ones, which depends on the [`MessageTransfer`].
 
 mod batcher;
 mod latency;
@@ -16,7 +15,7 @@ mod occupancy;
 
 pub use batcher::{BatchTarget, Batcher, Policy, PolicyError, Queued};
 pub use latency::{Latency, Sample};
-pub use lengths::{LengthLimit, MessageTransfer};
+pub use lengths::MessageTransfer;
 pub use limits::{FIXED_PACKETS_MAX, PACKETS_MAX};
 pub use occupancy::Occupancy;
 

@@ -269,8 +269,8 @@ impl<C: Carrier> Mesh<C> {
         }
         let peer = &self.peers[usize::from(node.0)];
         let by_occupancy = self.by_occupancy(now, peer);
-        let limit = self.occupancy.limit(by_occupancy);
-        Ok(BatchTarget { by_occupancy, by_in_flight: peer.by_in_flight(&self.limits), limit })
+        let by_in_flight = peer.by_in_flight(&self.limits);
+        Ok(BatchTarget { by_occupancy, by_in_flight, bytes_max: self.occupancy.message_bytes_max(by_occupancy) })
     }
 
     /// Returns the batch size by the occupancy of this node, and that of the peer as it reports it.

@@ -10,7 +10,7 @@
 //!   soonest: many short packets, few long ones. The latency of messages is modelled online ([`Latency`]). No message
 //!   takes longer than the target.
 //! - **Lateness.** Once the oldest packet has used half the target, throughput matters most, and messages are as long
-//!   as allowed ([`LengthLimit`]): where long ones cost more, or save nothing, the limit is a number of bytes.
+//!   as allowed: where long ones cost more, or save nothing, their bytes are limited.
 //! - **Load** of this node or the peer, which states its load in its messages. The higher the load, the larger the
 //!   batch size ([`super::Occupancy`]); fewer packets wait for others, or until the oldest has used half the target;
 //!   all of the target, if only full messages are worth sending. Long packets are sent in smaller batches, because most
@@ -26,8 +26,7 @@ use sim::{Span, Time};
 use thiserror::Error;
 
 use super::latency::{Latency, Sample};
-use super::lengths::LengthLimit;
-use super::limits::{FIXED_PACKETS_MAX, MESSAGE_BYTES_MAX, PACKETS_MAX};
+use super::limits::{ENOUGH_BYTES, FIXED_PACKETS_MAX, PACKETS_MAX};
 use super::message;
 
 /// How packets are batched.
@@ -96,10 +95,6 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 /// begun.
 const USUAL_PACKETS_MAX: usize = FIXED_PACKETS_MAX;
 
-/// Number of bytes that justify a message, however few packets they are: copying them takes several times the fixed
-/// cost of a message, and each node has to wait for all of them.
-const ENOUGH_BYTES: usize = 8 << 10;
-
 /// Returns the maximum wait of the oldest packet: half the target, or all of it if only full messages are worth
 /// sending, because there is no time for more messages.
 fn wait_max(target: Span, is_full_only: bool) -> Span {
@@ -113,8 +108,8 @@ pub struct BatchTarget {
     pub by_occupancy: usize,
     /// Batch size by the packets in flight, so that they form few messages.
     pub by_in_flight: usize,
-    /// Maximum length of a message.
-    pub limit: LengthLimit,
+    /// Maximum bytes of a message. A longer packet forms a message by itself.
+    pub bytes_max: usize,
 }
 
 impl BatchTarget {
@@ -216,7 +211,7 @@ impl<T> Batcher<T> {
 
     #[inline]
     fn adaptive_due(&self, target: Span, waited: Span, batch: BatchTarget) -> usize {
-        let queued = self.longest(waited >= target, batch);
+        let queued = self.longest(batch);
         if waited >= wait_max(target, batch.is_full_only()) {
             return queued;
         }
@@ -235,14 +230,12 @@ impl<T> Batcher<T> {
     /// maximum length, as if all packets had the same length. This also bounds the batch size where long messages cost
     /// more, or save nothing.
     #[inline]
-    fn longest(&self, is_late: bool, batch: BatchTarget) -> usize {
+    fn longest(&self, batch: BatchTarget) -> usize {
         let queued = self.queue.len().min(batch.packets_min().max(USUAL_PACKETS_MAX));
-        let is_behind = batch.limit.is_trial && batch.is_full_only() && is_late;
-        let bytes_max = if is_behind { MESSAGE_BYTES_MAX } else { batch.limit.bytes };
-        if self.queue_bytes <= bytes_max {
+        if self.queue_bytes <= batch.bytes_max {
             return queued;
         }
-        let by_bytes = bytes_max * self.queue.len() / self.queue_bytes;
+        let by_bytes = batch.bytes_max * self.queue.len() / self.queue_bytes;
         queued.min(by_bytes.max(1))
     }
 
@@ -323,23 +316,21 @@ impl<T> Batcher<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::MESSAGE_BYTES_MAX;
     use super::*;
 
     const SLOT_BYTES: usize = 49_152;
 
-    const SHORT: LengthLimit = LengthLimit { bytes: 12_500, is_trial: false };
-    const NOTHING_PRESSES: BatchTarget = BatchTarget { by_occupancy: 1, by_in_flight: 0, limit: SHORT };
+    const SHORT_BYTES: usize = 12_500;
+    const NOTHING_PRESSES: BatchTarget = BatchTarget { by_occupancy: 1, by_in_flight: 0, bytes_max: SHORT_BYTES };
 
-    const FULL_ONLY: BatchTarget = BatchTarget {
-        by_occupancy: PACKETS_MAX,
-        limit: LengthLimit { bytes: MESSAGE_BYTES_MAX, is_trial: false },
-        ..NOTHING_PRESSES
-    };
+    const FULL_ONLY: BatchTarget =
+        BatchTarget { by_occupancy: PACKETS_MAX, bytes_max: MESSAGE_BYTES_MAX, ..NOTHING_PRESSES };
 
     /// Returns the target under a load of this node or the peer.
     fn busy(by_occupancy: usize) -> BatchTarget {
-        let limit = if by_occupancy < PACKETS_MAX { SHORT } else { LengthLimit { bytes: MESSAGE_BYTES_MAX, ..SHORT } };
-        BatchTarget { by_occupancy, limit, ..NOTHING_PRESSES }
+        let bytes_max = if by_occupancy < PACKETS_MAX { SHORT_BYTES } else { MESSAGE_BYTES_MAX };
+        BatchTarget { by_occupancy, bytes_max, ..NOTHING_PRESSES }
     }
 
     /// Returns the target with packets in flight.
@@ -432,7 +423,7 @@ mod tests {
     fn full_messages_may_exceed_the_target_if_only_they_are_worth_sending() {
         // By the published figures 22 packets of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        let busy = BatchTarget { limit: FULL_ONLY.limit, ..busy(31) };
+        let busy = BatchTarget { bytes_max: MESSAGE_BYTES_MAX, ..busy(31) };
         assert_eq!([busy, FULL_ONLY].map(|batch| batcher.due(at(0.0), batch)), [22, 32]);
     }
 
@@ -447,13 +438,10 @@ mod tests {
     }
 
     #[test]
-    fn full_messages_are_short_where_long_ones_cost_more_except_when_a_trial_would_delay_late_packets() {
-        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), BatchTarget { limit, ..FULL_ONLY });
-        assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
-        let tried = LengthLimit { is_trial: true, ..SHORT };
-        assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
-        let batch = BatchTarget { limit: tried, ..busy(31) };
-        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), batch), 25, "the limit holds below full messages");
+    fn full_messages_are_short_where_long_ones_cost_more() {
+        let batch = BatchTarget { bytes_max: SHORT_BYTES, ..FULL_ONLY };
+        assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| with(Policy::adaptive(), 40, 1500).due(at(us), batch)), [8; 4]);
+        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), batch), 25);
     }
 
     #[test]

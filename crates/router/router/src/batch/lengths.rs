@@ -6,7 +6,7 @@
 //! copies have to fit a first-level cache, it saves nothing or less. There the cost of a byte is measured for each
 //! length in turn, for a period each under the same load, whatever is queued. So costs differ by the length alone.
 
-use super::limits::{MESSAGE_BYTES_MAX, PERIOD_NS, WORK_SHARE_MAX};
+use super::limits::{ENOUGH_BYTES, MESSAGE_BYTES_MAX, PERIOD_NS, PERIODS_AVERAGED};
 
 /// Maximum bytes of a message of each length: short (eight packets of 1500 B), long (sixteen) and full (32).
 const BYTES_MAX: [usize; 3] = [12_500, 24_000, MESSAGE_BYTES_MAX];
@@ -14,8 +14,6 @@ const LENGTHS: usize = BYTES_MAX.len();
 const SHORT: usize = 0;
 const LONG: usize = 1;
 const FULL: usize = 2;
-/// A period counts only if one of its messages had this many bytes: shorter messages are the same at all lengths.
-const COUNTED_BYTES_MIN: usize = BYTES_MAX[SHORT] / 4 * 3;
 /// Iterations that take longer do not count: they were interrupted.
 const ITERATION_NS_MAX: f64 = 1_000_000.0;
 /// A period that costs more than this multiple of the average was interrupted, and counts as this multiple.
@@ -23,13 +21,6 @@ const COST_RATIO_MAX: f64 = 2.0;
 /// Number of periods at the beginning that do not count, because caches are cold: a byte of the RNIC's first messages
 /// costs a quarter more than later, and short ones come first.
 const PERIODS_COLD: u32 = 8;
-/// Number of periods after which the cost of a length is known.
-const PERIODS_KNOWN: u32 = 8;
-/// Number of periods after which it is known if it is more than [`KNOWN_SOON_COST_RATIO_MIN`] times the least.
-const PERIODS_KNOWN_SOON: u32 = 3;
-const KNOWN_SOON_COST_RATIO_MIN: f64 = 1.25;
-/// Number of last periods over which a cost is averaged.
-const PERIODS_AVERAGED: u32 = 32;
 /// Once all costs are known, one period in this number tries another length: too few to change the 99th percentile.
 const PERIODS_BETWEEN_TRIALS: u32 = 1024;
 /// Longer messages are used if a byte costs at most this multiple of what it costs in shorter ones.
@@ -45,20 +36,6 @@ pub enum MessageTransfer {
     Copy,
     /// Each message is a system call. Long messages save much.
     SystemCall,
-}
-
-/// The maximum length of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LengthLimit {
-    /// Maximum bytes of a message. A longer packet forms a message by itself.
-    pub bytes: usize,
-    /// Whether the length is only tried: late packets are then sent in full messages where only these are worth it.
-    pub is_trial: bool,
-}
-
-impl LengthLimit {
-    /// A full message.
-    pub(super) const FULL: LengthLimit = LengthLimit { bytes: MESSAGE_BYTES_MAX, is_trial: false };
 }
 
 /// The best length of messages while a node has time for shorter than full ones, and while it has not.
@@ -82,17 +59,15 @@ struct Period {
     bytes: f64,
     /// Bytes of the longest message that was sent.
     longest_bytes: usize,
-    /// Whether messages had to be full, whatever length was to be tried.
-    is_full: bool,
 }
 
 impl Period {
-    const EMPTY: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0, is_full: false };
+    const EMPTY: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0 };
 
-    /// Returns the cost of a byte if messages were so long that their maximum length mattered. It is not known where
+    /// Returns the cost of a byte if a message was so long that its maximum length mattered. It is not known where
     /// iterations without work take as long as others.
     fn byte_ns(&self) -> Option<f64> {
-        let is_known = self.longest_bytes >= COUNTED_BYTES_MIN && self.bytes > 0.0 && self.worked_ns > 0.0;
+        let is_known = self.longest_bytes >= ENOUGH_BYTES && self.bytes > 0.0 && self.worked_ns > 0.0;
         is_known.then(|| self.worked_ns / self.bytes)
     }
 }
@@ -108,15 +83,10 @@ impl Lengths {
         }
     }
 
-    /// Returns the maximum length of a message; `has_time` states whether this node has time for shorter than full
-    /// ones. If it has, but the peer has not (`is_full_only`), messages are full: their cost there is not known here.
-    pub fn limit(&mut self, has_time: bool, is_full_only: bool) -> LengthLimit {
-        if has_time && is_full_only {
-            self.period.is_full = true;
-            return LengthLimit::FULL;
-        }
-        let choice = self.choice(has_time);
-        LengthLimit { bytes: BYTES_MAX[choice.length], is_trial: choice.is_trial }
+    /// Returns the maximum bytes of a message; `has_time` states whether this node has time for shorter than full ones.
+    /// If it has, but the peer has not (`is_full_only`), messages are full: their cost there is not known here.
+    pub fn limit(&self, has_time: bool, is_full_only: bool) -> usize {
+        if has_time && is_full_only { MESSAGE_BYTES_MAX } else { BYTES_MAX[self.choice(has_time).length] }
     }
 
     fn choice(&self, has_time: bool) -> &Choice {
@@ -154,17 +124,8 @@ impl Lengths {
     fn end_period(&mut self) {
         let period = std::mem::replace(&mut self.period, Period::EMPTY);
         let Some(byte_ns) = period.byte_ns() else { return };
-        let length = self.choice(self.had_time).length;
-        if period.is_full && length != FULL {
-            return;
-        }
-        if self.had_time {
-            self.with_time.learn(length, byte_ns);
-        }
-        // A node that becomes too busy for short messages has measured their cost just before.
-        if !self.had_time || period.worked_ns > WORK_SHARE_MAX * period.passed_ns {
-            self.without_time.learn(length, byte_ns);
-        }
+        let choice = if self.had_time { &mut self.with_time } else { &mut self.without_time };
+        choice.learn(byte_ns);
     }
 }
 
@@ -182,9 +143,8 @@ struct Choice {
     periods_since_trial: u32,
     /// Index of the length that was tried last among those that are not the cheapest.
     trial_index: usize,
-    /// The length of this period, and whether it is only tried.
+    /// The length of this period.
     length: usize,
-    is_trial: bool,
 }
 
 impl Choice {
@@ -203,33 +163,25 @@ impl Choice {
             periods_since_trial: 0,
             trial_index: 0,
             length,
-            is_trial: true,
         }
     }
 
-    /// Records the cost of a byte in a period of messages of this length, and chooses the length of the next period.
-    fn learn(&mut self, length: usize, byte_ns: f64) {
+    /// Records the cost of a byte in this period, and chooses the length of the next one.
+    fn learn(&mut self, byte_ns: f64) {
         if self.cold_periods > 0 {
             self.cold_periods -= 1;
             return;
         }
-        self.costs[length].learn(byte_ns);
+        self.costs[self.length].learn(byte_ns);
         self.periods_since_trial += 1;
-        let unknown = self.lengths.iter().copied().filter(|length| !self.is_known(*length));
-        if let Some(length) = unknown.min_by_key(|length| self.costs[*length].periods) {
-            (self.length, self.is_trial) = (length, true);
-            return;
-        }
-        let cheapest = self.cheapest();
-        self.is_trial = self.periods_since_trial >= PERIODS_BETWEEN_TRIALS;
-        self.length = if self.is_trial { self.next_trial(cheapest) } else { cheapest };
+        let unknown = self.lengths.iter().copied().filter(|length| self.costs[*length].periods < PERIODS_AVERAGED);
+        self.length = unknown.min_by_key(|length| self.costs[*length].periods).unwrap_or_else(|| self.known());
     }
 
-    fn is_known(&self, length: usize) -> bool {
-        let Cost { periods, byte_ns } = self.costs[length];
-        let known = self.costs.iter().filter(|cost| cost.periods >= PERIODS_KNOWN_SOON);
-        let least_ns = known.map(|cost| cost.byte_ns).fold(f64::INFINITY, f64::min);
-        periods >= PERIODS_KNOWN || periods >= PERIODS_KNOWN_SOON && byte_ns > KNOWN_SOON_COST_RATIO_MIN * least_ns
+    /// Returns the length of the next period once all costs are known.
+    fn known(&mut self) -> usize {
+        let cheapest = self.cheapest();
+        if self.periods_since_trial < PERIODS_BETWEEN_TRIALS { cheapest } else { self.next_trial(cheapest) }
     }
 
     /// Returns the shortest length for which no longer one is cheaper by enough.
@@ -294,15 +246,15 @@ mod tests {
             node
         }
 
-        fn length(&mut self) -> usize {
-            let bytes = self.lengths.limit(self.has_time, !self.has_time).bytes;
+        fn length(&self) -> usize {
+            let bytes = self.lengths.limit(self.has_time, !self.has_time);
             BYTES_MAX.iter().position(|max| *max == bytes).unwrap()
         }
 
         /// Returns the number of periods that had each length.
         fn run(&mut self, periods: usize, bytes_ns: [f64; LENGTHS]) -> [usize; LENGTHS] {
             let mut had = [0; LENGTHS];
-            (0..periods).for_each(|_| had[self.period(COUNTED_BYTES_MIN, bytes_ns)] += 1);
+            (0..periods).for_each(|_| had[self.period(ENOUGH_BYTES, bytes_ns)] += 1);
             had
         }
 
@@ -323,25 +275,16 @@ mod tests {
         for (has_time, first) in [(true, SHORT), (false, FULL)] {
             let mut node = Node::new(has_time);
             assert_eq!(node.length(), first, "before any cost is known");
-            assert!(node.lengths.limit(has_time, !has_time).is_trial);
             assert_eq!(node.run(COLD, [1.0, 0.1, 0.1])[first], COLD, "cold");
             let in_turn = if has_time { [8, 8, 8] } else { [8, 0, 8] };
             assert_eq!(node.run(in_turn.iter().sum(), [0.2, 0.18, 0.19]), in_turn);
             assert_eq!(node.run(500, [0.2, 0.18, 0.19]), if has_time { [0, 500, 0] } else { [0, 0, 500] });
-            assert!(!node.lengths.limit(has_time, !has_time).is_trial);
             let by_costs = [([0.2, 0.2, 0.23], 0), ([0.2, 0.19, 0.18], 2), ([0.2, 0.21, 0.18], 2)];
             let where_equal = [[0.2, 0.2, 0.2], [0.2, 0.2, 0.21]].map(|bytes_ns| (bytes_ns, first));
             for (bytes_ns, length) in by_costs.into_iter().chain(where_equal) {
                 assert_eq!(Node::warm(has_time, bytes_ns).length(), length, "{bytes_ns:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_costly_length_is_not_tried_for_long() {
-        let mut node = Node::new(true);
-        node.run(COLD, [0.2; LENGTHS]);
-        assert_eq!(node.run(100, [0.2, 0.15, 0.14]), [3, 8, 89]);
     }
 
     #[test]
@@ -359,41 +302,28 @@ mod tests {
     fn periods_without_long_messages_and_interrupted_ones_do_not_count() {
         let mut node = Node::new(true);
         for _ in 0..1000 {
-            assert_eq!(node.period(COUNTED_BYTES_MIN - 1, [0.2, 0.1, 0.1]), SHORT);
+            assert_eq!(node.period(ENOUGH_BYTES - 1, [0.2, 0.1, 0.1]), SHORT);
         }
         for _ in 0..100 {
-            node.lengths.note_message(COUNTED_BYTES_MIN);
-            node.lengths.note_sent(COUNTED_BYTES_MIN);
+            node.lengths.note_message(ENOUGH_BYTES);
+            node.lengths.note_sent(ENOUGH_BYTES);
             node.lengths.end_iteration(PERIOD_NS, 0.0, true);
         }
         assert_eq!(node.lengths, Lengths::new(), "nor do iterations that take no longer than those without work");
         for _ in 0..100 {
             if node.length() == SHORT {
-                node.lengths.note_message(COUNTED_BYTES_MIN);
-                node.lengths.note_sent(COUNTED_BYTES_MIN);
+                node.lengths.note_message(ENOUGH_BYTES);
+                node.lengths.note_sent(ENOUGH_BYTES);
                 node.lengths.end_iteration(ITERATION_NS_MAX + 1.0, ITERATION_NS_MAX + 1.0, true);
             }
-            node.period(COUNTED_BYTES_MIN, [0.2; LENGTHS]);
+            node.period(ENOUGH_BYTES, [0.2; LENGTHS]);
         }
         assert_eq!(node.length(), SHORT, "interruptions do not make short ones costly");
         let mut node = Node::new(true);
         node.run(COLD + 10, [0.2, 0.16, 0.2]);
-        node.period(COUNTED_BYTES_MIN, [2.0; LENGTHS]);
+        node.period(ENOUGH_BYTES, [2.0; LENGTHS]);
         node.run(20, [0.2, 0.16, 0.2]);
         assert_eq!(node.length(), 1, "nor does one make others costly");
-    }
-
-    #[test]
-    fn short_messages_that_a_busy_node_measured_before_need_not_be_tried() {
-        for (share, tried) in [(0.9, 0), (0.5, 8)] {
-            let mut node = Node::new(true);
-            node.share = share;
-            node.run(COLD + 28, [0.2, 0.19, 0.17]);
-            node.has_time = false;
-            node.lengths.end_iteration(0.0, 0.0, false);
-            node.lengths.without_time.cold_periods = 0;
-            assert_eq!(node.run(30, [0.2, 0.19, 0.17])[SHORT], tried, "{share} of the time was work before");
-        }
     }
 
     #[test]
@@ -401,35 +331,17 @@ mod tests {
         let mut node = Node::new(true);
         for has_time in [true, false].into_iter().cycle().take(1000) {
             node.lengths.end_iteration(0.0, 0.0, has_time);
-            node.lengths.note_message(COUNTED_BYTES_MIN);
-            node.lengths.note_sent(COUNTED_BYTES_MIN);
+            node.lengths.note_message(ENOUGH_BYTES);
+            node.lengths.note_sent(ENOUGH_BYTES);
             node.lengths.end_iteration(PERIOD_NS / 2.0, PERIOD_NS / 4.0, has_time);
         }
         assert_eq!((node.lengths.with_time, node.lengths.without_time), (Choice::WITH_TIME, Choice::WITHOUT_TIME));
     }
 
     #[test]
-    fn a_period_of_messages_that_are_full_for_the_peer_does_not_count_for_shorter_ones() {
-        let mut node = Node::new(true);
-        for _ in 0..100 {
-            assert_eq!(node.lengths.limit(true, true), LengthLimit::FULL);
-            node.lengths.note_message(MESSAGE_BYTES_MAX);
-            node.lengths.note_sent(MESSAGE_BYTES_MAX);
-            node.lengths.end_iteration(PERIOD_NS, PERIOD_NS / 2.0, true);
-        }
-        assert_eq!(node.lengths, Lengths::new(), "short ones are to be tried");
-        let mut node = Node::warm(true, [0.2, 0.19, 0.18]);
-        assert_eq!(node.length(), FULL);
-        let before = node.lengths;
-        node.lengths.limit(true, true);
-        node.period(MESSAGE_BYTES_MAX, [0.1; LENGTHS]);
-        assert_ne!(node.lengths, before, "it counts for full ones");
-    }
-
-    #[test]
     fn full_messages_are_short_where_that_costs_this_node_less_and_it_is_the_busy_one() {
-        let mut node = Node::warm(false, [0.2, 0.21, 0.23]);
-        let mut limit = |has_time, is_full_only| node.lengths.limit(has_time, is_full_only).bytes;
+        let node = Node::warm(false, [0.2, 0.21, 0.23]);
+        let limit = |has_time, is_full_only| node.lengths.limit(has_time, is_full_only);
         assert_eq!((limit(false, true), limit(true, true)), (BYTES_MAX[SHORT], BYTES_MAX[FULL]));
         assert_eq!(limit(true, false), BYTES_MAX[SHORT], "costs with time are not known");
     }

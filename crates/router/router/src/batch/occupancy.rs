@@ -2,8 +2,8 @@
 
 use sim::Time;
 
-use super::lengths::{LengthLimit, Lengths, MessageTransfer};
-use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX, PERIOD_NS, WORK_SHARE_MAX};
+use super::lengths::{Lengths, MessageTransfer};
+use super::limits::{MESSAGE_BYTES_MAX, PACKETS_MAX, PERIOD_NS, PERIODS_AVERAGED, WORK_SHARE_MAX};
 
 /// Maximum duration of a loop iteration; a longer one was interrupted, and its excess counts neither as work nor as
 /// time.
@@ -11,14 +11,10 @@ const ITERATION_NS_MAX: f64 = 10_000.0;
 /// Ratio to the mean of busy iterations above which one was interrupted, where iterations are long, for instance
 /// because each message or port is a system call.
 const ITERATION_RATIO_MAX: f64 = 4.0;
-/// Number of busy iterations over which that mean is taken: a message may have eight times the bytes of previous ones.
-const BUSY_ITERATIONS_AVERAGED: f64 = 16.0;
 /// Maximum duration of an idle iteration; a node that makes a system call for each port needs a few microseconds.
 const IDLE_ITERATION_NS_MAX: f64 = 4000.0;
-/// Number of idle iterations over which their mean duration is taken.
-const IDLE_ITERATIONS_AVERAGED: f64 = 64.0;
-/// Number of periods over which the recent work is averaged, to smooth random arrivals.
-const PERIODS_AVERAGED: f64 = 8.0;
+/// Number of idle or busy iterations over which their mean duration is taken.
+const ITERATIONS_AVERAGED: f64 = 64.0;
 /// Cost of a message without its packets, of a packet and of a byte in nanoseconds, between two cores of one server.
 /// Only their ratios matter, and little: three times or a third of the cost of a message changes none of the results in
 /// virtual time.
@@ -124,10 +120,10 @@ impl Occupancy {
         self.batch_packets_min as usize
     }
 
-    /// Returns the maximum length of a message for the batch size of the more loaded of two nodes.
-    pub fn limit(&mut self, batch_packets_min: usize) -> LengthLimit {
+    /// Returns the maximum bytes of a message for the batch size of the more loaded of two nodes.
+    pub fn message_bytes_max(&self, batch_packets_min: usize) -> usize {
         let (has_time, is_full_only) = (self.has_time(), batch_packets_min >= PACKETS_MAX);
-        self.lengths.as_mut().map_or(LengthLimit::FULL, |lengths| lengths.limit(has_time, is_full_only))
+        self.lengths.as_ref().map_or(MESSAGE_BYTES_MAX, |lengths| lengths.limit(has_time, is_full_only))
     }
 
     /// Returns whether there is time for other than full messages.
@@ -187,7 +183,7 @@ impl Occupancy {
         let iteration_ns = iteration_ns.min(ITERATION_NS_MAX.max(ITERATION_RATIO_MAX * self.busy_iteration_ns));
         self.period.passed_ns += iteration_ns;
         self.period.worked_ns += self.work_of(iteration_ns);
-        self.busy_iteration_ns += (iteration_ns - self.busy_iteration_ns) / BUSY_ITERATIONS_AVERAGED;
+        self.busy_iteration_ns += (iteration_ns - self.busy_iteration_ns) / ITERATIONS_AVERAGED;
     }
 
     /// Returns the work in a busy iteration of this duration.
@@ -198,14 +194,14 @@ impl Occupancy {
     fn note_idle_iteration(&mut self, iteration_ns: f64) {
         let iteration_ns = iteration_ns.min(IDLE_ITERATION_NS_MAX);
         self.period.passed_ns += iteration_ns;
-        self.idle_iteration_ns += (iteration_ns - self.idle_iteration_ns) / IDLE_ITERATIONS_AVERAGED;
+        self.idle_iteration_ns += (iteration_ns - self.idle_iteration_ns) / ITERATIONS_AVERAGED;
     }
 
     fn decide(&mut self) {
         let period = std::mem::replace(&mut self.period, Work::NONE);
         // A long sleep ages the recent work by many periods, but new work has the same weight as always.
         let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
-        let retained = (1.0 - 1.0 / PERIODS_AVERAGED).powf(periods);
+        let retained = (1.0 - 1.0 / f64::from(PERIODS_AVERAGED)).powf(periods);
         let average = |recent: f64, period: f64| recent * retained + period / periods * (1.0 - retained);
         self.recent = self.recent.with(period, average);
         self.batch_packets_min = self.recent.batch_packets_min();
@@ -344,11 +340,11 @@ mod tests {
         let mut now = Time::ZERO;
         for round in 0..10_000 {
             now += Span::from_ps(60_000_000);
-            assert_eq!(occupancy.limit(1 + round % PACKETS_MAX), LengthLimit::FULL);
+            assert_eq!(occupancy.message_bytes_max(1 + round % PACKETS_MAX), MESSAGE_BYTES_MAX);
             occupancy.begin_iteration(now, true);
             occupancy.note_sent(8, 12_000);
         }
-        assert_eq!(Occupancy::new(MessageTransfer::Copy).limit(1), Lengths::new().limit(true, false));
+        assert_eq!(Occupancy::new(MessageTransfer::Copy).message_bytes_max(1), Lengths::new().limit(true, false));
     }
 
     #[test]
