@@ -52,22 +52,23 @@ mod tests {
         assert_eq!(apportion(&[256, 1], 16), [15, 1]);
         assert_eq!(apportion(&[70, 30], 16), [7, 3]);
         assert_eq!(apportion(&[71, 29], 16), [11, 5]);
+        assert_eq!(apportion(&[23, 24, 185, 38], 16), [1, 1, 12, 2]);
         assert_eq!(apportion(&[1; 20], 16), [&[1; 16][..], &[0; 4]].concat());
     }
 
     proptest! {
         #[test]
-        fn every_weight_gets_a_slot_and_none_exceeds_its_quota_by_more_than_one(
+        fn every_weight_gets_a_slot_and_no_other_weight_has_a_higher_claim_to_it(
             weights in prop::collection::vec(1..=256u32, 1..=16),
         ) {
             let parts = apportion(&weights, 16);
             prop_assert!(parts.iter().sum::<usize>() <= 16 && parts.iter().all(|part| *part > 0));
-            let total: u32 = weights.iter().sum();
-            let all = parts.iter().sum::<usize>() as f64;
-            for (weight, part) in weights.iter().zip(&parts) {
-                // Beyond the guaranteed slot, no weight exceeds its quota by more than one.
-                let quota = f64::from(*weight) / f64::from(total) * all;
-                prop_assert!(*part == 1 || *part as f64 <= quota + 1.0, "{weights:?}: {parts:?}");
+            for (one, other) in (0..parts.len()).flat_map(|one| (0..parts.len()).map(move |other| (one, other))) {
+                // Beyond the guaranteed slot, the average for which a weight has its last slot is at least that for
+                // which another one would get its next.
+                let last = u64::from(weights[one]) * (2 * parts[other] as u64 + 1);
+                let next = u64::from(weights[other]) * (2 * parts[one] as u64 - 1);
+                prop_assert!(parts[one] == 1 || last >= next, "{weights:?}: {parts:?}");
             }
         }
     }
