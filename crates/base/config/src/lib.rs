@@ -17,7 +17,7 @@ use thiserror::Error;
 use toml::de::{DeTable, DeValue};
 
 pub use invalid_key::{CheckResult, InvalidKey, check_name};
-pub use quantity::{bytes, bytes_or_word, meters, nanoseconds};
+pub use quantity::{bytes, bytes_or_word, meters, nanoseconds, parse_nanoseconds};
 
 /// Largest file that describes a deployment, in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -44,6 +44,13 @@ pub fn nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     deserializer.deserialize_any(Quantity(&TIME))
 }
 
+/// Parses a time of zero or more in nanoseconds: a number, or a number with a unit such as `0.29 us`. Returns `None`
+/// for any other text.
+pub fn parse_nanoseconds(text: &str) -> Option<f64> {
+    let ns = if let Ok(number) = text.parse() { number } else { TIME.parse(text)? };
+    (ns >= 0.0 && f64::is_finite(ns)).then_some(ns)
+}
+
 /// Deserializes a whole number of bytes: a number, or text with a unit such as `"2 KiB"`.
 ///
 /// # Errors

@@ -21,9 +21,10 @@ use crate::endpoint::{
     ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, InboundPacket,
     OutboundPacket,
 };
-use crate::network::{PacketTap, TappedPacket};
+use crate::network::{NetworkConfig, PacketTap, TappedPacket};
 use crate::packet::TrafficClass;
 use crate::topology::HostId;
+use crate::transport::TransportConfig;
 
 pub use profile::{PathProperties, profile};
 
@@ -60,17 +61,23 @@ pub struct RdmaConfig {
     pub profile: NicProfile,
     /// The verb that carries flows.
     pub verb: Verb,
-    /// The retransmission time-out, 4.096 us x 2^code, of policies without a time-out of their own.
+    /// The ACK timeout, 4.096 us x 2^code, or none with code 0, of policies without a timeout of their own.
     pub ack_timer_code: u8,
     /// Seed of the NICs' random decisions.
     pub seed: u64,
 }
 
 impl RdmaConfig {
-    /// Returns settings for WRITEs by NICs with this profile.
+    /// Returns settings for WRITEs by NICs with this profile, and an ACK timeout of 262 us, which is above every round
+    /// trip of networks without long queues.
     pub fn new(profile: NicProfile) -> Self {
-        // 262 us: above every round trip of these networks, and below the time-outs of commercial NICs.
         Self { profile, verb: Verb::Write, ack_timer_code: 6, seed: 1 }
+    }
+
+    /// Returns settings for WRITEs in this network.
+    pub fn for_network(transport: &TransportConfig, path: &PathProperties, network: &NetworkConfig) -> Self {
+        let ack_timer_code = transport.ack_timeout.code(network, path.round_trip);
+        Self { ack_timer_code, seed: network.seed, ..Self::new(profile(transport, path)) }
     }
 
     /// Returns how a flow is divided into packets with the headers of standard RoCEv2 alone, so that all policies are

@@ -1,8 +1,12 @@
 //! Settings of the endpoints: loss recovery, packet size and congestion control.
 
+mod ack_timeout;
+
 use rnic::nic::TransportPolicy;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
+
+pub use ack_timeout::{AckTimeout, AckTimeoutError};
 
 /// How senders control congestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,12 +36,19 @@ pub struct TransportConfig {
     pub mtu_bytes: u32,
     /// Congestion control.
     pub congestion: CongestionAlgorithm,
+    /// When a sender retransmits what is not acknowledged.
+    pub ack_timeout: AckTimeout,
 }
 
 impl Default for TransportConfig {
     /// Returns the settings of SRNIC's published simulations: packets of 1000 bytes, DCTCP.
     fn default() -> Self {
-        Self { policy: TransportPolicy::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
+        Self {
+            policy: TransportPolicy::Srnic,
+            mtu_bytes: 1000,
+            congestion: CongestionAlgorithm::Dctcp,
+            ack_timeout: AckTimeout::Auto,
+        }
     }
 }
 

@@ -76,7 +76,12 @@ fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
 fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
     let topology = topology(2);
     let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ns(4500.0) };
-    let transport = TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::BdpWindow };
+    let transport = TransportConfig {
+        policy,
+        mtu_bytes: 4096,
+        congestion: CongestionAlgorithm::BdpWindow,
+        ..TransportConfig::default()
+    };
     let rdma = RdmaConfig::new(profile(&transport, &path));
     let impaired = [(0, 0, Impairments::uniform_loss(loss)), (0, 1, Impairments::uniform_loss(loss))];
     let config = config(topology, impaired.to_vec());
@@ -124,7 +129,7 @@ fn flows(seed: u64, count: usize) -> Vec<Flow> {
 
 fn rdma(policy: TransportPolicy, congestion: CongestionAlgorithm) -> RdmaConfig {
     let rate = topology(2).links()[0].rate;
-    let transport = TransportConfig { policy, mtu_bytes: 1000, congestion };
+    let transport = TransportConfig { policy, congestion, ..TransportConfig::default() };
     RdmaConfig::new(profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(9000.0) }))
 }
 
@@ -245,6 +250,6 @@ fn all_flows_of_4096_hosts_finish() {
     let transport = TransportConfig::default();
     let config = FctExperiment::published(TopologyPreset::ThreeTier4096, sizes, 0.5, transport, duration, 1).unwrap();
     let result = config.run(None).unwrap();
-    assert!(result.flows > 500 && result.flows_ended == result.flows && result.failed == 0, "{result:?}");
+    assert!(result.flows > 500 && result.flows_ended == result.flows && result.flows_failed == 0, "{result:?}");
     assert!(result.slowdown.p50 >= 1.0 && result.memory_bytes / 4096 < 1_000_000, "{result:?}");
 }

@@ -67,3 +67,25 @@ fn a_scenario_file_is_simulated_and_an_invalid_one_is_named() {
     assert_fails(&crosslane(&["rnic", "sim", "fct", "--workload", "cache"]), 2, &["cache-follower"]);
     assert_fails(&crosslane(&["rnic", "sim", "fct", "--load", "1.5"]), 2, &["a load of 1.5; take more than 0"]);
 }
+
+#[test]
+fn flows_that_do_not_finish_are_counted_and_fail_the_run() {
+    let mut file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+    let text = "version = 1\nuntil = \"1 us\"\n[topology]\nkind = \"dumbbell\"\nhosts_per_side = 2\nhost_gbps = 100\n\
+                middle_gbps = 40\n[workload]\nkind = \"permutation\"\nbytes = 20000\n[transport]\nack_timeout = ";
+    file.write_all(text.as_bytes()).unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    let run = crosslane(&["rnic", "sim", "run", &path]);
+    assert_fails(&run, 2, &[&path]);
+    file.write_all(b"\"67 ms\"\n").unwrap();
+    let run = crosslane(&["rnic", "sim", "run", &path, "--json"]);
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.code() == Some(1) && error.contains("0 of 4 flows failed and 4 did not finish"), "{error}");
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    let counts = ["flows", "flows_ended", "flows_failed", "flows_unfinished"].map(|key| number(&report, key));
+    assert_eq!((counts, number(&report, "ack_timeout_us")), ([4.0, 0.0, 0.0, 4.0], 67_108.864));
+    let run = crosslane(&["rnic", "sim", "run", &path]);
+    assert!(String::from_utf8_lossy(&run.stdout).contains("0 failed, 4 did not finish"), "{run:?}");
+    let refused = crosslane(&["rnic", "sim", "fct", "--ack-timeout", "1e30"]);
+    assert_fails(&refused, 2, &["'1e30' is not an ACK timeout; write auto, off, or a time"]);
+}

@@ -8,11 +8,11 @@ use super::error::ExperimentError;
 use crate::endpoint::{EndpointCounters, Flow, Framing};
 use crate::ideal::IdealFct;
 use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
-use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint, profile};
+use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint};
 use crate::results::{SizeBin, SummaryStats, flow_results, size_bins};
 use crate::scenario::Scenario;
 use crate::topology::{HostId, Topology, TopologyPreset};
-use crate::transport::TransportConfig;
+use crate::transport::{AckTimeout, TransportConfig};
 use crate::workload::{SizeDistribution, Workload};
 
 /// Measures completion times of flows in a network.
@@ -43,7 +43,13 @@ pub struct FctResult {
     pub flows: usize,
     /// Number of flows that finished.
     pub flows_ended: usize,
-    /// Slowdowns: completion time divided by ideal completion time.
+    /// Number of flows that failed, because a request had no retries left.
+    pub flows_failed: usize,
+    /// Number of flows that had neither finished nor failed when the run ended.
+    pub flows_unfinished: usize,
+    /// The ACK timeout of the queue pairs; `None` if there is none. `irn` has timeouts of its own unless one was given.
+    pub ack_timeout_us: Option<f64>,
+    /// Slowdowns of the flows that finished: completion time divided by ideal completion time.
     pub slowdown: SummaryStats,
     /// Slowdowns by flow size, 5% of the flows per bin.
     pub bins: Vec<SizeBin>,
@@ -55,8 +61,6 @@ pub struct FctResult {
     pub network: NetworkCounters,
     /// Counters of endpoints.
     pub endpoints: EndpointCounters,
-    /// Requests that failed.
-    pub failed: u64,
     /// Estimate of the memory held by the simulation at its end.
     pub memory_bytes: usize,
 }
@@ -95,7 +99,7 @@ impl FctExperiment {
         let topology = &self.network.topology;
         let rate = topology.host_link(HostId(0)).rate;
         let path = PathProperties { rate, round_trip: longest_round_trip(topology) };
-        let rdma = RdmaConfig { seed: self.network.seed, ..RdmaConfig::new(profile(&self.transport, &path)) };
+        let rdma = RdmaConfig::for_network(&self.transport, &path, &self.network);
         let endpoints = RdmaEndpoint::for_hosts(rdma, topology.hosts())?;
         let mut network = Network::new(&self.network, endpoints, self.flows.clone());
         if let Some(tap) = tap {
@@ -107,6 +111,7 @@ impl FctExperiment {
         let mut slowdowns: Vec<f64> = finished.iter().map(|flow| flow.slowdown).collect();
         let mut fcts_us: Vec<f64> = finished.iter().map(|flow| flow.fct.ns() / 1000.0).collect();
         let passed = network.now().since(Time::ZERO);
+        let flows_failed = network.endpoints().iter().map(RdmaEndpoint::failed).sum::<u64>() as usize;
         let gbps = endpoints.delivered_bytes as f64 * 8.0 / passed.ns().max(1.0);
         Ok(FctResult {
             provenance: Provenance::Modelled,
@@ -115,13 +120,15 @@ impl FctExperiment {
             hosts: topology.hosts(),
             flows: self.flows.len(),
             flows_ended: finished.len(),
+            flows_failed,
+            flows_unfinished: self.flows.len().saturating_sub(finished.len() + flows_failed),
+            ack_timeout_us: AckTimeout::of_code(rdma.ack_timer_code).map(|span| span.ns() / 1e3),
             slowdown: SummaryStats::of(&mut slowdowns),
             bins: size_bins(&finished),
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),
             fct_us: SummaryStats::of(&mut fcts_us),
             network: network.counters(),
             endpoints,
-            failed: network.endpoints().iter().map(RdmaEndpoint::failed).sum(),
             memory_bytes: network.memory_bytes(),
         })
     }

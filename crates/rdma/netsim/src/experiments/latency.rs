@@ -74,7 +74,12 @@ impl LatencyExperiment {
         };
         let topology = Topology::new(2, 0, vec![link]).expect("two directly connected hosts are a network");
         let config = NetworkConfig::new(topology, self.seed);
-        let transport = TransportConfig { policy: self.policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None };
+        let transport = TransportConfig {
+            policy: self.policy,
+            mtu_bytes: 4096,
+            congestion: CongestionAlgorithm::None,
+            ..TransportConfig::default()
+        };
         let nic = profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(CABLE_NS) * 2 });
         let rdma = RdmaConfig { verb: Verb::Echo, seed: self.seed, ..RdmaConfig::new(nic) };
         let flow = Flow {

@@ -14,7 +14,7 @@ use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, REQUESTS_MAX, RdmaConfig, RdmaEndpoint, profile};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
-use crate::transport::{CongestionAlgorithm, TransportConfig};
+use crate::transport::{AckTimeout, CongestionAlgorithm, TransportConfig};
 
 /// Largest number of queue pairs: a run with this many takes a minute.
 const QPS_MAX: u32 = 1 << 20;
@@ -102,7 +102,12 @@ impl StreamExperiment {
     /// to different queue pairs.
     pub fn by_qps(policy: TransportPolicy, qps: u32, gbps: f64, seed: u64) -> Self {
         Self {
-            transport: TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None },
+            transport: TransportConfig {
+                policy,
+                mtu_bytes: 4096,
+                congestion: CongestionAlgorithm::None,
+                ack_timeout: AckTimeout::Auto,
+            },
             gbps,
             loss: 0.0,
             qps,
@@ -118,9 +123,9 @@ impl StreamExperiment {
     /// Returns an experiment on goodput by loss: one queue pair sends messages of many packets, and only loss slows it
     /// down.
     pub fn by_loss(policy: TransportPolicy, loss: f64, gbps: f64, seed: u64) -> Self {
-        let transport = TransportConfig { policy, mtu_bytes: 1024, congestion: CongestionAlgorithm::None };
-        let duration = Span::from_ns(4e7);
-        Self { transport, loss, qps: 1, message_bytes: 1 << 20, duration, ..Self::by_qps(policy, 1, gbps, seed) }
+        let by_qps = Self::by_qps(policy, 1, gbps, seed);
+        let transport = TransportConfig { mtu_bytes: 1024, ..by_qps.transport };
+        Self { transport, loss, message_bytes: 1 << 20, duration: Span::from_ns(4e7), ..by_qps }
     }
 
     /// Runs the experiment.
@@ -192,9 +197,11 @@ impl StreamExperiment {
         let impairments = vec![(0, 0, loss.clone()), (0, 1, loss)];
         let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments, seed: self.seed };
         let round_trip = self.delay * 4 + rate.transmission_time(u64::from(self.transport.mtu_bytes) * 2);
-        let rdma = RdmaConfig {
-            seed: self.seed,
-            ..RdmaConfig::new(profile(&self.transport, &PathProperties { rate, round_trip }))
+        let path = PathProperties { rate, round_trip };
+        let rdma = match self.transport.ack_timeout {
+            // One sender at the rate of the links builds no queue.
+            AckTimeout::Auto => RdmaConfig { seed: self.seed, ..RdmaConfig::new(profile(&self.transport, &path)) },
+            _ => RdmaConfig::for_network(&self.transport, &path, &config),
         };
         Ok(Network::new(&config, RdmaEndpoint::for_hosts(rdma, 2)?, self.flows(rate)))
     }

@@ -1,10 +1,13 @@
 use rnic::nic::TransportPolicy;
-use sim::Span;
+use sim::{Span, Time};
 
 use super::*;
-use crate::topology::TopologyPreset;
-use crate::transport::{CongestionAlgorithm, TransportConfig};
-use crate::workload::SizeDistribution;
+use crate::network::NetworkConfig;
+use crate::rate::LinkRate;
+use crate::switch::Pfc;
+use crate::topology::{Topology, TopologyPreset, fat_tree};
+use crate::transport::{AckTimeout, CongestionAlgorithm, TransportConfig};
+use crate::workload::{SizeDistribution, Workload};
 
 fn short(experiment: StreamExperiment) -> StreamResult {
     StreamExperiment { warmup: Span::from_ns(1e6), duration: Span::from_ns(2e6), ..experiment }.run().unwrap()
@@ -87,10 +90,37 @@ fn flows_with_the_same_seed_give_the_same_result() {
         experiment.unwrap().run(None).unwrap()
     };
     let first = run(1);
-    assert!(first.flows > 50 && first.flows_ended == first.flows && first.failed == 0, "{first:?}");
+    assert!(first.flows > 50 && first.flows_ended == first.flows && first.flows_failed == 0, "{first:?}");
     assert!(first.slowdown.mean >= 1.0 && first.bins.len() == 20);
     assert_eq!(first, run(1));
     assert_ne!(first.slowdown, run(2).slowdown);
+}
+
+/// Runs flows of go-back-N without congestion control in a lossless network, until all have finished or 100 ms.
+fn lossless(topology: Topology, workload: &Workload, ack_timeout: AckTimeout) -> FctResult {
+    let flows = workload.flows(&topology, 1).unwrap();
+    let mut network = NetworkConfig::new(topology, 1);
+    network.switches.pfc = Some(Pfc::default());
+    let (policy, congestion) = (TransportPolicy::GoBackN, CongestionAlgorithm::None);
+    let transport = TransportConfig { policy, mtu_bytes: 4096, congestion, ack_timeout };
+    FctExperiment { network, flows, transport, until: Time::from_ps(100_000_000_000) }.run(None).unwrap()
+}
+
+#[test]
+fn senders_paused_by_flow_control_neither_retransmit_nor_fail() {
+    let incast = Workload::Incast { senders: 15, bytes: 3_000_000 };
+    let topology = || fat_tree(4, LinkRate::from_gbps(100.0).unwrap(), Span::from_ns(1000.0)).unwrap();
+    let result = lossless(topology(), &incast, AckTimeout::Auto);
+    assert_eq!((result.flows_ended, result.flows_failed, result.flows_unfinished), (15, 0, 0), "{result:?}");
+    assert_eq!((result.endpoints.retransmitted_packets, result.ack_timeout_us), (0, None), "{result:?}");
+    let sizes = SizeDistribution::find("web-search").unwrap();
+    let poisson = Workload::Poisson { sizes, load: 0.7, duration: Span::from_ns(5e5) };
+    let result = lossless(topology(), &poisson, AckTimeout::Auto);
+    assert_eq!((result.flows_ended, result.endpoints.retransmitted_packets), (result.flows, 0), "{result:?}");
+    // A timeout below the time that pauses take makes flows fail whose packets are only late.
+    let result = lossless(topology(), &incast, AckTimeout::AtLeast(Span::from_ns(8192.0)));
+    assert!(result.flows_failed > 0 && result.endpoints.retransmitted_packets > 0, "{result:?}");
+    assert_eq!(result.flows, result.flows_ended + result.flows_failed + result.flows_unfinished);
 }
 
 #[test]

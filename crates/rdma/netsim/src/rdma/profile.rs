@@ -6,11 +6,14 @@ use pcie::host::System;
 use pcie::link::{Lanes, Link};
 use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use rnic::nic::{CongestionControl, Context, ContextCacheConfig, ContextPoolConfig, CostModel, Dcqcn, NicProfile};
+use rnic::nic::{
+    CongestionControl, Context, ContextCacheConfig, ContextPoolConfig, CostModel, Dcqcn, LossRecovery, NicProfile,
+    RetransmitTimeout,
+};
 use sim::Span;
 
 use crate::rate::LinkRate;
-use crate::transport::{CongestionAlgorithm, TransportConfig};
+use crate::transport::{AckTimeout, CongestionAlgorithm, TransportConfig};
 use crate::workload::FLOWS_MAX;
 
 /// The properties of a path from which a NIC derives its window and rate.
@@ -54,7 +57,11 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
     // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
     let pool = modelled.pool.map(with_pcie_bytes);
-    NicProfile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
+    // IRN has published time-outs, which replace the queue pair's attribute.
+    let has_own_timeout =
+        config.ack_timeout == AckTimeout::Auto || config.policy.loss_recovery() != LossRecovery::SelectiveOnChip;
+    let retransmit_timeout = if has_own_timeout { modelled.retransmit_timeout } else { RetransmitTimeout::Attribute };
+    NicProfile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, retransmit_timeout, ..modelled }
 }
 
 /// Sets the PCIe bytes that reading and writing back a context take on a Gen3 x16 link, by the `pcie` crate's model.

@@ -5,7 +5,7 @@ use std::io::BufWriter;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use netsim::experiments::{
     ExperimentError, FctExperiment, FctResult, LatencyExperiment, LatencyResult, QpOrder, StreamExperiment,
@@ -15,7 +15,7 @@ use netsim::network::PacketTap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::Scenario;
 use netsim::topology::{HostId, TopologyPreset};
-use netsim::transport::{CongestionAlgorithm, TransportConfig};
+use netsim::transport::{AckTimeout, TransportConfig};
 use netsim::workload::SizeDistribution;
 use rnic::nic::TransportPolicy;
 use rnic::wire::Header;
@@ -99,6 +99,9 @@ pub struct Loss {
     /// Number of sending queue pairs
     #[arg(long, value_name = "N", default_value_t = 1)]
     qps: u32,
+    /// ACK timeout: auto (262 us; irn and srnic have timeouts of their own), off, or a time
+    #[arg(long, value_name = "TIME", default_value = "auto")]
+    ack_timeout: AckTimeout,
     #[command(flatten)]
     common: Common,
 }
@@ -137,6 +140,9 @@ pub struct Fct {
     /// Time during which new flows start, in milliseconds of virtual time
     #[arg(long, value_name = "MS", default_value_t = 1.0)]
     duration_ms: f64,
+    /// ACK timeout: auto (fits the network's longest queue; irn and srnic have timeouts of their own), off, or a time
+    #[arg(long, value_name = "TIME", default_value = "auto")]
+    ack_timeout: AckTimeout,
     #[command(flatten)]
     capture: Capture,
     #[command(flatten)]
@@ -266,7 +272,8 @@ fn qps(options: &Qps) -> Result<()> {
 fn loss(options: &Loss) -> Result<()> {
     let Common { seed, json } = options.common;
     let experiment = StreamExperiment::by_loss(options.transport, options.loss, options.gbps, seed);
-    stream(StreamExperiment { qps: options.qps, ..experiment }, json)
+    let transport = TransportConfig { ack_timeout: options.ack_timeout, ..experiment.transport };
+    stream(StreamExperiment { qps: options.qps, transport, ..experiment }, json)
 }
 
 #[derive(Serialize)]
@@ -340,16 +347,33 @@ fn flows(parameters: &FctParameters, experiment: &FctExperiment, capture: &Captu
         let memory_peak_bytes = memory_peak_bytes();
         let pace_provenance = "measured";
         let timed = TimedResult { result: &result, pace_provenance, wall_s, events_per_s, memory_peak_bytes };
-        return output::print_json(&Report { parameters, result: timed });
+        output::print_json(&Report { parameters, result: timed })?;
+    } else {
+        output::print(&format!("{}\n{}", fct_summary(&result, wall_s), fct_table(&result)))?;
     }
-    output::print(&format!("{}\n{}", fct_summary(&result, wall_s), fct_table(&result)))
+    all_finished(&result)
+}
+
+/// Returns an error if flows failed or did not finish, over which the slowdowns say nothing.
+fn all_finished(result: &FctResult) -> Result<()> {
+    let FctResult { flows, flows_ended, flows_failed, flows_unfinished, .. } = result;
+    if flows_ended == flows {
+        return Ok(());
+    }
+    bail!(
+        "{flows_failed} of {flows} flows failed and {flows_unfinished} did not finish, and slowdowns are those of the \
+         {flows_ended} others; give a longer ack_timeout or a later until"
+    )
 }
 
 fn fct_summary(result: &FctResult, wall_s: f64) -> String {
-    let FctResult { flows, flows_ended, hosts, simulated_us, network, endpoints, .. } = result;
+    let FctResult { flows, flows_ended, flows_failed, flows_unfinished, hosts, simulated_us, .. } = result;
+    let FctResult { network, endpoints, .. } = result;
+    let ack_timeout = result.ack_timeout_us.map_or_else(|| "off".to_owned(), |us| format!("{us:.0} us"));
     format!(
-        "{flows_ended} of {flows} flows of {hosts} hosts completed in {simulated_us:.0} us, modelled; {} events in \
-         {wall_s:.1} s, measured: {:.2} M a second\n{} packets dropped, {} marked, {} retransmitted, {} of them \
+        "{flows_ended} of {flows} flows of {hosts} hosts completed in {simulated_us:.0} us, {flows_failed} failed, \
+         {flows_unfinished} did not finish, modelled; {} events in {wall_s:.1} s, measured: {:.2} M a second\n\
+         ACK timeout {ack_timeout}; {} packets dropped, {} marked, {} retransmitted, {} of them \
          spuriously; longest queue {} B; {:.1} Gb/s a host\n",
         result.events,
         result.events as f64 / wall_s / 1e6,
@@ -385,8 +409,8 @@ fn fct(options: &Fct) -> Result<()> {
         return Err(WrongUse::of(format!("--duration-ms {ms}: choose more than 0 and at most 10000")).into());
     }
     let sizes = SizeDistribution::find(&options.workload).map_err(WrongUse::of)?;
-    let transport =
-        TransportConfig { policy: options.transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
+    let (policy, ack_timeout) = (options.transport, options.ack_timeout);
+    let transport = TransportConfig { policy, ack_timeout, ..TransportConfig::default() };
     let busiest_load = options.topology.tiers().busiest_link_load(options.load);
     let parameters = FctParameters {
         file: None,

@@ -2,7 +2,7 @@
 
 use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, QpOrder, StreamExperiment};
 use netsim::topology::TopologyPreset;
-use netsim::transport::{CongestionAlgorithm, TransportConfig};
+use netsim::transport::TransportConfig;
 use netsim::workload::SizeDistribution;
 use pcie::result::Provenance;
 use rnic::memory_budget::{MemoryBudget, MemoryLocation};
@@ -79,7 +79,7 @@ fn flows(
     seed: u64,
 ) -> Result<Vec<FigureRow>, ExperimentError> {
     let sizes = SizeDistribution::find("cache-follower").expect("the distribution is built in");
-    let plan = TransportConfig { policy: transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
+    let plan = TransportConfig { policy: transport, ..TransportConfig::default() };
     let result = FctExperiment::published(preset, sizes, load, plan, during, seed)?.run(None)?;
     let (mean, p99) = match preset {
         TopologyPreset::LeafSpine256 => ("slowdown-256-mean", "slowdown-256-p99"),
