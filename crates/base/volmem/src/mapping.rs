@@ -113,8 +113,8 @@ impl Mapping {
         let end = (begin.addr().get() + len_bytes) / PAGE_BYTES * PAGE_BYTES;
         if first < end {
             let pages = begin.as_ptr().with_addr(first);
-            // SAFETY: the caller guarantees that the range is inside the mapping. Only its contents change, which other
-            // parties may write at any time.
+            // SAFETY: the pages are inside the range, which `Region::discard` has checked to be inside the mapping.
+            // Only their contents change, which other parties may write at any time.
             keeping_errno(|| unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) });
         }
     }

@@ -493,7 +493,7 @@ impl Compiler {
         get: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
     ) -> Vec<u8> {
         let mut bytes = 0;
-        // SAFETY: the caller has not destroyed `program`, and the output is writable.
+        // SAFETY: `ptx_of` destroys `program` only after it has the texts, and the output is writable.
         if unsafe { size(program, &mut bytes) } != 0 {
             return Vec::new();
         }

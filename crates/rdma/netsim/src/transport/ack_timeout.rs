@@ -19,6 +19,9 @@ const CODE_MAX: u8 = 31;
 /// delay a packet has no bound that is worth computing.
 const LOSSLESS_CODE: u8 = 14;
 
+/// The longest timeout that can be given, in nanoseconds: 2 hours.
+const TIMEOUT_NS_MAX: f64 = 7.2e12;
+
 /// The ACK timeout of queue pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckTimeout {
@@ -64,10 +67,11 @@ fn code_of(span: Span) -> u8 {
 /// buffer.
 fn longest_queue(network: &NetworkConfig) -> Span {
     let alpha = network.switches.alpha;
-    let queue_bytes = (network.switches.buffer_bytes as f64 * alpha / (1.0 + alpha)) as u64;
+    let queue_bits = network.switches.buffer_bytes as f64 * 8.0 * alpha / (1.0 + alpha);
     let has_queue = |ends: &[NetworkNode; 2]| ends.iter().any(|end| matches!(end, NetworkNode::Switch(_)));
     let links = network.topology.links().iter().filter(|link| has_queue(&link.ends));
-    links.map(|link| link.rate.transmission_time(queue_bytes)).max().unwrap_or(Span::ZERO)
+    let longest_ns = links.map(|link| queue_bits / link.rate.gbps()).fold(0.0, f64::max);
+    Span::from_ns(longest_ns.min(TIMEOUT_NS_MAX))
 }
 
 impl FromStr for AckTimeout {
@@ -78,7 +82,7 @@ impl FromStr for AckTimeout {
             "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),
             _ => {
-                let ns = config::parse_nanoseconds(text).filter(|ns| (1e3..=7.2e12).contains(ns));
+                let ns = config::parse_nanoseconds(text).filter(|ns| (1e3..=TIMEOUT_NS_MAX).contains(ns));
                 ns.map(|ns| Self::AtLeast(Span::from_ns(ns))).ok_or_else(|| AckTimeoutError(text.to_owned()))
             }
         }
@@ -147,6 +151,19 @@ mod tests {
             AckTimeout::of_code(code(&network(Some(Pfc::default()), 0.01))),
             Some(Span::from_ps(67_108_864_000))
         );
+    }
+
+    #[test]
+    fn a_buffer_of_any_size_has_a_timeout_that_is_long_enough() {
+        let mut network = network(None, 0.0);
+        let mut codes = [32_000_000, 1 << 40, 1 << 63, u64::MAX].map(|bytes| {
+            network.switches.buffer_bytes = bytes;
+            AckTimeout::Auto.code(&network, Span::ZERO)
+        });
+        assert!(codes.is_sorted() && codes[3] == CODE_MAX, "{codes:?}");
+        network.switches.alpha = f64::MAX;
+        codes[0] = AckTimeout::Auto.code(&network, Span::ZERO);
+        assert_eq!(codes[0], CODE_MAX);
     }
 
     #[test]

@@ -74,8 +74,8 @@ unsafe fn call(command: c_int, attributes: &mut Attributes) -> io::Result<c_int>
 /// # Safety
 /// The requirements of [`call`] hold, and the command returns a new descriptor.
 unsafe fn call_for_fd(command: c_int, attributes: &mut Attributes) -> io::Result<OwnedFd> {
-    // SAFETY: the caller guarantees valid pointers in `attributes` and a command that returns a new descriptor, which
-    // no other code owns.
+    // SAFETY: the pointers in `attributes` are valid for the command, and the descriptor that it returns is new, so no
+    // other code owns it: both are requirements of this function.
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
