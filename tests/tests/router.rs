@@ -24,6 +24,8 @@ mod files;
 mod ports;
 #[path = "router/redirects.rs"]
 mod redirects;
+#[path = "router/sysctls.rs"]
+mod sysctls;
 
 const DAY_US: u64 = 86_400_000_000;
 const NODES: [&str; 3] = ["a", "b", "c"];

@@ -7,4 +7,4 @@ pub mod interconnect;
 pub mod management;
 mod node;
 
-pub use node::{Node, NodeError, NodeSettings};
+pub use node::{Node, NodeError, NodeSettings, restore_kernel_settings};

@@ -243,6 +243,25 @@ pub(crate) fn request(name: &str) -> libc::ifreq {
     request
 }
 
+/// Translates names and indexes of the interfaces in the network namespace in which it was opened.
+#[derive(Debug)]
+pub(crate) struct InterfaceNames(OwnedFd);
+
+impl InterfaceNames {
+    pub(crate) fn open() -> io::Result<InterfaceNames> {
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        Ok(InterfaceNames(socket))
+    }
+
+    pub(crate) fn index_of(&self, name: &str) -> Option<InterfaceIndex> {
+        rustix::net::netdevice::name_to_index(&self.0, name).ok().map(InterfaceIndex)
+    }
+
+    pub(crate) fn name_of(&self, index: InterfaceIndex) -> Option<String> {
+        rustix::net::netdevice::index_to_name(&self.0, index.0).ok()
+    }
+}
+
 /// Returns whether the interface still exists in the network namespace of `socket`.
 pub(crate) fn interface_exists(socket: BorrowedFd, index: InterfaceIndex) -> bool {
     rustix::net::netdevice::index_to_name(socket.as_fd(), index.0).is_ok()

@@ -23,6 +23,6 @@ pub use interface::{Interface, InterfaceError, InterfaceIndex, disable_offloads}
 pub use namespace::Namespace;
 pub use packet_socket::PacketSocket;
 pub use pcap::{PcapError, PcapPort};
-pub use sysctl::Sysctls;
+pub use sysctl::{Leftover, Sysctls};
 pub use tun_tap::{TunTap, TunTapError};
 pub use xdp::{LocalAddresses, XdpError, XdpPort};

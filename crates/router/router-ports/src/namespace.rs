@@ -9,6 +9,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
+/// `SO_NETNS_COOKIE` (`asm-generic/socket.h`); the library lacks it on some architectures.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
 /// A network namespace. It is destroyed, with its interfaces, when the last thread, socket and descriptor that refer to
 /// it are gone.
 #[derive(Debug)]
@@ -70,6 +73,15 @@ impl AsFd for Namespace {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Returns the cookie of the calling thread's network namespace, a number that the kernel does not use again until the
+/// machine is started anew (`SO_NETNS_COOKIE`, Linux 5.14).
+pub(crate) fn cookie_of_thread() -> io::Result<u64> {
+    let kind = rustix::net::SocketType::DGRAM;
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(rustix::net::AddressFamily::INET, kind, flags, None)?;
+    crate::system::option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
 fn on_a_thread<T: Send>(run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {

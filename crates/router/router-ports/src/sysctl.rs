@@ -1,14 +1,26 @@
 //! Kernel settings (sysctls) of a network namespace, which are changed temporarily and restored.
 
+mod journal;
+mod setting;
+
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use journal::Journal;
+pub use journal::Leftover;
+use setting::{Name, Setting};
+
+use crate::interface::InterfaceNames;
 
 /// Changed settings and their former values. Dropping it restores them in reverse order, in the network namespace of
-/// the dropping thread, which must be the one in which they were changed.
+/// the dropping thread, which must be the one in which they were changed. A setting that someone else has changed in
+/// the meantime keeps that value.
 #[derive(Debug, Default)]
 pub struct Sysctls {
-    before: Vec<(PathBuf, String)>,
+    changed: Vec<Setting>,
+    /// The file that remembers the settings if the process is killed.
+    journal: Option<Journal>,
 }
 
 impl Sysctls {
@@ -17,46 +29,114 @@ impl Sysctls {
         Sysctls::default()
     }
 
-    /// Changes a setting of the calling thread's network namespace, such as `net/ipv4/conf/eth0/forwarding`. The error
-    /// names the setting.
-    pub fn set(&mut self, name: &str, value: &str) -> io::Result<()> {
-        let path = PathBuf::from("/proc/sys").join(name);
-        let failed = |source: io::Error| io::Error::new(source.kind(), format!("setting {name} to {value}: {source}"));
-        let before = fs::read_to_string(&path).map_err(failed)?.trim().to_string();
-        if before != value {
-            fs::write(&path, value).map_err(failed)?;
-            self.remember(path, before);
+    /// Creates a set that a file remembers until the settings are restored. Settings that a killed process has left
+    /// changed in this network namespace are taken over from the file. `namespace` is the path by which the namespace
+    /// is found again, if it has one.
+    ///
+    /// # Errors
+    /// The identity of the namespace cannot be determined.
+    pub fn remembered_in(file: &Path, namespace: Option<&Path>) -> io::Result<Sysctls> {
+        let journal = Journal::new(file, namespace)?;
+        let mut sysctls = Sysctls { changed: Vec::new(), journal: Some(journal) };
+        if let Err(error) = sysctls.take_over(file) {
+            sysctls.forget();
+            return Err(error);
+        }
+        Ok(sysctls)
+    }
+
+    /// Takes over the settings that a killed process has left changed in this network namespace, from another file,
+    /// which is then removed. A file of another namespace is left alone.
+    ///
+    /// # Errors
+    /// The settings cannot be remembered in the file of this set.
+    pub fn take_over_from(&mut self, file: &Path) -> io::Result<()> {
+        if self.take_over(file)? {
+            let _ = fs::remove_file(file);
         }
         Ok(())
     }
 
-    /// Records the former value of a setting, unless one is recorded: the settings of an interface that is removed and
-    /// added again are changed each time, and the first value counts.
-    fn remember(&mut self, path: PathBuf, before: String) {
-        if !self.before.iter().any(|(recorded, _)| *recorded == path) {
-            self.before.push((path, before));
+    /// Returns whether the file belongs to this namespace.
+    fn take_over(&mut self, file: &Path) -> io::Result<bool> {
+        let Some(journal) = &self.journal else { return Ok(false) };
+        let Some(left) = journal.read_for_same_namespace(file) else { return Ok(false) };
+        let names = InterfaceNames::open()?;
+        for setting in left.into_iter().filter(|setting| setting.is_still_ours(&names)) {
+            if !self.changed.iter().any(|known| known.is_same(&setting.name, setting.interface)) {
+                self.changed.push(setting);
+            }
         }
+        self.save()?;
+        Ok(true)
+    }
+
+    /// Restores what a killed process has left changed, in the calling thread's network namespace, and removes the file
+    /// that remembers it.
+    pub fn restore_leftover(file: &Path) -> io::Result<Leftover> {
+        let mut sysctls = Sysctls { changed: Vec::new(), journal: Some(Journal::new(file, None)?) };
+        if !sysctls.take_over(file)? {
+            sysctls.journal = None;
+            return Ok(Leftover::OfAnotherNamespace);
+        }
+        // Dropping the set restores the settings and removes the file.
+        Ok(Leftover::Restored(sysctls.changed.len()))
+    }
+
+    /// Returns the path of the network namespace in which a killed process has left settings changed; `None` if the
+    /// namespace has no path, or if the file is damaged or of an earlier boot of the machine.
+    pub fn namespace_of(file: &Path) -> Option<PathBuf> {
+        journal::namespace_of(file)
+    }
+
+    /// Returns whether the file exists, but cannot be used.
+    pub fn is_damaged(file: &Path) -> bool {
+        journal::is_damaged(file)
+    }
+
+    fn save(&self) -> io::Result<()> {
+        self.journal.as_ref().map_or(Ok(()), |journal| journal.write(&self.changed))
+    }
+
+    /// Changes a setting of the calling thread's network namespace, such as `net/ipv4/conf/eth0/forwarding`. The error
+    /// names the setting.
+    pub fn set(&mut self, name: &str, value: &str) -> io::Result<()> {
+        let failed = |source: io::Error| io::Error::new(source.kind(), format!("setting {name} to {value}: {source}"));
+        let parsed = Name::parse(name).ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let path = parsed.path();
+        let before = fs::read_to_string(&path).map_err(failed)?.trim().to_string();
+        let interface = parsed.interface().and_then(|name| InterfaceNames::open().ok()?.index_of(name));
+        let known = self.changed.iter_mut().find(|known| known.is_same(&parsed, interface));
+        match known {
+            Some(known) => known.change(&before, value),
+            None if before == value => return Ok(()),
+            None => self.changed.push(Setting::new(parsed, interface, &before, value)),
+        }
+        if before != value {
+            // A process that is killed in between has remembered too much rather than too little.
+            self.save().map_err(failed)?;
+            fs::write(&path, value).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Restores the settings of an interface that is no longer a port.
     pub fn restore(&mut self, interface: &str) {
-        let folders = ["ipv4", "ipv6"].map(|family| PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}")));
-        for (path, before) in
-            self.before.extract_if(.., |(path, _)| folders.iter().any(|folder| path.starts_with(folder)))
-        {
-            // The interface may have been removed together with its settings.
-            let _ = fs::write(path, before);
-        }
+        let Ok(names) = InterfaceNames::open() else { return };
+        let index = names.index_of(interface);
+        let is_of_it = |setting: &mut Setting| match setting.interface {
+            Some(of) => Some(of) == index,
+            None => setting.name.interface() == Some(interface),
+        };
+        self.changed.extract_if(.., is_of_it).for_each(|setting| setting.restore(&names));
+        // The former file remembers too much, which does no harm.
+        let _ = self.save();
     }
 
-    /// Takes over the settings that `other` changed, so that this value restores them.
-    pub fn adopt(&mut self, mut other: Sysctls) {
-        other.before.drain(..).for_each(|(path, before)| self.remember(path, before));
-    }
-
-    /// Leaves the settings changed, for a namespace that is not kept either.
+    /// Leaves the settings changed, for a namespace that is not kept either, and the file as it is.
     pub fn forget(mut self) {
-        self.before.clear();
+        self.changed.clear();
+        self.journal = None;
     }
 
     /// Changes the settings of a port's interface: behind it, the kernel is a host and not a second router. It does not
@@ -94,55 +174,14 @@ impl Sysctls {
 
 impl Drop for Sysctls {
     fn drop(&mut self) {
-        for (path, before) in self.before.drain(..).rev() {
-            // The interface may have been removed together with its settings.
-            let _ = fs::write(path, before);
+        if let Ok(names) = InterfaceNames::open() {
+            self.changed.drain(..).rev().for_each(|setting| setting.restore(&names));
+        }
+        if let Some(journal) = &self.journal {
+            journal.remove();
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::namespace;
-
-    #[test]
-    fn changed_settings_are_restored() {
-        let Some(namespace) = namespace::for_test("changed_settings_are_restored") else { return };
-        let test = || {
-            let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/{name}")).unwrap().trim().to_string();
-            let mut outer = Sysctls::new();
-            outer.set("net/ipv4/conf/lo/forwarding", "1").unwrap();
-            outer.set("net/ipv6/conf/all/forwarding", "1").unwrap();
-            for of in ["ipv4/conf/lo", "ipv4/conf/all", "ipv6/conf/lo"] {
-                outer.set(&format!("net/{of}/accept_redirects"), "1").unwrap();
-            }
-            let mut inner = Sysctls::new();
-            inner.configure_port("lo").unwrap();
-            inner.configure_tun("lo").unwrap();
-            assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["0", "0"]);
-            let redirects =
-                ["ipv4/conf/lo", "ipv4/conf/all", "ipv6/conf/lo"].map(|of| format!("{of}/accept_redirects"));
-            assert_eq!(redirects.each_ref().map(|name| read(name)), ["0", "0", "0"]);
-            drop(inner);
-            assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "1"]);
-            assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "1", "1"]);
-            // An interface that is removed and added again, and then is no longer a port.
-            let mut again = Sysctls::new();
-            for _ in 0..3 {
-                again.configure_port("lo").unwrap();
-                fs::write("/proc/sys/net/ipv4/conf/lo/forwarding", "1").unwrap();
-            }
-            assert_eq!(again.before.iter().filter(|(path, _)| path.ends_with("ipv4/conf/lo/forwarding")).count(), 1);
-            again.configure_port("lo").unwrap();
-            again.restore("lo");
-            assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "0"]);
-            assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "0", "1"]);
-            drop(again);
-            assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "1", "1"]);
-            let error = outer.set("net/ipv4/conf/gone0/forwarding", "1").unwrap_err().to_string();
-            assert!(error.starts_with("setting net/ipv4/conf/gone0/forwarding to 1: "), "{error}");
-        };
-        namespace.within(test).unwrap();
-    }
-}
+mod tests;

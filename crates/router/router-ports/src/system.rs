@@ -14,6 +14,8 @@ pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: every bit pattern is a valid integer.
 unsafe impl Plain for c_int {}
+// SAFETY: every bit pattern is a valid integer.
+unsafe impl Plain for u64 {}
 // SAFETY: all fields are integers, for which every bit pattern is valid.
 unsafe impl Plain for libc::tpacket_req {}
 // SAFETY: the fields are integers and one pointer; `packet_socket::set_filter` is the only code that sets the pointer,

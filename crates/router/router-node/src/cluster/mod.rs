@@ -21,5 +21,6 @@ pub use model::{
     ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, Interconnect, Node, PortOfNode, ROUTES_MAX, StaticRoute, Timeouts,
     VERSION,
 };
+pub(crate) use paths::all_sysctls;
 pub use paths::{ClusterPaths, NodePaths};
 pub use schema::{Balance, Batch, InterconnectKind, PortKind};

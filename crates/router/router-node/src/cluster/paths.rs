@@ -10,6 +10,8 @@ use super::model::Cluster;
 
 /// Directory of all running clusters of a user.
 const CLUSTERS: &str = "clusters";
+/// Ending of the files with changed kernel settings.
+const SYSCTLS: &str = "sysctls";
 
 /// Paths of the files of a running cluster on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +61,11 @@ impl ClusterPaths {
         NodePaths { directory: self.directory.clone(), name: name.to_owned() }
     }
 
+    /// The directory of everything that runs.
+    pub fn base(&self) -> &Path {
+        self.directory.parent().and_then(Path::parent).unwrap_or(&self.directory)
+    }
+
     /// Locked while the cluster is started or stopped.
     pub fn lock(&self) -> PathBuf {
         self.directory.join("lock")
@@ -85,10 +92,23 @@ impl NodePaths {
         self.file("log")
     }
 
+    /// The kernel settings that the node has changed, as they were before. It exists while they are changed.
+    pub fn sysctls(&self) -> PathBuf {
+        self.file(SYSCTLS)
+    }
+
     /// The PID file, which the node locks as long as it lives.
     pub fn pid(&self) -> PathBuf {
         self.file("pid")
     }
+}
+
+/// Returns the files with the kernel settings that nodes of all clusters below `base` have changed.
+pub fn all_sysctls(base: &Path) -> Vec<PathBuf> {
+    let entries =
+        |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = entries(base.join(CLUSTERS)).flat_map(entries);
+    files.filter(|file| file.extension().is_some_and(|extension| extension == SYSCTLS)).collect()
 }
 
 /// Returns the suffix of the directories of all clusters of a file.

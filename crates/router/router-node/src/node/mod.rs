@@ -12,6 +12,7 @@ mod forwarding;
 mod gateways;
 mod interconnect_clock;
 mod kernel_changes;
+mod kernel_settings;
 mod liveness;
 mod local_routes;
 mod messages;
@@ -31,5 +32,6 @@ mod state;
 mod status;
 
 pub use error::NodeError;
+pub use kernel_settings::restore_kernel_settings;
 pub use settings::NodeSettings;
 pub use state::Node;

@@ -13,13 +13,12 @@ use router_ports::netlink::{Link, Requests};
 use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, TunTap};
 
 use super::error::NodeError;
+use super::kernel_settings::namespace_path;
 use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_policy};
 use crate::interconnect::{self, Interconnect, InterconnectSettings, TransportKind};
 
 /// The TUN interface between a node and its kernel.
 pub const SLOW_PATH: &str = "crosslane0";
-/// Directory of the namespaces of `ip netns`.
-const NAMESPACES: &str = "/run/netns";
 /// Bytes of a PCIe packet besides its payload, with a header for 64-bit addresses.
 const PACKET_HEADER_BYTES: u64 = 24;
 
@@ -84,8 +83,7 @@ fn timing(timing: Option<rack::Timing>) -> Result<LinkTiming, NodeError> {
 
 /// Moves the calling thread, and those that it starts, into the node's network namespace.
 pub fn enter_namespace(node: &Node) -> Result<(), NodeError> {
-    let Some(given) = &node.namespace else { return Ok(()) };
-    let path = Path::new(NAMESPACES).join(given);
+    let Some(path) = namespace_path(node) else { return Ok(()) };
     let entered = Namespace::at(&path).and_then(|namespace| namespace.enter());
     entered.map_err(|error| NodeError::Namespace { shown: path.display().to_string(), error })
 }

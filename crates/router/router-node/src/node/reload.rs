@@ -22,7 +22,6 @@ struct Prepared {
     changes: ConfigDiff,
     /// By port index in the new file; `None` for a port that stays open.
     opened_ports: Vec<Option<OpenPort>>,
-    sysctls: Sysctls,
     policy: router::batch::Policy,
 }
 
@@ -34,15 +33,21 @@ impl Node {
     pub(super) fn reload(&mut self, is_trial: bool) -> Result<Vec<String>, String> {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
         let fault = |InvalidKey { key, what }| file.error_at(&key, what).to_string();
-        let prepared = self.prepare(file.cluster.clone()).map_err(fault)?;
-        let mut lines = prepared.changes.lines.clone();
-        if is_trial {
-            return Ok(lines);
+        let mut sysctls = std::mem::take(&mut self.sysctls);
+        let prepared = self.prepare(file.cluster.clone(), &mut sysctls);
+        self.sysctls = sysctls;
+        if is_trial || prepared.is_err() {
+            self.release_unused_interfaces(&file.cluster.nodes);
+            return prepared.map(|prepared| prepared.changes.lines).map_err(fault);
         }
+        let prepared = prepared.map_err(fault)?;
+        let mut lines = prepared.changes.lines.clone();
         let key = format!("nodes[{}]", self.settings.node);
-        self.set_addresses(&prepared.cluster.nodes[self.settings.node]).map_err(|error| {
-            fault(InvalidKey::new(format!("{key}.addresses"), format!("{error}; nothing was changed")))
-        })?;
+        if let Err(error) = self.set_addresses(&prepared.cluster.nodes[self.settings.node]) {
+            self.release_unused_interfaces(&file.cluster.nodes);
+            let what = format!("{error}; nothing was changed");
+            return Err(fault(InvalidKey::new(format!("{key}.addresses"), what)));
+        }
         let cuts_before = self.mtu_cuts();
         self.commit(prepared);
         lines.iter().for_each(|line| info!("reloaded: {line}"));
@@ -60,8 +65,8 @@ impl Node {
         }
     }
 
-    fn prepare(&mut self, cluster: Cluster) -> Result<Prepared, InvalidKey> {
-        let (node, mut sysctls) = (self.settings.node, Sysctls::new());
+    fn prepare(&mut self, cluster: Cluster, sysctls: &mut Sysctls) -> Result<Prepared, InvalidKey> {
+        let node = self.settings.node;
         let changes = diff(&self.settings.cluster, &cluster, node)?;
         let new = &cluster.nodes[node];
         let policy = batching_policy(&cluster.interconnect);
@@ -73,11 +78,11 @@ impl Node {
         for (index, kept) in changes.kept_ports.iter().enumerate() {
             let opened_port = match kept {
                 Some(_) => None,
-                None => Some(self.open_for_reload(new, index, &mut sysctls)?),
+                None => Some(self.open_for_reload(new, index, sysctls)?),
             };
             opened_ports.push(opened_port);
         }
-        Ok(Prepared { policy, cluster, changes, opened_ports, sysctls })
+        Ok(Prepared { policy, cluster, changes, opened_ports })
     }
 
     fn open_for_reload(&self, node: &NodeConfig, index: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
@@ -129,8 +134,7 @@ impl Node {
 
     /// Applies the new file. No step can fail.
     fn commit(&mut self, prepared: Prepared) {
-        let Prepared { cluster, changes, opened_ports, sysctls, policy } = prepared;
-        self.sysctls.adopt(sysctls);
+        let Prepared { cluster, changes, opened_ports, policy } = prepared;
         let node = cluster.nodes[self.settings.node].clone();
         self.release_interfaces(&node);
         self.follow_mtus(&node, &changes);
@@ -166,6 +170,13 @@ impl Node {
         // Ports are attached last, so that the first packets find the configuration and the routes.
         self.apply_effects();
         self.attach_ports(attached);
+    }
+
+    /// Restores the settings of interfaces that an abandoned reload has opened as ports.
+    fn release_unused_interfaces(&mut self, nodes: &[NodeConfig]) {
+        let Some(new) = nodes.get(self.settings.node) else { return };
+        let opened = new.ports.iter().filter(|port| self.settings.node().port(&port.device).is_none());
+        opened.for_each(|port| self.sysctls.restore(&port.device));
     }
 
     /// Restores the settings of interfaces that are not ports any more.

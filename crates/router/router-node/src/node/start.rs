@@ -10,14 +10,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use router::routes::Rib;
 use router::{Forwarder, NODES_MAX, Output, PORTS_MAX, Pool};
+use router_ports::LocalAddresses;
 use router_ports::netlink::{Monitor, Requests};
-use router_ports::{LocalAddresses, Sysctls};
 use rustix::fs::FlockOperation;
 
 use super::clients::Clients;
 use super::error::{NodeError, system};
 use super::forwarding::{ForwardingParts, ForwardingThread};
 use super::interconnect_clock::InterconnectClock;
+use super::kernel_settings;
 use super::liveness::{HangWatch, Heartbeat};
 use super::local_routes::LocalRoutes;
 use super::messages::{COMMANDS_MAX, Notifier, REPORTS_MAX};
@@ -60,10 +61,12 @@ impl Node {
         let socket = paths.socket();
         let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
         open_ports::enter_namespace(&node)?;
-        let mut sysctls = Sysctls::new();
+        let mut sysctls = kernel_settings::remembered(&settings);
         let mut requests = Requests::open()?;
         let tun = open_ports::open_slow_path(&node, &mut sysctls, &mut requests)?;
         let slow_path = tun.interface();
+        // The interface can be opened only once in a network namespace: no other node runs there.
+        kernel_settings::take_over_others(&mut sysctls, &settings).map_err(system("sysctls of a killed node"))?;
         let (rib, tables) = Rib::new().map_err(system("memory for the forwarding tables"))?;
         let (commands, command_receiver) = sync_channel(COMMANDS_MAX);
         let (report_sender, reports) = sync_channel(REPORTS_MAX);

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use router_node::cluster::{ClusterFile, ClusterPaths, NodePaths};
 use router_node::management::Request;
+use router_node::restore_kernel_settings;
 
 use super::loaded::{LoadedCluster, NodeOptions, absolute, unknown};
 use super::request::request;
@@ -56,7 +57,7 @@ pub fn bring_down(cluster: &LoadedCluster, nodes: &[usize]) -> Result<()> {
     nodes.iter().try_for_each(|index| stop_node(&cluster.paths.node(cluster.name(*index))))
 }
 
-/// Stops a node and waits until it has exited.
+/// Stops a node and waits until it has exited. Restores the kernel settings that a killed node has left changed.
 pub fn stop_node(node: &NodePaths) -> Result<()> {
     if let Some(process) = Process::holding_lock(&node.pid()) {
         // A node that does not answer is killed at once.
@@ -65,8 +66,19 @@ pub fn stop_node(node: &NodePaths) -> Result<()> {
             bail!("the node at {} does not exit; see {}", node.socket().display(), node.log().display());
         }
     }
+    let restored = restore_kernel_settings(node);
     for path in [node.socket(), node.peers_socket(), node.pid()] {
         let _ = std::fs::remove_file(path);
     }
-    Ok(())
+    let shown = node.sysctls().display().to_string();
+    let count = restored.with_context(|| {
+        format!(
+            "{shown}: a node that was killed has left sysctls changed; check forwarding and rp_filter of its ports, \
+             and net.ipv6.conf.all.forwarding"
+        )
+    })?;
+    match count {
+        None | Some(0) => Ok(()),
+        Some(count) => output::print(&format!("{count} sysctls that a killed node had changed are restored\n")),
+    }
 }
