@@ -65,7 +65,13 @@ impl Cuda {
         };
         let gpu = Gpu::open(number)?;
         let name = format!("cuda:{number}");
-        let info = DeviceInfo { name, description: String::new(), provenance: Provenance::Measured, link: None };
+        let info = DeviceInfo {
+            name,
+            description: String::new(),
+            provenance: Provenance::Measured,
+            link: None,
+            prediction: None,
+        };
         Ok(Self { info, gpu, window: None, ns_per_tick: 0.0, timer_ticks: 0 })
     }
 

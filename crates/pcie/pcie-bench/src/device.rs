@@ -1,5 +1,6 @@
 //! The interface that every device of the benchmark implements.
 
+use pcie::host::prediction::Prediction;
 use pcie::link::Link;
 use pcie::result::Provenance;
 use pcie::test::Test;
@@ -17,6 +18,8 @@ pub struct DeviceInfo {
     pub provenance: Provenance,
     /// The link, where it is known.
     pub link: Option<Link>,
+    /// What a prediction rests on.
+    pub prediction: Option<Prediction>,
 }
 
 /// Properties of the timer that measures latencies.

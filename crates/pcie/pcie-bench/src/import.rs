@@ -244,6 +244,7 @@ impl Cells<'_> {
             device: format!("published:{}-{engine}", system.name),
             description: format!("{}, NFP-6000, {engine_words}", system.folder),
             link: system.link,
+            prediction: None,
             test,
             outcome,
         }))

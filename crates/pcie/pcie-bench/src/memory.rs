@@ -58,7 +58,13 @@ impl Memory {
             Machine::describe(None).description()
         );
         let name = "memory".to_owned();
-        let info = DeviceInfo { name, description: machine.clone(), provenance: Provenance::Measured, link: None };
+        let info = DeviceInfo {
+            name,
+            description: machine.clone(),
+            provenance: Provenance::Measured,
+            link: None,
+            prediction: None,
+        };
         Self { info, machine, pages, topology: Topology::of_this_machine(), ready: None }
     }
 

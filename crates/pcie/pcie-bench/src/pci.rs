@@ -89,7 +89,7 @@ impl Pci {
         );
         let name = format!("pci:{address}");
         // No link: its limit for DMA transfers does not bound the words that a core loads and stores.
-        let info = DeviceInfo { name, description, provenance: Provenance::Measured, link: None };
+        let info = DeviceInfo { name, description, provenance: Provenance::Measured, link: None, prediction: None };
         Ok(Self { info, folder, bar, bar_bytes, may_write, ready: None })
     }
 

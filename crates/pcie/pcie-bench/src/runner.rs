@@ -1,6 +1,6 @@
 //! Runs one test on one device.
 
-use pcie::result::{Bandwidth, Outcome, SCHEMA, TestResult};
+use pcie::result::{Bandwidth, Outcome, PredictionNote, SCHEMA, TestResult};
 use pcie::test::Test;
 
 use crate::device::Device;
@@ -29,6 +29,10 @@ pub fn run(device: &mut dyn Device, test: &Test, raw: bool) -> Result<TestResult
         device: info.name.clone(),
         description: info.description.clone(),
         link: info.link,
+        prediction: info.prediction.as_ref().map(|prediction| PredictionNote {
+            rests_on: prediction.rests_on.clone(),
+            error_percent: prediction.error_percent(test),
+        }),
         test: test.clone(),
         outcome,
     })
@@ -90,7 +94,13 @@ mod tests {
     fn steady() -> Steady {
         let name = "steady".to_owned();
         Steady(
-            DeviceInfo { name, description: "a test".into(), provenance: Provenance::Modelled, link: None },
+            DeviceInfo {
+                name,
+                description: "a test".into(),
+                provenance: Provenance::Modelled,
+                link: None,
+                prediction: None,
+            },
             Vec::new(),
         )
     }

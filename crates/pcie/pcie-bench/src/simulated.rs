@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pcie::host::parameters::built_in;
 use pcie::host::{HostError, System};
 use pcie::result::Provenance;
 use pcie::test::{Numa, Test};
@@ -17,27 +18,47 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// Opens the system of this name, or of a parameter file (`NAME.toml`).
+    /// Opens the system of this name, or of a parameter file (`NAME.toml`), with changed parameters if the name goes on
+    /// with `+SECTION.KEY=VALUE`, once for each.
     ///
     /// # Errors
-    /// There is no such system, or its file is invalid.
-    pub fn open(system: &str) -> Result<Self> {
-        let system =
-            if system.ends_with(".toml") { of_file(system)? } else { System::named(system).map_err(refused)? };
+    /// There is no such system or parameter, or its file or value is invalid.
+    pub fn open(name: &str) -> Result<Self> {
+        // The name of a file may contain the sign too, but hardly together with an equals sign.
+        let is_change = |&(at, _): &(usize, &str)| name[at + 1..].split('+').all(|change| change.contains('='));
+        let (base, changes) = match name.match_indices('+').find(is_change) {
+            Some((at, _)) => (&name[..at], name[at + 1..].split('+').collect()),
+            None => (name, Vec::new()),
+        };
+        let system = if changes.is_empty() { unchanged(base)? } else { changed(base, &changes)? };
         let info = DeviceInfo {
             name: format!("sim:{}", system.name()),
             description: system.description().to_owned(),
             provenance: Provenance::Modelled,
             link: Some(*system.link()),
+            prediction: system.parameters().prediction.clone(),
         };
         Ok(Self { info, system })
     }
 }
 
-/// Reads the system of a parameter file.
-fn of_file(path: &str) -> Result<System> {
-    let text = files::read_text(Path::new(path))?;
-    System::from_toml(path, &text).map_err(refused)
+/// Returns the system of this name, or of a parameter file.
+fn unchanged(name: &str) -> Result<System> {
+    if !name.ends_with(".toml") {
+        return System::named(name).map_err(refused);
+    }
+    let text = files::read_text(Path::new(name))?;
+    System::from_toml(name, &text).map_err(refused)
+}
+
+/// Returns the system of this name, or of a parameter file, with other values for some parameters.
+fn changed(name: &str, changes: &[&str]) -> Result<System> {
+    unchanged(name)?;
+    let text = match built_in(name) {
+        Some(text) => text.to_owned(),
+        None => files::read_text(Path::new(name))?,
+    };
+    System::changed(name, &text, changes).map_err(refused)
 }
 
 /// Converts an error of the simulator: its remedy is always another command line.

@@ -53,6 +53,7 @@ fn result(device: &str, test: Test, outcome: Outcome) -> TestResult {
         device: device.to_owned(),
         description: "made for a test".to_owned(),
         link: Some(Link::PUBLISHED),
+        prediction: None,
         test,
         outcome,
     }

@@ -4,7 +4,7 @@
 //! * [`configuration`]: reads the link from the configuration space of a device.
 //! * [`tlp`]: the packets of the link, and their size in bytes.
 //! * [`model`]: the bandwidth that a link leaves for data, from the protocol's arithmetic alone.
-//! * [`host`]: a simulated machine with a device.
+//! * [`host`]: a simulated machine with a device; [`predictions`] compares current servers with published figures.
 //! * [`mod@test`] and [`result`]: the five tests of pcie-bench and their results, in one versioned form for models,
 //!   simulations, measurements and published data.
 //!
@@ -17,9 +17,13 @@ pub mod fit;
 pub mod host;
 pub mod link;
 pub mod model;
+pub mod predictions;
 pub mod result;
 pub mod test;
 pub mod tlp;
+
+/// Longest valid time in nanoseconds, one second: a longer one indicates a wrong unit.
+pub const NS_MAX: f64 = 1e9;
 
 /// Returns the indented example in `document` that begins with the line `first`.
 #[cfg(test)]

@@ -34,12 +34,26 @@ pub struct TestResult {
     /// The link, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
+    /// What a prediction rests on; absent if the figures are measured, or modelled on a system whose parameters come
+    /// from measurements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<PredictionNote>,
     /// The test.
     #[serde(flatten)]
     pub test: Test,
     /// The figures.
     #[serde(flatten)]
     pub outcome: Outcome,
+}
+
+/// What a predicted figure rests on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PredictionNote {
+    /// The sources of the system's parameters, in a phrase.
+    pub rests_on: String,
+    /// How far this figure may be off, in percent of it; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_percent: Option<f64>,
 }
 
 /// The figures of a test.

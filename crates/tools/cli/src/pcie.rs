@@ -11,6 +11,7 @@ mod latency;
 mod link;
 mod nic;
 mod parameters;
+mod predictions;
 mod report;
 pub mod sizes;
 mod sweep;
@@ -39,6 +40,8 @@ pub enum Command {
     Import(import::Options),
     /// Calibrate the simulated hosts to the published ones, and print the deviation of every figure
     Fit(fit::Options),
+    /// Compare the predictions for current servers with published figures, and print their stated errors
+    Predictions(predictions::Options),
 }
 
 /// Runs the subcommand.
@@ -53,5 +56,6 @@ pub fn main(command: &Command) -> Result<()> {
         Command::Compare(options) => compare::main(options),
         Command::Import(options) => import::main(options),
         Command::Fit(options) => fit::main(options),
+        Command::Predictions(options) => predictions::main(options),
     }
 }

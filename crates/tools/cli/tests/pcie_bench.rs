@@ -52,6 +52,10 @@ fn an_invalid_test_is_one_line_and_exit_code_2() {
         (&["--device", "nonsense"][..], &["'nonsense'", "sim:SYSTEM"][..]),
         (&["--device", "sim:nonsense"], &["'nonsense'", "hsw"]),
         (&["--device", "sim:hsw", "--numa", "remote"], &["hsw", "one socket"]),
+        (&["--device", "sim:hsw+device.tags=0"], &["device.tags", "1 to 1024"]),
+        (&["--device", "sim:hsw+device.tagz=1"], &["tagz", "hsw"]),
+        (&["--device", "sim:hsw+tags"], &["hsw+tags", "not known"]),
+        (&["--device", "sim:nonsense+device.tags=1"], &["'nonsense'", "hsw"]),
         (&["--device", "pci:ffff:00:1f.7"], &["'ffff:00:1f.7'", "lspci"]),
         (&["--device", "cuda:x"], &["'x'", "cuda:0"]),
         // Without a driver the library is missing; with a driver the GPU is missing.
@@ -115,6 +119,51 @@ fn a_simulated_host_prints_the_same_figures_for_the_same_seed() {
         assert_matches_schema(&result);
         figures.iter().for_each(|figure| assert!(result[*figure].as_f64().unwrap() > 0.0, "{figure} in {result}"));
     }
+}
+
+#[test]
+fn predictions_are_marked_in_tables_json_and_plots() {
+    let folder = tempfile::tempdir().unwrap();
+    let plots = folder.path().to_str().unwrap();
+    let devices = "sim:hsw,sim:milan,sim:hsw+device.tags=64";
+    let words = format!("sweep --device {devices} --test bw-rd --size 64,128 --samples 500 --plot {plots}");
+    let sweep = |more: &[&str]| pcie(&words.split_whitespace().chain(more.iter().copied()).collect::<Vec<_>>());
+    let rows = json(&sweep(&["--json"]));
+    assert_matches_schema(&rows);
+    let prediction = |row: usize| rows[row].get("prediction").cloned();
+    assert_eq!(prediction(0), None, "hsw is calibrated");
+    let milan = prediction(2).unwrap();
+    assert!(milan["rests_on"].as_str().unwrap().contains("data sheets") && milan["error_percent"].is_f64(), "{milan}");
+    let changed = prediction(4).unwrap();
+    assert!(changed["rests_on"].as_str().unwrap().contains("device.tags=64"), "{changed}");
+    assert!(changed.get("error_percent").is_none(), "{changed}");
+
+    let table = String::from_utf8(sweep(&[]).stdout).unwrap();
+    let error = milan["error_percent"].as_f64().unwrap();
+    for words in [format!("prediction, +-{error:.0}%"), "prediction, error unknown".into(), "modelled\n".into()] {
+        assert!(table.contains(&words), "{words:?} in {table}");
+    }
+    assert!(table.contains("sim:milan is a prediction; it rests on data sheets"), "{table}");
+    let plot = fs::read_to_string(folder.path().join("bw-rd-by-size.svg")).unwrap();
+    assert!(plot.contains("sim:milan (prediction)") && !plot.contains("sim:hsw (prediction)"), "{plot}");
+}
+
+#[test]
+fn predictions_are_compared_with_published_figures() {
+    let report = json(&pcie(&["predictions", "--json"]));
+    for name in ["ice-lake", "milan", "sapphire-rapids", "genoa"] {
+        let system = report["systems"].as_array().unwrap().iter().find(|one| one["system"] == name).unwrap();
+        assert!(system["latency_error_percent"].as_f64().unwrap() > 0.0, "{system}");
+    }
+    for figure in report["figures"].as_array().unwrap() {
+        let number = |key: &str| figure[key].as_f64().unwrap();
+        assert!(number("deviation_percent").abs() <= number("stated_error_percent"), "{figure}");
+    }
+    let text = pcie(&["predictions", "--system", "milan"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("RESTS ON") && text.contains("EPYC 74F3") && !text.contains("genoa"), "{text}");
+    assert_wrong_use(&["predictions", "--system", "hsw"], &["'hsw'", "not a prediction", "fit --check"]);
+    assert_wrong_use(&["predictions", "--system", "p4"], &["'p4'", "genoa"]);
 }
 
 #[test]

@@ -145,6 +145,10 @@ fn an_invalid_option_is_one_line_and_exit_code_2() {
         ("pcie latency --switches 1 --switch-ns fast", &["'fast'", "105"]),
         ("pcie latency --switch-ns 90", &["--switches"]),
         ("pcie latency --memory-ns -1", &["-1"]),
+        ("pcie latency --device-ns 1e30", &["'1e30'", "up to a second"]),
+        ("pcie latency --memory-ns 1e10", &["'1e10'", "up to a second"]),
+        ("pcie latency --switches 1 --switch-ns inf", &["'inf'", "up to a second"]),
+        ("pcie nic --sustain 1e30", &["'1e30'", "100000 Gb/s"]),
         ("pcie latency --path ./no-such.toml", &["no-such.toml", "check the path"]),
         ("pcie nic --sustain 40 --frame-max 63", &["63", "64 to 9018"]),
     ] {

@@ -8,30 +8,18 @@
 
 use sim::{Random, Span, Time};
 
-use super::parameters::{IommuParameters, Replacement};
-
-/// Marks an absent slot or page.
-const NONE: u32 = u32::MAX;
+use super::parameters::IommuParameters;
+use super::tlb::Tlb;
 
 /// The IOMMU: its IOTLB and its walkers.
 #[derive(Clone, Debug)]
 pub struct Iommu {
     page_shift: u32,
-    ways: u32,
-    sets: u32,
-    replacement: Replacement,
+    iotlb: Tlb,
     is_in_order: bool,
     walk: Span,
     read_hold: Span,
     line_replay: Span,
-    random: Random,
-    /// For each page of the window, its slot in the IOTLB or [`NONE`].
-    slot_of_page: Vec<u32>,
-    slots: Vec<Slot>,
-    /// Number of slots in use in each set.
-    filled: Vec<u32>,
-    /// Use counter, whose value is the stamp of the next use.
-    uses: u64,
     walkers_free_at: Vec<Time>,
     reads: TranslationQueue,
     writes: TranslationQueue,
@@ -40,14 +28,6 @@ pub struct Iommu {
     pub misses: u64,
     /// Number of lookups.
     pub lookups: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    page: u32,
-    used: u64,
-    /// Time at which its walk is complete.
-    filled: Time,
 }
 
 /// The requests under consideration, as the times at which the last few leave.
@@ -91,22 +71,14 @@ impl Iommu {
     /// Returns an IOMMU with an empty IOTLB for a window of this many bytes in pages of `1 << page_shift` bytes.
     pub fn new(parameters: &IommuParameters, page_shift: u32, window_bytes: u64, random: Random) -> Self {
         let pages = (window_bytes >> page_shift) as usize + 1;
-        let ways = if parameters.ways == 0 { parameters.entries } else { parameters.ways };
-        let sets = parameters.entries / ways;
+        let (entries, ways) = (parameters.entries, parameters.ways);
         Self {
             page_shift,
-            ways,
-            sets,
-            replacement: parameters.replacement,
+            iotlb: Tlb::new(entries, ways, parameters.replacement, pages, random),
             is_in_order: parameters.in_order,
             walk: Span::from_ns(parameters.walk_ns),
             read_hold: Span::from_ns(parameters.read_hold_ns),
             line_replay: Span::from_ns(parameters.line_replay_ns),
-            random,
-            slot_of_page: vec![NONE; pages],
-            slots: vec![Slot { page: NONE, used: 0, filled: Time::ZERO }; parameters.entries as usize],
-            filled: vec![0; sets as usize],
-            uses: 0,
             walkers_free_at: vec![Time::ZERO; parameters.walkers as usize],
             reads: TranslationQueue::new(parameters.read_queue),
             writes: TranslationQueue::new(parameters.write_queue),
@@ -121,12 +93,9 @@ impl Iommu {
     pub fn translate(&mut self, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> Time {
         let page = (lookup.address >> self.page_shift) as u32;
         self.lookups += 1;
-        self.uses += 1;
         let begun = lookup.arrived.max(self.queue(lookup.is_read).room_at());
-        let known = self.slot_of_page[page as usize];
-        let slot = if known == NONE { self.miss(page, begun, lookup, page_table_wait) } else { known };
-        self.slots[slot as usize].used = self.uses;
-        let translated = begun.max(self.slots[slot as usize].filled);
+        let known = self.iotlb.lookup(page).unwrap_or_else(|| self.walk(page, begun, lookup, page_table_wait));
+        let translated = begun.max(known);
         self.retired = self.retired.max(translated);
         let leaves = if self.is_in_order { self.retired } else { translated };
         self.queue(lookup.is_read).enter(leaves);
@@ -137,52 +106,29 @@ impl Iommu {
         if is_read { &mut self.reads } else { &mut self.writes }
     }
 
-    /// Walks the page table for `page`, enters the translation, and returns its slot.
-    fn miss(&mut self, page: u32, at: Time, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> u32 {
+    /// Walks the page table for `page`, enters the translation, and returns the time at which the walk is complete.
+    fn walk(&mut self, page: u32, at: Time, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> Time {
         self.misses += 1;
         let walker = self.first_free_walker();
         let begun = at.max(self.walkers_free_at[walker]);
-        let filled = begun + self.walk + page_table_wait(begun);
+        let complete = begun + self.walk + page_table_wait(begun);
         let lines = self.line_replay * u64::from(lookup.lines);
         let hold = if lookup.is_read { self.read_hold + lines } else { Span::ZERO };
-        self.walkers_free_at[walker] = filled + hold;
-        let slot = self.victim(page);
-        let old = self.slots[slot as usize].page;
-        if old != NONE {
-            self.slot_of_page[old as usize] = NONE;
-        }
-        self.slots[slot as usize] = Slot { page, used: self.uses, filled };
-        self.slot_of_page[page as usize] = slot;
-        slot
+        self.walkers_free_at[walker] = complete + hold;
+        self.iotlb.insert(page, complete);
+        complete
     }
 
     fn first_free_walker(&self) -> usize {
         let times = self.walkers_free_at.iter().enumerate();
         times.min_by_key(|&(_, free_at)| *free_at).map_or(0, |(walker, _)| walker)
     }
-
-    /// Chooses the slot for `page`: an empty one of its set if there is one, otherwise a victim.
-    fn victim(&mut self, page: u32) -> u32 {
-        let set = page % self.sets;
-        let first = set * self.ways;
-        let filled = &mut self.filled[set as usize];
-        if *filled < self.ways {
-            *filled += 1;
-            return first + *filled - 1;
-        }
-        match self.replacement {
-            Replacement::Random => first + self.random.below(u64::from(self.ways)) as u32,
-            Replacement::Lru => {
-                let slots = (first..).zip(&self.slots[first as usize..(first + self.ways) as usize]);
-                slots.min_by_key(|(_, slot)| slot.used).map_or(first, |(slot, _)| slot)
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::parameters::Replacement;
 
     fn parameters() -> IommuParameters {
         IommuParameters {

@@ -1,6 +1,8 @@
 //! Builds the packets of the simulation.
 
+use super::device_tlb::TRANSLATION_BYTES;
 use crate::link::Link;
+use crate::test::PAGE_BYTES;
 use crate::tlp::{CommonFields, Completion, CompletionStatus, DW_BYTES, DeviceId, MemoryOp, MemoryRequest, Repr};
 
 /// The device under test: bus 4, device 0, function 0.
@@ -52,6 +54,16 @@ pub fn read(link: &Link, address: u64, bytes: u32, tag: u16) -> Repr {
     memory(link, MemoryOp::Read, address, bytes, tag)
 }
 
+/// Returns a request for the translation of `address` (ATS), which is as long as a read.
+pub fn translation_request(link: &Link, address: u64) -> Repr {
+    memory(link, MemoryOp::Read, address / PAGE_BYTES * PAGE_BYTES, TRANSLATION_BYTES, 0)
+}
+
+/// Returns the completion that carries a translation.
+pub fn translation_completion(link: &Link, address: u64) -> Repr {
+    completion(link, address / PAGE_BYTES * PAGE_BYTES, TRANSLATION_BYTES, TRANSLATION_BYTES, 0)
+}
+
 /// Returns a completion with `bytes` at `address`, of `remaining` that were outstanding.
 pub fn completion(link: &Link, address: u64, bytes: u32, remaining: u32, tag: u16) -> Repr {
     Repr::Completion(Completion {
@@ -76,6 +88,13 @@ mod tests {
         assert_eq!(write(&link, 0, 64).wire_bytes(), 64 + 24);
         assert_eq!(read(&link, 0, 512, 0).wire_bytes(), 24);
         assert_eq!(completion(&link, 0, 256, 512, 0).wire_bytes(), 256 + 20);
+    }
+
+    #[test]
+    fn a_translation_takes_a_request_and_eight_bytes() {
+        let link = Link::PUBLISHED;
+        assert_eq!(translation_request(&link, 4100).wire_bytes(), 24);
+        assert_eq!(translation_completion(&link, 4100).wire_bytes(), 20 + 8);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use serde::Deserialize;
 use thiserror::Error;
 use toml::{Table, Value};
 
+use super::prediction::Prediction;
+use crate::NS_MAX;
 use crate::link::{Link, TransferLimit};
 use crate::tlp::{Credits, DATA_CREDIT_BYTES};
 
@@ -31,8 +33,8 @@ const PARTIAL: [&str; 2] = ["nfp-6000", "nic-gen4"];
 const BASES_MAX: usize = 8;
 /// Largest number of tags of a device: a tag has ten bits.
 const TAGS_MAX: u32 = 1024;
-/// Longest valid time, one second: a longer one indicates a wrong unit.
-const NS_MAX: f64 = 1e9;
+/// Largest number of tags in flit mode: 14 bits, of which the first 1024 values are not used.
+const FLIT_TAGS_MAX: u32 = 15_360;
 
 /// Why a parameter file describes no system.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -59,9 +61,9 @@ pub struct Parameters {
     pub base: Option<String>,
     /// Description of processor, chipset and device.
     pub description: String,
-    /// Whether the system is a prediction: no figure measured on it was used.
+    /// What a prediction rests on; absent for a system whose parameters come from figures measured on it.
     #[serde(default)]
-    pub is_prediction: bool,
+    pub prediction: Option<Prediction>,
     /// Generation, width and limits of the link.
     pub link: Link,
     /// Properties of the endpoints of the link.
@@ -131,6 +133,13 @@ pub struct CreditParameters {
 pub struct DeviceParameters {
     /// Read requests that may be outstanding.
     pub tags: u32,
+    /// Entries of the device's own TLB, which it fills by Address Translation Services; 0: it has none, and the IOMMU
+    /// translates its requests.
+    #[serde(default)]
+    pub tlb_entries: u32,
+    /// Transfers of a bandwidth test whose addresses the device translates ahead.
+    #[serde(default = "tlb_transfers_ahead")]
+    pub tlb_transfers_ahead: u32,
     /// Resolution of the timer.
     pub timer_step_ns: f64,
     /// Shortest time between the starts of two reads.
@@ -181,6 +190,9 @@ pub struct RootComplexParameters {
     pub line_interval_ns: f64,
     /// Time from the arrival of a write until a read behind it may continue.
     pub write_order_ns: f64,
+    /// Time from the translation of a write until it has reached cache or memory, for which it keeps its credits.
+    #[serde(default)]
+    pub write_commit_ns: f64,
     /// Additional wait of a read while an earlier read of the same line, which no device wrote, is incomplete.
     pub conflict_ns: f64,
     /// Width of the uniform distribution that is added to latencies.
@@ -359,6 +371,35 @@ pub fn table(file: &str, text: &str) -> Result<Table, ParameterError> {
     Err(invalid(file, text, "base", what))
 }
 
+/// Returns whether the text of a file itself has this section; a base of it does not count.
+pub fn has_own_section(text: &str, section: &str) -> bool {
+    text.parse::<Table>().is_ok_and(|table| table.contains_key(section))
+}
+
+/// Makes the change `section.key=value` in a merged table; `file` is its name in errors.
+///
+/// # Errors
+/// The change has another form, or there is no such section.
+pub fn change(file: &str, table: &mut Table, change: &str) -> Result<(), ParameterError> {
+    let error =
+        |what: String| ConfigError::Invalid { file: file.to_owned(), location: format!("'{change}'"), what }.into();
+    let parts = change.split_once('=').and_then(|(path, value)| Some((path.trim().split_once('.')?, value.trim())));
+    let Some(((section, key), value)) = parts else {
+        return Err(error("is not a change of a parameter; write SECTION.KEY=VALUE as in device.tags=64".to_owned()));
+    };
+    // A bare word, such as lru, is text.
+    let parsed = format!("value = {value}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+    let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
+    let sections: Vec<&str> =
+        table.iter().filter(|(_, value)| value.is_table()).map(|(name, _)| name.as_str()).collect();
+    let sections = sections.join(", ");
+    let Some(Value::Table(entries)) = table.get_mut(section) else {
+        return Err(error(format!("there is no section '{section}'; choose {sections}")));
+    };
+    entries.insert(key.to_owned(), value);
+    Ok(())
+}
+
 fn unknown(name: &str) -> ParameterError {
     let known: Vec<&str> = names().collect();
     ParameterError::Unknown { name: name.to_owned(), known: known.join(", ") }
@@ -423,8 +464,11 @@ impl Parameters {
     /// Returns counts and sizes with the range of each.
     fn counts(&self) -> Vec<(&'static str, f64, f64, f64)> {
         let (device, iommu, cache) = (&self.device, &self.iommu, &self.cache);
+        let tags_max = if self.link.generation.is_flit_mode() { FLIT_TAGS_MAX } else { TAGS_MAX };
         vec![
-            ("device.tags", device.tags.into(), 1.0, TAGS_MAX.into()),
+            ("device.tags", device.tags.into(), 1.0, tags_max.into()),
+            ("device.tlb_entries", device.tlb_entries.into(), 0.0, 65536.0),
+            ("device.tlb_transfers_ahead", device.tlb_transfers_ahead.into(), 1.0, 65536.0),
             ("device.write_burst_bytes", device.write_burst_bytes.into(), 1.0, 8192.0),
             ("device.command_bytes_max", device.command_bytes_max.into(), 0.0, 4096.0),
             ("root_complex.combine_from_bytes", self.root_complex.combine_from_bytes.into(), 0.0, 8192.0),
@@ -476,6 +520,7 @@ impl Parameters {
             ("root_complex.port_line_ns", root.port_line_ns),
             ("root_complex.line_interval_ns", root.line_interval_ns),
             ("root_complex.write_order_ns", root.write_order_ns),
+            ("root_complex.write_commit_ns", root.write_commit_ns),
             ("root_complex.conflict_ns", root.conflict_ns),
             ("root_complex.jitter_ns", root.jitter_ns),
             ("iommu.walk_ns", self.iommu.walk_ns),
@@ -519,6 +564,11 @@ impl Parameters {
     }
 }
 
+/// Enough to hide a round trip to the IOMMU at the rates of current links (assumed).
+fn tlb_transfers_ahead() -> u32 {
+    64
+}
+
 /// Returns the data credits that the largest packet needs, with one more for a payload that begins inside a double
 /// word.
 fn data_credits_min(mps: TransferLimit) -> u32 {
@@ -532,52 +582,4 @@ fn is_distribution(quantiles: &[[f64; 2]]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_built_in_file_is_a_system() {
-        for name in names() {
-            let parameters = Parameters::named(name).unwrap();
-            assert!(!parameters.description.is_empty() && parameters.base.is_none(), "{name}");
-        }
-        assert!(Parameters::named("bdw").unwrap().is_prediction && !Parameters::named("hsw").unwrap().is_prediction);
-    }
-
-    #[test]
-    fn a_file_names_only_what_differs_from_its_base() {
-        let hsw = Parameters::named("hsw").unwrap();
-        let changed = Parameters::parse("mine.toml", "base = \"hsw\"\n[iommu]\nwalk_ns = 500\n").unwrap();
-        assert_eq!(changed.iommu.walk_ns, 500.0);
-        assert_eq!((changed.memory, changed.device), (hsw.memory, hsw.device));
-    }
-
-    #[test]
-    fn an_error_names_file_line_key_and_remedy() {
-        for (text, words) in [
-            ("[iommu]\nwalk_us = 1", &["mine.toml", "line 3", "iommu.walk_us", "walk_ns", "end in _ns"][..]),
-            ("[iommu]\nwalk_ns = \"1 us\"", &["line 3", "iommu.walk_ns", "1 us", "a number of nanoseconds"]),
-            ("[cache]\nmib = \"15 MB\"", &["line 3", "cache.mib", "15 MB", "2^20 bytes"]),
-            ("[iommu]\nwalk_ns = 1e12", &["line 3", "iommu.walk_ns", "out of range", "0 to 1000000000"]),
-            ("[iommu]\nwalk_ns = nan", &["line 3", "iommu.walk_ns", "NaN"]),
-            ("[iommu]\nways = 7", &["line 3", "iommu.ways", "7", "iommu.entries"]),
-            ("[credits]\nposted_data = 3", &["line 3", "credits.posted_data", "17"]),
-            ("[device]\ntags = 0", &["line 3", "device.tags", "1 to 1024"]),
-            ("[link]\nmps_bytes = 300", &["line 3", "link.mps_bytes", "300", "power of two"]),
-            ("[tails]\nquantiles = [[0.5, 1.0]]", &["line 3", "tails.quantiles", "share 0 to share 1"]),
-            ("[nonsense]", &["line 2", "nonsense", "iommu"]),
-            ("[iommu", &["line 2"]),
-        ] {
-            let error = Parameters::parse("mine.toml", &format!("base = \"hsw\"\n{text}\n")).unwrap_err().to_string();
-            assert!(!error.contains('\n'), "{error}");
-            for word in words {
-                assert!(error.contains(word), "{word:?} in {error:?}");
-            }
-        }
-        let error = Parameters::parse("mine.toml", "base = \"p4\"").unwrap_err().to_string();
-        assert!(error.contains("p4") && error.contains("hsw"), "{error}");
-        let error = Parameters::parse("mine.toml", "description = \"bare\"").unwrap_err().to_string();
-        assert!(error.contains("missing field 'link'"), "{error}");
-        assert!(Parameters::named("nfp-6000").is_err(), "a device alone is not a system");
-    }
-}
+mod tests;

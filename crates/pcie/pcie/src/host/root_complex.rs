@@ -18,6 +18,8 @@ const RECENT_READS: usize = 1024;
 pub struct RootComplex {
     /// The IOMMU; absent if addresses are not translated.
     pub iommu: Option<Iommu>,
+    /// Whether the device translates the addresses of its requests itself (ATS).
+    has_translated_requests: bool,
     /// Last-level cache of the device's socket.
     pub cache: Cache,
     /// Memory that contains the window.
@@ -26,6 +28,7 @@ pub struct RootComplex {
     read: Span,
     line_interval: Span,
     write_order: Span,
+    write_commit: Span,
     conflict: Span,
     jitter_ps: u64,
     snoop: Span,
@@ -103,18 +106,21 @@ impl RootComplex {
     pub fn new(
         parameters: &RootComplexParameters,
         cache_parameters: &CacheParameters,
-        (iommu, cache, memory): (Option<Iommu>, Cache, Memory),
+        (iommu, has_translated_requests): (Option<Iommu>, bool),
+        (cache, memory): (Cache, Memory),
         (tail, conflict_ns): (Option<Tail>, f64),
         random: Random,
     ) -> Self {
         Self {
             iommu,
+            has_translated_requests,
             cache,
             memory,
             port: Port::new(Span::from_ns(parameters.port_line_ns)),
             read: Span::from_ns(parameters.read_ns),
             line_interval: Span::from_ns(parameters.line_interval_ns),
             write_order: Span::from_ns(parameters.write_order_ns),
+            write_commit: Span::from_ns(parameters.write_commit_ns),
             conflict: Span::from_ns(conflict_ns),
             jitter_ps: Span::from_ns(parameters.jitter_ns).ps(),
             snoop: Span::from_ns(cache_parameters.snoop_ns),
@@ -128,8 +134,19 @@ impl RootComplex {
     }
 
     fn translated(&mut self, arrived: Time, extent: Extent, is_read: bool) -> Time {
-        let Some(iommu) = &mut self.iommu else { return arrived };
-        let lookup = Lookup { arrived, address: extent.address, lines: extent.lines(), is_read };
+        if self.has_translated_requests {
+            return arrived;
+        }
+        self.look_up(Lookup { arrived, address: extent.address, lines: extent.lines(), is_read })
+    }
+
+    /// Processes a translation request of the device, and returns the time at which the translation can leave.
+    pub fn translate(&mut self, arrived: Time, address: u64) -> Time {
+        self.look_up(Lookup { arrived, address, lines: 0, is_read: true })
+    }
+
+    fn look_up(&mut self, lookup: Lookup) -> Time {
+        let Some(iommu) = &mut self.iommu else { return lookup.arrived };
         let (port, memory) = (&self.port, &self.memory);
         iommu.translate(lookup, |begun| {
             let wait = port.wait(begun);
@@ -137,7 +154,7 @@ impl RootComplex {
         })
     }
 
-    /// Processes a write that arrived, and returns the time at which it leaves the write queue and frees its credits.
+    /// Processes a write that arrived, and returns the time at which it frees its credits.
     pub fn write(&mut self, arrived: Time, extent: Extent) -> Time {
         let dequeued = self.translated(arrived, extent, false);
         let mut extra = Span::ZERO;
@@ -149,7 +166,7 @@ impl RootComplex {
             extra = extra.max(fetched).max(evicted);
         }
         self.posted_done = self.posted_done.max(dequeued + self.write_order + extra);
-        dequeued
+        dequeued + self.write_commit
     }
 
     /// Processes a read that arrived. It does not pass posted writes.

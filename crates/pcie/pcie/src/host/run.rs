@@ -10,6 +10,7 @@ use sim::{EventQueue, Random, Span, Time};
 
 use super::cache::Cache;
 use super::credits::CreditPool;
+use super::device_tlb::DeviceTlb;
 use super::iommu::Iommu;
 use super::memory::Memory;
 use super::packets;
@@ -61,6 +62,7 @@ pub struct Run<'a> {
     /// Free tags with the times from which they are free.
     tags: VecDeque<(Time, u16)>,
     addresses: AddressGenerator,
+    device_tlb: Option<DeviceTlb>,
     random: Random,
     last_arrived: Time,
     engine: EngineState,
@@ -100,22 +102,27 @@ impl AddressGenerator {
     }
 }
 
-fn host(parameters: &Parameters, test: &Test) -> RootComplex {
-    let random = |component| Random::new(test.seed, component);
-    let page_shift = match test.iommu {
+/// Returns the bits of the offset in a page of the IOMMU, if it translates addresses.
+fn page_shift(test: &Test) -> Option<u32> {
+    match test.iommu {
         Translation::Off => None,
         Translation::Pages4K => Some(PAGE_SHIFT_4K),
         Translation::Pages2M => Some(PAGE_SHIFT_2M),
-    };
-    let iommu = page_shift.map(|shift| Iommu::new(&parameters.iommu, shift, test.window_bytes, random("iommu")));
+    }
+}
+
+fn host(parameters: &Parameters, test: &Test, has_ats: bool) -> RootComplex {
+    let random = |component| Random::new(test.seed, component);
+    let iommu = page_shift(test).map(|shift| Iommu::new(&parameters.iommu, shift, test.window_bytes, random("iommu")));
     let (hop_ns, conflict_ns) = match test.numa {
         Numa::Local => (0.0, parameters.root_complex.conflict_ns),
         Numa::Remote => (parameters.numa.hop_ns, parameters.numa.conflict_ns),
     };
     let memory = Memory::new(&parameters.memory, hop_ns, random("memory"));
     let (cache, tail) = (warmed_cache(parameters, test), parameters.tails.as_ref().map(Tail::new));
-    let parts = (iommu, cache, memory);
-    RootComplex::new(&parameters.root_complex, &parameters.cache, parts, (tail, conflict_ns), random("root complex"))
+    let (iommu, memory) = ((iommu, has_ats), (cache, memory));
+    let random = random("root complex");
+    RootComplex::new(&parameters.root_complex, &parameters.cache, iommu, memory, (tail, conflict_ns), random)
 }
 
 /// Returns the cache of the device's socket in the state that the test requires. Lines that the CPU of another socket
@@ -140,6 +147,8 @@ impl<'a> Run<'a> {
         let random = |component| Random::new(test.seed, component);
         let addresses =
             AddressGenerator { random: random("addresses"), units: test.units(), next: 0, order: test.order };
+        let device_tlb = page_shift(test)
+            .and_then(|shift| DeviceTlb::new(&parameters.device, shift, test.window_bytes, random("device TLB")));
         Self {
             parameters,
             test,
@@ -150,11 +159,12 @@ impl<'a> Run<'a> {
             non_posted: CreditPool::new(credits.non_posted()),
             completion: CreditPool::new(credits.completion()),
             update: Span::from_ns(credits.update_ns),
-            host: host(parameters, test),
+            host: host(parameters, test, device_tlb.is_some()),
             queue: EventQueue::new(),
             reads: vec![Read::default(); parameters.device.tags as usize],
             tags: (0..parameters.device.tags as u16).map(|tag| (Time::ZERO, tag)).collect(),
             addresses,
+            device_tlb,
             random: random("device"),
             last_arrived: Time::ZERO,
             engine: EngineState::default(),
@@ -194,9 +204,9 @@ impl<'a> Run<'a> {
 
     /// Returns the time at which the program detects the completion of the transfer that begins at `begun`.
     fn latency(&mut self, begun: Time, address: u64) -> Time {
-        let mut read_at = begun;
+        let mut read_at = self.translated_at(begun, address);
         if self.test.test == Kind::LatWrrd {
-            read_at = self.send_write(begun, address) + self.write_done();
+            read_at = self.send_write(read_at, address) + self.write_done();
         }
         let interval = Span::from_ns(self.parameters.device.read_interval_ns);
         let end = address + u64::from(self.test.size_bytes);
@@ -269,11 +279,42 @@ impl<'a> Run<'a> {
         at
     }
 
+    /// Returns the address of the next transfer, and the time from which the device knows its translation.
+    fn next_transfer(&mut self) -> (u64, Time) {
+        while self.device_tlb.as_ref().is_some_and(DeviceTlb::has_room_ahead) {
+            let address = self.addresses.draw(self.test);
+            let translated = self.translated_at(self.engine.issued, address);
+            if let Some(tlb) = &mut self.device_tlb {
+                tlb.push_ahead(address, translated);
+            }
+        }
+        let ahead = self.device_tlb.as_mut().and_then(DeviceTlb::pop_ahead);
+        ahead.unwrap_or_else(|| (self.addresses.draw(self.test), Time::ZERO))
+    }
+
+    /// Returns the time, not before `at`, from which the device may use `address`. A device with a TLB requests a
+    /// translation that it lacks; any other leaves translation to the host.
+    fn translated_at(&mut self, at: Time, address: u64) -> Time {
+        let Some(tlb) = &mut self.device_tlb else { return at };
+        if let Some(known) = tlb.lookup(address) {
+            return known.max(at);
+        }
+        let link = &self.parameters.link;
+        let request = packets::translation_request(link, address);
+        let spent = self.non_posted.consume(at, request.credits());
+        let transmission = self.up.send(spent, &request);
+        let translated = self.host.translate(transmission.arrived, address);
+        self.non_posted.schedule_return(translated + self.update, request.credits());
+        let known = self.down.send_between(translated, &packets::translation_completion(link, address));
+        tlb.insert(address, known);
+        known
+    }
+
     fn issue_read(&mut self) {
-        let address = self.addresses.draw(self.test);
+        let (address, translated) = self.next_transfer();
         let end = address + u64::from(self.test.size_bytes);
         let first_free = self.wait_for_tag();
-        let mut at = self.issue(self.engine.read.max(first_free));
+        let mut at = self.issue(self.engine.read.max(first_free).max(translated));
         self.engine.read = at + Span::from_ns(self.parameters.device.read_interval_ns);
         let mut next = address;
         while next < end {
@@ -284,8 +325,8 @@ impl<'a> Run<'a> {
     }
 
     fn issue_write(&mut self) -> Time {
-        let address = self.addresses.draw(self.test);
-        let at = self.issue(self.engine.write);
+        let (address, translated) = self.next_transfer();
+        let at = self.issue(self.engine.write.max(translated));
         let left = self.send_write(at, address);
         let device = &self.parameters.device;
         let next = left + Span::from_ns(device.write_gap_ns);
@@ -324,8 +365,8 @@ impl<'a> Run<'a> {
             let packet = packets::write(link, extent.address, extent.bytes);
             let spent = self.posted.consume(ready, packet.credits());
             let transmission = self.up.send(spent, &packet);
-            let dequeued = self.host.write(transmission.arrived, extent);
-            self.posted.schedule_return(dequeued + self.update, packet.credits());
+            let done = self.host.write(transmission.arrived, extent);
+            self.posted.schedule_return(done + self.update, packet.credits());
             left = transmission.left;
             ready = left + gap;
             done_bytes += extent.bytes;

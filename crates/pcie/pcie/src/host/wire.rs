@@ -30,6 +30,8 @@ pub struct Wire {
     bit_error_rate: f64,
     random: Random,
     free_at: Time,
+    /// Bytes of packets sent by [`Wire::send_between`] since the last other packet.
+    between_bytes: u32,
     sequence: u16,
     /// Times of arrival of acknowledgements with the bytes that they acknowledge, earliest first.
     unacknowledged: VecDeque<(Time, u32)>,
@@ -76,6 +78,7 @@ impl Wire {
             bit_error_rate: wire.bit_error_rate,
             random,
             free_at: Time::ZERO,
+            between_bytes: 0,
             sequence: 0,
             unacknowledged: VecDeque::new(),
             unacknowledged_bytes: 0,
@@ -102,7 +105,9 @@ impl Wire {
     /// Sends a packet that is ready at `ready`, after all packets before it.
     pub fn send(&mut self, ready: Time, packet: &Repr) -> Transmission {
         let bytes = self.bytes_of(packet);
-        let begin = self.room(ready.max(self.free_at), bytes);
+        let between_bytes = std::mem::take(&mut self.between_bytes);
+        let between = self.duration(between_bytes);
+        let begin = self.room(ready.max(self.free_at + between), bytes);
         let duration = self.duration(bytes);
         let mut left = begin + duration;
         for _ in 1..TRIES_MAX {
@@ -120,6 +125,15 @@ impl Wire {
         self.unacknowledged.push_back((arrived + self.acknowledge + self.latency, bytes));
         self.unacknowledged_bytes += bytes;
         Transmission { left, arrived, sequence }
+    }
+
+    /// Sends a small packet that is ready at `ready`, which may be later than packets that are still to be sent, and
+    /// returns its arrival. It takes its share of the rate from the packets after it, but never waits for one itself.
+    pub fn send_between(&mut self, ready: Time, packet: &Repr) -> Time {
+        let bytes = self.bytes_of(packet);
+        self.between_bytes += bytes;
+        self.packets += 1;
+        ready + self.duration(bytes) + self.latency
     }
 
     /// Returns the time, not before `at`, at which the replay buffer, which keeps unacknowledged packets, has space for

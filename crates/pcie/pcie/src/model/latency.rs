@@ -11,9 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::split::Span;
 use super::{Model, ModelError};
+use crate::NS_MAX;
 use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES, Generation, Lanes, Link};
 
 const DIRECT: &str = include_str!("../../paths/direct.toml");
+/// Longest valid link in meters; PCIe over optical cables reaches some hundred.
+const LENGTH_M_MAX: f64 = 1000.0;
+/// Longest valid propagation delay in nanoseconds a meter, thirty times that of light.
+const NS_PER_M_MAX: f64 = 100.0;
 
 /// A path from a device to memory.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -128,11 +133,16 @@ impl PciePath {
         self
     }
 
-    /// Checks that there are switches between links and nowhere else.
+    /// Checks the ranges of all numbers, and that there are switches between links and nowhere else.
     fn checked(self, file: &str) -> Result<Self, ConfigError> {
         let invalid = |place: String, what: &str| {
             Err(ConfigError::Invalid { file: file.to_owned(), location: place, what: what.to_owned() })
         };
+        for (place, value, max) in self.numbers() {
+            if value > max {
+                return invalid(place, &format!("{value} is out of range; choose 0 to {max}"));
+            }
+        }
         let Some((last, others)) = self.links.split_last() else {
             return invalid("links".to_owned(), "there is none; write at least one");
         };
@@ -144,6 +154,24 @@ impl PciePath {
             return invalid(place, "the last link ends at the root complex; leave it out");
         }
         Ok(self)
+    }
+
+    /// Returns every number with its key and the largest valid value.
+    fn numbers(&self) -> Vec<(String, f64, f64)> {
+        let mut numbers = vec![
+            ("device_ns".to_owned(), self.device_ns, NS_MAX),
+            ("root_complex_ns".to_owned(), self.root_complex_ns, NS_MAX),
+            ("memory_read_ns".to_owned(), self.memory_read_ns, NS_MAX),
+            ("memory_write_ns".to_owned(), self.memory_write_ns, NS_MAX),
+        ];
+        for (index, link) in self.links.iter().enumerate() {
+            numbers.push((format!("links[{index}].length_m"), link.length_m, LENGTH_M_MAX));
+            numbers.push((format!("links[{index}].ns_per_m"), link.ns_per_m, NS_PER_M_MAX));
+            if let Some(switch) = &link.switch {
+                numbers.push((format!("links[{index}].switch.forward_ns"), switch.forward_ns, NS_MAX));
+            }
+        }
+        numbers
     }
 
     /// Returns the minimum latency of a read, until its last byte has arrived at the device.

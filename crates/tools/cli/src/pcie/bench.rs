@@ -63,10 +63,12 @@ pub struct Options {
 fn examples() -> String {
     let systems: Vec<&str> = pcie::host::names().collect();
     format!(
-        "Simulated systems: {}; or a parameter file, as in sim:./mine.toml.\n\n\
+        "Simulated systems: {}; or a parameter file, as in sim:./mine.toml. Any parameter of a system can be changed: \
+         sim:ice-lake+device.tags=64+credits.posted_headers=32; device.tlb_entries=1024 gives the device a TLB (ATS).\n\n\
          Examples:\n  \
          crosslane pcie bench --device sim:hsw --test lat-rd --cache host-warm\n  \
          crosslane pcie bench --device sim:hsw --test bw-rd --size 256 --window 1M --iommu 4k --json\n  \
+         crosslane pcie bench --device sim:milan+device.tlb_entries=4096 --test bw-rd --window 16M --iommu 4k\n  \
          crosslane pcie bench --device memory --test lat-wrrd --size 8 --cache device-warm\n\n\
          JSON has p50_ns, p95_ns, p99_ns, max_ns and the whole distribution of a latency, or gbps of a bandwidth; \
          docs/pcie-result.schema.json describes it, docs/pcie-bench.md the devices.",

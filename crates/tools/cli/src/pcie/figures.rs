@@ -335,7 +335,7 @@ impl Lines {
             lines[index].points.extend(points(one));
         }
         if let [only] = &mut lines[..] {
-            only.title.clone_from(&results[0].result.device);
+            only.title = device(results[0].result);
         }
         let common = facts.first().map(|fact| words(fact, &fixed)).unwrap_or_default();
         let common = if common.is_empty() { common } else { format!("\n{common}") };
@@ -371,6 +371,12 @@ fn rank<'a>(all: impl Iterator<Item = &'a [String]>, wanted: &[String]) -> usize
 /// Number of [`facts`] that identify the source of a result. They come first.
 const SOURCE_FACTS: usize = 2;
 
+/// Returns the device, marked if its figures are predictions.
+fn device(result: &TestResult) -> String {
+    let mark = if result.prediction.is_some() { " (prediction)" } else { "" };
+    format!("{}{mark}", result.device)
+}
+
 /// Returns the source and the parameters of a result as text, except the parameter on the axis. Defaults are empty.
 fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
     let test = &one.result.test;
@@ -379,7 +385,7 @@ fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
     let word = |is: bool, word: &str| if is { word.to_owned() } else { String::new() };
     vec![
         one.label.to_owned(),
-        one.result.device.clone(),
+        device(one.result),
         unless(Parameter::Size, size(u64::from(test.size_bytes))),
         unless(Parameter::Window, format!("{} window", size(test.window_bytes))),
         unless(Parameter::HostOffset, offset(test.host_offset_bytes, "host")),

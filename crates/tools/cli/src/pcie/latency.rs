@@ -65,8 +65,8 @@ struct PathOptions {
 
 fn parse_ns(text: &str) -> Result<f64, String> {
     let ns: Option<f64> = text.parse().ok();
-    ns.filter(|ns| ns.is_finite() && *ns >= 0.0)
-        .ok_or_else(|| format!("'{text}' is not a time; write nanoseconds as in 105 or 7.5"))
+    ns.filter(|ns| (0.0..=pcie::NS_MAX).contains(ns))
+        .ok_or_else(|| format!("'{text}' is not a time of up to a second; write nanoseconds as in 105 or 7.5"))
 }
 
 impl PathOptions {

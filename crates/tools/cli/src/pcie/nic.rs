@@ -15,6 +15,10 @@ use super::{link, report};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
+/// Range of Ethernet rates that `--sustain` accepts.
+const RATE_GBPS_MIN: f64 = 0.001;
+const RATE_GBPS_MAX: f64 = 100_000.0;
+
 /// Options of `crosslane pcie nic`.
 #[derive(Args)]
 pub struct Options {
@@ -61,8 +65,8 @@ impl FromStr for Card {
 
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate: Option<f64> = text.parse().ok();
-    rate.filter(|gbps| gbps.is_finite() && *gbps > 0.0)
-        .ok_or_else(|| format!("'{text}' is not a rate; write Gb/s as in 100 or 2.5"))
+    rate.filter(|gbps| (RATE_GBPS_MIN..=RATE_GBPS_MAX).contains(gbps))
+        .ok_or_else(|| format!("'{text}' is not a rate of 0.001 to 100000 Gb/s; write it as in 100 or 2.5"))
 }
 
 /// Prints the bandwidth of every card and size, or the smallest frames.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use pcie::result::{Outcome, TestResult};
+use pcie::result::{Outcome, PredictionNote, TestResult};
 use pcie::test::{Iommu, Numa, Order};
 use pcie_bench::memory::Pages;
 use pcie_bench::registry::DeviceOptions;
@@ -107,10 +107,23 @@ pub fn table(results: &[TestResult]) -> String {
                 cells.push(format!("{:.3}", bandwidth.gbps));
             }
         }
-        cells.push(provenance(result).to_owned());
+        cells.push(provenance(result));
         table.row(cells);
     }
-    table.render()
+    table.render() + &predictions(results)
+}
+
+/// Returns a line for each predicted device, which says what its figures rest on.
+fn predictions(results: &[TestResult]) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for result in results {
+        let Some(prediction) = &result.prediction else { continue };
+        let line = format!("{} is a prediction; it rests on {}.\n", result.device, prediction.rests_on);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    if lines.is_empty() { String::new() } else { format!("\n{}", lines.concat()) }
 }
 
 /// Returns the state of the caches, and every parameter that is not at its default.
@@ -125,13 +138,17 @@ pub fn state(result: &TestResult) -> String {
     format!("{cache}{iommu}{numa}{order}{offsets}")
 }
 
-fn provenance(result: &TestResult) -> &'static str {
+/// Returns where the figure comes from and, if it is a prediction, how far it may be off.
+fn provenance(result: &TestResult) -> String {
     use pcie::result::Provenance::{Measured, Modelled, Published};
-    match result.provenance {
-        Measured => "measured",
-        Modelled => "modelled",
-        Published => "published",
-    }
+    let word = match (result.provenance, &result.prediction) {
+        (_, Some(PredictionNote { error_percent: Some(error), .. })) => return format!("prediction, +-{error:.0}%"),
+        (_, Some(_)) => "prediction, error unknown",
+        (Measured, None) => "measured",
+        (Modelled, None) => "modelled",
+        (Published, None) => "published",
+    };
+    word.to_owned()
 }
 
 /// Creates the directory for plots. Called before anything is measured, so that a failure is reported at once.

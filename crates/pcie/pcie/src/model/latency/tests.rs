@@ -122,6 +122,9 @@ fn invalid_paths_are_refused() {
         (format!("{direct}[[links]]\nlength_m = 1\n"), &["links[0]", "no switch"]),
         (format!("{direct}[links.switch]\nforward_ns = 1\n"), &["links[0].switch", "leave it out"]),
         (format!("{direct}lanes = 3\n"), &["links[0].lanes", "3 lanes", "1, 2, 4"]),
+        (direct.replace("device_ns = 0", "device_ns = 1e30"), &["device_ns", "1000000000", "out of range"]),
+        (direct.replace("length_m = 0.25", "length_m = 1e6"), &["links[0].length_m", "1000000", "0 to 1000"]),
+        (direct.replace("length_m = 0.25", "length_m = 1\nns_per_m = 1e3"), &["links[0].ns_per_m", "1000", "100"]),
     ] {
         let text = match text.contains("links = []") {
             true => format!("links = []\n{}", text.replace("links = []", "")),

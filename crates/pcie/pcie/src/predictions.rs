@@ -1,0 +1,284 @@
+//! Published figures of current servers, compared with what their simulated counterparts predict.
+//!
+//! No parameter was fitted to a figure of this list. A system with fewer than two of them states a wide error instead.
+
+use crate::host::parameters::built_in;
+use crate::host::prediction::Prediction;
+use crate::host::{HostError, Summary, System};
+use crate::test::{Cache, Iommu, Kind, Numa, Order, Test};
+
+/// A published figure of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct PublishedFigure {
+    /// Name of the simulated system.
+    pub system: &'static str,
+    /// The figure, in words.
+    pub what: &'static str,
+    /// Its value.
+    pub published: f64,
+    /// Unit of the value.
+    pub unit: &'static str,
+    /// Whether the figure is a value or a bound.
+    pub relation: Relation,
+    /// Where it is published.
+    pub source: &'static str,
+    /// Tests whose error the prediction states for this figure.
+    class: ErrorClass,
+    predict: fn(&System) -> Result<f64, HostError>,
+}
+
+/// How a prediction has to compare with a published figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// The figure measures the predicted quantity.
+    Equal,
+    /// The measured system had another limit that came first.
+    AtLeast,
+    /// The figure contains more than the predicted quantity.
+    AtMost,
+}
+
+/// Classes of tests for which a prediction states an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ErrorClass {
+    Latency,
+    Bandwidth,
+    Iommu,
+}
+
+/// A prediction beside the published figure.
+#[derive(Clone, Copy, Debug)]
+pub struct Comparison {
+    /// The published figure.
+    pub figure: PublishedFigure,
+    /// The predicted value.
+    pub predicted: f64,
+    /// Predicted minus published, in percent of the published value; 0 for a bound that is kept.
+    pub deviation_percent: f64,
+    /// The error that the system's file states, in percent.
+    pub error_percent: f64,
+}
+
+/// IOTLB misses a MiB of received packets, last level and others, at an MTU of 1500 and of 3690 (Farshin 2023).
+const MISSES_PER_MIB_1500: f64 = 510.0;
+const MISSES_PER_MIB_3690: f64 = 450.0;
+/// IOTLB misses a page of 4 KB on Emerald Rapids with eight cores.
+const MISSES_PER_PAGE: f64 = 1.13;
+const MIB: f64 = 1_048_576.0;
+/// Transfers of each simulated test.
+const SAMPLES: u64 = 20_000;
+
+const THESIS: &str = "Farshin, thesis, KTH 2023; Ice Lake Gold 6346, ConnectX-6 200G";
+const AZURE: &str = "Azure AI benchmarking guide; H200 in a Xeon 8480C, copy engine";
+const EMERALD: &str = "xlab-uiuc, Fast & Safe on Emerald Rapids, ConnectX-7, 8 cores";
+const PLAYBOOK: &str = "LLM training playbook; H100 at Gen4 x8 in an EPYC 7R13";
+const MILAN: &str = "Farshin, thesis, KTH 2023; EPYC 74F3, 200G";
+
+/// All published figures.
+const FIGURES: [PublishedFigure; 8] = [
+    PublishedFigure {
+        system: "ice-lake",
+        what: "rate from which packets of 3690 B are dropped, 4 KB pages",
+        published: 150.0,
+        unit: "Gb/s",
+        relation: Relation::Equal,
+        source: THESIS,
+        class: ErrorClass::Iommu,
+        predict: |system| rate_of_walks(system, MISSES_PER_MIB_3690 / MIB),
+    },
+    PublishedFigure {
+        system: "ice-lake",
+        what: "bandwidth that is left of writes of 1500 B, 2 MB pages",
+        published: 95.0,
+        unit: "%",
+        relation: Relation::Equal,
+        source: THESIS,
+        class: ErrorClass::Iommu,
+        predict: |system| {
+            let packets = |iommu| gbps(system, &Test { order: Order::Sequential, ..test(Kind::BwWr, 1500, iommu) });
+            Ok(100.0 * packets(Iommu::Pages2M)? / packets(Iommu::Off)?)
+        },
+    },
+    PublishedFigure {
+        system: "sapphire-rapids",
+        what: "copies from the host to a GPU",
+        published: 440.0,
+        unit: "Gb/s",
+        relation: Relation::Equal,
+        source: AZURE,
+        class: ErrorClass::Bandwidth,
+        predict: |system| gbps(system, &test(Kind::BwRd, 4096, Iommu::Off)),
+    },
+    PublishedFigure {
+        system: "sapphire-rapids",
+        what: "copies from a GPU to the host",
+        published: 440.0,
+        unit: "Gb/s",
+        relation: Relation::Equal,
+        source: AZURE,
+        class: ErrorClass::Bandwidth,
+        predict: |system| gbps(system, &test(Kind::BwWr, 4096, Iommu::Off)),
+    },
+    PublishedFigure {
+        system: "sapphire-rapids",
+        what: "received TCP of its successor, strict mode, 4 KB pages",
+        published: 229.0,
+        unit: "Gb/s",
+        relation: Relation::AtLeast,
+        source: EMERALD,
+        class: ErrorClass::Iommu,
+        predict: |system| rate_of_walks(system, MISSES_PER_PAGE / 4096.0),
+    },
+    PublishedFigure {
+        system: "milan",
+        what: "copies between host and GPU, Gen4 x8",
+        published: 113.6,
+        unit: "Gb/s",
+        relation: Relation::Equal,
+        source: PLAYBOOK,
+        class: ErrorClass::Bandwidth,
+        predict: |system| gbps(&with_8_lanes(system)?, &test(Kind::BwRd, 4096, Iommu::Off)),
+    },
+    PublishedFigure {
+        system: "milan",
+        what: "received packets of 1500 B, 4 KB pages",
+        published: 200.0,
+        unit: "Gb/s",
+        relation: Relation::AtLeast,
+        source: MILAN,
+        class: ErrorClass::Iommu,
+        predict: |system| rate_of_walks(system, MISSES_PER_MIB_1500 / MIB),
+    },
+    PublishedFigure {
+        system: "milan",
+        what: "pointer chase of a GPU in host memory, its own path included",
+        published: 1400.0,
+        unit: "ns",
+        relation: Relation::AtMost,
+        source: PLAYBOOK,
+        class: ErrorClass::Latency,
+        predict: |system| {
+            let mut latencies_ns = Vec::new();
+            with_8_lanes(system)?.run(&test(Kind::LatRd, 64, Iommu::Off), &mut |ns| latencies_ns.push(ns))?;
+            latencies_ns.sort_unstable_by(f64::total_cmp);
+            Ok(latencies_ns[latencies_ns.len() / 2])
+        },
+    },
+];
+
+/// Compares every published figure of `system`, or of all systems, with its prediction.
+///
+/// # Errors
+/// A simulation is not possible.
+pub fn compare(system: Option<&str>) -> Result<Vec<Comparison>, HostError> {
+    let wanted = |figure: &&PublishedFigure| system.is_none_or(|name| name == figure.system);
+    FIGURES.iter().filter(wanted).map(|figure| figure.compare()).collect()
+}
+
+impl PublishedFigure {
+    fn compare(&self) -> Result<Comparison, HostError> {
+        let system = System::named(self.system)?;
+        let predicted = (self.predict)(&system)?;
+        let percent = (predicted / self.published - 1.0) * 100.0;
+        let deviation_percent = match self.relation {
+            Relation::Equal => percent,
+            Relation::AtLeast => percent.min(0.0),
+            Relation::AtMost => percent.max(0.0),
+        };
+        let stated = system.parameters().prediction.as_ref().and_then(|prediction| self.class.stated(prediction));
+        Ok(Comparison { figure: *self, predicted, deviation_percent, error_percent: stated.unwrap_or(f64::INFINITY) })
+    }
+}
+
+impl Comparison {
+    /// Returns whether the deviation is within the stated error.
+    pub fn is_within_error(&self) -> bool {
+        self.deviation_percent.abs() <= self.error_percent
+    }
+}
+
+impl ErrorClass {
+    fn stated(self, prediction: &Prediction) -> Option<f64> {
+        match self {
+            Self::Latency => prediction.latency_error_percent,
+            Self::Bandwidth => prediction.bandwidth_error_percent,
+            Self::Iommu => prediction.iommu_error_percent,
+        }
+    }
+}
+
+fn test(kind: Kind, size_bytes: u32, iommu: Iommu) -> Test {
+    Test {
+        test: kind,
+        size_bytes,
+        window_bytes: 64 << 20,
+        host_offset_bytes: 0,
+        device_offset_bytes: 0,
+        order: Order::Random,
+        cache: Cache::Cold,
+        iommu,
+        numa: Numa::Local,
+        samples: SAMPLES,
+        seed: 1,
+    }
+}
+
+fn run(system: &System, test: &Test) -> Result<Summary, HostError> {
+    system.run(test, &mut |_| ())
+}
+
+fn gbps(system: &System, test: &Test) -> Result<f64, HostError> {
+    run(system, test).map(|summary| summary.gbps())
+}
+
+/// Returns the rate of traffic, in Gb/s, that causes as many misses of the IOTLB as the IOMMU can walk: that of writes
+/// of which nearly all miss.
+fn rate_of_walks(system: &System, misses_per_byte: f64) -> Result<f64, HostError> {
+    let summary = run(system, &test(Kind::BwWr, 64, Iommu::Pages4K))?;
+    let misses_per_ns = summary.iotlb_misses as f64 / summary.elapsed_ns;
+    Ok(misses_per_ns / misses_per_byte * 8.0)
+}
+
+fn with_8_lanes(system: &System) -> Result<System, HostError> {
+    System::changed(system.name(), built_in(system.name()).unwrap_or_default(), &["link.lanes=8"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::names;
+
+    /// The error, in percent, that is wide enough for a system without published figures.
+    const WIDE_PERCENT: f64 = 30.0;
+
+    #[test]
+    fn predictions_are_within_their_stated_errors() {
+        for one in compare(None).unwrap() {
+            println!("{} {}: {} of {}", one.figure.system, one.figure.what, one.predicted, one.figure.published);
+            assert!(one.is_within_error(), "{one:?}");
+        }
+    }
+
+    #[test]
+    fn systems_without_two_published_figures_state_wide_errors_or_none() {
+        for name in names() {
+            let parameters = System::named(name).unwrap().parameters().clone();
+            let Some(prediction) = parameters.prediction else { continue };
+            if FIGURES.iter().filter(|figure| figure.system == name).count() >= 2 {
+                continue;
+            }
+            for class in [ErrorClass::Latency, ErrorClass::Bandwidth, ErrorClass::Iommu] {
+                assert!(class.stated(&prediction).is_none_or(|error| error >= WIDE_PERCENT), "{name} {class:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_figure_beyond_the_stated_error_is_found() {
+        let figure = FIGURES[0];
+        let shifted = |published| PublishedFigure { published, ..figure }.compare().unwrap();
+        assert!(!shifted(20.0).is_within_error() && !shifted(1000.0).is_within_error());
+        let bound = |relation| PublishedFigure { published: 20.0, relation, ..figure }.compare().unwrap();
+        assert!(bound(Relation::AtLeast).is_within_error() && !bound(Relation::AtMost).is_within_error());
+    }
+}
