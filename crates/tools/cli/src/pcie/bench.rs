@@ -63,8 +63,9 @@ pub struct Options {
 fn examples() -> String {
     let systems: Vec<&str> = pcie::host::names().collect();
     format!(
-        "Simulated systems: {}; or a parameter file, as in sim:./mine.toml. Any parameter of a system can be changed: \
-         sim:ice-lake+device.tags=64+credits.posted_headers=32; device.tlb_entries=1024 gives the device a TLB (ATS).\n\n\
+        "Simulated systems: {}; or a parameter file, as in sim:./mine.toml. Any parameter can be changed, as in \
+         sim:ice-lake+device.tags=64+credits.posted_headers=32; device.tlb_entries=1024 gives the device a TLB \
+         (ATS).\n\n\
          Examples:\n  \
          crosslane pcie bench --device sim:hsw --test lat-rd --cache host-warm\n  \
          crosslane pcie bench --device sim:hsw --test bw-rd --size 256 --window 1M --iommu 4k --json\n  \
