@@ -20,6 +20,8 @@ mod bird;
 mod cluster;
 #[path = "router/files.rs"]
 mod files;
+#[path = "router/floods.rs"]
+mod floods;
 #[path = "router/ports.rs"]
 mod ports;
 #[path = "router/redirects.rs"]

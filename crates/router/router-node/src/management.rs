@@ -128,6 +128,9 @@ pub struct Status {
     pub icmp_errors_suppressed: u64,
     /// ICMP redirects sent.
     pub redirects_sent: u64,
+    /// Neighbours not learned from their messages, because of the limits of their port.
+    #[serde(default)]
+    pub neighbours_refused: u64,
     /// Address conflicts: other hosts that claimed an address of the node.
     pub address_conflicts: u64,
     /// Free packet buffers.

@@ -28,36 +28,39 @@ impl Config {
 /// Bounds of a forwarder's slow path.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of neighbours, of all ports.
+    /// Size of the neighbour table. All ports share a third of it equally, neighbours that routes refer to have
+    /// another one, and the rest is for numbers that are not reusable yet.
     pub neighbours_max: u16,
-    /// Maximum number of neighbours in state incomplete; below `neighbours_max`, so that a scan of unused addresses
-    /// leaves room for existing hosts.
-    pub neighbours_incomplete_max: u16,
+    /// Maximum number of neighbours of a port that no route refers to, if its share is not smaller. Of these, a quarter
+    /// may be incomplete, and an eighth unconfirmed: stated by messages, and not verified yet. As large as the hard
+    /// limit of Linux, `gc_thresh3`.
+    pub neighbours_of_port_max: u16,
     /// Maximum number of packets queued for the resolution of one neighbour.
     pub pending_packets_of_neighbour_max: usize,
-    /// Maximum number of packets queued for the resolution of all neighbours.
+    /// Maximum number of packets queued for the resolution of all neighbours; the ports share it equally.
     pub pending_packets_max: usize,
-    /// Rate of ARP requests and neighbour solicitations, of all ports.
+    /// Rate of ARP requests and neighbour solicitations of each port.
     pub solicitations: Rate,
-    /// Rate of neighbours learned without a solicitation.
+    /// Rate of neighbours learned without a solicitation, of each port.
     pub learned: Rate,
     /// Rate of ICMP and ICMPv6 errors (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4 f).
     pub icmp_errors: Rate,
     /// Rate of redirects, which a host may ignore.
     pub redirects: Rate,
-    /// Rate of echo replies, ARP replies, neighbour advertisements and MLD reports, on ports without a kernel.
+    /// Rate of ARP replies and neighbour advertisements of each port without a kernel, and of echo replies and MLD
+    /// reports of all of them.
     pub replies: Rate,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            neighbours_max: 8192,
-            neighbours_incomplete_max: 2048,
+            neighbours_max: 24_576,
+            neighbours_of_port_max: 1024,
             pending_packets_of_neighbour_max: 8,
             pending_packets_max: 1024,
             solicitations: Rate { per_second: 2000, burst: 200 },
-            learned: Rate { per_second: 2000, burst: 500 },
+            learned: Rate { per_second: 200, burst: 128 },
             icmp_errors: Rate { per_second: 1000, burst: 200 },
             redirects: Rate { per_second: 20, burst: 20 },
             replies: Rate { per_second: 20_000, burst: 1000 },

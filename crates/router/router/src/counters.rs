@@ -209,6 +209,8 @@ pub struct Counters {
     pub solicitations_sent: u64,
     /// ARP requests and neighbour solicitations suppressed by the rate limit.
     pub solicitations_suppressed: u64,
+    /// Neighbours not learned from their messages, because of the limits of their port.
+    pub neighbours_refused: u64,
     /// Messages of other hosts that claim an address of this node.
     pub address_conflicts: u64,
 }
@@ -227,6 +229,7 @@ impl Default for Counters {
             redirects_sent: 0,
             solicitations_sent: 0,
             solicitations_suppressed: 0,
+            neighbours_refused: 0,
             address_conflicts: 0,
         }
     }

@@ -101,6 +101,10 @@ struct PortState {
     claims: Vec<Claim>,
     /// MLD listener for the solicited-node groups of IPv6 addresses.
     listener: ListenerState,
+    /// ARP requests and neighbour solicitations. Each port has its own, so that no port uses up those of another.
+    solicitations: TokenBucket,
+    /// ARP replies and neighbour advertisements.
+    advertisements: TokenBucket,
 }
 
 /// Where a packet came from.
@@ -141,7 +145,6 @@ pub struct Forwarder {
     /// Draws the delays of probes.
     random: Random,
     counters: Counters,
-    solicitations: TokenBucket,
     icmp_errors: TokenBucket,
     redirects: TokenBucket,
     replies: TokenBucket,
@@ -168,6 +171,8 @@ impl Forwarder {
             addresses: Vec::new(),
             claims: Vec::new(),
             listener: ListenerState::default(),
+            solicitations: TokenBucket::new(limits.solicitations, Time::ZERO),
+            advertisements: TokenBucket::new(limits.replies, Time::ZERO),
         };
         Forwarder {
             config,
@@ -181,7 +186,6 @@ impl Forwarder {
             claims_due: None,
             random: Random::new(config.seed, "claims"),
             counters: Counters::default(),
-            solicitations: TokenBucket::new(limits.solicitations, Time::ZERO),
             icmp_errors: TokenBucket::new(limits.icmp_errors, Time::ZERO),
             redirects: TokenBucket::new(limits.redirects, Time::ZERO),
             replies: TokenBucket::new(limits.replies, Time::ZERO),
@@ -234,7 +238,7 @@ impl Forwarder {
 
     /// Publishes the neighbours of a port again after its networks changed, since host routes lead to them.
     fn republish_neighbours(&self, port: PortId, output: &mut Output) {
-        for neighbour in self.neighbours.iter().filter(|neighbour| neighbour.port == port && neighbour.mac.is_some()) {
+        for neighbour in self.neighbours.iter().filter(|neighbour| neighbour.port == port && neighbour.is_confirmed) {
             let Neighbour { address, adjacency, .. } = neighbour;
             output.push_event(if self.is_on_network(port, address) {
                 Event::NeighbourUp { port, address, adjacency }
@@ -259,6 +263,7 @@ impl Forwarder {
     fn link_ports(&mut self) {
         let is_up = |port: &PortState| port.config.as_ref().is_some_and(|config| config.is_up);
         let parents_up: Vec<bool> = self.ports.iter().map(is_up).collect();
+        self.neighbours.set_ports(self.ports.iter().filter(|port| port.config.is_some()).count());
         self.ports.iter_mut().for_each(|port| port.vlans.clear());
         for number in 0..self.ports.len() {
             let Some(config) = &self.ports[number].config else {
@@ -355,7 +360,7 @@ impl Forwarder {
         self.run_neighbour_actions(&mut Context { now, pool, output });
     }
 
-    /// Adds a neighbour learned elsewhere, such as from the node's kernel, in state stale.
+    /// Adds a neighbour that an administrator has configured in the node's kernel, in state stale.
     pub fn learn_neighbour(
         &mut self,
         now: Time,
@@ -366,7 +371,15 @@ impl Forwarder {
         output: &mut Output,
     ) {
         let Some(l2) = self.l2(port).filter(|_| mac.is_unicast() && !self.local.has(address)) else { return };
-        let update = NeighbourUpdate { port, address, mac, is_solicited: false, overrides: true, creates: true };
+        let update = NeighbourUpdate {
+            port,
+            address,
+            mac,
+            is_solicited: false,
+            overrides: true,
+            creates: true,
+            is_configured: true,
+        };
         self.neighbours.update(now, &update, &l2);
         self.run_neighbour_actions(&mut Context { now, pool, output });
     }

@@ -7,8 +7,11 @@
 
 mod action;
 mod adjacency;
+mod bounds;
 mod state;
 mod table;
+#[cfg(test)]
+mod tests;
 mod timing;
 
 pub(crate) use action::{Action, NeighbourUpdate};

@@ -21,7 +21,7 @@ pub struct RoutedPacket {
 /// An event for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A neighbour was resolved: a host route for the cluster.
+    /// A neighbour was confirmed: a host route for the cluster.
     NeighbourUp {
         /// Port of the neighbour.
         port: PortId,
@@ -30,7 +30,7 @@ pub enum Event {
         /// Adjacency to announce with the route.
         adjacency: AdjacencyId,
     },
-    /// A neighbour is not resolved any more.
+    /// A confirmed neighbour is gone.
     NeighbourDown {
         /// Port of the neighbour.
         port: PortId,

@@ -23,7 +23,7 @@ impl Node {
                 }
                 Report::NeighbourEvents(events) => events.into_iter().for_each(|event| self.neighbour(event)),
                 Report::AllNeighbours(all) => {
-                    let known = all.iter().filter(|neighbour| neighbour.mac.is_some());
+                    let known = all.iter().filter(|neighbour| neighbour.is_confirmed);
                     self.local.replace_neighbours(known.map(|known| (known.port, known.address, known.adjacency)));
                 }
                 Report::Traced(steps) => self.send_trace_steps(&steps),

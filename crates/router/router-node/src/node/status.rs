@@ -54,6 +54,7 @@ impl Node {
             icmp_errors_sent: counters.icmp_errors_sent,
             icmp_errors_suppressed: counters.icmp_errors_suppressed,
             redirects_sent: counters.redirects_sent,
+            neighbours_refused: counters.neighbours_refused,
             address_conflicts: counters.address_conflicts,
             buffers_free: snapshot.buffers_free as u64,
             buffers: u64::from(BUFFERS),

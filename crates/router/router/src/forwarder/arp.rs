@@ -56,6 +56,7 @@ impl Forwarder {
             is_solicited: is_reply && is_for_us && message.target_mac == l2.mac,
             overrides: true,
             creates: is_on_link && is_for_us,
+            is_configured: false,
         };
         self.neighbours.update(ctx.now, &update, l2);
         self.run_neighbour_actions(ctx);
@@ -63,7 +64,7 @@ impl Forwarder {
 
     fn reply_arp(&mut self, ctx: &mut Context<'_>, port: PortId, request: &arp::Repr, l2: &PortL2) {
         let has_kernel = self.port_config(port).is_none_or(|config| config.has_kernel);
-        if has_kernel || !self.replies.take(ctx.now) {
+        if has_kernel || !self.may_advertise(ctx.now, port) {
             return;
         }
         let reply = arp::Repr {

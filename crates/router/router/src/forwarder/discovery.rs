@@ -8,7 +8,7 @@ use packet::{ipv6, ndisc};
 use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::neighbour::{NeighbourUpdate, PortL2};
-use crate::{Packet, PortId};
+use crate::{Packet, PortId, Time};
 
 /// The all-nodes multicast address.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -63,18 +63,32 @@ impl Forwarder {
         let is_on_link = self.is_on_link_v6(port, received.source);
         if let Some(mac) = source_mac.filter(|mac| mac.is_unicast() && !received.source.is_unspecified()) {
             let (address, overrides) = (received.source.into(), true);
-            let update = NeighbourUpdate { port, address, mac, is_solicited: false, overrides, creates: is_on_link };
+            let (is_solicited, creates, is_configured) = (false, is_on_link, false);
+            let update = NeighbourUpdate { port, address, mac, is_solicited, overrides, creates, is_configured };
             self.neighbours.update(ctx.now, &update, l2);
             self.run_neighbour_actions(ctx);
         }
         let has_kernel = self.port_config(port).is_none_or(|config| config.has_kernel);
-        if !has_kernel && self.replies.take(ctx.now) {
-            self.advertise(ctx, port, l2, received.source, target);
+        if !has_kernel && self.may_advertise(ctx.now, port) {
+            self.advertise(ctx, port, l2, (received.source, source_mac), target);
         }
     }
 
-    /// Answers a solicitation: to all nodes if it was a probe.
-    fn advertise(&mut self, ctx: &mut Context<'_>, port: PortId, l2: &PortL2, to: Ipv6Addr, target: Ipv6Addr) {
+    /// Takes a token for an ARP reply or a neighbour advertisement.
+    pub(super) fn may_advertise(&mut self, now: Time, port: PortId) -> bool {
+        self.ports.get_mut(usize::from(port.0)).is_some_and(|state| state.advertisements.take(now))
+    }
+
+    /// Answers a solicitation: to all nodes if it was a probe. The neighbour table need not know the host that asks,
+    /// as there may be no room for it.
+    fn advertise(
+        &mut self,
+        ctx: &mut Context<'_>,
+        port: PortId,
+        l2: &PortL2,
+        (to, to_mac): (Ipv6Addr, Option<MacAddress>),
+        target: Ipv6Addr,
+    ) {
         let is_probe = to.is_unspecified();
         let message = ndisc::Message::NeighbourAdvertisement {
             target,
@@ -87,7 +101,7 @@ impl Forwarder {
             return self.send_discovery(ctx, port, &message, (target, ALL_NODES), None);
         }
         let known = self.neighbours.find(port, to.into()).and_then(|adjacency| self.neighbours.mac(adjacency));
-        if let Some(mac) = known {
+        if let Some(mac) = to_mac.filter(|mac| mac.is_unicast()).or(known) {
             self.send_discovery(ctx, port, &message, (target, to), Some(mac));
         }
     }
@@ -112,7 +126,8 @@ impl Forwarder {
         let Some(adjacency) = self.neighbours.find(port, target.into()) else { return };
         let known = self.neighbours.mac(adjacency);
         let Some(mac) = target_mac.or(known).filter(|mac| mac.is_unicast()) else { return };
-        let update = NeighbourUpdate { port, address: target.into(), mac, is_solicited, overrides, creates: false };
+        let (address, creates, is_configured) = (target.into(), false, false);
+        let update = NeighbourUpdate { port, address, mac, is_solicited, overrides, creates, is_configured };
         self.neighbours.update(ctx.now, &update, l2);
         self.run_neighbour_actions(ctx);
     }

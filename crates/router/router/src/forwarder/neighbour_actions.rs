@@ -34,6 +34,7 @@ impl Forwarder {
                     ctx.output.push_event(Event::NeighbourDown { port, address, adjacency });
                 }
                 Action::Up { .. } | Action::Down { .. } => {}
+                Action::Refused => self.counters.neighbours_refused += 1,
             }
         }
     }
@@ -44,7 +45,8 @@ impl Forwarder {
     }
 
     fn solicit(&mut self, ctx: &mut Context<'_>, port: PortId, address: IpAddr, to: Option<MacAddress>) {
-        if !self.solicitations.take(ctx.now) {
+        let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return };
+        if !state.solicitations.take(ctx.now) {
             self.counters.solicitations_suppressed += 1;
             return;
         }

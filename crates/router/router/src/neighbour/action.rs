@@ -18,6 +18,8 @@ pub(crate) struct NeighbourUpdate {
     pub(crate) overrides: bool,
     /// The message may create an entry, because it was directed to this node.
     pub(crate) creates: bool,
+    /// An administrator has configured the neighbour.
+    pub(crate) is_configured: bool,
 }
 
 /// An action that the table requests.
@@ -31,8 +33,10 @@ pub(crate) enum Action {
     Undeliverable { port: PortId, packet: Packet },
     /// Drop a packet that found no room in a queue or in the table.
     Dropped { port: PortId, packet: Packet, reason: DropReason },
-    /// The neighbour was resolved.
+    /// A neighbour that a message states was not learned, because of the limits of the port.
+    Refused,
+    /// The neighbour was confirmed: it has answered, or it was configured.
     Up { port: PortId, address: IpAddr, adjacency: AdjacencyId },
-    /// The neighbour is not resolved any more.
+    /// A confirmed neighbour is gone.
     Down { port: PortId, address: IpAddr, adjacency: AdjacencyId },
 }

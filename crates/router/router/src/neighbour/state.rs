@@ -54,4 +54,6 @@ pub struct Neighbour {
     pub mac: Option<MacAddress>,
     /// Reachability state.
     pub state: NeighbourState,
+    /// Whether it has answered a solicitation, or was configured; only then is it announced to other nodes.
+    pub is_confirmed: bool,
 }

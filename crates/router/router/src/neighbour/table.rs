@@ -8,14 +8,14 @@ use sim::Random;
 
 use super::action::{Action, NeighbourUpdate};
 use super::adjacency::{Adjacency, PortL2};
+use super::bounds::{PortBounds, PortNeighbours};
 use super::state::{Neighbour, NeighbourState};
 use super::timing::{
     DELAY_FIRST_PROBE_TIME, ID_REUSE_DELAY, MULTICAST_SOLICIT_MAX, REACHABLE_TIME, RETRANS_TIMER, STALE_LIFETIME,
     UNICAST_SOLICIT_MAX,
 };
 use crate::config::Limits;
-use crate::rate::TokenBucket;
-use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
+use crate::{AdjacencyId, DropReason, PORTS_MAX, Packet, PortId, Time};
 
 /// An armed timer of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,17 +25,46 @@ struct Timer {
 }
 
 #[derive(Debug)]
-struct Entry {
+pub(super) struct Entry {
     port: PortId,
     address: IpAddr,
-    state: NeighbourState,
+    pub(super) state: NeighbourState,
     mac: MacAddress,
     /// Number of routes that refer to the neighbour.
-    pins: u32,
+    pub(super) pins: u32,
     solicitations_sent: u8,
     /// When the timer expires; [`Time::ZERO`] if it is not armed.
     timer: Time,
     pending: VecDeque<Packet>,
+    /// The neighbour has answered a solicitation, or an administrator has configured it: only then do other nodes learn
+    /// of it.
+    pub(super) is_confirmed: bool,
+}
+
+impl Entry {
+    fn new(port: PortId, address: IpAddr, pins: u32) -> Entry {
+        Entry {
+            port,
+            address,
+            state: NeighbourState::Failed,
+            mac: MacAddress::default(),
+            pins,
+            solicitations_sent: 0,
+            timer: Time::ZERO,
+            pending: VecDeque::new(),
+            is_confirmed: false,
+        }
+    }
+
+    /// Returns whether a solicitation has not been answered yet.
+    fn is_soliciting(&self) -> bool {
+        matches!(self.state, NeighbourState::Incomplete | NeighbourState::Probe)
+    }
+
+    /// Returns whether the entry may be removed to make room.
+    fn is_evictable(&self) -> bool {
+        self.pins == 0 && self.state == NeighbourState::Stale
+    }
 }
 
 /// The neighbours of a node.
@@ -49,10 +78,12 @@ pub(crate) struct Neighbours {
     /// Free adjacency numbers, each with the time from which it may be reused.
     free_ids: VecDeque<(Time, AdjacencyId)>,
     timers: BTreeSet<Timer>,
-    /// Number of incomplete neighbours that no route pins.
-    incomplete: usize,
-    pending: usize,
-    learned: TokenBucket,
+    /// By port number.
+    ports: Vec<PortNeighbours>,
+    /// Number of ports that share the table.
+    ports_in_use: usize,
+    /// The neighbours that may be removed to make room, by port; the first of each port expires first.
+    evictable: BTreeSet<(PortId, Timer)>,
     actions: VecDeque<Action>,
 }
 
@@ -67,11 +98,37 @@ impl Neighbours {
             by_address: HashMap::new(),
             free_ids: (1..=limits.neighbours_max).map(|id| (Time::ZERO, AdjacencyId(id))).collect(),
             timers: BTreeSet::new(),
-            incomplete: 0,
-            pending: 0,
-            learned: TokenBucket::new(limits.learned, Time::ZERO),
+            ports: (0..PORTS_MAX).map(|_| PortNeighbours::new(&limits)).collect(),
+            ports_in_use: 1,
+            evictable: BTreeSet::new(),
             actions: VecDeque::new(),
         }
+    }
+
+    /// Sets the number of ports that share the table.
+    pub(crate) fn set_ports(&mut self, ports: usize) {
+        self.ports_in_use = ports.max(1);
+    }
+
+    /// Returns the bounds of each port.
+    fn bounds(&self) -> PortBounds {
+        PortBounds::new(&self.limits, self.ports_in_use)
+    }
+
+    /// Changes an entry, and whatever depends on its state, timer or pins.
+    fn change(&mut self, adjacency: AdjacencyId, change: impl FnOnce(&mut Entry)) {
+        let Some(entry) = self.entries.get_mut(usize::from(adjacency.0)).and_then(Option::as_mut) else { return };
+        let of_port = &mut self.ports[usize::from(entry.port.0)];
+        let key = |entry: &Entry| (entry.port, Timer { at: entry.timer, adjacency });
+        of_port.uncount(entry);
+        self.evictable.remove(&key(entry));
+        change(entry);
+        of_port.count(entry);
+        if entry.is_evictable() {
+            self.evictable.insert(key(entry));
+        }
+        let is_ready = entry.state.has_mac() && entry.state != NeighbourState::Stale;
+        self.adjacencies[usize::from(adjacency.0)].is_ready = is_ready;
     }
 
     /// Returns the adjacency if it is ready for the fast path.
@@ -116,6 +173,7 @@ impl Neighbours {
                 address: entry.address,
                 mac: entry.state.has_mac().then_some(entry.mac),
                 state: entry.state,
+                is_confirmed: entry.is_confirmed,
             })
         })
     }
@@ -146,33 +204,30 @@ impl Neighbours {
     /// Pins the neighbour with this address for a route, and returns its adjacency, or `None` if the table is full.
     /// Resolution starts with the first packet.
     pub(crate) fn pin(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
-        let adjacency = match self.find(port, address) {
-            Some(adjacency) => adjacency,
-            None => {
-                let adjacency = self.insert(now, port, address)?;
-                self.set_state(adjacency, NeighbourState::Failed);
-                adjacency
-            }
-        };
-        let entry = self.entry_mut(adjacency)?;
-        entry.pins += 1;
-        if entry.pins == 1 && entry.state == NeighbourState::Incomplete {
-            self.incomplete -= 1;
+        if let Some(adjacency) = self.find(port, address) {
+            self.change(adjacency, |entry| entry.pins += 1);
+            return Some(adjacency);
         }
-        Some(adjacency)
+        if self.free_ids.is_empty()
+            && let Some((_, timer)) = self.evictable.first().copied()
+        {
+            // The freed number becomes available only after a delay, for a later entry.
+            self.remove(now, timer.adjacency);
+        }
+        self.insert(now, Entry::new(port, address, 1))
     }
 
     /// Releases a neighbour that a removed route had pinned.
     pub(crate) fn unpin(&mut self, now: Time, adjacency: AdjacencyId) {
-        let Some(entry) = self.entry_mut(adjacency) else { return };
-        entry.pins = entry.pins.saturating_sub(1);
-        if entry.pins > 0 {
-            return;
+        self.change(adjacency, |entry| entry.pins = entry.pins.saturating_sub(1));
+        match self.entry(adjacency) {
+            Some(entry) if entry.pins > 0 => return,
+            None => return,
+            Some(_) => {}
         }
-        match entry.state {
-            NeighbourState::Failed => self.remove(now, adjacency),
-            NeighbourState::Incomplete => self.incomplete += 1,
-            NeighbourState::Stale => self.set_timer(adjacency, now + STALE_LIFETIME),
+        match self.entry(adjacency).map(|entry| entry.state) {
+            Some(NeighbourState::Failed) => self.remove(now, adjacency),
+            Some(NeighbourState::Stale) => self.set_timer(adjacency, now + STALE_LIFETIME),
             _ => {}
         }
     }
@@ -201,12 +256,13 @@ impl Neighbours {
 
     /// Queues a packet for an address without an entry, and starts address resolution.
     pub(crate) fn resolve(&mut self, now: Time, port: PortId, address: IpAddr, packet: Packet) {
-        if self.incomplete >= usize::from(self.limits.neighbours_incomplete_max) {
-            let reason = DropReason::NeighbourTable;
-            self.actions.push_back(Action::Dropped { port, packet, reason });
-            return;
+        let (bounds, of_port) = (self.bounds(), &self.ports[usize::from(port.0)]);
+        let has_room = of_port.incomplete < bounds.incomplete_max;
+        if has_room && of_port.unpinned >= bounds.neighbours_max {
+            self.evict(now, port);
         }
-        match self.insert(now, port, address) {
+        let has_room = has_room && self.ports[usize::from(port.0)].unpinned < bounds.neighbours_max;
+        match self.insert_if(has_room, now, port, address) {
             Some(adjacency) => {
                 self.push_pending(adjacency, packet);
                 self.start_resolution(now, adjacency);
@@ -227,32 +283,40 @@ impl Neighbours {
     /// Queues a packet, and drops the oldest one if the queue is full (RFC 4861, section 7.2.2).
     fn push_pending(&mut self, adjacency: AdjacencyId, packet: Packet) {
         let of_neighbour_max = self.limits.pending_packets_of_neighbour_max;
-        let is_full = self.pending >= self.limits.pending_packets_max;
+        let pending_max = self.bounds().pending_packets_max;
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         let port = entry.port;
+        let of_port = &mut self.ports[usize::from(port.0)];
+        let is_full = of_port.pending >= pending_max;
         entry.pending.push_back(packet);
-        self.pending += 1;
+        of_port.pending += 1;
         if (is_full || entry.pending.len() > of_neighbour_max)
             && let Some(packet) = entry.pending.pop_front()
         {
-            self.pending -= 1;
+            of_port.pending -= 1;
             self.actions.push_back(Action::Dropped { port, packet, reason: DropReason::NeighbourQueue });
         }
     }
 
     /// Processes what a message states about a neighbour (RFC 4861, sections 7.2.3 and 7.2.5).
+    ///
+    /// Anyone on the link can send such messages with any sender. A neighbour that only a message states is therefore
+    /// verified at once by unicast solicitations, and removed if it does not answer.
     pub(crate) fn update(&mut self, now: Time, update: &NeighbourUpdate, l2: &PortL2) {
         let adjacency = match self.find(update.port, update.address) {
             Some(adjacency) => adjacency,
-            None if update.creates && self.learned.take(now) => match self.insert(now, update.port, update.address) {
+            None if update.creates => match self.create(now, update) {
                 Some(adjacency) => adjacency,
-                None => return,
+                None => return self.actions.push_back(Action::Refused),
             },
             None => return,
         };
         let Some(entry) = self.entry(adjacency) else { return };
-        let is_other = !entry.state.has_mac() || entry.mac != update.mac;
-        if entry.state.has_mac() && is_other && !update.overrides {
+        let (was_known, was_confirmed) = (entry.state.has_mac(), entry.is_confirmed);
+        let is_other = !was_known || entry.mac != update.mac;
+        // An answer to nothing confirms nothing, except that a known neighbour is still there.
+        let is_answer = update.is_solicited && (was_confirmed || entry.is_soliciting());
+        if was_known && is_other && !update.overrides {
             // RFC 4861, section 7.2.5: the cached address stays, but reachability must be verified.
             if entry.state == NeighbourState::Reachable {
                 self.set_stale(now, adjacency);
@@ -262,24 +326,54 @@ impl Neighbours {
         if is_other {
             self.learn(adjacency, update.mac, l2);
         }
-        if update.is_solicited {
+        if is_answer {
+            self.set_confirmed(adjacency);
             self.confirm(now, adjacency);
-        } else if is_other {
+        } else if update.is_configured {
+            self.set_confirmed(adjacency);
+            if is_other {
+                self.set_stale(now, adjacency);
+            }
+        } else if was_confirmed && is_other {
             self.set_stale(now, adjacency);
+        } else if !was_known {
+            self.verify(now, adjacency);
         }
         self.flush_pending(adjacency);
+    }
+
+    /// Creates an entry for a neighbour that a message states, within the limits of its port. It evicts no other one.
+    fn create(&mut self, now: Time, update: &NeighbourUpdate) -> Option<AdjacencyId> {
+        let (bounds, of_port) = (self.bounds(), &mut self.ports[usize::from(update.port.0)]);
+        let has_room = of_port.unpinned < bounds.neighbours_max && of_port.unconfirmed < bounds.unconfirmed_max;
+        let is_allowed = update.is_configured || has_room && of_port.learned.take(now);
+        self.insert_if(is_allowed, now, update.port, update.address)
     }
 
     fn learn(&mut self, adjacency: AdjacencyId, mac: MacAddress, l2: &PortL2) {
         let Some(entry) = self.entry_mut(adjacency) else { return };
         entry.mac = mac;
-        entry.solicitations_sent = 0;
-        let (port, address, was_known) = (entry.port, entry.address, entry.state.has_mac());
+        let port = entry.port;
         let is_ready = self.adjacencies[usize::from(adjacency.0)].is_ready;
         self.adjacencies[usize::from(adjacency.0)] = Adjacency { is_ready, ..l2.adjacency(port, mac) };
-        if !was_known {
-            self.actions.push_back(Action::Up { port, address, adjacency });
-        }
+    }
+
+    /// Starts to verify a neighbour that only a message states. The number of solicitations does not begin again when
+    /// further messages state another MAC address.
+    fn verify(&mut self, now: Time, adjacency: AdjacencyId) {
+        self.change(adjacency, |entry| {
+            entry.state = NeighbourState::Probe;
+            entry.solicitations_sent = 0;
+        });
+        self.resend_solicitation(now, adjacency);
+    }
+
+    /// Records that the neighbour exists, and reports it.
+    fn set_confirmed(&mut self, adjacency: AdjacencyId) {
+        let Some(entry) = self.entry(adjacency).filter(|entry| !entry.is_confirmed) else { return };
+        let (port, address) = (entry.port, entry.address);
+        self.change(adjacency, |entry| entry.is_confirmed = true);
+        self.actions.push_back(Action::Up { port, address, adjacency });
     }
 
     fn confirm(&mut self, now: Time, adjacency: AdjacencyId) {
@@ -298,7 +392,7 @@ impl Neighbours {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         let port = entry.port;
         while let Some(packet) = entry.pending.pop_front() {
-            self.pending -= 1;
+            self.ports[usize::from(port.0)].pending -= 1;
             self.actions.push_back(Action::Send { adjacency, port, packet });
         }
     }
@@ -307,8 +401,7 @@ impl Neighbours {
     pub(crate) fn poll(&mut self, now: Time) {
         while let Some(timer) = self.timers.first().copied().filter(|timer| timer.at <= now) {
             self.timers.pop_first();
-            let Some(entry) = self.entry_mut(timer.adjacency) else { continue };
-            entry.timer = Time::ZERO;
+            self.change(timer.adjacency, |entry| entry.timer = Time::ZERO);
             self.on_timer(now, timer.adjacency);
         }
     }
@@ -344,87 +437,72 @@ impl Neighbours {
 
     /// Ends resolution: the neighbour did not answer.
     fn fail(&mut self, now: Time, adjacency: AdjacencyId) {
-        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
-        let (port, address, is_pinned) = (entry.port, entry.address, entry.pins > 0);
-        let was_known = entry.state.has_mac();
-        while let Some(packet) = entry.pending.pop_front() {
-            self.pending -= 1;
-            self.actions.push_back(Action::Undeliverable { port, packet });
+        let Some(entry) = self.entry(adjacency) else { return };
+        if entry.pins == 0 {
+            return self.remove(now, adjacency);
         }
-        if !is_pinned {
-            self.remove(now, adjacency);
-            return;
-        }
-        self.set_state(adjacency, NeighbourState::Failed);
-        if was_known {
+        let (port, address, was_confirmed) = (entry.port, entry.address, entry.is_confirmed);
+        self.drop_pending(adjacency);
+        self.change(adjacency, |entry| (entry.state, entry.is_confirmed) = (NeighbourState::Failed, false));
+        if was_confirmed {
             self.actions.push_back(Action::Down { port, address, adjacency });
         }
     }
 
-    /// Sets the state, and whether the fast path may use the adjacency.
-    fn set_state(&mut self, adjacency: AdjacencyId, state: NeighbourState) {
+    /// Drops the packets that were queued for address resolution.
+    fn drop_pending(&mut self, adjacency: AdjacencyId) {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
-        if entry.pins == 0 {
-            let is_incomplete = |state| usize::from(state == NeighbourState::Incomplete);
-            self.incomplete = self.incomplete + is_incomplete(state) - is_incomplete(entry.state);
+        let port = entry.port;
+        while let Some(packet) = entry.pending.pop_front() {
+            self.ports[usize::from(port.0)].pending -= 1;
+            self.actions.push_back(Action::Undeliverable { port, packet });
         }
-        entry.state = state;
-        self.adjacencies[usize::from(adjacency.0)].is_ready = state.has_mac() && state != NeighbourState::Stale;
+    }
+
+    fn set_state(&mut self, adjacency: AdjacencyId, state: NeighbourState) {
+        self.change(adjacency, |entry| entry.state = state);
     }
 
     fn set_timer(&mut self, adjacency: AdjacencyId, at: Time) {
-        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
-        self.timers.remove(&Timer { at: entry.timer, adjacency });
-        entry.timer = at;
+        self.clear_timer(adjacency);
+        self.change(adjacency, |entry| entry.timer = at);
         self.timers.insert(Timer { at, adjacency });
     }
 
-    /// Creates an entry; if the table is full, evicts the one that has been stale for longest.
-    fn insert(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
-        if self.free_ids.is_empty() {
-            // The freed number becomes available only after a delay, for a later entry.
-            self.evict(now);
-        }
+    /// Creates an entry without pins if `is_allowed` is set and a number is free.
+    fn insert_if(&mut self, is_allowed: bool, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
+        if is_allowed { self.insert(now, Entry::new(port, address, 0)) } else { None }
+    }
+
+    fn insert(&mut self, now: Time, entry: Entry) -> Option<AdjacencyId> {
         self.free_ids.front().filter(|(from, _)| *from <= now)?;
         let (_, adjacency) = self.free_ids.pop_front()?;
-        self.entries[usize::from(adjacency.0)] = Some(Entry {
-            port,
-            address,
-            state: NeighbourState::Failed,
-            mac: MacAddress::default(),
-            pins: 0,
-            solicitations_sent: 0,
-            timer: Time::ZERO,
-            pending: VecDeque::new(),
-        });
+        let (port, address) = (entry.port, entry.address);
+        self.ports[usize::from(port.0)].count(&entry);
+        self.entries[usize::from(adjacency.0)] = Some(entry);
         self.adjacencies[usize::from(adjacency.0)] = Adjacency { port, ..Adjacency::INVALID };
         self.by_address.insert((port, address), adjacency);
         Some(adjacency)
     }
 
-    /// Removes the unpinned stale neighbour whose timer expires first.
-    fn evict(&mut self, now: Time) {
-        let is_quiet = |entry: &Entry| entry.pins == 0 && entry.state == NeighbourState::Stale;
-        let quiet = self.timers.iter().find(|timer| self.entry(timer.adjacency).is_some_and(is_quiet));
-        if let Some(timer) = quiet.copied() {
+    /// Removes the evictable neighbour of the port that expires first.
+    fn evict(&mut self, now: Time, port: PortId) {
+        let from = (port, Timer { at: Time::ZERO, adjacency: AdjacencyId(0) });
+        if let Some((_, timer)) = self.evictable.range(from..).next().copied().filter(|(of, _)| *of == port) {
             self.remove(now, timer.adjacency);
         }
     }
 
     fn remove(&mut self, now: Time, adjacency: AdjacencyId) {
-        let Some(mut entry) = self.entries[usize::from(adjacency.0)].take() else { return };
+        self.drop_pending(adjacency);
+        self.clear_timer(adjacency);
+        let Some(entry) = self.entries[usize::from(adjacency.0)].take() else { return };
         let (port, address) = (entry.port, entry.address);
-        self.timers.remove(&Timer { at: entry.timer, adjacency });
+        self.evictable.remove(&(port, Timer { at: entry.timer, adjacency }));
+        self.ports[usize::from(port.0)].uncount(&entry);
         self.by_address.remove(&(port, address));
         self.adjacencies[usize::from(adjacency.0)] = Adjacency::INVALID;
-        if entry.pins == 0 && entry.state == NeighbourState::Incomplete {
-            self.incomplete -= 1;
-        }
-        while let Some(packet) = entry.pending.pop_front() {
-            self.pending -= 1;
-            self.actions.push_back(Action::Undeliverable { port, packet });
-        }
-        if entry.state.has_mac() {
+        if entry.is_confirmed {
             self.actions.push_back(Action::Down { port, address, adjacency });
         }
         self.free_ids.push_back((now + ID_REUSE_DELAY, adjacency));
@@ -442,8 +520,29 @@ impl Neighbours {
     }
 
     fn clear_timer(&mut self, adjacency: AdjacencyId) {
-        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        let Some(entry) = self.entry(adjacency) else { return };
         self.timers.remove(&Timer { at: entry.timer, adjacency });
-        entry.timer = Time::ZERO;
+        self.change(adjacency, |entry| entry.timer = Time::ZERO);
+    }
+
+    /// Panics unless the counts and sets agree with the entries.
+    #[cfg(test)]
+    pub(super) fn assert_consistent(&self) {
+        let mut ports: Vec<PortNeighbours> = (0..PORTS_MAX).map(|_| PortNeighbours::new(&self.limits)).collect();
+        let (mut evictable, mut timers) = (BTreeSet::new(), BTreeSet::new());
+        for (id, entry) in self.entries.iter().enumerate().filter_map(|(id, entry)| Some((id, entry.as_ref()?))) {
+            let (adjacency, of_port) = (AdjacencyId(id as u16), &mut ports[usize::from(entry.port.0)]);
+            of_port.count(entry);
+            of_port.pending += entry.pending.len();
+            let timer = Timer { at: entry.timer, adjacency };
+            evictable.extend(entry.is_evictable().then_some((entry.port, timer)));
+            timers.extend((entry.timer != Time::ZERO).then_some(timer));
+            assert!(entry.is_confirmed || entry.state != NeighbourState::Reachable);
+        }
+        let counts = |ports: &[PortNeighbours]| -> Vec<[usize; 4]> {
+            ports.iter().map(|port| [port.unpinned, port.incomplete, port.unconfirmed, port.pending]).collect()
+        };
+        assert_eq!(counts(&ports), counts(&self.ports));
+        assert_eq!((evictable, timers), (self.evictable.clone(), self.timers.clone()));
     }
 }

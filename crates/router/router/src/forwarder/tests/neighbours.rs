@@ -161,9 +161,11 @@ fn requests_are_answered_only_on_ports_without_a_kernel() {
         let mut bed = Testbed::with(|config| PortConfig { has_kernel, ..config });
         let ask = request(host_v4(1, 2), host_mac(1, 2), own_v4(1));
         bed.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
-        let answers: Vec<arp::Repr> = bed.sent(1).iter().map(|frame| arp_of(frame)).collect();
+        let sent: Vec<arp::Repr> = bed.sent(1).iter().map(|frame| arp_of(frame)).collect();
         let answer = arp::Repr { target_mac: host_mac(1, 2), target: host_v4(1, 2), ..reply(own_v4(1), own_mac(1)) };
-        assert_eq!(answers, if has_kernel { vec![] } else { vec![answer] });
+        // The requester itself is asked whether it exists.
+        let asked = arp::Repr { target_mac: host_mac(1, 2), ..request(own_v4(1), own_mac(1), host_v4(1, 2)) };
+        assert_eq!(sent, if has_kernel { vec![asked] } else { vec![asked, answer] });
         let known: Vec<Option<MacAddress>> = bed.forwarder.neighbours().map(|neighbour| neighbour.mac).collect();
         assert_eq!(known, [Some(host_mac(1, 2))], "the requester is learned");
         bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 3), host_mac(1, 3), host_v4(1, 4))));
@@ -178,8 +180,10 @@ fn solicitations_and_probes_for_own_addresses_are_answered() {
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
     let group = ndisc::solicited_node(own_v6(1));
     bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group));
-    let frame = bed.sent_one(1);
-    let (source, destination, message) = discovery_of(&frame);
+    let [verifying, frame] = &bed.sent(1)[..] else { panic!("a solicitation and an answer") };
+    let asked = ndisc::Message::NeighbourSolicitation { target: host, source_mac: Some(own_mac(1)) };
+    assert_eq!((discovery_of(verifying).2, &verifying[..6]), (asked, &host_mac(1, 2).0[..]), "the host is verified");
+    let (source, destination, message) = discovery_of(frame);
     assert_eq!((source, destination, &frame[..6]), (own_v6(1), host, &host_mac(1, 2).0[..]));
     let advertised = |solicited| ndisc::Message::NeighbourAdvertisement {
         target: own_v6(1),
@@ -264,12 +268,11 @@ fn no_neighbour_is_learned_with_a_broadcast_address() {
     bed.assert_no_leak();
 }
 
-#[test]
-fn a_storm_of_arp_is_bounded_in_memory_and_replies() {
+/// A forwarder with one port, 1, which has a network for 65,534 hosts and room for 100 neighbours.
+fn bed_with_small_table() -> Testbed {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let limits = Limits {
-        neighbours_max: 100,
-        neighbours_incomplete_max: 20,
+        neighbours_max: 300,
         solicitations: Rate { per_second: 10, burst: 10 },
         learned: Rate { per_second: 1_000_000, burst: 1_000_000 },
         replies: Rate { per_second: 10, burst: 50 },
@@ -281,26 +284,43 @@ fn a_storm_of_arp_is_bounded_in_memory_and_replies() {
     let network: IpNet = "10.0.1.1/16".parse().expect("a network");
     bed.set_port(PORTS[1], PortConfig::new(own_mac(1), MTU_BYTES).with_addresses([network]));
     bed.route(network, &[Hop::on_link(NODE, PORTS[1])]);
+    bed
+}
+
+#[test]
+fn a_storm_of_arp_is_bounded_in_memory_and_replies_and_announces_nothing() {
+    let mut bed = bed_with_small_table();
     for number in 0..10_000_u16 {
         let [high, low] = number.to_be_bytes();
         let stranger = MacAddress([2, 9, 9, 9, high, low]);
         let ask = request(Ipv4Addr::new(10, 0, high, low), stranger, own_v4(1));
         bed.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
     }
-    // One entry was evicted for the last request, and its number is not reusable yet.
-    assert_eq!(bed.forwarder.neighbours().count(), 99);
-    assert_eq!(bed.sent(1).len(), 50 + 1, "replies, and the defence of the router's address");
-    // A scan of the network causes solicitations, at a limited rate.
-    bed.wait(Duration::from_secs(700));
-    assert_eq!(bed.forwarder.neighbours().count(), 0, "stale neighbours are removed");
-    bed.wait(Duration::from_secs(3));
+    assert_eq!(bed.forwarder.neighbours().count(), 12, "an eighth of the port's neighbours");
+    assert_eq!(bed.sent(1).len(), 50 + 1 + 10, "replies, the defence of the router's address, and solicitations");
+    // Two senders are the network's own address and the router.
+    assert_eq!(bed.forwarder.counters().neighbours_refused, 10_000 - 12 - 2);
+    for _ in 0..3 {
+        assert_eq!(bed.forwarder.neighbours().count(), 12);
+        bed.wait(Duration::from_secs(1));
+    }
+    assert_eq!(bed.forwarder.neighbours().count(), 0, "none has answered");
+    let events = bed.events();
+    assert!(matches!(events[..], [Event::Conflict { .. }]), "{events:?}");
+    bed.sent(1);
+    bed.assert_no_leak();
+}
+
+#[test]
+fn a_scan_of_a_network_is_bounded_in_memory_and_solicitations() {
+    let mut bed = bed_with_small_table();
     for number in 0..1000_u16 {
         let [high, low] = number.to_be_bytes();
         let frame =
             framed(own_mac(1), host_mac(1, 2), EtherType::IPV4, &V4::to(Ipv4Addr::new(10, 0, high | 2, low)).bytes());
         bed.receive(1, &frame);
     }
-    assert_eq!(bed.forwarder.neighbours().count(), 20, "the maximum of incomplete ones");
+    assert_eq!(bed.forwarder.neighbours().count(), 25, "a quarter of the port's neighbours");
     assert_eq!(bed.sent(1).len(), 10, "solicitations");
     assert!(bed.dropped(DropReason::NeighbourTable) >= 900);
     for _ in 0..10 {
@@ -308,6 +328,54 @@ fn a_storm_of_arp_is_bounded_in_memory_and_replies() {
     }
     assert_eq!(bed.forwarder.neighbours().count(), 0);
     bed.sent(1);
+    bed.assert_no_leak();
+}
+
+/// Hosts ask for the router, and the router finds them, while forged messages arrive at the same port.
+#[test]
+fn hosts_find_the_router_and_are_found_during_a_flood() {
+    let mut bed = Testbed::new();
+    bed.learn(0, host_v4(0, 2).into(), host_mac(0, 2));
+    bed.learn(0, host_v6(0, 2).into(), host_mac(0, 2));
+    bed.events();
+    let forge = |bed: &mut Testbed, number: u16| {
+        let group = ndisc::solicited_node(own_v6(1));
+        let stranger = MacAddress([2, 9, 9, 9, (number >> 8) as u8, number as u8]);
+        let message = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(stranger) };
+        let source = host_v6(1, number | 0x8000);
+        bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &message, source, group));
+        let claim = request(host_v4(1, (number % 100) as u8 + 100), stranger, own_v4(1));
+        bed.receive(1, &arp_frame(MacAddress::BROADCAST, &claim));
+        bed.wait(Duration::from_micros(100));
+        bed.sent(1);
+    };
+    (0..1000).for_each(|number| forge(&mut bed, number));
+    let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
+    let group = ndisc::solicited_node(own_v6(1));
+    bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &ask, host_v6(1, 2), group));
+    let answer = bed.sent_one(1);
+    assert_eq!((discovery_of(&answer).1, &answer[..6]), (host_v6(1, 2), &host_mac(1, 2).0[..]), "it finds the router");
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 2), host_mac(1, 2), own_v4(1))));
+    assert_eq!(arp_of(&bed.sent_one(1)).target, host_v4(1, 2));
+    // The table has no room for what these messages state, but for the hosts that packets are for.
+    bed.receive(0, &V4::new().frame());
+    bed.receive(0, &V6::new().frame());
+    assert_eq!(bed.sent(1).len(), 2, "solicitations");
+    (1000..2000).for_each(|number| forge(&mut bed, number));
+    bed.receive(1, &arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2))));
+    assert_eq!(v4_of(&bed.sent_one(1)).ttl(), 63);
+    let answer = ndisc::Message::NeighbourAdvertisement {
+        target: host_v6(1, 2),
+        is_router: false,
+        solicited: true,
+        override_known: true,
+        target_mac: Some(host_mac(1, 2)),
+    };
+    bed.receive(1, &discovery_frame(own_mac(1), &answer, host_v6(1, 2), own_v6(1)));
+    assert_eq!(v6_of(&bed.sent_one(1)).hop_limit(), 63);
+    let found = bed.events();
+    assert_eq!(found.len(), 2, "only these two are announced: {found:?}");
+    assert!(found.iter().all(|event| matches!(event, Event::NeighbourUp { port: PortId(1), .. })), "{found:?}");
     bed.assert_no_leak();
 }
 
