@@ -8,7 +8,7 @@ mod latency;
 mod stream;
 
 pub use error::ExperimentError;
-pub use fct::{FctExperiment, FctResult};
+pub use fct::{FctExperiment, FctResult, Observers};
 pub use latency::{LatencyExperiment, LatencyResult};
 pub use stream::{QpOrder, StreamExperiment, StreamResult};
 

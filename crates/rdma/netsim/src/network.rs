@@ -15,7 +15,7 @@ use crate::switch::{Pfc, Switch, SwitchConfig};
 use crate::topology::{HostId, NetworkLink, NetworkNode, Routes, Topology};
 
 use event::{Event, PORTS_MAX, PackedEvent};
-pub use report::{FinishedFlow, NetworkCounters};
+pub use report::{FinishedFlow, LinkDirection, NetworkCounters};
 pub use tap::{PacketTap, TapDirection, TappedPacket};
 
 /// One end of a link: the state that every packet sent by it touches, in one cache line. The port at the other end has
@@ -51,6 +51,8 @@ struct PortExtra {
     is_pausing: bool,
     headroom: u64,
     headroom_used: u64,
+    /// Number of pauses sent to the neighbor.
+    pauses: u64,
 }
 
 /// Settings of a network.

@@ -9,7 +9,7 @@ mod profile;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, ProfileError, QpInit};
+use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, ProfileError, QpInit, SendLimit};
 use rnic::verbs::{
     AccessFlags, Completion, CompletionKind, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, RcConnection,
     ReceiveRequest, Registration, RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
@@ -95,6 +95,8 @@ struct Connection {
     qp: QpNumber,
     /// Whether it belongs to a numbered connection, which other flows may use.
     is_shared: bool,
+    /// What the queue pair had retransmitted when the flow began.
+    retransmitted_before: u64,
 }
 
 /// The endpoint of a host with an RDMA NIC.
@@ -116,6 +118,20 @@ pub struct RdmaEndpoint {
     completions: Vec<Completion>,
     counters: EndpointCounters,
     failed: u64,
+    failed_flows: Vec<FlowId>,
+    /// Finished flows of which packets were retransmitted, with their number.
+    retransmitted: Vec<(FlowId, u64)>,
+}
+
+/// The queue pair of an active flow, as observed from outside.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ActiveSend {
+    /// The number of the sender's queue pair.
+    pub qp: QpNumber,
+    /// The receiving host.
+    pub to: HostId,
+    /// What congestion control allows it to send.
+    pub limit: SendLimit,
 }
 
 impl RdmaEndpoint {
@@ -154,6 +170,8 @@ impl RdmaEndpoint {
             completions: vec![Completion::default(); COMPLETIONS_PER_POLL],
             counters: EndpointCounters::default(),
             failed: 0,
+            failed_flows: Vec::new(),
+            retransmitted: Vec::new(),
         })
     }
 
@@ -165,6 +183,33 @@ impl RdmaEndpoint {
     /// Returns the number of requests completed with an error.
     pub fn failed(&self) -> u64 {
         self.failed
+    }
+
+    /// Returns the flows of which a request was completed with an error.
+    pub fn failed_flows(&self) -> &[FlowId] {
+        &self.failed_flows
+    }
+
+    /// Returns the flows of which this host retransmitted packets, with their number, in no particular order. Flows
+    /// that share a connection at the same time count each other's packets.
+    pub fn retransmitted(&self) -> impl Iterator<Item = (FlowId, u64)> {
+        let active = self.active.iter().map(|(id, (connection, _))| (*id, self.retransmitted_on(connection)));
+        self.retransmitted.iter().copied().chain(active.filter(|(_, packets)| *packets > 0))
+    }
+
+    /// Returns the queue pairs of active flows that this host sends, by number.
+    pub fn active_sends(&self, now: Time) -> Vec<ActiveSend> {
+        let send = |(connection, to): &(Connection, HostId)| {
+            let limit = self.nic.send_limit(now, connection.qp)?;
+            Some(ActiveSend { qp: connection.qp, to: *to, limit })
+        };
+        let mut sends: Vec<ActiveSend> = self.active.values().filter_map(send).collect();
+        sends.sort_unstable_by_key(|send| send.qp.0);
+        sends
+    }
+
+    fn retransmitted_on(&self, connection: &Connection) -> u64 {
+        self.nic.retransmitted_packets(connection.qp) - connection.retransmitted_before
     }
 
     fn create_qp(&mut self) -> QpNumber {
@@ -230,7 +275,8 @@ impl RdmaEndpoint {
         };
         let is_shared = flow.connection.is_some();
         if let Some(qp) = known {
-            return Connection { qp, is_shared };
+            let retransmitted_before = sender.nic.retransmitted_packets(qp);
+            return Connection { qp, is_shared, retransmitted_before };
         }
         let (qp, peer_qp) = (endpoints[from.0 as usize].create_qp(), endpoints[to.0 as usize].create_qp());
         let first_psns = (Psn::new(id.0.wrapping_mul(7919)), Psn::new(id.0.wrapping_mul(104_729)));
@@ -239,12 +285,15 @@ impl RdmaEndpoint {
         if let Some(number) = flow.connection {
             endpoints[from.0 as usize].numbered.insert((to, number), qp);
         }
-        Connection { qp, is_shared }
+        Connection { qp, is_shared, retransmitted_before: 0 }
     }
 
     fn handle_completion(&mut self, now: Time, completion: &Completion, done: &mut Vec<FlowId>) {
         if completion.status != CompletionStatus::Success {
             self.failed += 1;
+            if completion.kind != CompletionKind::Receive && completion.id != UNTRACKED {
+                self.failed_flows.push(FlowId(completion.id as u32));
+            }
             return;
         }
         let is_received = completion.kind == CompletionKind::Receive;
@@ -267,6 +316,10 @@ impl RdmaEndpoint {
 
     fn finish(&mut self, id: FlowId, done: &mut Vec<FlowId>) {
         let Some((connection, to)) = self.active.remove(&id) else { return };
+        let retransmitted = self.retransmitted_on(&connection);
+        if retransmitted > 0 {
+            self.retransmitted.push((id, retransmitted));
+        }
         if !connection.is_shared {
             self.idle.entry(to).or_default().push(connection.qp);
         }

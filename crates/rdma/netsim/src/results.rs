@@ -1,4 +1,6 @@
-//! Results of a run: slowdowns of flows, their distribution, and bins by flow size.
+//! Results of a run: slowdowns of flows, their distribution, bins by flow size, and the result of each flow.
+
+mod flows;
 
 use serde::Serialize;
 use sim::Span;
@@ -7,6 +9,9 @@ use stats::nearest_rank;
 use crate::endpoint::Endpoint;
 use crate::ideal::IdealFct;
 use crate::network::Network;
+
+pub use flows::{FLOW_COLUMNS, FlowOutcome, FlowRecord, flow_records, write_flow_records};
+pub(crate) use flows::{csv_field, microseconds};
 
 /// Number of bins by flow size: each holds 5% of the flows.
 pub const BINS: usize = 20;

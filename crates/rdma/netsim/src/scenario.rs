@@ -14,14 +14,17 @@ use serde::de::{Deserializer, Error};
 use sim::{Span, Time};
 
 use crate::endpoint::Flow;
+use crate::impairment::Impairments;
 use crate::network::NetworkConfig;
 use crate::transport::TransportConfig;
 use crate::workload::Workload;
 
 /// The version of scenario files that this release reads.
 pub const VERSION: u32 = 1;
-/// Default end of a run, in nanoseconds.
-const UNTIL_NS_DEFAULT: f64 = 1e9;
+/// Default end of a run after the last flow's start. A flow that has not finished by then never will.
+const UNTIL_AFTER_START: Span = Span::from_ps(1_000_000_000_000);
+/// Longest time of a scenario in nanoseconds, about eleven days: sums of a few such times are still possible.
+const TIME_NS_MAX: f64 = 1e15;
 
 /// A scenario, checked.
 #[derive(Clone, Debug)]
@@ -49,8 +52,8 @@ struct File {
     version: u32,
     #[serde(default = "seed_default")]
     seed: u64,
-    #[serde(deserialize_with = "nanoseconds", default = "until_default")]
-    until: f64,
+    #[serde(default, deserialize_with = "until")]
+    until: Option<f64>,
     topology: topology::TopologyTable,
     #[serde(default)]
     switches: network::SwitchesTable,
@@ -73,8 +76,16 @@ fn seed_default() -> u64 {
     1
 }
 
-fn until_default() -> f64 {
-    UNTIL_NS_DEFAULT
+fn until<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    simulated_ns(deserializer).map(Some)
+}
+
+/// Deserializes a time that a simulation can reach, in nanoseconds.
+fn simulated_ns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    match nanoseconds(deserializer)? {
+        ns if ns <= TIME_NS_MAX => Ok(ns),
+        ns => Err(D::Error::custom(format!("{ns:e} ns is too long; write at most 1000000 s"))),
+    }
 }
 
 impl Scenario {
@@ -97,18 +108,28 @@ impl Scenario {
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
         let parsed: File = config::parse(file, text)?;
         debug_assert_eq!(parsed.version, VERSION);
-        let topology::TopologyTable { topology, name: topology_name } = parsed.topology;
-        let workload = parsed.workload.0;
+        let topology::TopologyTable { topology, name: topology_name, hosts, losses } = parsed.topology;
         // Each table is valid by itself; what follows checks that the tables fit each other.
         let of_table = |table: &str, what: String| {
             let line = text.lines().position(|line| line.trim() == format!("[{table}]"));
             let line = line.map(|index| format!("line {}, ", index + 1)).unwrap_or_default();
             ConfigError::Invalid { file: file.to_owned(), location: format!("{line}{table}"), what }
         };
+        let workload = parsed.workload.workload(&hosts).map_err(|error| of_table("workload", error.to_string()))?;
         let flows = workload.flows(&topology, parsed.seed).map_err(|error| of_table("workload", error.to_string()))?;
         let switches = parsed.switches.0;
         switches.check(&topology).map_err(|error| of_table("switches", error.to_string()))?;
-        let impairments = parsed.lines.impairments(&topology);
+        let mut impairments = parsed.lines.impairments(&topology);
+        if !impairments.is_empty() && !losses.is_empty() {
+            let what = "the topology's file has error rates too; remove them there, or remove this table";
+            return Err(of_table("lines", what.to_owned()));
+        }
+        impairments.extend(
+            losses
+                .into_iter()
+                .flat_map(|(link, share)| [0, 1].map(|end| (link, end, Impairments::uniform_loss(share)))),
+        );
+        let last_start = flows.last().map_or(Time::ZERO, |flow| flow.start);
         Ok(Self {
             seed: parsed.seed,
             topology_name,
@@ -116,7 +137,7 @@ impl Scenario {
             workload,
             flows,
             transport: parsed.transport,
-            until: Time::ZERO + Span::from_ns(parsed.until),
+            until: parsed.until.map_or(last_start + UNTIL_AFTER_START, |ns| Time::ZERO + Span::from_ns(ns)),
         })
     }
 }

@@ -1,7 +1,6 @@
 //! Workloads: which hosts send how much to which others, and when.
 
 mod distribution;
-mod trace;
 
 use sim::{Random, Span, Time};
 use thiserror::Error;
@@ -10,7 +9,6 @@ use crate::endpoint::Flow;
 use crate::topology::{HostId, NetworkNode, Topology};
 
 pub use distribution::SizeDistribution;
-pub use trace::{TraceError, read_trace};
 
 /// Largest number of flows of a workload.
 pub const FLOWS_MAX: usize = 10_000_000;
@@ -47,7 +45,7 @@ pub enum Workload {
         /// Time during which flows start.
         duration: Span,
     },
-    /// The flows of a trace.
+    /// The flows of a file.
     Trace(Vec<Flow>),
 }
 

@@ -1,7 +1,7 @@
 //! The RDMA engine as an endpoint.
 
 use netsim::endpoint::{Endpoint, Flow};
-use netsim::experiments::FctExperiment;
+use netsim::experiments::{FctExperiment, Observers};
 use netsim::ideal::IdealFct;
 use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkConfig};
@@ -249,7 +249,7 @@ fn all_flows_of_4096_hosts_finish() {
     let duration = Span::from_ns(1e5);
     let transport = TransportConfig::default();
     let config = FctExperiment::published(TopologyPreset::ThreeTier4096, sizes, 0.5, transport, duration, 1).unwrap();
-    let result = config.run(None).unwrap();
+    let result = config.run(Observers::default()).unwrap();
     assert!(result.flows > 500 && result.flows_ended == result.flows && result.flows_failed == 0, "{result:?}");
     assert!(result.slowdown.p50 >= 1.0 && result.memory_bytes / 4096 < 1_000_000, "{result:?}");
 }

@@ -33,6 +33,7 @@
 //! | `requester`, `read_response` | acknowledgements, retransmission, completions, READ and atomic responses |
 //! | `responder`, `responder_in_order`, ... | requests of the peer, by service and loss recovery |
 //! | `slow_path` | the software of the slow path |
+//! | `observation` | what a program may observe of a queue pair's sending side |
 //! | `paging`, `local_memory` | contexts that move between chip and host; scatter/gather lists |
 
 mod cache;
@@ -52,6 +53,7 @@ mod host_qp;
 mod limits;
 mod local_memory;
 mod memory;
+mod observation;
 mod packet_bitmap;
 mod paging;
 mod pipeline;
@@ -88,6 +90,7 @@ pub use limits::{
     DATAGRAM_OFFSET_BYTES, MTU_BYTES_MAX, MTU_BYTES_MIN, QUEUE_REQUESTS_MAX, READS_MAX, WINDOW_PACKETS_MAX,
 };
 pub use memory::{ByteMemory, HostMemory, MemoryFault, NoMemory};
+pub use observation::SendLimit;
 pub use packet_bitmap::PacketBitmap;
 pub use policy::{ContextStorage, LossRecovery, TransportPolicy};
 pub use profile::{

@@ -89,3 +89,136 @@ fn flows_that_do_not_finish_are_counted_and_fail_the_run() {
     let refused = crosslane(&["rnic", "sim", "fct", "--ack-timeout", "1e30"]);
     assert_fails(&refused, 2, &["'1e30' is not an ACK timeout; write auto, off, or a time"]);
 }
+
+/// A scenario of four hosts with PFC, a small buffer and a rate-based congestion control, and the directory that it is
+/// in.
+fn scenario(workload: &str) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("a.toml");
+    let text = format!(
+        "version = 1\n[topology]\nkind = \"dumbbell\"\nhosts_per_side = 2\nhost_gbps = 100\nmiddle_gbps = 40\n\
+         [switches]\nbuffer_bytes = 600000\npfc = true\necn_kmin_bytes = 20000\necn_kmax_bytes = 80000\n\
+         [transport]\npolicy = \"go-back-n\"\ncongestion = \"dcqcn\"\n[workload]\n{workload}"
+    );
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap().to_owned();
+    (directory, path)
+}
+
+#[test]
+fn results_of_flows_and_time_series_are_written_and_change_nothing() {
+    let (directory, path) = scenario("kind = \"incast\"\nsenders = 3\nbytes = 400000\n");
+    let [flows, series] = ["flows.csv", "series.csv"].map(|name| directory.path().join(name).display().to_string());
+    let plain = answer(&format!("run {path} --json"));
+    let line = format!("run {path} --json --flows {flows} --series {series}");
+    let arguments: Vec<&str> =
+        ["rnic", "sim"].into_iter().chain(line.split(' ')).chain(["--series-interval", "1 us"]).collect();
+    let observed: Value = serde_json::from_str(&stdout(&crosslane(&arguments))).unwrap();
+    for key in ["events", "fct_us", "slowdown", "bins", "network", "endpoints", "simulated_us"] {
+        assert_eq!(plain[key], observed[key], "{key}");
+    }
+    let text = std::fs::read_to_string(&flows).unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    let head = "flow,from,to,bytes,start_us,fct_us,ideal_fct_us,slowdown,retransmitted_packets,outcome";
+    assert_eq!((rows[0].join(","), rows.len()), (head.to_owned(), 4));
+    let fcts: Vec<f64> = rows[1..].iter().map(|row| row[5].parse().unwrap()).collect();
+    assert!((fcts.iter().copied().fold(0.0, f64::max) - number(&plain, "fct_us.max")).abs() < 1e-5, "{text}");
+    assert!(rows[1..].iter().all(|row| (row[3], row[8], row[9]) == ("400000", "0", "finished")), "{text}");
+    let text = std::fs::read_to_string(&series).unwrap();
+    assert!(text.starts_with("time_us,kind,object,value\n"));
+    let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    let of = |kind: &str| rows.iter().filter(|row| row[1] == kind).map(|row| row[3]).collect::<Vec<_>>();
+    let most = |kind: &str| of(kind).iter().filter_map(|value| value.parse::<f64>().ok()).fold(0.0, f64::max);
+    assert!(
+        most("queue_bytes") > 20_000.0 && most("queue_bytes") <= number(&plain, "network.queue_max_bytes"),
+        "{text}"
+    );
+    assert!(of("rate_gbps").len() > 8 && (most("rate_gbps") - 100.0).abs() < 1e-3, "{text}");
+    assert!(of("rate_gbps").iter().filter(|value| value.is_empty()).count() == 3, "a flow's rate ends with it: {text}");
+    let pauses = rows.iter().filter(|row| row[1] == "pauses").map(|row| (row[2], row[3].parse::<u64>().unwrap()));
+    let last: std::collections::BTreeMap<&str, u64> = pauses.collect();
+    assert_eq!(last.values().sum::<u64>() as f64, number(&plain, "network.pauses"), "{text}");
+    assert!(rows.is_sorted_by_key(|row| (row[0].parse::<f64>().unwrap() * 1e6) as u64), "{text}");
+}
+
+#[test]
+fn unfinished_flows_have_no_completion_time_and_retransmissions_are_those_of_all_flows() {
+    let (directory, path) = scenario("kind = \"permutation\"\nbytes = 2000000\n[lines]\nloss = 0.02\n");
+    let text = std::fs::read_to_string(&path).unwrap().replace("version = 1", "version = 1\nuntil = \"300 us\"");
+    std::fs::write(&path, text).unwrap();
+    let flows = directory.path().join("flows.csv");
+    let run = crosslane(&["rnic", "sim", "run", &path, "--json", "--flows", flows.to_str().unwrap()]);
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    let text = std::fs::read_to_string(&flows).unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    assert!(rows.iter().any(|row| row[9] == "unfinished" && row[5].is_empty() && row[7].is_empty()), "{text}");
+    let retransmitted: u64 = rows.iter().map(|row| row[8].parse::<u64>().unwrap()).sum();
+    assert_eq!(retransmitted as f64, number(&report, "endpoints.retransmitted_packets"));
+    assert!(retransmitted > 0);
+}
+
+#[test]
+fn invalid_outputs_are_refused_before_the_run() {
+    let (_directory, path) = scenario("kind = \"permutation\"\n");
+    let run = |options: &[&str]| crosslane(&[&["rnic", "sim", "run", &path], options].concat());
+    assert_fails(&run(&["--flows", "/nowhere/flows.csv"]), 1, &["cannot write /nowhere/flows.csv"]);
+    assert_fails(&run(&["--series", "/nowhere/series.csv"]), 1, &["cannot write /nowhere/series.csv"]);
+    for interval in ["1 ps", "0", "1e30 s", "soon"] {
+        let refused = run(&["--series", "/dev/null", "--series-interval", interval]);
+        assert_fails(&refused, 2, &["is not a time from 100 ns to 1000 s"]);
+    }
+    assert_fails(&run(&["--series-interval", "1 us"]), 2, &["--series"]);
+    assert_fails(&run(&["--flows", "/dev/full"]), 1, &["cannot write the results of flows"]);
+}
+
+#[test]
+fn files_of_ns3_and_htsim_describe_the_same_network_and_flows_as_ours() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mut ns3 = "11 3 10\n8 9 10\n".to_owned();
+    (0..8).for_each(|host| ns3 += &format!("{host} {} 100Gbps 1us 0\n", 8 + host / 4));
+    [8, 9].iter().for_each(|leaf| ns3 += &format!("{leaf} 10 100Gbps 1us 0\n"));
+    let ns3 = write("topology.txt", &ns3);
+    let htsim = write(
+        "a.topo",
+        "Nodes 8\nTiers 2\nPodsize 8\nTier 0\nDownlink_speed_Gbps 100\nRadix_Down 4\nRadix_Up 1\n\
+         Downlink_Latency_ns 1000\nTier 1\nDownlink_speed_Gbps 100\nRadix_Down 2\nBundle 1\n\
+         Downlink_Latency_ns 1000\n",
+    );
+    let flow = write("flow.txt", "2\n0 7 3 100 300000 2\n4 1 3 100 300000 2.00001\n");
+    let cm = write(
+        "a.cm",
+        "Nodes 8\nConnections 2\n0->7 start 2000000000000 size 300000\n4->1 start 2000010000000 size 300000\n",
+    );
+    let trace = write("trace.csv", "start_us,from,to,bytes\n2000000,0,7,300000\n2000010,4,1,300000\n");
+    let preset = "kind = \"leaf-spine\"\nleaves = 2\nhosts_per_leaf = 4\nspines = 1\nhost_gbps = 100\nleaf_gbps = 100";
+    let mut results = Vec::new();
+    for (topology, workload) in [
+        (preset.to_owned(), format!("kind = \"trace\"\ntrace = \"{trace}\"")),
+        (format!("kind = \"ns3\"\nfile = \"{ns3}\""), format!("kind = \"ns3\"\nfile = \"{flow}\"")),
+        (format!("kind = \"htsim\"\nfile = \"{htsim}\""), format!("kind = \"htsim\"\nfile = \"{cm}\"")),
+        (format!("kind = \"htsim\"\nfile = \"{htsim}\""), format!("kind = \"ns3\"\nfile = \"{flow}\"")),
+    ] {
+        let file = write("a.toml", &format!("version = 1\n[topology]\n{topology}\n[workload]\n{workload}\n"));
+        let answer = answer(&format!("run {file} --json"));
+        assert_eq!((number(&answer, "hosts"), number(&answer, "flows_ended")), (8.0, 2.0));
+        results.push(answer["fct_us"].clone());
+    }
+    assert!(results.iter().all(|result| *result == results[0]), "{results:?}");
+    let refused = |workload: &str, expected: &str| {
+        let file = write("a.toml", &format!("version = 1\n[topology]\n{preset}\n[workload]\n{workload}\n"));
+        assert_fails(&crosslane(&["rnic", "sim", "run", &file]), 2, &["a.toml, line 9, workload: ", expected]);
+    };
+    let empty = write("empty.csv", "start_us,from,to,bytes\n");
+    refused(&format!("kind = \"trace\"\ntrace = \"{empty}\""), "empty.csv: there is no flow; write one line");
+    let far = write("far.txt", "1\n0 8 3 100 300000 2\n");
+    refused(
+        &format!("kind = \"ns3\"\nfile = \"{far}\""),
+        "far.txt, line 2: there is no host 8; write a number from 0 to 7",
+    );
+    refused("kind = \"htsim\"", "file is missing; this kind of workload needs it");
+}

@@ -33,6 +33,20 @@ pub enum ExperimentError {
         /// Number of flows.
         flows: usize,
     },
+    /// What observed the run cannot write.
+    #[error("cannot write {what}: {reason}; free space, or name another file")]
+    Output {
+        /// What was to be written.
+        what: &'static str,
+        /// The error text of the system.
+        reason: String,
+    },
+}
+
+impl ExperimentError {
+    pub(super) fn output(what: &'static str) -> impl Fn(std::io::Error) -> Self {
+        move |error| Self::Output { what, reason: error.to_string() }
+    }
 }
 
 /// Fails with [`ExperimentError::Range`] unless `least <= value <= most`.

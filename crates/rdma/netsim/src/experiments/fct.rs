@@ -1,5 +1,7 @@
 //! Flow completion times (FCT) and slowdowns of flows in a loaded network.
 
+use std::io::Write;
+
 use pcie::result::Provenance;
 use serde::Serialize;
 use sim::{Span, Time};
@@ -9,8 +11,9 @@ use crate::endpoint::{EndpointCounters, Flow, Framing};
 use crate::ideal::IdealFct;
 use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
 use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint};
-use crate::results::{SizeBin, SummaryStats, flow_results, size_bins};
+use crate::results::{SizeBin, SummaryStats, flow_records, flow_results, size_bins, write_flow_records};
 use crate::scenario::Scenario;
+use crate::series::SeriesWriter;
 use crate::topology::{HostId, Topology, TopologyPreset};
 use crate::transport::{AckTimeout, TransportConfig};
 use crate::workload::{SizeDistribution, Workload};
@@ -26,6 +29,17 @@ pub struct FctExperiment {
     pub transport: TransportConfig,
     /// When the run ends, even if flows are unfinished.
     pub until: Time,
+}
+
+/// What observes a run of an [`FctExperiment`].
+#[derive(Default)]
+pub struct Observers<'a> {
+    /// Observes the packets at the hosts.
+    pub tap: Option<Box<dyn PacketTap<rnic::wire::Header>>>,
+    /// The interval of samples, and what time series of queues, pauses, windows and rates are written to.
+    pub series: Option<(Span, &'a mut dyn Write)>,
+    /// What the result of each flow is written to.
+    pub flows: Option<&'a mut dyn Write>,
 }
 
 /// The result of an [`FctExperiment`].
@@ -91,22 +105,36 @@ impl FctExperiment {
         Self { network, flows, transport, until }
     }
 
-    /// Runs the experiment; `tap` observes the packets at the hosts.
+    /// Runs the experiment. What observes it does not change its result.
     ///
     /// # Errors
-    /// When the NIC profile is invalid.
-    pub fn run(&self, tap: Option<Box<dyn PacketTap<rnic::wire::Header>>>) -> Result<FctResult, ExperimentError> {
+    /// When the NIC profile is invalid, or an observer's output cannot be written.
+    pub fn run(&self, observers: Observers<'_>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
         let rate = topology.host_link(HostId(0)).rate;
         let path = PathProperties { rate, round_trip: longest_round_trip(topology) };
         let rdma = RdmaConfig::for_network(&self.transport, &path, &self.network);
         let endpoints = RdmaEndpoint::for_hosts(rdma, topology.hosts())?;
         let mut network = Network::new(&self.network, endpoints, self.flows.clone());
-        if let Some(tap) = tap {
+        if let Some(tap) = observers.tap {
             network.set_tap(rdma::header_tap(tap));
         }
-        network.run_flows(self.until);
-        let finished = flow_results(&network, &IdealFct::new(topology, rdma.framing()));
+        match observers.series {
+            Some((interval, writer)) => {
+                let series = SeriesWriter::new(writer, interval, topology);
+                let run = series.and_then(|mut series| series.run(&mut network, self.until));
+                run.map_err(ExperimentError::output("the time series"))?;
+            }
+            None => {
+                network.run_flows(self.until);
+            }
+        }
+        let ideal = IdealFct::new(topology, rdma.framing());
+        if let Some(writer) = observers.flows {
+            let written = write_flow_records(writer, &flow_records(&network, &ideal));
+            written.map_err(ExperimentError::output("the results of flows"))?;
+        }
+        let finished = flow_results(&network, &ideal);
         let endpoints = network.endpoint_counters();
         let mut slowdowns: Vec<f64> = finished.iter().map(|flow| flow.slowdown).collect();
         let mut fcts_us: Vec<f64> = finished.iter().map(|flow| flow.fct.ns() / 1000.0).collect();

@@ -87,7 +87,7 @@ fn flows_with_the_same_seed_give_the_same_result() {
             duration,
             seed,
         );
-        experiment.unwrap().run(None).unwrap()
+        experiment.unwrap().run(Observers::default()).unwrap()
     };
     let first = run(1);
     assert!(first.flows > 50 && first.flows_ended == first.flows && first.flows_failed == 0, "{first:?}");
@@ -103,7 +103,9 @@ fn lossless(topology: Topology, workload: &Workload, ack_timeout: AckTimeout) ->
     network.switches.pfc = Some(Pfc::default());
     let (policy, congestion) = (TransportPolicy::GoBackN, CongestionAlgorithm::None);
     let transport = TransportConfig { policy, mtu_bytes: 4096, congestion, ack_timeout };
-    FctExperiment { network, flows, transport, until: Time::from_ps(100_000_000_000) }.run(None).unwrap()
+    FctExperiment { network, flows, transport, until: Time::from_ps(100_000_000_000) }
+        .run(Observers::default())
+        .unwrap()
 }
 
 #[test]

@@ -81,6 +81,7 @@ impl<E: Endpoint> Network<E> {
         }
         if !port.is_pausing {
             self.counters.pauses += 1;
+            port.pauses += 1;
             self.send_pause(ingress, true);
         }
         has_room

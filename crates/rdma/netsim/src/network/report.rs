@@ -3,7 +3,9 @@
 use serde::Serialize;
 use sim::Time;
 
-use crate::endpoint::FlowId;
+use super::Network;
+use crate::endpoint::{Endpoint, FlowId};
+use crate::topology::NetworkNode;
 
 /// A flow that has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,4 +49,32 @@ pub struct NetworkCounters {
     pub queue_max_bytes: u64,
     /// Largest occupancy of a switch's shared buffer.
     pub buffer_max_bytes: u64,
+}
+
+/// One direction of a link, as observed from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkDirection {
+    /// The link's index in the topology.
+    pub link: usize,
+    /// The sending node.
+    pub from: NetworkNode,
+    /// The receiving node.
+    pub to: NetworkNode,
+    /// Bytes queued by the sending switch. Hosts queue nothing: packets wait in their NICs.
+    pub queued_bytes: u64,
+    /// Number of times that the receiver has paused the sender.
+    pub pauses: u64,
+}
+
+impl<E: Endpoint> Network<E> {
+    /// Returns both directions of every link, in the order of the topology.
+    pub fn link_directions(&self) -> impl ExactSizeIterator<Item = LinkDirection> {
+        self.ports.iter().enumerate().map(|(number, port)| LinkDirection {
+            link: number / 2,
+            from: self.owners[number],
+            to: self.owners[number ^ 1],
+            queued_bytes: port.data.bytes + port.control.bytes,
+            pauses: self.extras[number ^ 1].pauses,
+        })
+    }
 }

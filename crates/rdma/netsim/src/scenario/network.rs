@@ -1,10 +1,11 @@
 //! The tables `switches` and `lines` of a scenario file.
 
-use config::{bytes, nanoseconds};
+use config::bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use sim::Span;
 
+use super::simulated_ns;
 use crate::impairment::{GilbertElliott, Impairments, Loss};
 use crate::switch::{Ecn, LoadBalancing, Pfc, SwitchConfig};
 use crate::topology::{NetworkNode, Topology};
@@ -113,7 +114,7 @@ pub(super) struct LinksTable {
     bursts: Option<GilbertElliottFile>,
     #[serde(default, deserialize_with = "probability")]
     reorder: f64,
-    #[serde(default, deserialize_with = "nanoseconds")]
+    #[serde(default, deserialize_with = "simulated_ns")]
     reorder_delay: f64,
     #[serde(default, deserialize_with = "probability")]
     duplicate: f64,

@@ -148,3 +148,19 @@ fn invalid_graphs_are_refused() {
         "a.toml, line 2, topology: host b cannot be reached from host a; link their switches"
     );
 }
+
+#[test]
+fn a_run_ends_a_second_after_the_last_start_and_times_that_no_run_reaches_are_refused() {
+    let scenario = Scenario::parse("a.toml", GOOD).unwrap();
+    let last = scenario.flows.last().unwrap().start;
+    assert_eq!(scenario.until, last + Span::from_ns(1e9));
+    for (from, to, expected) in [
+        ("version = 1", "version = 1\nuntil = 1e300", "line 2, until: 1e300 ns is too long; write at most 1000000 s"),
+        ("leaf_gbps = 400", "leaf_gbps = 400\ndelay = \"1e9 s\"", "1e18 ns is too long; write"),
+        ("duration = \"1 ms\"", "duration = \"1e9 s\"", "1e18 ns is too long; write"),
+        ("[workload]", "[lines]\nreorder_delay = \"1e9 s\"\n[workload]", "1e18 ns is too long; write"),
+    ] {
+        let error = error(&GOOD.replacen(from, to, 1));
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -1,9 +1,12 @@
 //! The table `topology` of a scenario file.
 
-use config::nanoseconds;
+use std::path::PathBuf;
+
 use serde::Deserialize;
 use sim::Span;
 
+use super::simulated_ns;
+use crate::import::{HostNumbers, ImportedTopology, TopologyFormat, read_topology};
 use crate::rate::LinkRate;
 use crate::topology::{
     HostId, NetworkLink, NetworkNode, SwitchId, Tiers, Topology, TopologyPreset, dumbbell, fat_tree, three_tier,
@@ -16,6 +19,10 @@ pub(super) struct TopologyTable {
     pub topology: Topology,
     /// The preset's name, or the kind and the number of hosts in the same form.
     pub name: String,
+    /// The numbers that files of flows give to the hosts.
+    pub hosts: HostNumbers,
+    /// The links that lose packets by the topology's file, and the share that each loses.
+    pub losses: Vec<(usize, f64)>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -34,11 +41,12 @@ struct TopologyFile {
     middle_gbps: Option<f64>,
     leaf_gbps: Option<f64>,
     core_gbps: Option<f64>,
-    #[serde(default = "delay_default", deserialize_with = "nanoseconds")]
+    #[serde(default = "delay_default", deserialize_with = "simulated_ns")]
     delay: f64,
     hosts: Option<Vec<String>>,
     switches: Option<Vec<String>>,
     lines: Option<Vec<LinkFile>>,
+    file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -50,6 +58,8 @@ enum Kind {
     ThreeTier,
     FatTree,
     Graph,
+    Ns3,
+    Htsim,
 }
 
 impl Kind {
@@ -62,6 +72,8 @@ impl Kind {
             Self::ThreeTier => "three-tier",
             Self::FatTree => "fat-tree",
             Self::Graph => "graph",
+            Self::Ns3 => "ns3",
+            Self::Htsim => "htsim",
         }
     }
 }
@@ -71,7 +83,7 @@ impl Kind {
 struct LinkFile {
     ends: [String; 2],
     gbps: f64,
-    #[serde(default = "delay_default", deserialize_with = "nanoseconds")]
+    #[serde(default = "delay_default", deserialize_with = "simulated_ns")]
     delay: f64,
 }
 
@@ -97,8 +109,10 @@ impl TryFrom<TopologyFile> for TopologyTable {
         let built = match kind {
             Kind::Preset => {
                 let preset: TopologyPreset = needed(file.preset, "preset")?.parse()?;
-                return Ok(Self { topology: preset.topology(), name: preset.name().to_owned() });
+                return Ok(Self { name: preset.name().to_owned(), ..Self::named(kind, preset.topology()) });
             }
+            Kind::Ns3 => return Self::imported(kind, file.file, TopologyFormat::Ns3),
+            Kind::Htsim => return Self::imported(kind, file.file, TopologyFormat::Htsim),
             Kind::Graph => return file.graph().map(|topology| Self::named(kind, topology)),
             Kind::Dumbbell => {
                 let (host, middle) = (rate(file.host_gbps, "host_gbps")?, rate(file.middle_gbps, "middle_gbps")?);
@@ -114,7 +128,14 @@ impl TryFrom<TopologyFile> for TopologyTable {
 
 impl TopologyTable {
     fn named(kind: Kind, topology: Topology) -> Self {
-        Self { name: format!("{}-{}", kind.name(), topology.hosts()), topology }
+        let (name, hosts) = (format!("{}-{}", kind.name(), topology.hosts()), HostNumbers::Below(topology.hosts()));
+        Self { name, topology, hosts, losses: Vec::new() }
+    }
+
+    fn imported(kind: Kind, file: Option<PathBuf>, format: TopologyFormat) -> Result<Self, String> {
+        let imported = read_topology(&needed(file, "file")?, format).map_err(|error| error.to_string())?;
+        let ImportedTopology { topology, hosts, losses } = imported;
+        Ok(Self { hosts, losses, ..Self::named(kind, topology) })
     }
 }
 

@@ -1,18 +1,35 @@
 //! The table `workload` of a scenario file.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use config::{bytes, nanoseconds};
+use config::bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use sim::Span;
 
-use crate::workload::{SizeDistribution, Workload, read_trace};
+use super::simulated_ns;
+use crate::import::{FlowFormat, HostNumbers, ImportError, read_flows};
+use crate::workload::{SizeDistribution, Workload};
 
 /// A workload, checked during parsing, so that an error can name its line.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "WorkloadFile")]
-pub(super) struct WorkloadTable(pub Workload);
+pub(super) enum WorkloadTable {
+    /// A pattern.
+    Pattern(Workload),
+    /// A file of flows, which is read once the hosts are known.
+    File(FlowFormat, PathBuf),
+}
+
+impl WorkloadTable {
+    /// Returns the workload; reads a file of flows between these hosts.
+    pub fn workload(self, hosts: &HostNumbers) -> Result<Workload, ImportError> {
+        match self {
+            Self::Pattern(workload) => Ok(workload),
+            Self::File(format, path) => read_flows(&path, format, hosts).map(Workload::Trace),
+        }
+    }
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,9 +42,10 @@ struct WorkloadFile {
     distribution: Option<SizeDistribution>,
     #[serde(default, deserialize_with = "load")]
     load: Option<f64>,
-    #[serde(default = "duration_default", deserialize_with = "nanoseconds")]
+    #[serde(default = "duration_default", deserialize_with = "simulated_ns")]
     duration: f64,
-    trace: Option<String>,
+    trace: Option<PathBuf>,
+    file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -38,6 +56,8 @@ enum Kind {
     AllToAll,
     Poisson,
     Trace,
+    Ns3,
+    Htsim,
 }
 
 fn bytes_default() -> u64 {
@@ -73,7 +93,7 @@ impl TryFrom<WorkloadFile> for WorkloadTable {
         if bytes == 0 {
             return Err("bytes is 0; write at least 1".to_owned());
         }
-        Ok(Self(match file.kind {
+        let pattern = match file.kind {
             Kind::Permutation => Workload::Permutation { bytes },
             Kind::Incast => Workload::Incast { senders: needed(file.senders, "senders")?, bytes },
             Kind::AllToAll => Workload::AllToAll { bytes },
@@ -82,10 +102,10 @@ impl TryFrom<WorkloadFile> for WorkloadTable {
                 load: needed(file.load, "load")?,
                 duration: Span::from_ns(file.duration),
             },
-            Kind::Trace => {
-                let flows = read_trace(Path::new(&needed(file.trace, "trace")?)).map_err(|error| error.to_string())?;
-                Workload::Trace(flows)
-            }
-        }))
+            Kind::Trace => return Ok(Self::File(FlowFormat::Trace, needed(file.trace, "trace")?)),
+            Kind::Ns3 => return Ok(Self::File(FlowFormat::Ns3, needed(file.file, "file")?)),
+            Kind::Htsim => return Ok(Self::File(FlowFormat::Htsim, needed(file.file, "file")?)),
+        };
+        Ok(Self::Pattern(pattern))
     }
 }

@@ -96,7 +96,7 @@ pub enum TopologyError {
 }
 
 impl TopologyError {
-    pub(super) fn limit(what: &'static str, count: u64, most: u32) -> Result<(), Self> {
+    pub(crate) fn limit(what: &'static str, count: u64, most: u32) -> Result<(), Self> {
         if count > most.into() { Err(Self::TooMany { what, count, most: most.into() }) } else { Ok(()) }
     }
 }

@@ -287,6 +287,17 @@ impl CongestionState {
         }
     }
 
+    /// Returns the rate of packets in bits per second, if the algorithm controls it.
+    pub fn rate_bps(mut self, constants: &CongestionControl, now: Time) -> Option<f64> {
+        match (&mut self, constants) {
+            (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) => {
+                rate.catch_up(now, constants);
+                Some(rate.current_bps.into())
+            }
+            _ => None,
+        }
+    }
+
     pub fn on_ack(&mut self, constants: &CongestionControl, ack: &AckSample) {
         match (self, constants) {
             (Self::Dctcp(window), _) => window.dctcp(ack),

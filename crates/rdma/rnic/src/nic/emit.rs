@@ -165,6 +165,7 @@ impl<M: HostMemory> Nic<M> {
         }
         if is_retransmission {
             self.counters.retransmitted_packets += 1;
+            self.host_qps[i].retransmitted_packets += 1;
         }
         Some(OutgoingPacket { to, header })
     }
@@ -244,6 +245,7 @@ impl<M: HostMemory> Nic<M> {
             placement.packet = packet;
         }
         self.counters.retransmitted_packets += 1;
+        self.host_qps[i].retransmitted_packets += 1;
         self.rerequest_sent(now, i, index);
         self.await_response(now, i);
         Some(OutgoingPacket { to: self.contexts[i].peer, header })

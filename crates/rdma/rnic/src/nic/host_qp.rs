@@ -111,6 +111,8 @@ pub(super) struct HostQp {
     pub stray_run: Option<(Psn, u32)>,
     /// Number of messages of an unreliable service that exceeded their receive requests.
     pub dropped_long: u64,
+    /// Number of request packets retransmitted.
+    pub retransmitted_packets: u64,
     /// The slow path's record of packets at the peer.
     pub scoreboard: Option<Box<Scoreboard>>,
     pub attributes: QpAttributes,

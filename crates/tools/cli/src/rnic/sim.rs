@@ -1,19 +1,20 @@
 //! `crosslane rnic sim`: runs one experiment in the packet simulator.
 
 use std::fs::File;
-use std::io::BufWriter;
-use std::path::PathBuf;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use netsim::experiments::{
-    ExperimentError, FctExperiment, FctResult, LatencyExperiment, LatencyResult, QpOrder, StreamExperiment,
+    ExperimentError, FctExperiment, FctResult, LatencyExperiment, LatencyResult, Observers, QpOrder, StreamExperiment,
     StreamResult,
 };
 use netsim::network::PacketTap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::Scenario;
+use netsim::series::parse_interval;
 use netsim::topology::{HostId, TopologyPreset};
 use netsim::transport::{AckTimeout, TransportConfig};
 use netsim::workload::SizeDistribution;
@@ -144,29 +145,50 @@ pub struct Fct {
     #[arg(long, value_name = "TIME", default_value = "auto")]
     ack_timeout: AckTimeout,
     #[command(flatten)]
-    capture: Capture,
+    outputs: Outputs,
     #[command(flatten)]
     common: Common,
 }
 
-/// Options for a packet capture.
+/// Options for files that a run writes.
 #[derive(Args)]
-pub struct Capture {
+pub struct Outputs {
     /// Write the packets that hosts send to this pcap file, as RoCEv2
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Capture only packets from and to this host
     #[arg(long, value_name = "N", requires = "pcap")]
     pcap_host: Option<u32>,
+    /// Write the result of each flow to this CSV file (docs/netsim.md)
+    #[arg(long, value_name = "FILE")]
+    flows: Option<PathBuf>,
+    /// Write time series of queues, pauses, windows and rates to this CSV file (docs/netsim.md)
+    #[arg(long, value_name = "FILE")]
+    series: Option<PathBuf>,
+    /// Time between samples of --series, at least 100 ns
+    #[arg(long, value_name = "TIME", default_value = "10 us", value_parser = parse_interval, requires = "series")]
+    series_interval: Span,
 }
 
-impl Capture {
-    /// Runs an experiment, and captures packets if requested.
+fn create(path: &Path) -> Result<BufWriter<File>> {
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(BufWriter::new(file))
+}
+
+impl Outputs {
+    /// Runs an experiment, and writes the files requested.
     fn run(&self, experiment: &FctExperiment) -> Result<FctResult> {
-        let Some(path) = &self.pcap else { return experiment.run(None).map_err(classified) };
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        let (tap, fault) = PcapTap::new(BufWriter::new(file), self.pcap_host.map(HostId));
-        let result = experiment.run(tap.map(|tap| Box::new(tap) as Box<dyn PacketTap<Header>>)).map_err(classified)?;
+        let mut flows = self.flows.as_deref().map(create).transpose()?;
+        let mut series = self.series.as_deref().map(create).transpose()?;
+        let mut observers = Observers {
+            tap: None,
+            flows: flows.as_mut().map(|flows| flows as &mut dyn Write),
+            series: series.as_mut().map(|series| (self.series_interval, series as &mut dyn Write)),
+        };
+        let Some(path) = &self.pcap else { return experiment.run(observers).map_err(classified) };
+        let (tap, fault) = PcapTap::new(create(path)?, self.pcap_host.map(HostId));
+        observers.tap = tap.map(|tap| Box::new(tap) as Box<dyn PacketTap<Header>>);
+        let result = experiment.run(observers).map_err(classified)?;
         match fault.get() {
             Some(fault) => Err(anyhow!("writing {}: {fault}", path.display())),
             None => Ok(result),
@@ -180,7 +202,7 @@ pub struct Run {
     /// Scenario file
     file: PathBuf,
     #[command(flatten)]
-    capture: Capture,
+    outputs: Outputs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -200,7 +222,7 @@ pub fn main(command: &Command) -> Result<()> {
 /// Classifies an error: invalid parameters are wrong use, a failed simulation is a failure.
 pub fn classified(error: ExperimentError) -> anyhow::Error {
     match error {
-        ExperimentError::Failed { .. } => error.into(),
+        ExperimentError::Failed { .. } | ExperimentError::Output { .. } => error.into(),
         _ => WrongUse::of(error).into(),
     }
 }
@@ -338,9 +360,9 @@ fn memory_peak_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn flows(parameters: &FctParameters, experiment: &FctExperiment, capture: &Capture, json: bool) -> Result<()> {
+fn flows(parameters: &FctParameters, experiment: &FctExperiment, outputs: &Outputs, json: bool) -> Result<()> {
     let begun = Instant::now();
-    let result = capture.run(experiment)?;
+    let result = outputs.run(experiment)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let events_per_s = result.events as f64 / wall_s;
     if json {
@@ -432,7 +454,7 @@ fn fct(options: &Fct) -> Result<()> {
             options.topology.name()
         );
     }
-    flows(&parameters, &experiment, &options.capture, json)
+    flows(&parameters, &experiment, &options.outputs, json)
 }
 
 fn run(options: &Run) -> Result<()> {
@@ -446,5 +468,5 @@ fn run(options: &Run) -> Result<()> {
         transport: scenario.transport,
         seed: scenario.seed,
     };
-    flows(&parameters, &FctExperiment::from_scenario(&scenario), &options.capture, options.json)
+    flows(&parameters, &FctExperiment::from_scenario(&scenario), &options.outputs, options.json)
 }

@@ -1,6 +1,6 @@
 //! The simulations, each with the figures whose values it computes.
 
-use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, QpOrder, StreamExperiment};
+use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Observers, QpOrder, StreamExperiment};
 use netsim::topology::TopologyPreset;
 use netsim::transport::TransportConfig;
 use netsim::workload::SizeDistribution;
@@ -80,7 +80,7 @@ fn flows(
 ) -> Result<Vec<FigureRow>, ExperimentError> {
     let sizes = SizeDistribution::find("cache-follower").expect("the distribution is built in");
     let plan = TransportConfig { policy: transport, ..TransportConfig::default() };
-    let result = FctExperiment::published(preset, sizes, load, plan, during, seed)?.run(None)?;
+    let result = FctExperiment::published(preset, sizes, load, plan, during, seed)?.run(Observers::default())?;
     let (mean, p99) = match preset {
         TopologyPreset::LeafSpine256 => ("slowdown-256-mean", "slowdown-256-p99"),
         TopologyPreset::ThreeTier1024 => ("slowdown-1024-mean", "slowdown-1024-p99"),
