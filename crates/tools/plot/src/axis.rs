@@ -11,6 +11,8 @@ const MARGIN: f64 = 0.02;
 const INTERVALS: f64 = 6.0;
 /// Maximum number of decades for which ticks are at 1, 2 and 5 of each decade.
 const FEW_DECADES: f64 = 3.0;
+/// Fewest ticks from which a reader can tell values apart.
+const TICKS_MIN: usize = 4;
 const PARTS: [f64; 3] = [1.0, 2.0, 5.0];
 /// Exponents of powers of ten that are written as decimals; others are written as powers.
 const EXPONENTS_WRITTEN_OUT: std::ops::RangeInclusive<f64> = -3.0..=4.0;
@@ -94,7 +96,7 @@ fn decade_label(exponent: f64) -> String {
     if !EXPONENTS_WRITTEN_OUT.contains(&exponent.floor()) {
         let times = if digit > 1.0 { format!("{digit}·") } else { String::new() };
         format!("{times}10{}", superscript(exponent.floor() as i64))
-    } else if digit > 1.0 {
+    } else if digit > 1.0 || exponent != exponent.round() {
         linear_label(10f64.powf(exponent))
     } else if exponent < 0.0 {
         format!("{:.*}", (-exponent).round() as usize, 10f64.powf(exponent))
@@ -173,13 +175,23 @@ impl Ticked {
         if self.has_parts() {
             let decades = self.span.start.floor() as i64..=self.span.end.ceil() as i64;
             let ticks = decades.flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()));
-            return ticks.filter(|tick| self.span.start - 1e-9 <= *tick && *tick <= self.span.end + 1e-9).collect();
+            let is_shown = |tick: &f64| self.span.start - 1e-9 <= *tick && *tick <= self.span.end + 1e-9;
+            let ticks: Vec<f64> = ticks.filter(is_shown).collect();
+            return if ticks.len() < TICKS_MIN { self.within_a_decade() } else { ticks };
         }
         let step = self.axis.step(&self.span);
         // Rounding must not lose the outermost tick.
         let first = (self.span.start / step - 1e-9).ceil() as i64;
         let last = (self.span.end / step + 1e-9).floor() as i64;
         (first..=last).map(|tick| tick as f64 * step).collect()
+    }
+
+    /// Returns the ticks of a logarithmic axis that shows a part of a decade: even steps of the value.
+    fn within_a_decade(&self) -> Vec<f64> {
+        let (low, high) = (10f64.powf(self.span.start), 10f64.powf(self.span.end));
+        let step = nice_step(high - low);
+        let (first, last) = ((low / step - 1e-9).ceil() as i64, (high / step + 1e-9).floor() as i64);
+        (first..=last).map(|tick| (tick as f64 * step).log10()).collect()
     }
 
     /// Returns the minor ticks of a logarithmic axis: 2 to 9 of each decade.
@@ -272,6 +284,15 @@ mod tests {
         let few = Ticked::new(Axis::Decades(""), 500f64.log10()..4.0);
         let labels: Vec<String> = few.bold().into_iter().map(|tick| few.format_ext(&tick)).collect();
         assert_eq!(labels, ["500", "1000", "2000", "5000", "10000"]);
+        for (low, high, expected) in [
+            (500.0, 1000.0, &["500", "600", "700", "800", "900", "1000"][..]),
+            (1.0, 2.0, &["1", "1.2", "1.4", "1.6", "1.8", "2"]),
+            (0.02, 0.05, &["0.02", "0.025", "0.03", "0.035", "0.04", "0.045", "0.05"]),
+        ] {
+            let part = Ticked::new(Axis::Decades(""), f64::log10(low)..f64::log10(high));
+            let labels: Vec<String> = part.bold().into_iter().map(|tick| part.format_ext(&tick)).collect();
+            assert_eq!(labels, expected);
+        }
         let bytes = Ticked::new(Axis::EvenBytes(""), 0.0..2088.0);
         assert_eq!(bytes.bold(), [0.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1536.0, 1792.0, 2048.0]);
         assert_eq!(Ticked::new(Axis::Linear(""), 0.0..60.0).bold(), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);

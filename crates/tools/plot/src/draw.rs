@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::Ranged;
 use plotters::prelude::*;
 
 use crate::axis::Ticked;
+use crate::overlap::{Overlap, overlaps};
 use crate::style::{Line, Marker, Style};
 use crate::{Figure, Series};
 
@@ -35,6 +37,14 @@ const fn extent(pixels: i32) -> u32 {
 }
 
 impl Style {
+    /// Returns the style for a series that lies on an earlier one: the line shows through the gaps of the dashes.
+    fn above(self, overlap: Overlap) -> Self {
+        match (overlap, self.line) {
+            (Overlap::Partly | Overlap::Everywhere(_), Line::Solid) => Self { line: Line::Dashed, ..self },
+            _ => self,
+        }
+    }
+
     fn stroke(self) -> ShapeStyle {
         self.color.rgb().stroke_width(extent(if self.wide { 3 } else { 2 }))
     }
@@ -57,8 +67,21 @@ impl Figure {
         Ok(svg.replacen(&drawn, &format!("width=\"{width}\" height=\"{height}\""), 1))
     }
 
+    /// Returns the title of a series in the legend, with what the plot alone does not tell.
+    fn legend_title(&self, series: &Series, overlap: Overlap) -> String {
+        match overlap {
+            _ if series.points.is_empty() => format!("{} (no figures)", series.title),
+            Overlap::Everywhere(below) => format!("{} (same as {})", series.title, self.series[below].title),
+            Overlap::None | Overlap::Partly => series.title.clone(),
+        }
+    }
+
     fn legend_width(&self) -> i32 {
-        let letters = self.series.iter().map(|series| legend_title(series).chars().count()).max().unwrap_or(0);
+        let positions: Vec<Vec<(f64, f64)>> = self.series.iter().map(|series| self.positions(series)).collect();
+        let y = self.y.span(positions.iter().flatten().map(|(_, y)| *y));
+        let overlaps = overlaps(&positions, y.end - y.start);
+        let titles = self.series.iter().zip(overlaps).map(|(series, overlap)| self.legend_title(series, overlap));
+        let letters = titles.map(|title| title.chars().count()).max().unwrap_or(0);
         let text = (letters as f64 * LEGEND_LETTER_WIDTH).ceil() as i32;
         (LEGEND_TEXT + text).max(LEGEND_WIDTH_MIN)
     }
@@ -74,11 +97,14 @@ impl Figure {
             below = below.titled(line, (FONT, units(if index == 0 { 19 } else { 14 })))?;
         }
         let (plot, legend) = below.split_horizontally(units(PLOT_WIDTH));
-        let series: Vec<(&Series, Vec<(f64, f64)>)> =
-            self.series.iter().map(|series| (series, self.positions(series))).collect();
-        let all = || series.iter().flat_map(|(_, points)| points.iter());
+        let positions: Vec<Vec<(f64, f64)>> = self.series.iter().map(|series| self.positions(series)).collect();
+        let bars: Vec<Vec<(f64, f64, f64)>> = self.series.iter().map(|series| self.bars(series)).collect();
+        let all = || positions.iter().flatten();
+        let ends = || bars.iter().flatten().flat_map(|(_, low, high)| [*low, *high]);
         let x = Ticked::new(self.x, self.x.span(all().map(|(x, _)| *x)));
-        let y = Ticked::new(self.y, self.y.span(all().map(|(_, y)| *y)));
+        let y = Ticked::new(self.y, self.y.span(all().map(|(_, y)| *y).chain(ends())));
+        let height = y.range().end - y.range().start;
+        let overlaps = overlaps(&positions, height);
         let mut chart = ChartBuilder::on(&plot)
             .margin(units(10))
             .x_label_area_size(units(48))
@@ -95,8 +121,13 @@ impl Figure {
             .bold_line_style(BLACK.mix(0.14).stroke_width(extent(1)))
             .light_line_style(BLACK.mix(0.05).stroke_width(extent(1)))
             .draw()?;
-        for (series, points) in &series {
-            let style = series.style;
+        for (((series, points), bars), overlap) in self.series.iter().zip(&positions).zip(&bars).zip(&overlaps) {
+            let style = series.style.above(*overlap);
+            for (x, low, high) in bars {
+                let bar =
+                    PathElement::new(vec![(*x, *low), (*x, *high)], style.color.rgb().mix(0.6).stroke_width(extent(1)));
+                chart.draw_series(std::iter::once(bar))?;
+            }
             match style.line {
                 Line::None => {}
                 Line::Solid => {
@@ -113,18 +144,27 @@ impl Figure {
                 on_frame.map(|at| (at.0, at.1)).try_for_each(|at| mark(root, at, style))?;
             }
         }
-        self.draw_legend(&legend)
+        self.draw_legend(&legend, &overlaps)
     }
 
     fn positions(&self, series: &Series) -> Vec<(f64, f64)> {
         series.points.iter().filter_map(|(x, y)| Some((self.x.position(*x)?, self.y.position(*y)?))).collect()
     }
 
-    fn draw_legend(&self, area: &Area<'_>) -> Result<()> {
-        for (index, series) in self.series.iter().enumerate() {
+    /// Returns the bars of the spread of a series as positions.
+    fn bars(&self, series: &Series) -> Vec<(f64, f64, f64)> {
+        let bar = |(x, low, high): &(f64, f64, f64)| {
+            Some((self.x.position(*x)?, self.y.position(*low)?, self.y.position(*high)?))
+        };
+        series.spread.iter().filter_map(bar).collect()
+    }
+
+    fn draw_legend(&self, area: &Area<'_>, overlaps: &[Overlap]) -> Result<()> {
+        for (index, (series, overlap)) in self.series.iter().zip(overlaps).enumerate() {
             let y = units(LEGEND_TOP + LEGEND_ROW * i32::try_from(index)?);
-            let stroke = |from, to| PathElement::new(vec![(units(from), y), (units(to), y)], series.style.stroke());
-            let strokes: &[(i32, i32)] = match series.style.line {
+            let style = series.style.above(*overlap);
+            let stroke = |from, to| PathElement::new(vec![(units(from), y), (units(to), y)], style.stroke());
+            let strokes: &[(i32, i32)] = match style.line {
                 Line::None => &[],
                 Line::Solid => &[(4, 30)],
                 Line::Dashed => &[(4, 10), (14, 20), (24, 30)],
@@ -133,15 +173,11 @@ impl Figure {
             if series.style.line == Line::None || series.points.len() <= MARKED_POINTS_MAX {
                 mark(area, (units(17), y), series.style)?;
             }
-            area.draw(&Text::new(legend_title(series), (units(LEGEND_TEXT), y - units(7)), (FONT, units(14))))?;
+            let title = self.legend_title(series, *overlap);
+            area.draw(&Text::new(title, (units(LEGEND_TEXT), y - units(7)), (FONT, units(14))))?;
         }
         Ok(())
     }
-}
-
-fn legend_title(series: &Series) -> String {
-    let missing = if series.points.is_empty() { " (no figures)" } else { "" };
-    format!("{}{missing}", series.title)
 }
 
 /// Draws the marker of a style at a point of the image.
@@ -169,7 +205,7 @@ mod tests {
     }
 
     fn series(title: &str, points: Vec<(f64, f64)>) -> Series {
-        Series { title: title.to_owned(), style: Style::line(Color::Green), points }
+        Series::new(title, Style::line(Color::Green), points)
     }
 
     #[test]
@@ -185,6 +221,29 @@ mod tests {
         let long = "a title that is longer than the minimum width";
         let svg = figure((0..40).map(|_| series(long, Vec::new())).collect()).svg().unwrap();
         assert!(!svg.contains("width=\"860\"") && !svg.contains("height=\"460\""), "{svg}");
+    }
+
+    #[test]
+    fn a_series_that_lies_on_another_is_dashed_and_said_to() {
+        let one = series("one", vec![(4.0, 10.0), (16.0, 20.0)]);
+        let two = Series::new("two", Style::line(Color::Blue), one.points.clone());
+        let svg = figure(vec![one, two]).svg().unwrap();
+        assert!(svg.contains("two (same as one)"), "{svg}");
+        let strokes =
+            |color: &str| svg.lines().filter(|line| line.contains("polyline") && line.contains(color)).count();
+        assert!(strokes("#0072B2") > 10 * strokes("#009E73"), "dashes on a line");
+    }
+
+    #[test]
+    fn spread_is_drawn_and_shown_whole() {
+        let without = figure(vec![series("one", vec![(4.0, 10.0), (16.0, 10.0)])]);
+        let bars = series("one", vec![(4.0, 10.0), (16.0, 10.0)]).with_spread(vec![(4.0, 1.0, 1000.0)]);
+        let with = figure(vec![bars]);
+        let (with, without) = (with.svg().unwrap(), without.svg().unwrap());
+        let has_label = |svg: &str| svg.lines().any(|line| line.trim() == "1000");
+        assert!(has_label(&with) && !has_label(&without), "the axis covers the bars");
+        let bars = |svg: &str| svg.matches("opacity=\"0.6\"").count();
+        assert_eq!((bars(&with), bars(&without)), (1, 0));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod axis;
 mod draw;
+mod overlap;
 mod png;
 mod style;
 
@@ -25,7 +26,12 @@ pub struct Series {
     pub style: Style,
     /// Points (x, y). Points that an axis cannot show are omitted.
     pub points: Vec<(f64, f64)>,
+    /// Spread of points (x, low, high), drawn as bars; the caption says what of.
+    pub spread: Vec<(f64, f64, f64)>,
 }
+
+/// Largest number of series in one plot that readers can tell apart.
+pub const SERIES_MAX: usize = 8;
 
 /// A plot.
 pub struct Figure {
@@ -50,6 +56,18 @@ pub fn write_svgs(directory: &Path, figures: &[(impl AsRef<Path>, Figure)]) -> R
         Ok(path)
     };
     figures.iter().map(write).collect()
+}
+
+impl Series {
+    /// Returns a series without spread.
+    pub fn new(title: impl Into<String>, style: Style, points: Vec<(f64, f64)>) -> Self {
+        Self { title: title.into(), style, points, spread: Vec::new() }
+    }
+
+    /// Returns this series with the spread of its points (x, low, high).
+    pub fn with_spread(self, spread: Vec<(f64, f64, f64)>) -> Self {
+        Self { spread, ..self }
+    }
 }
 
 impl Figure {

@@ -51,22 +51,37 @@ fn by_size(
         .collect()
 }
 
-/// Returns a series for each transport: one value of each row of an experiment, by size.
-fn series_by_size(report: &Report, experiment: Experiment, value: fn(&Row) -> Option<f64>) -> Vec<Series> {
-    let series = |transport| Series {
-        title: Transport::title(transport).to_owned(),
-        style: style(transport),
-        points: by_size(report, experiment, transport, value),
+/// Returns a series for each transport: one value of each row of an experiment by size, with the range of its rounds.
+fn series_by_size(
+    report: &Report,
+    experiment: Experiment,
+    value: fn(&Row) -> Option<f64>,
+    rounds: fn(&Row) -> Vec<f64>,
+) -> Vec<Series> {
+    let series = |transport| {
+        let spread = report.sizes(experiment).into_iter().filter_map(|size_bytes| {
+            let (low, high) = range(&rounds(report.row(Point { experiment, size_bytes }, transport)?))?;
+            Some((size_bytes as f64, low, high))
+        });
+        let points = by_size(report, experiment, transport, value);
+        Series::new(Transport::title(transport), style(transport), points).with_spread(spread.collect())
     };
     TRANSPORTS.map(series).into()
 }
 
+/// Returns the smallest and the largest of some values.
+fn range(values: &[f64]) -> Option<(f64, f64)> {
+    let low = values.iter().copied().reduce(f64::min)?;
+    Some((low, values.iter().copied().fold(low, f64::max)))
+}
+
 fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
-    let mut series = series_by_size(report, experiment, |row| Some(row.latency.as_ref()?.p50_ns / 1e3));
+    let rounds = |row: &Row| row.p50_ns_by_round.iter().map(|ns| ns / 1e3).collect();
+    let mut series = series_by_size(report, experiment, |row| Some(row.latency.as_ref()?.p50_ns / 1e3), rounds);
     let lines = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.cache_line_rtt_ns_p50? / 1e3));
     series.extend(floor("cache line", &lines));
     Figure {
-        title: format!("Round trip by message size, {how}: p50"),
+        title: format!("Round trip by message size, {how}: p50\nmedian and range of the rounds"),
         x: Axis::Bytes("message size"),
         y: Axis::Decades("round trip (µs)"),
         series,
@@ -75,11 +90,12 @@ fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
 
 fn bulk(report: &Report) -> Figure {
     let experiment = Experiment::Bulk;
-    let mut series = series_by_size(report, experiment, |row| Some(row.rate_per_s? / 1e9));
+    let rounds = |row: &Row| row.rate_per_s_by_round.iter().map(|rate| rate / 1e9).collect();
+    let mut series = series_by_size(report, experiment, |row| Some(row.rate_per_s? / 1e9), rounds);
     let copies = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.copy_pipeline_bytes_per_s? / 1e9));
     series.extend(floor("two-copy pipeline", &copies));
     Figure {
-        title: "Bulk by write size".to_owned(),
+        title: "Bulk by write size\nmedian and range of the rounds".to_owned(),
         x: Axis::Bytes("write size"),
         y: Axis::Decades("rate (GB/s)"),
         series,
@@ -93,7 +109,7 @@ fn distribution(measured: &Measured) -> Figure {
         let cell = measured.cell(Point { experiment, size_bytes: CDF_SIZE_BYTES }, transport);
         let Some(latencies) = cell.and_then(super::Cell::merged) else { continue };
         let points = latencies.cumulative().into_iter().map(|(ns, share)| (ns / 1e3, share * 100.0)).collect();
-        series.push(Series { title: transport.title().to_owned(), style: style(transport), points });
+        series.push(Series::new(transport.title(), style(transport), points));
     }
     Figure {
         title: format!("Round trip of {}, blocking: all rounds", units::size(CDF_SIZE_BYTES)),
@@ -107,5 +123,5 @@ fn distribution(measured: &Measured) -> Figure {
 fn floor(title: &str, values: &[(f64, f64)]) -> Option<Series> {
     let level = median(values.iter().map(|(_, value)| *value))?;
     let points = values.iter().map(|(size, _)| (*size, level)).collect();
-    Some(Series { title: format!("floor: {title}"), style: Style::floor(), points })
+    Some(Series::new(format!("floor: {title}"), Style::floor(), points))
 }

@@ -52,7 +52,10 @@ pub struct Row {
     /// Why there are no figures, or not those of all rounds.
     pub missing: Option<String>,
     pub latency: Option<Quantiles>,
+    pub p50_ns_by_round: Vec<f64>,
+    pub p99_ns_by_round: Vec<f64>,
     pub bytes_per_s: Option<f64>,
+    pub bytes_per_s_by_round: Vec<f64>,
     pub cache_line_rtt_ns_p50: Option<f64>,
     pub p50_over_cache_line: Option<f64>,
     pub p50_times_below_kernel_tcp: Option<f64>,
@@ -156,6 +159,7 @@ impl Cell {
             rounds: self.rounds.len(),
             missing,
             latency,
+            p99_ns_by_round: self.latencies().map(|round| round.quantile_ns(0.99)).collect(),
             bytes_per_s: median(rates.iter().copied()),
             cache_line_rtt_ns_p50: median(lines.iter().copied()),
             p50_over_cache_line: median_ratio(&p50s, &lines),
@@ -164,6 +168,8 @@ impl Cell {
             mapping_bytes_per_s: median(mappings.iter().copied()),
             rate_over_mapping: median_ratio(&rates, &mappings),
             rate_times_kernel_tcp: median_ratio(&rates, &kernel_rates),
+            p50_ns_by_round: p50s,
+            bytes_per_s_by_round: rates,
         }
     }
 }

@@ -15,12 +15,14 @@ use super::batching_name;
 struct Quantile {
     name: &'static str,
     of_row: fn(&LoadRow) -> f64,
+    /// The values of the rounds, where they are known.
+    rounds_us: fn(&LoadRow) -> &[Option<f64>],
     of_hop: fn(&Quantiles) -> f64,
 }
 
 const QUANTILES: [Quantile; 2] = [
-    Quantile { name: "p50", of_row: |row| row.p50_us, of_hop: |hop| hop.p50_us },
-    Quantile { name: "p99", of_row: |row| row.p99_us, of_hop: |hop| hop.p99_us },
+    Quantile { name: "p50", of_row: |row| row.p50_us, rounds_us: |_| &[], of_hop: |hop| hop.p50_us },
+    Quantile { name: "p99", of_row: |row| row.p99_us, rounds_us: |row| &row.rounds_p99_us, of_hop: |hop| hop.p99_us },
 ];
 
 /// Writes plots into a directory, each as soon as its data is complete.
@@ -101,7 +103,7 @@ fn by_load(kind: &str, bytes: usize, rows: &[LoadRow], quantile: &Quantile) -> F
     Figure {
         title: format!(
             "{} by load, frames of {bytes} B over {}\nonly loads that the policy carries; without packets that a \
-             machine stall delayed",
+             machine stall delayed; bars: range of the rounds",
             quantile.name,
             title_of(kind)
         ),
@@ -115,7 +117,7 @@ fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile)
     Figure {
         title: format!(
             "{} by size at {load_mpps:.2} Mpps over {}\nonly sizes at which the policy carries the load; without \
-             packets that a machine stall delayed",
+             packets that a machine stall delayed; bars: range of the rounds",
             quantile.name,
             title_of(kind)
         ),
@@ -129,13 +131,18 @@ fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile)
 /// last, on top.
 fn by_batching(rows: &[LoadRow], x: fn(&LoadRow) -> f64, quantile: &Quantile) -> Vec<Series> {
     let line = |(index, batching): (usize, Batching)| {
-        let is_shown = |row: &&LoadRow| row.batching == batching && row.is_carried();
-        let points = rows.iter().filter(is_shown).map(|row| (x(row), (quantile.of_row)(row))).collect();
+        let shown = || rows.iter().filter(|row| row.batching == batching && row.is_carried());
+        let points = shown().map(|row| (x(row), (quantile.of_row)(row))).collect();
+        let spread = shown().filter_map(|row| {
+            let rounds = (quantile.rounds_us)(row).iter().flatten().copied();
+            Some((x(row), rounds.clone().reduce(f64::min)?, rounds.reduce(f64::max)?))
+        });
+        let spread = spread.collect();
         let style = match batching {
             Batching::Fixed(_) => Style::of_index(index),
             Batching::Adaptive => Style::line(Color::Black).wide(),
         };
-        Series { title: batching_name(batching), style, points }
+        Series::new(batching_name(batching), style, points).with_spread(spread)
     };
     Batching::all().enumerate().map(line).collect()
 }
@@ -148,7 +155,7 @@ fn hop(kind: &str, hops: &[&Hop], quantile: &Quantile) -> Figure {
         let points = hops.iter().filter(|hop| hop.batch == *batch);
         let points = points.map(|hop| (hop.frame_bytes as f64, (quantile.of_hop)(&hop.latency))).collect();
         let title = if *batch == 1 { "1 packet".to_owned() } else { format!("{batch} packets together") };
-        Series { title, style: Style::of_index(index), points }
+        Series::new(title, Style::of_index(index), points)
     };
     Figure {
         title: format!("{} of one hop over {}, without other traffic", quantile.name, title_of(kind)),
@@ -174,7 +181,7 @@ mod tests {
             p99_all_us: 9.0,
             delivered_mpps,
             packets_per_message: 1.0,
-            rounds_p99_us: vec![Some(9.0)],
+            rounds_p99_us: vec![Some(9.0), Some(8.0), None, Some(11.0)],
             control_rounds_p99_us: Vec::new(),
         }
     }
@@ -194,6 +201,8 @@ mod tests {
         };
         assert_eq!(points("fixed 1"), [(1.0, 9.0)]);
         assert_eq!(points("adaptive"), [(1.0, 9.0), (8.0, 9.0)]);
+        let adaptive = figure.series.iter().find(|series| series.title == "adaptive").expect("a line");
+        assert_eq!(adaptive.spread, [(1.0, 8.0, 11.0), (8.0, 8.0, 11.0)], "of the rounds that have a value");
         assert_eq!(points("fixed 32"), []);
         assert_eq!(figure.series.last().map(|series| series.title.as_str()), Some("adaptive"), "on top");
         let by_size = by_size_at("lanes", 1.0, &rows[..1], &QUANTILES[0]);

@@ -7,7 +7,7 @@ use pcie::model::{CompletionSize, Mode, Model};
 use pcie::result::{Latency, Outcome, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use pcie_bench::sweep::Grid;
-use plot::{Axis, Color, Figure, Line, Marker, Series, Style};
+use plot::{Axis, Color, Figure, Line, Marker, SERIES_MAX, Series, Style};
 use units::size;
 
 /// A figure of the paper (SIGCOMM 2018, sections 6.1 to 6.5).
@@ -56,7 +56,11 @@ const WINDOW_SIZES: [u32; 4] = [64, 128, 256, 512];
 const OFFSETS: [u32; 15] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 25, 32, 41, 48, 63];
 const SMALL_WINDOW: u64 = 8 << 10;
 
-/// Maximum number of distributions in one plot.
+/// Shares of the samples at which the bars of a latency begin and end.
+const LOW_SHARE: f64 = 0.05;
+const HIGH_SHARE: f64 = 0.95;
+
+/// Largest number of results of which each distribution is plotted.
 const DISTRIBUTIONS_MAX: usize = 12;
 
 impl PaperFigure {
@@ -116,21 +120,72 @@ impl<'a> Labelled<'a> {
 /// Returns all plots of results, with their file names.
 ///
 /// Each test gets a plot over the parameter with the most values, with a line for each combination of the others.
-/// Latencies also get their distributions, and the share of samples above each latency on logarithmic axes.
+/// Latencies also get their distributions, and the share of samples above each latency on logarithmic axes. More lines
+/// than a reader can tell apart become several plots.
 pub fn plots(results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
     let mut plots = Vec::new();
     for kind in Kind::ALL {
         let of_kind: Vec<Labelled<'_>> = results.iter().copied().filter(|one| one.result.test.test == kind).collect();
-        let Some(x) = Parameter::most_varied(&of_kind) else {
-            plots.extend(distributions(kind, &of_kind));
-            continue;
-        };
-        plots.push((format!("{kind}-by-{}", x.file_name()), by_parameter(kind, x, &of_kind)));
-        if of_kind.len() <= DISTRIBUTIONS_MAX {
-            plots.extend(distributions(kind, &of_kind));
+        let x = Parameter::most_varied(&of_kind);
+        if let Some(x) = x {
+            for (part, results) in parts(&of_kind, Some(x)) {
+                plots.push((format!("{kind}-by-{}{part}", x.file_name()), by_parameter(kind, x, &results)));
+            }
+        }
+        if x.is_none() || of_kind.len() <= DISTRIBUTIONS_MAX {
+            for (part, results) in parts(&of_kind, None) {
+                plots.extend(distributions(kind, &part, &results));
+            }
         }
     }
     plots
+}
+
+/// Divides results so that no part has more lines than a plot can show; each part has the end of its file name. They
+/// are divided by the parameter with the most values. Sources stay together, so that they can be compared.
+fn parts<'a>(results: &[Labelled<'a>], x: Option<Parameter>) -> Vec<(String, Vec<Labelled<'a>>)> {
+    let facts: Vec<Vec<String>> = results.iter().map(|one| facts(one, x)).collect();
+    let lines = in_order(facts.iter());
+    if lines.len() <= SERIES_MAX {
+        return vec![(String::new(), results.to_vec())];
+    }
+    let values = |index: usize| in_order(facts.iter().map(|fact| &fact[index]));
+    let by = (SOURCE_FACTS..facts[0].len()).rev().max_by_key(|index| values(*index).len());
+    let with = |is_in: &dyn Fn(&Vec<String>) -> bool| -> Vec<Labelled<'a>> {
+        results.iter().zip(&facts).filter(|(_, fact)| is_in(fact)).map(|(one, _)| *one).collect()
+    };
+    match by {
+        Some(index) if values(index).len() > 1 => {
+            let named = values(index).into_iter().flat_map(|value| {
+                let part = with(&|fact| fact[index] == *value);
+                parts(&part, x).into_iter().map(move |(name, part)| (format!("-{}{name}", file_word(value)), part))
+            });
+            named.collect()
+        }
+        // Only sources differ.
+        _ => {
+            let chunks = lines.chunks(SERIES_MAX).enumerate();
+            chunks.map(|(number, chunk)| (format!("-{}", number + 1), with(&|fact| chunk.contains(&fact)))).collect()
+        }
+    }
+}
+
+/// Returns the distinct items in the order of their first occurrence.
+fn in_order<'a, T: PartialEq>(items: impl Iterator<Item = &'a T>) -> Vec<&'a T> {
+    let mut distinct = Vec::new();
+    for item in items {
+        if !distinct.contains(&item) {
+            distinct.push(item);
+        }
+    }
+    distinct
+}
+
+/// Returns a fact as a part of a file name.
+fn file_word(fact: &str) -> String {
+    let words: Vec<&str> = fact.split(|letter: char| !letter.is_ascii_alphanumeric()).collect();
+    let words = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-").to_lowercase();
+    if words.is_empty() { "default".to_owned() } else { words }
 }
 
 /// A parameter that a horizontal axis can show.
@@ -204,10 +259,12 @@ fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
             Outcome::Latency(latency) => latency.p50_ns,
             Outcome::Bandwidth(bandwidth) => bandwidth.gbps,
         };
-        vec![(x.of(&one.result.test) as f64, y)]
+        let x = x.of(&one.result.test) as f64;
+        let spread = quantile(cdf(one), LOW_SHARE).zip(quantile(cdf(one), HIGH_SHARE));
+        (vec![(x, y)], spread.map(|(low, high)| (x, low, high)).into_iter().collect())
     });
     let (y, what) = if kind.is_latency() {
-        (Axis::Linear("median latency (ns)"), ", median")
+        (Axis::Linear("median latency (ns)"), ": median, 5th and 95th percentile")
     } else {
         (Axis::Linear("bandwidth (Gb/s)"), "")
     };
@@ -238,11 +295,11 @@ fn upper_bound(kind: Kind, results: &[Labelled<'_>]) -> Option<Series> {
     let whole = (sizes().min()?..=sizes().max()?).filter(|bytes| bytes.is_multiple_of(4));
     let points = whole.filter_map(|bytes| Some((bytes as f64, gbps(bytes)?))).collect();
     let style = Style { color: Color::Black, line: Line::Solid, marker: Marker::None, wide: false };
-    Some(Series { title: "upper bound (protocol)".to_owned(), style, points })
+    Some(Series::new("upper bound (protocol)", style, points))
 }
 
 /// Returns two plots: the share of samples at or below each latency, and the share above it.
-fn distributions(kind: Kind, results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
+fn distributions(kind: Kind, part: &str, results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
     let known: Vec<Labelled<'_>> = results.iter().copied().filter(|one| !cdf(one).is_empty()).collect();
     if known.is_empty() {
         return Vec::new();
@@ -251,18 +308,23 @@ fn distributions(kind: Kind, results: &[Labelled<'_>]) -> Vec<(String, Figure)> 
     let below = Lines::of(&known, None, |one| {
         let at_or_below = |(ns, share): (f64, f64)| (ns, (1.0 - share) * 100.0);
         let end = cdf(one).last().map(|(ns, share)| (*ns, share * 100.0));
-        above(cdf(one)).into_iter().map(at_or_below).chain(end).collect()
+        (above(cdf(one)).into_iter().map(at_or_below).chain(end).collect(), Vec::new())
     });
-    let above = Lines::of(&known, None, |one| above(cdf(one)));
+    let above = Lines::of(&known, None, |one| (above(cdf(one)), Vec::new()));
     let title = format!("{}{}", title_of(kind), below.common);
     let shares = Axis::Percent("samples at or below (%)");
     vec![
-        (format!("{kind}-cdf"), Figure { title: title.clone(), x, y: shares, series: below.series }),
+        (format!("{kind}-cdf{part}"), Figure { title: title.clone(), x, y: shares, series: below.series }),
         (
-            format!("{kind}-above"),
+            format!("{kind}-above{part}"),
             Figure { title, x, y: Axis::Decades("share of samples above"), series: above.series },
         ),
     ]
+}
+
+/// Returns the smallest latency that at least this share of the samples does not exceed.
+fn quantile(cdf: &[(f64, f64)], share: f64) -> Option<f64> {
+    cdf.iter().find(|(_, at_or_below)| *at_or_below >= share).map(|(ns, _)| *ns)
 }
 
 fn cdf<'a>(one: &Labelled<'a>) -> &'a [(f64, f64)] {
@@ -287,6 +349,9 @@ fn above(cdf: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points
 }
 
+/// Points, and their spread, as in [`Series`].
+type Drawn = (Vec<(f64, f64)>, Vec<(f64, f64, f64)>);
+
 /// Results grouped into lines, each titled with what distinguishes it, and the facts that all of them share.
 struct Lines {
     series: Vec<Series>,
@@ -294,7 +359,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn of(results: &[Labelled<'_>], x: Option<Parameter>, points: impl Fn(&Labelled<'_>) -> Vec<(f64, f64)>) -> Self {
+    /// Groups results; `drawn` returns the points of a result and their spread.
+    fn of(results: &[Labelled<'_>], x: Option<Parameter>, drawn: impl Fn(&Labelled<'_>) -> Drawn) -> Self {
         let facts: Vec<Vec<String>> = results.iter().map(|one| facts(one, x)).collect();
         let varies = |index: usize| facts.iter().any(|fact| fact[index] != facts[0][index]);
         let count = facts.first().map_or(0, Vec::len);
@@ -329,10 +395,12 @@ impl Lines {
                     (true, false) if x.is_some() => style.points_only(),
                     (true, false) => style.dashed(),
                 };
-                lines.push(Group { title, style, points: Vec::new() });
+                lines.push(Group { title, style, points: Vec::new(), spread: Vec::new() });
                 lines.len() - 1
             });
-            lines[index].points.extend(points(one));
+            let (points, spread) = drawn(one);
+            lines[index].points.extend(points);
+            lines[index].spread.extend(spread);
         }
         if let [only] = &mut lines[..] {
             only.title = device(results[0].result);
@@ -347,6 +415,7 @@ struct Group {
     title: String,
     style: Style,
     points: Vec<(f64, f64)>,
+    spread: Vec<(f64, f64, f64)>,
 }
 
 impl Group {
@@ -354,7 +423,7 @@ impl Group {
         if sorted {
             self.points.sort_by(|one, other| one.0.total_cmp(&other.0));
         }
-        Series { title: self.title, style: self.style, points: self.points }
+        Series::new(self.title, self.style, self.points).with_spread(self.spread)
     }
 }
 
@@ -398,92 +467,4 @@ fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use pcie_bench::testing::{bandwidth, latency};
-
-    fn all(results: &[TestResult]) -> Vec<(String, Figure)> {
-        plots(&Labelled::unlabelled(results))
-    }
-
-    #[test]
-    fn a_sweep_is_plotted_over_the_parameter_that_varies_most() {
-        let mut results = Vec::new();
-        for window_bytes in [4096, 8192, 16384] {
-            for size in [128, 64] {
-                let mut result = bandwidth("sim:hsw", size, f64::from(size) + window_bytes as f64);
-                result.test.window_bytes = window_bytes;
-                results.push(result);
-            }
-        }
-        let plots = all(&results);
-        let [(name, figure)] = &plots[..] else { panic!("{}", plots.len()) };
-        assert_eq!(name, "bw-rd-by-window");
-        assert_eq!(figure.title, "Bandwidth of reads\nsim:hsw, host-warm");
-        let titles: Vec<_> = figure.series.iter().map(|series| series.title.as_str()).collect();
-        assert_eq!(titles, ["128 B", "64 B"]);
-        assert_eq!(figure.series[1].points, [(4096.0, 4160.0), (8192.0, 8256.0), (16384.0, 16448.0)]);
-    }
-
-    #[test]
-    fn latencies_have_distributions_too() {
-        let plots = all(&[latency("sim:hsw", 64, 600.0)]);
-        let names: Vec<_> = plots.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["lat-rd-cdf", "lat-rd-above"]);
-        let below: Vec<_> = plots[0].1.series[0].points.iter().map(|(ns, share)| (*ns, share.round())).collect();
-        assert_eq!(below, [(600.0, 0.0), (600.0, 99.0), (1200.0, 99.0), (1200.0, 100.0)]);
-        let above = &plots[1].1.series[0].points;
-        assert_eq!((above.len(), above[0], above[2].0), (3, (600.0, 1.0), 1200.0));
-        assert!((above[1].1 - 0.01).abs() < 1e-9 && above[1] == (600.0, above[2].1), "{above:?}");
-    }
-
-    #[test]
-    fn model_and_measurement_share_a_colour_and_differ_in_line_style() {
-        let results: Vec<_> = ["sim:hsw", "published:hsw"]
-            .into_iter()
-            .flat_map(|device| [64, 128].map(|size| bandwidth(device, size, 20.0)))
-            .collect();
-        let plots = all(&results);
-        let series = &plots[0].1.series;
-        assert_eq!((series.len(), series[2].title.as_str()), (3, "upper bound (protocol)"));
-        assert_eq!(series[2].points.len(), 17, "every double word from 64 to 128");
-        assert_eq!([series[0].title.as_str(), series[1].title.as_str()], ["sim:hsw", "published:hsw"]);
-        assert_eq!(series[0].style.color, series[1].style.color);
-        assert_eq!((series[0].style.line, series[1].style.line), (Line::Solid, Line::None));
-    }
-
-    #[test]
-    fn two_models_and_one_measurement_have_distinct_colours() {
-        let results: Vec<_> = ["published:hsw", "sim:hsw", "sim:ib"]
-            .into_iter()
-            .flat_map(|device| [64, 128].map(|size| bandwidth(device, size, 20.0)))
-            .collect();
-        let plots = all(&results);
-        let colors: Vec<Color> = plots[0].1.series.iter().map(|series| series.style.color).collect();
-        assert!(colors[0] == colors[1] && colors[1] != colors[2], "{colors:?}");
-    }
-
-    #[test]
-    fn every_figure_is_a_sweep_of_valid_tests() {
-        let common = Grid {
-            devices: vec!["sim:hsw".into()],
-            tests: Vec::new(),
-            numas: Vec::new(),
-            iommus: Vec::new(),
-            caches: Vec::new(),
-            orders: Vec::new(),
-            sizes_bytes: Vec::new(),
-            windows_bytes: Vec::new(),
-            host_offsets_bytes: Vec::new(),
-            device_offsets_bytes: Vec::new(),
-            latency_samples: 10,
-            bandwidth_samples: 10,
-            seed: 1,
-        };
-        for figure in PaperFigure::value_variants() {
-            let jobs = figure.grid(common.clone()).jobs().unwrap();
-            assert!(!jobs.is_empty(), "{figure:?}");
-            jobs.iter().for_each(|job| job.test.check().unwrap());
-        }
-    }
-}
+mod tests;

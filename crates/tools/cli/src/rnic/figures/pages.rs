@@ -134,7 +134,7 @@ pub fn plot(figure: &FigureData) -> Figure {
         let mut points: Vec<(f64, f64)> =
             figure.rows.iter().filter(|row| row.series == **name).map(|row| (row.x, row.y)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series { title: format!("{name}, modelled"), style: Style::of_index(index), points }
+        Series::new(format!("{name}, modelled"), Style::of_index(index), points)
     };
     let mut series: Vec<Series> = names.iter().enumerate().map(line).collect();
     for (index, name) in names.iter().enumerate() {
@@ -142,7 +142,7 @@ pub fn plot(figure: &FigureData) -> Figure {
         let points: Vec<(f64, f64)> = known.clone().map(|(_, _, x, y, _)| (*x, *y)).collect();
         if let Some((.., of)) = known.clone().next() {
             let style = Style::of_index(names.len() + index).points_only();
-            series.push(Series { title: format!("{of}, published"), style, points });
+            series.push(Series::new(format!("{of}, published"), style, points));
         }
     }
     Figure { title: figure.title.to_owned(), x: axes.0, y: axes.1, series }
