@@ -155,7 +155,8 @@ fn an_invalid_connection_matrix_is_named_with_its_line() {
 
 const HTSIM: &str = "# two pods\nNodes 8\nTiers 3\nPodsize 4\n\nTier 0\nDownlink_speed_Gbps 100\nRadix_Down 2\n\
                      Radix_Up 2\nDownlink_Latency_ns 1000\nOversubscribed 1\nTier 1\n\
-                     Downlink_speed_Gbps 200\nRadix_Down 2\nRadix_Up 4\nDownlink_Latency_ns 500\nTier 2\nDownlink_speed_Gbps 100\nRadix_Down 4\nBundle 2\n\
+                     Downlink_speed_Gbps 200\nRadix_Down 2\nRadix_Up 4\n\
+                     Downlink_Latency_ns 500\nTier 2\nDownlink_speed_Gbps 100\nRadix_Down 4\nBundle 2\n\
                      Downlink_Latency_ns 1000\n";
 
 #[test]
