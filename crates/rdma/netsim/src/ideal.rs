@@ -53,6 +53,11 @@ impl<'a> IdealFct<'a> {
         }
     }
 
+    /// Returns the number of links between two hosts.
+    pub fn links(&self, from: HostId, to: HostId) -> u32 {
+        self.path(from, to).len() as u32
+    }
+
     fn packet_bytes(&self, payload: u64) -> u64 {
         (payload + u64::from(self.framing.overhead_bytes)).max(ETHERNET_BYTES_MIN.into())
     }

@@ -55,7 +55,7 @@ pub enum Verb {
 }
 
 /// Settings of all hosts of a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RdmaConfig {
     /// The NICs' profile.
     pub profile: NicProfile,

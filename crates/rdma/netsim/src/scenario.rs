@@ -16,6 +16,7 @@ use sim::{Span, Time};
 use crate::endpoint::Flow;
 use crate::impairment::Impairments;
 use crate::network::NetworkConfig;
+use crate::topology::HostId;
 use crate::transport::TransportConfig;
 use crate::workload::Workload;
 
@@ -119,6 +120,8 @@ impl Scenario {
         let flows = workload.flows(&topology, parsed.seed).map_err(|error| of_table("workload", error.to_string()))?;
         let switches = parsed.switches.0;
         switches.check(&topology).map_err(|error| of_table("switches", error.to_string()))?;
+        let host_rate = topology.host_link(HostId(0)).rate;
+        parsed.transport.check(host_rate).map_err(|error| of_table("transport", error))?;
         let mut impairments = parsed.lines.impairments(&topology);
         if !impairments.is_empty() && !losses.is_empty() {
             let what = "the topology's file has error rates too; remove them there, or remove this table";

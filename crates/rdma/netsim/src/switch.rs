@@ -36,6 +36,16 @@ pub struct Ecn {
     pub pmax: f64,
 }
 
+impl Ecn {
+    /// *Published*: the thresholds of HPCC's simulator (9f4be2a, run.py) for DCQCN: 100 and 400 KB, 20% for each
+    /// 25 Gb/s. SRNIC's simulations have the same.
+    pub const DCQCN: Self = Self { kmin_bytes: 400_000, kmax_bytes: 1_600_000, pmax: 0.2 };
+    /// *Published*: the thresholds of the DCQCN paper, as later papers quote them: 5 and 200 KB, 1% at 40 Gb/s.
+    pub const DCQCN_PAPER: Self = Self { kmin_bytes: 12_500, kmax_bytes: 500_000, pmax: 0.01 };
+    /// *Published*: the single threshold of HPCC's simulator for DCTCP: 30 KB for each 10 Gb/s.
+    pub const DCTCP: Self = Self { kmin_bytes: 300_000, kmax_bytes: 300_000, pmax: 1.0 };
+}
+
 /// The rate for which the ECN thresholds are given, 100 Gb/s.
 const THRESHOLD_RATE_MBPS: u64 = 100_000;
 
@@ -65,7 +75,7 @@ impl Default for SwitchConfig {
         Self {
             buffer_bytes: 32_000_000,
             alpha: 1.0,
-            ecn: Some(Ecn { kmin_bytes: 400_000, kmax_bytes: 1_600_000, pmax: 0.2 }),
+            ecn: Some(Ecn::DCQCN),
             pfc: None,
             trimming: false,
             load_balancing: LoadBalancing::Ecmp,

@@ -1,12 +1,17 @@
 //! Settings of the endpoints: loss recovery, packet size and congestion control.
 
 mod ack_timeout;
+mod congestion;
+mod keys;
 
 use rnic::nic::TransportPolicy;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 pub use ack_timeout::{AckTimeout, AckTimeoutError};
+pub use congestion::{
+    BdpWindowKeys, DcqcnKeys, DctcpKeys, DctcpPreset, LineRate, RatePreset, SwiftKeys, SwiftPreset, TimelyKeys,
+};
 
 /// How senders control congestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,10 +28,48 @@ pub enum CongestionAlgorithm {
     Dcqcn,
     /// Swift: a window that follows the round-trip time.
     Swift,
+    /// TIMELY: a rate that follows the gradient of the round-trip time.
+    Timely,
+}
+
+impl CongestionAlgorithm {
+    /// All congestion controls.
+    pub const ALL: [Self; 6] = [Self::None, Self::BdpWindow, Self::Dctcp, Self::Dcqcn, Self::Swift, Self::Timely];
+
+    /// Returns the name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::BdpWindow => "bdp-window",
+            Self::Dctcp => "dctcp",
+            Self::Dcqcn => "dcqcn",
+            Self::Swift => "swift",
+            Self::Timely => "timely",
+        }
+    }
+}
+
+/// The table `transport.irn`: IRN's timeouts, unless `ack_timeout` replaces them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IrnKeys {
+    /// The timeout while few packets are in flight, in nanoseconds.
+    #[serde(deserialize_with = "keys::time", skip_serializing_if = "Option::is_none")]
+    pub timeout_low: Option<f64>,
+    /// The timeout otherwise, in nanoseconds.
+    #[serde(deserialize_with = "keys::time", skip_serializing_if = "Option::is_none")]
+    pub timeout_high: Option<f64>,
+    /// The low timeout applies below this number of packets in flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub low_packets: Option<u32>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Settings of the endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransportConfig {
     /// The transport policy of the NICs.
@@ -38,6 +81,27 @@ pub struct TransportConfig {
     pub congestion: CongestionAlgorithm,
     /// When a sender retransmits what is not acknowledged.
     pub ack_timeout: AckTimeout,
+    /// Maximum number of packets between two acknowledgements.
+    #[serde(deserialize_with = "keys::ack_packets")]
+    pub ack_packets: u32,
+    /// IRN's timeouts.
+    #[serde(skip_serializing_if = "is_default")]
+    pub irn: IrnKeys,
+    /// The fixed window.
+    #[serde(rename = "bdp-window", skip_serializing_if = "is_default")]
+    pub bdp_window: BdpWindowKeys,
+    /// Constants of DCTCP.
+    #[serde(skip_serializing_if = "is_default")]
+    pub dctcp: DctcpKeys,
+    /// Constants of DCQCN.
+    #[serde(skip_serializing_if = "is_default")]
+    pub dcqcn: DcqcnKeys,
+    /// Constants of Swift.
+    #[serde(skip_serializing_if = "is_default")]
+    pub swift: SwiftKeys,
+    /// Constants of TIMELY.
+    #[serde(skip_serializing_if = "is_default")]
+    pub timely: TimelyKeys,
 }
 
 impl Default for TransportConfig {
@@ -48,6 +112,13 @@ impl Default for TransportConfig {
             mtu_bytes: 1000,
             congestion: CongestionAlgorithm::Dctcp,
             ack_timeout: AckTimeout::Auto,
+            ack_packets: 16,
+            irn: IrnKeys::default(),
+            bdp_window: BdpWindowKeys::default(),
+            dctcp: DctcpKeys::default(),
+            dcqcn: DcqcnKeys::default(),
+            swift: SwiftKeys::default(),
+            timely: TimelyKeys::default(),
         }
     }
 }

@@ -79,7 +79,7 @@ mod slow_path;
 mod tests;
 mod timers;
 
-pub use congestion::{CongestionControl, Dcqcn};
+pub use congestion::{CongestionControl, Dcqcn, Dctcp, Swift, Timely};
 pub use context::{CONTEXT_BYTES_MAX, Context};
 pub use control::{QpInit, QpStatus};
 pub use counters::NicCounters;

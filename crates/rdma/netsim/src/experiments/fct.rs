@@ -112,7 +112,7 @@ impl FctExperiment {
     pub fn run(&self, observers: Observers<'_>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
         let rate = topology.host_link(HostId(0)).rate;
-        let path = PathProperties { rate, round_trip: longest_round_trip(topology) };
+        let path = PathProperties { rate, round_trip: longest_round_trip(topology), links: longest_path(topology) };
         let rdma = RdmaConfig::for_network(&self.transport, &path, &self.network);
         let endpoints = RdmaEndpoint::for_hosts(rdma, topology.hosts())?;
         let mut network = Network::new(&self.network, endpoints, self.flows.clone());
@@ -169,4 +169,11 @@ fn longest_round_trip(topology: &Topology) -> Span {
     let ideal = IdealFct::new(topology, framing);
     let to = |host| Flow::new(Time::ZERO, HostId(0), HostId(host), 1);
     (1..topology.hosts()).map(|host| ideal.fct(&to(host))).max().unwrap_or(Span::ZERO)
+}
+
+/// Returns the number of links between the first host and the host farthest from it.
+fn longest_path(topology: &Topology) -> u32 {
+    let framing = Framing { payload_bytes: 1, overhead_bytes: 0, ack_bytes: 0 };
+    let ideal = IdealFct::new(topology, framing);
+    (1..topology.hosts()).map(|host| ideal.links(HostId(0), HostId(host))).max().unwrap_or(1)
 }

@@ -102,7 +102,7 @@ fn lossless(topology: Topology, workload: &Workload, ack_timeout: AckTimeout) ->
     let mut network = NetworkConfig::new(topology, 1);
     network.switches.pfc = Some(Pfc::default());
     let (policy, congestion) = (TransportPolicy::GoBackN, CongestionAlgorithm::None);
-    let transport = TransportConfig { policy, mtu_bytes: 4096, congestion, ack_timeout };
+    let transport = TransportConfig { policy, mtu_bytes: 4096, congestion, ack_timeout, ..TransportConfig::default() };
     FctExperiment { network, flows, transport, until: Time::from_ps(100_000_000_000) }
         .run(Observers::default())
         .unwrap()

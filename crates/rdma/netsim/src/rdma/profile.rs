@@ -7,13 +7,12 @@ use pcie::link::{Lanes, Link};
 use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use rnic::nic::{
-    CongestionControl, Context, ContextCacheConfig, ContextPoolConfig, CostModel, Dcqcn, LossRecovery, NicProfile,
-    RetransmitTimeout,
+    Context, ContextCacheConfig, ContextPoolConfig, CostModel, LossRecovery, NicProfile, RetransmitTimeout,
 };
 use sim::Span;
 
 use crate::rate::LinkRate;
-use crate::transport::{AckTimeout, CongestionAlgorithm, TransportConfig};
+use crate::transport::{AckTimeout, IrnKeys, LineRate, TransportConfig};
 use crate::workload::FLOWS_MAX;
 
 /// The properties of a path from which a NIC derives its window and rate.
@@ -23,29 +22,19 @@ pub struct PathProperties {
     pub rate: LinkRate,
     /// Longest round-trip time of the empty network.
     pub round_trip: Span,
+    /// Links on the longest path.
+    pub links: u32,
 }
 
 impl PathProperties {
-    /// Returns the bandwidth-delay product plus one packet.
-    fn bdp_bytes(&self, mtu_bytes: u32) -> u32 {
-        (self.rate.gbps() * self.round_trip.ns() / 8.0) as u32 + mtu_bytes
+    /// Returns the bytes that the host's link carries in this time, plus one packet.
+    fn bytes_in(&self, span: Span, mtu_bytes: u32) -> u32 {
+        (self.rate.gbps() * span.ns() / 8.0) as u32 + mtu_bytes
     }
 }
 
 /// Returns the profile of a NIC with these transport settings.
 pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
-    let bdp = path.bdp_bytes(config.mtu_bytes);
-    let congestion = match config.congestion {
-        CongestionAlgorithm::None => CongestionControl::None,
-        CongestionAlgorithm::BdpWindow => CongestionControl::BdpWindow { bytes: bdp },
-        CongestionAlgorithm::Dctcp => CongestionControl::Dctcp { initial_bytes: bdp, bytes_max: 2 * bdp },
-        CongestionAlgorithm::Swift => CongestionControl::Swift {
-            target: path.round_trip + path.round_trip,
-            initial_bytes: bdp,
-            bytes_max: 2 * bdp,
-        },
-        CongestionAlgorithm::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
-    };
     let modelled = NicProfile::modelled(config.policy);
     // SRNIC's FPGA prototype has the published PCIe round trip of 1 us, and IRN is modelled with the same; a commercial
     // NIC has the PCIe latency of a server of its time.
@@ -54,14 +43,33 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
     // 4096 bytes. The knee at 256 queue pairs and all points between follow from the model.
     let miss = costs.dma_read * CACHE_READS;
     let cache = modelled.cache.map(|cache| ContextCacheConfig { fetches: CACHE_FETCHES, miss, ..cache });
+    // A packet counts as in flight from when the NIC begins to read it from the host's memory.
+    let between_acks = (config.ack_packets - 1) * config.mtu_bytes;
+    let congestion = config.congestion_control(&LineRate {
+        rate: path.rate,
+        bdp_bytes: path.bytes_in(path.round_trip, config.mtu_bytes),
+        window_bytes: path.bytes_in(path.round_trip + costs.dma_read, config.mtu_bytes) + between_acks,
+        links: path.links,
+    });
     // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
     let pool = modelled.pool.map(with_pcie_bytes);
     // IRN has published time-outs, which replace the queue pair's attribute.
     let has_own_timeout =
         config.ack_timeout == AckTimeout::Auto || config.policy.loss_recovery() != LossRecovery::SelectiveOnChip;
-    let retransmit_timeout = if has_own_timeout { modelled.retransmit_timeout } else { RetransmitTimeout::Attribute };
-    NicProfile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, retransmit_timeout, ..modelled }
+    let own_timeout = with_irn_keys(modelled.retransmit_timeout, &config.irn);
+    let retransmit_timeout = if has_own_timeout { own_timeout } else { RetransmitTimeout::Attribute };
+    let TransportConfig { mtu_bytes, ack_packets, .. } = *config;
+    NicProfile { mtu_bytes, ack_packets, congestion, costs, cache, pool, qps, retransmit_timeout, ..modelled }
+}
+
+fn with_irn_keys(timeout: RetransmitTimeout, keys: &IrnKeys) -> RetransmitTimeout {
+    let RetransmitTimeout::LowHigh { low, high, packets } = timeout else { return timeout };
+    RetransmitTimeout::LowHigh {
+        low: keys.timeout_low.map_or(low, Span::from_ns),
+        high: keys.timeout_high.map_or(high, Span::from_ns),
+        packets: keys.low_packets.unwrap_or(packets),
+    }
 }
 
 /// Sets the PCIe bytes that reading and writing back a context take on a Gen3 x16 link, by the `pcie` crate's model.

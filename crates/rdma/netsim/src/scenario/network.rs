@@ -30,7 +30,7 @@ fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error>
 
 /// Settings of the switches, with [`SwitchConfig::default`] where the file gives none.
 #[derive(Debug, Default, Deserialize)]
-#[serde(from = "SwitchesFile")]
+#[serde(try_from = "SwitchesFile")]
 pub(super) struct SwitchesTable(pub SwitchConfig);
 
 #[derive(Debug, Deserialize)]
@@ -41,12 +41,13 @@ struct SwitchesFile {
     #[serde(deserialize_with = "positive")]
     alpha: f64,
     ecn: bool,
-    #[serde(deserialize_with = "bytes")]
-    ecn_kmin_bytes: u64,
-    #[serde(deserialize_with = "bytes")]
-    ecn_kmax_bytes: u64,
-    #[serde(deserialize_with = "probability")]
-    ecn_pmax: f64,
+    ecn_preset: EcnPreset,
+    #[serde(deserialize_with = "optional_bytes")]
+    ecn_kmin_bytes: Option<u64>,
+    #[serde(deserialize_with = "optional_bytes")]
+    ecn_kmax_bytes: Option<u64>,
+    #[serde(deserialize_with = "optional_probability")]
+    ecn_pmax: Option<f64>,
     pfc: bool,
     #[serde(deserialize_with = "positive")]
     pfc_alpha: f64,
@@ -54,6 +55,26 @@ struct SwitchesFile {
     pfc_hysteresis_bytes: u64,
     trimming: bool,
     spreading: SpreadingName,
+}
+
+/// Marking thresholds that belong to a congestion control.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum EcnPreset {
+    #[default]
+    Dcqcn,
+    DcqcnPaper,
+    Dctcp,
+}
+
+impl EcnPreset {
+    fn thresholds(self) -> Ecn {
+        match self {
+            Self::Dcqcn => Ecn::DCQCN,
+            Self::DcqcnPaper => Ecn::DCQCN_PAPER,
+            Self::Dctcp => Ecn::DCTCP,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -66,14 +87,14 @@ enum SpreadingName {
 impl Default for SwitchesFile {
     fn default() -> Self {
         let (config, pfc) = (SwitchConfig::default(), Pfc::default());
-        let ecn = config.ecn.unwrap_or(Ecn { kmin_bytes: 0, kmax_bytes: 0, pmax: 0.0 });
         Self {
             buffer_bytes: config.buffer_bytes,
             alpha: config.alpha,
             ecn: true,
-            ecn_kmin_bytes: ecn.kmin_bytes,
-            ecn_kmax_bytes: ecn.kmax_bytes,
-            ecn_pmax: ecn.pmax,
+            ecn_preset: EcnPreset::default(),
+            ecn_kmin_bytes: None,
+            ecn_kmax_bytes: None,
+            ecn_pmax: None,
             pfc: false,
             pfc_alpha: pfc.alpha,
             pfc_hysteresis_bytes: pfc.hysteresis_bytes,
@@ -83,11 +104,32 @@ impl Default for SwitchesFile {
     }
 }
 
-impl From<SwitchesFile> for SwitchesTable {
-    fn from(file: SwitchesFile) -> Self {
-        let ecn = Ecn { kmin_bytes: file.ecn_kmin_bytes, kmax_bytes: file.ecn_kmax_bytes, pmax: file.ecn_pmax };
+fn optional_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    bytes(deserializer).map(Some)
+}
+
+fn optional_probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    probability(deserializer).map(Some)
+}
+
+impl TryFrom<SwitchesFile> for SwitchesTable {
+    type Error = String;
+
+    fn try_from(file: SwitchesFile) -> Result<Self, String> {
+        let preset = file.ecn_preset.thresholds();
+        let ecn = Ecn {
+            kmin_bytes: file.ecn_kmin_bytes.unwrap_or(preset.kmin_bytes),
+            kmax_bytes: file.ecn_kmax_bytes.unwrap_or(preset.kmax_bytes),
+            pmax: file.ecn_pmax.unwrap_or(preset.pmax),
+        };
+        let Ecn { kmin_bytes, kmax_bytes, .. } = ecn;
+        if kmin_bytes > kmax_bytes {
+            return Err(format!(
+                "ecn_kmin_bytes is {kmin_bytes}, above ecn_kmax_bytes, {kmax_bytes}; write at most ecn_kmax_bytes"
+            ));
+        }
         let pfc = Pfc { alpha: file.pfc_alpha, hysteresis_bytes: file.pfc_hysteresis_bytes };
-        Self(SwitchConfig {
+        Ok(Self(SwitchConfig {
             buffer_bytes: file.buffer_bytes,
             alpha: file.alpha,
             ecn: file.ecn.then_some(ecn),
@@ -97,7 +139,7 @@ impl From<SwitchesFile> for SwitchesTable {
                 SpreadingName::Flow => LoadBalancing::Ecmp,
                 SpreadingName::Spray => LoadBalancing::PacketSpraying,
             },
-        })
+        }))
     }
 }
 

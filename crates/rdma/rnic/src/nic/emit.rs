@@ -70,7 +70,6 @@ impl<M: HostMemory> Nic<M> {
         // Without the extension, BECN reports the mark.
         if !self.profile.policy.is_selective() && self.profile.echoes_marks() {
             header.congestion_echo = context.marked > 0;
-            context.marked = 0;
         }
         header.sack = sack;
         let to = context.peer;

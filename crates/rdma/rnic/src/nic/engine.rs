@@ -257,6 +257,7 @@ impl<M: HostMemory> Nic<M> {
             // send side.
             cache.touch(now, i as u32, &self.profile, &mut self.counters);
         }
+        self.acknowledge_before_mark(i, header, marked);
         if marked {
             self.ecn_marked(now, i, header);
         }

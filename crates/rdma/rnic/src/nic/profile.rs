@@ -180,7 +180,7 @@ pub enum RetransmitTimeout {
 }
 
 /// The parameters of a NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NicProfile {
     /// The transport policy.
     pub policy: TransportPolicy,
@@ -270,7 +270,7 @@ impl NicProfile {
 
     /// Returns whether receivers echo congestion marks in acknowledgements.
     pub(super) fn echoes_marks(&self) -> bool {
-        matches!(self.congestion, CongestionControl::Dctcp { .. })
+        matches!(self.congestion, CongestionControl::Dctcp(_))
     }
 
     /// Checks all values.

@@ -53,11 +53,21 @@ impl<M: HostMemory> Nic<M> {
 
     /// Returns whether a packet requests an acknowledgement: every few packets, and several times in each window, so
     /// that a sender that is limited by the window always has a requested acknowledgement outstanding. A quarter of the
-    /// window suffices, because a window at most halves at once.
+    /// window suffices, because a window at most halves at once. A sender that is limited by its rate requests several in
+    /// each round trip, and one for each packet if packets are farther apart: otherwise its retransmission timer would
+    /// expire before it has sent the packet that requests one, and congestion control would get no news.
     pub(super) fn wants_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
         let window_packets = (context.congestion.window_bytes() / context.mtu()).min(self.profile.window_packets);
-        psn.get().is_multiple_of(self.profile.ack_packets.min(window_packets / 4).max(1))
+        let by_window = self.profile.ack_packets.min(window_packets / 4);
+        let pause = context.congestion.pause(context.mtu());
+        let by_pace = if pause > Span::ZERO {
+            let rtt = context.smoothed_rtt().unwrap_or(Span::ZERO);
+            (rtt.ps() / (4 * pause.ps())) as u32
+        } else {
+            u32::MAX
+        };
+        psn.get().is_multiple_of(by_window.min(by_pace).max(1))
     }
 
     /// Starts the timers of a request packet that is on the wire.
@@ -162,7 +172,8 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_unsolicited += 1;
             return;
         }
-        let marked = u32::from(header.congestion_echo);
+        // BECN says that all newly acknowledged packets were marked.
+        let marked = if header.congestion_echo { u32::MAX } else { 0 };
         if !self.advance_unacked(now, i, header.psn.plus(1), marked) {
             self.go_back_once(now, i); // a READ or atomic response was lost
         }
@@ -187,7 +198,9 @@ impl<M: HostMemory> Nic<M> {
             self.contexts[i].backoff = 0; // the peer is alive
             self.advance_unacked(now, i, sack.expected, u32::from(sack.marked));
         }
-        if self.contexts[i].state != QpState::Error && (sack.arrived != 0 || self.contexts[i].is_tracked) {
+        // The newest packet may lie beyond the bitmap, with nothing but gaps before it.
+        let has_gap = sack.arrived != 0 || sack.newest.after(sack.expected) > 0;
+        if self.contexts[i].state != QpState::Error && (has_gap || self.contexts[i].is_tracked) {
             self.contexts[i].is_tracked = true;
             self.queue_to_slow_path(now, i, ControlEntry::Sack(*sack));
         }
@@ -227,6 +240,7 @@ impl<M: HostMemory> Nic<M> {
 
     /// Passes an acknowledgement to congestion control.
     fn sample_congestion(&mut self, now: Time, i: usize, to: Psn, packets: u32, marked: u32) {
+        let marked = if marked == u32::MAX { packets } else { marked };
         let context = &mut self.contexts[i];
         let is_measured = context.is_timing && to.after(context.timed_psn) > 0;
         let rtt = is_measured.then(|| now.since(context.timed_at));
@@ -237,7 +251,9 @@ impl<M: HostMemory> Nic<M> {
         let mtu_bytes = context.mtu();
         let bytes = packets.saturating_mul(mtu_bytes);
         let ack = AckSample { bytes, packets, marked, to, next: context.next, rtt, mtu_bytes };
-        context.congestion.on_ack(&self.profile.congestion, &ack);
+        if let Some(at) = context.congestion.on_ack(&self.profile.congestion, &ack) {
+            context.pace_at = at;
+        }
     }
 
     /// Restarts the timers and retry counts after progress.

@@ -34,18 +34,21 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Handles a congestion mark on a received packet.
+    /// Handles a congestion mark on a received packet. Marks on acknowledgements and notifications are ignored: else
+    /// two notifications could answer each other for ever.
     pub(super) fn ecn_marked(&mut self, now: Time, i: usize, header: &Header) {
+        if matches!(header.operation, Operation::Acknowledge | Operation::CongestionNotification) {
+            return;
+        }
         let context = &mut self.contexts[i];
         match self.profile.congestion {
             CongestionControl::Dcqcn(_) if context.service == Service::Ud => {}
-            CongestionControl::Dcqcn(constants) if context.cnp_due(now, constants.notify_period) => {
+            CongestionControl::Dcqcn(constants) if context.cnp_due(now, constants.cnp_period) => {
                 let (to, qp) = (context.peer, context.peer_qp);
                 self.push_cnp(i, to, qp);
             }
             CongestionControl::Dcqcn(_) => {}
-            _ if header.operation != Operation::Acknowledge => context.marked = context.marked.saturating_add(1),
-            _ => {}
+            _ => context.marked = context.marked.saturating_add(1),
         }
     }
 

@@ -10,7 +10,7 @@ use super::memory::HostMemory;
 use super::request_error::RequestError;
 use super::segmentation::packet_count;
 use crate::verbs::AccessFlags;
-use crate::wire::{Header, Psn, Syndrome};
+use crate::wire::{Header, Psn, Service, Syndrome};
 
 impl<M: HostMemory> Nic<M> {
     pub(super) fn request_in_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
@@ -176,6 +176,19 @@ impl<M: HostMemory> Nic<M> {
             }
         }
         self.activate(now, i);
+    }
+
+    /// Without selective acknowledgements, which count marks, an acknowledgement can only say that all of its packets
+    /// were marked or none. So a receiver acknowledges what came before the state changed (RFC 8257, 3.2).
+    pub(super) fn acknowledge_before_mark(&mut self, i: usize, header: &Header, marked: bool) {
+        let context = &mut self.contexts[i];
+        let is_counted = context.service == Service::Rc && (header.operation.is_write() || header.operation.is_send());
+        let is_needed = !self.profile.policy.is_selective() && self.profile.echoes_marks() && is_counted;
+        if is_needed && marked != (context.marked > 0) {
+            let newest = context.receiver.cumulative().previous();
+            self.acknowledge_in_order(i, newest);
+            self.contexts[i].marked = 0;
+        }
     }
 
     /// Acknowledges, after pending responses where order matters: the acknowledgement implies that earlier responses

@@ -240,7 +240,8 @@ impl<M: HostMemory> Nic<M> {
         let is_ready = self.contexts[i].send_not_before <= now;
         let is_sending = matches!(self.contexts[i].state, QpState::ReadyToSend | QpState::SendQueueDrain);
         let again = if is_sending && is_ready { self.next_retransmission(i) } else { None };
-        if again.is_some() {
+        if let Some((_, bytes)) = again {
+            self.pace(now, i, bytes);
             return again;
         }
         let has_new = is_sending && is_ready && self.can_send_new(&self.contexts[i], &self.host_qps[i]);

@@ -57,6 +57,23 @@ fn selective_repeat_retransmits_only_lost_packets() {
     }
 }
 
+/// Nothing but the last packet arrives, farther from the first missing one than an acknowledgement's bitmap reaches.
+#[test]
+fn losses_farther_apart_than_the_bitmap_of_an_acknowledgement_are_repaired() {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::Irn] {
+        let mut pair = Pair::new(NicProfile::new(policy), 1);
+        pair.impairments = Impairments::NONE;
+        pair.drops = Box::new(|side, number, _| side == 0 && number < 199);
+        let qps = pair.connect(Service::Rc);
+        let to = pair.remote(0, 0);
+        pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 200 * 1024);
+        pair.run();
+        assert_eq!(pair.completions[0].len(), 1, "{policy:?}");
+        assert_eq!(pair.completions[0][0].status, CompletionStatus::Success, "{policy:?}");
+        assert_eq!(pair.nics[0].counters().retransmitted_packets, 199, "{policy:?}");
+    }
+}
+
 /// Runs a WRITE of `packets` full packets over a wire that drops some. Returns the packets sent, and the duration in
 /// round trips.
 fn write_of(profile: NicProfile, packets: u32, drops: &'static [u64]) -> (Vec<i32>, f64, Pair) {

@@ -8,7 +8,7 @@ use sim::{Random, Span, Time};
 
 use super::pair::{Impairments, Pair};
 use crate::nic::fifo::pop_front_if;
-use crate::nic::{CongestionControl, CostModel, Dcqcn, NicProfile, SrqNumber, TransportPolicy};
+use crate::nic::{CongestionControl, CostModel, Dcqcn, Dctcp, NicProfile, SrqNumber, Swift, Timely, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, ReceiveRequest, SendKind};
 use crate::wire::{Immediate, QpNumber, Service};
 
@@ -97,11 +97,16 @@ fn profile_of(policy: TransportPolicy, random: &mut Random) -> NicProfile {
         pool.parked_packets = [1, 4, 64][random.below(3) as usize];
     }
     let (initial_bytes, bytes_max) = (5000, 100_000);
-    profile.congestion = match random.below(6) {
+    profile.congestion = match random.below(8) {
         0 => CongestionControl::BdpWindow { bytes: 4000 },
-        1 => CongestionControl::Dctcp { initial_bytes, bytes_max },
-        2 => CongestionControl::Swift { target: Span::from_ns(5000.0), initial_bytes, bytes_max },
+        1 => CongestionControl::Dctcp(Dctcp::published(initial_bytes, bytes_max, 1000)),
+        2 => CongestionControl::Swift(Swift {
+            target: Span::from_ns(5000.0),
+            ..Swift::htsim(1, initial_bytes, bytes_max)
+        }),
         3 => CongestionControl::Dcqcn(Dcqcn::published(10_000_000_000)),
+        4 => CongestionControl::Timely(Timely::scaled(10_000_000_000, 10_000_000_000)),
+        5 => CongestionControl::Dcqcn(Dcqcn::scaled(10_000_000_000, 10_000_000_000)),
         _ => CongestionControl::None,
     };
     profile
