@@ -53,9 +53,9 @@ impl<M: HostMemory> Nic<M> {
 
     /// Returns whether a packet requests an acknowledgement: every few packets, and several times in each window, so
     /// that a sender that is limited by the window always has a requested acknowledgement outstanding. A quarter of the
-    /// window suffices, because a window at most halves at once. A sender that is limited by its rate requests several in
-    /// each round trip, and one for each packet if packets are farther apart: otherwise its retransmission timer would
-    /// expire before it has sent the packet that requests one, and congestion control would get no news.
+    /// window suffices, because a window at most halves at once. A sender that is limited by its rate requests several
+    /// in each round trip, and one for each packet if packets are farther apart: otherwise its retransmission timer
+    /// would expire before it has sent the packet that requests one, and congestion control would get no news.
     pub(super) fn wants_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
         let window_packets = (context.congestion.window_bytes() / context.mtu()).min(self.profile.window_packets);

@@ -2,11 +2,11 @@
 //! notification packets (CNPs) of the receiver.
 //!
 //! Two machines share these constants. With `decrease_ns`, timers run as in ConnectX NICs and in HPCC's simulator: they
-//! start at the first CNP; each `alpha_ns` updates alpha by whether a CNP arrived in it; each `decrease_ns` in which one
-//! arrived cuts the rate. Without, as in the paper, each CNP cuts the rate and updates alpha at once, and alpha decays
-//! in each `alpha_ns` without a CNP. In both, each `increase_ns` without a cut, and each `byte_counter` bytes sent,
-//! raise the rate: halfway to the target for the first `recoveries` times, then with the target raised by `step_bps`,
-//! then by `hyper_step_bps`.
+//! start at the first CNP; each `alpha_ns` updates alpha by whether a CNP arrived in it; each `decrease_ns` in which
+//! one arrived cuts the rate. Without, as in the paper, each CNP cuts the rate and updates alpha at once, and alpha
+//! decays in each `alpha_ns` without a CNP. In both, each `increase_ns` without a cut, and each `byte_counter` bytes
+//! sent, raise the rate: halfway to the target for the first `recoveries` times, then with the target raised by
+//! `step_bps`, then by `hyper_step_bps`.
 
 use sim::{Span, Time};
 
