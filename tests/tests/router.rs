@@ -22,6 +22,8 @@ mod cluster;
 mod files;
 #[path = "router/floods.rs"]
 mod floods;
+#[path = "router/large.rs"]
+mod large;
 #[path = "router/ports.rs"]
 mod ports;
 #[path = "router/redirects.rs"]

@@ -22,6 +22,7 @@ pub mod mld;
 pub mod ndisc;
 mod octets;
 mod protocol;
+pub mod segmentation;
 pub mod tcp;
 pub mod udp;
 pub mod vlan;

@@ -1,12 +1,16 @@
-//! Offloads without hardware: checksums to be completed, large TCP and UDP packets to be segmented, and VLAN tags to be
-//! inserted.
+//! Offloads without hardware: checksums to be completed, large TCP and UDP packets to be passed on or segmented, and
+//! VLAN tags to be inserted.
 //!
 //! Virtual Ethernet has no hardware. A frame arrives as the sender's kernel would pass it to a network card, with a
-//! header (`struct virtio_net_hdr`) that describes what the card would have to do.
+//! header (`struct virtio_net_hdr`) that describes what the card would have to do. A large packet is passed to the
+//! kernel of the next interface with such a header too.
+
+use std::num::NonZeroU16;
 
 use packet::checksum::{self, Sum};
 use packet::ethernet::{EtherType, Frame};
-use packet::{Protocol, ipv4, ipv6, tcp, udp, vlan};
+use packet::segmentation::{Segmentation, Segments};
+use packet::{Protocol, ipv4, ipv6, vlan};
 
 /// `sizeof(struct virtio_net_hdr)`.
 pub const VIRTIO_HEADER_BYTES: usize = 10;
@@ -16,6 +20,9 @@ pub const ADDRESSES_BYTES: usize = 12;
 
 /// Bytes of a VLAN tag.
 pub const TAG_BYTES: usize = vlan::HEADER_BYTES;
+
+/// The kinds of large packets, for each of which an interface may have segmentation: TCP over IPv4 and IPv6, UDP.
+pub const LARGE_KINDS: usize = 3;
 
 const FLAG_NEEDS_CHECKSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
@@ -29,15 +36,8 @@ const GSO_FLAG_ECN: u8 = 0x80;
 pub struct VirtioHeader {
     /// The offset where the checksum starts, and the offset of its field from there.
     partial_checksum: Option<(usize, usize)>,
-    segmentation: Option<Segmentation>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Segmentation {
-    is_udp: bool,
-    /// The payload of each segment.
-    payload_bytes: usize,
-    transport: usize,
+    /// The payload of each segment, if the frame must be segmented.
+    segment_bytes: Option<NonZeroU16>,
 }
 
 /// The offload cannot be carried out for this frame.
@@ -47,28 +47,21 @@ pub struct InvalidOffload;
 impl VirtioHeader {
     /// Parses the kernel's header, whose offsets refer to the frame before a VLAN tag of `shift` bytes is inserted.
     pub fn read(bytes: &[u8; VIRTIO_HEADER_BYTES], shift: usize) -> Result<VirtioHeader, InvalidOffload> {
-        let word = |at: usize| usize::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
-        let (start, field) = (word(6) + shift, word(8));
+        let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        let (start, field) = (usize::from(word(6)) + shift, usize::from(word(8)));
         let partial_checksum = (bytes[0] & FLAG_NEEDS_CHECKSUM != 0).then_some((start, field));
-        let is_udp = match bytes[1] & !GSO_FLAG_ECN {
-            GSO_NONE => return Ok(VirtioHeader { partial_checksum, segmentation: None }),
-            GSO_TCP_V4 | GSO_TCP_V6 => false,
-            GSO_UDP => true,
+        match bytes[1] & !GSO_FLAG_ECN {
+            GSO_NONE => return Ok(VirtioHeader { partial_checksum, segment_bytes: None }),
+            GSO_TCP_V4 | GSO_TCP_V6 | GSO_UDP => {}
             _ => return Err(InvalidOffload),
-        };
-        let payload_bytes = word(4);
-        if payload_bytes == 0 || partial_checksum.is_none() {
-            return Err(InvalidOffload);
         }
-        Ok(VirtioHeader {
-            partial_checksum,
-            segmentation: Some(Segmentation { is_udp, payload_bytes, transport: start }),
-        })
+        let segment_bytes = NonZeroU16::new(word(4)).filter(|_| partial_checksum.is_some());
+        Ok(VirtioHeader { partial_checksum, segment_bytes: Some(segment_bytes.ok_or(InvalidOffload)?) })
     }
 
-    /// Returns whether the frame must be segmented into several packets.
-    pub fn needs_segmentation(&self) -> bool {
-        self.segmentation.is_some()
+    /// Returns the payload of each segment in bytes, if the frame must be segmented into several packets.
+    pub fn segment_bytes(&self) -> Option<u16> {
+        self.segment_bytes.map(NonZeroU16::get)
     }
 
     /// Completes the checksum of a frame that is one packet.
@@ -81,97 +74,44 @@ impl VirtioHeader {
 
     /// Returns the segments of the frame.
     pub fn segments(&self, frame: &[u8]) -> Result<Segments, InvalidOffload> {
-        let segmentation = self.segmentation.ok_or(InvalidOffload)?;
-        let network = Frame::new_checked(frame).map_err(drop).and_then(|frame| frame.network_header().map_err(drop));
-        let network = network.map_err(|()| InvalidOffload)?;
-        let segment = frame.get(segmentation.transport..).ok_or(InvalidOffload)?;
-        let header_bytes = match segmentation.is_udp {
-            true => udp::HEADER_BYTES,
-            false => tcp::Packet::new_checked(segment).map_err(|_| InvalidOffload)?.header_bytes(),
-        };
-        let headers_bytes = segmentation.transport + header_bytes;
-        let is_v4 = network.ethertype == EtherType::IPV4;
-        let is_ip = is_v4 || network.ethertype == EtherType::IPV6;
-        if !is_ip || segmentation.transport <= network.offset || headers_bytes >= frame.len() {
-            return Err(InvalidOffload);
-        }
-        Ok(Segments { segmentation, network: network.offset, is_v4, headers_bytes, number: 0, at: headers_bytes })
+        let segment_bytes = self.segment_bytes.ok_or(InvalidOffload)?.get();
+        let link_bytes = link_bytes(frame).ok_or(InvalidOffload)?;
+        let segmentation = Segmentation::of(&frame[link_bytes..], segment_bytes).ok_or(InvalidOffload)?;
+        Ok(segmentation.split(link_bytes))
     }
 }
 
-/// A frame that is being segmented, and the progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segments {
-    segmentation: Segmentation,
-    network: usize,
-    is_v4: bool,
-    headers_bytes: usize,
-    number: usize,
-    at: usize,
+/// Returns the length of the headers of a frame before its IP header; `None` if it has none.
+pub fn link_bytes(frame: &[u8]) -> Option<usize> {
+    let network = Frame::new_checked(frame).ok()?.network_header().ok()?;
+    let is_ip = matches!(network.ethertype, EtherType::IPV4 | EtherType::IPV6);
+    (is_ip && network.offset <= frame.len()).then_some(network.offset)
 }
 
-impl Segments {
-    /// Returns the length of the next segment; `None` after the last one.
-    pub fn next_bytes(&self, frame: &[u8]) -> Option<usize> {
-        let left = frame.len() - self.at;
-        (left > 0).then(|| self.headers_bytes + left.min(self.segmentation.payload_bytes))
+/// Returns the header with which a large packet is passed to the kernel, and its kind, below [`LARGE_KINDS`], and
+/// stores the partial checksum in the frame, which has `link_bytes` before the IP header.
+pub fn describe_large(
+    frame: &mut [u8],
+    link_bytes: usize,
+    segment_bytes: u16,
+) -> Result<([u8; VIRTIO_HEADER_BYTES], usize), InvalidOffload> {
+    let packet = frame.get_mut(link_bytes..).ok_or(InvalidOffload)?;
+    let segmentation = Segmentation::of(packet, segment_bytes).ok_or(InvalidOffload)?;
+    segmentation.set_partial_checksum(packet).ok_or(InvalidOffload)?;
+    let ecn = if segmentation.has_cwr(packet) { GSO_FLAG_ECN } else { 0 };
+    let (gso, kind) = match (segmentation.is_udp(), segmentation.is_v4()) {
+        (false, true) => (GSO_TCP_V4 | ecn, 0),
+        (false, false) => (GSO_TCP_V6 | ecn, 1),
+        (true, _) => (GSO_UDP, 2),
+    };
+    let (transport, field) = segmentation.checksum_position();
+    let words = [link_bytes + segmentation.headers_bytes(), usize::from(segment_bytes), link_bytes + transport, field];
+    let mut header = [0; VIRTIO_HEADER_BYTES];
+    (header[0], header[1]) = (FLAG_NEEDS_CHECKSUM, gso);
+    for (to, word) in header[2..].as_chunks_mut::<2>().0.iter_mut().zip(words) {
+        *to = (word as u16).to_ne_bytes();
     }
-
-    /// Writes the next segment to `to`, which has the length that [`Segments::next_bytes`] returned.
-    pub fn write_next(&mut self, frame: &[u8], to: &mut [u8]) -> Result<(), InvalidOffload> {
-        let payload = to.len() - self.headers_bytes;
-        to[..self.headers_bytes].copy_from_slice(&frame[..self.headers_bytes]);
-        to[self.headers_bytes..].copy_from_slice(&frame[self.at..self.at + payload]);
-        let is_last = self.at + payload == frame.len();
-        let pseudo = self.adapt_network(&mut to[self.network..]).ok_or(InvalidOffload)?;
-        self.adapt_transport(&mut to[self.segmentation.transport..], pseudo, is_last).ok_or(InvalidOffload)?;
-        self.at += payload;
-        self.number += 1;
-        Ok(())
-    }
-
-    /// Adapts the IP header of a segment to its length and position, and returns the sum of the pseudo-header.
-    fn adapt_network(&self, bytes: &mut [u8]) -> Option<Sum> {
-        let protocol = if self.segmentation.is_udp { Protocol::UDP } else { Protocol::TCP };
-        let (whole, upper) = (bytes.len(), bytes.len() - (self.segmentation.transport - self.network));
-        if self.is_v4 {
-            // The length is set first, because that of the whole frame would exceed the segment.
-            bytes.get_mut(2..4)?.copy_from_slice(&u16::try_from(whole).ok()?.to_be_bytes());
-            let mut packet = ipv4::Packet::new_checked(bytes).ok()?;
-            let identification = packet.identification().wrapping_add(self.number as u16);
-            packet.set_identification(identification);
-            packet.fill_checksum();
-            Some(Sum::new().add_pseudo_v4(packet.source(), packet.destination(), protocol, upper as u16))
-        } else {
-            let payload = u16::try_from(whole.checked_sub(ipv6::HEADER_BYTES)?).ok()?;
-            bytes.get_mut(4..6)?.copy_from_slice(&payload.to_be_bytes());
-            let packet = ipv6::Packet::new_checked(bytes).ok()?;
-            Some(Sum::new().add_pseudo_v6(packet.source(), packet.destination(), protocol, upper as u32))
-        }
-    }
-
-    fn adapt_transport(&self, bytes: &mut [u8], pseudo: Sum, is_last: bool) -> Option<()> {
-        if self.segmentation.is_udp {
-            let length = u16::try_from(bytes.len()).ok()?;
-            bytes.get_mut(4..6)?.copy_from_slice(&length.to_be_bytes());
-            udp::Packet::new_checked(bytes).ok()?.fill_checksum(pseudo);
-            return Some(());
-        }
-        let mut segment = tcp::Packet::new_checked(bytes).ok()?;
-        let sent = (self.number * self.segmentation.payload_bytes) as u32;
-        segment.set_sequence(segment.sequence().wrapping_add(sent));
-        let mut flags = segment.flags();
-        // FIN and PSH belong to the last segment, CWR to the first (RFC 9293, RFC 3168).
-        if !is_last {
-            flags = flags.without(tcp::Flags::FIN).without(tcp::Flags::PSH);
-        }
-        if self.number > 0 {
-            flags = flags.without(tcp::Flags::CWR);
-        }
-        segment.set_flags(flags);
-        segment.fill_checksum(pseudo);
-        Some(())
-    }
+    Ok((header, kind))
 }
 
 /// Copies a frame and inserts a VLAN tag after its addresses. `to` is [`TAG_BYTES`] longer than `frame`.

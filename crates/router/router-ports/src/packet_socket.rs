@@ -1,8 +1,10 @@
 //! AF_PACKET ports: frames are received from a ring that the kernel writes, and sent by system calls that take many.
 //!
 //! The kernel processes every received frame too. On virtual Ethernet, senders leave work to hardware
-//! ([`crate::offload`]); the kernel describes for each frame what is left, and this port does it, so that its frames
-//! are those that a wire would carry.
+//! ([`crate::offload`]); the kernel describes for each frame what is left. This port completes checksums, and passes
+//! large packets on as they are: the kernel of the egress port segments them if its interface cannot. From a pool
+//! without buffers for large packets, the port segments them itself, so that its frames are those that a wire would
+//! carry.
 
 mod ring;
 mod send;
@@ -12,17 +14,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use packet::segmentation::Segments;
 use router::{Packet, Pool, Port, PortLosses};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
 
 use crate::interface::{Interface, InterfaceIndex, interface_exists};
 use crate::offload::{
-    ADDRESSES_BYTES, InvalidOffload, Segments, VIRTIO_HEADER_BYTES, VirtioHeader, insert_tag, insert_tag_in_place,
+    ADDRESSES_BYTES, InvalidOffload, VIRTIO_HEADER_BYTES, VirtioHeader, insert_tag, insert_tag_in_place, link_bytes,
 };
 use crate::system::{checked, option, set_option};
 use ring::{Ring, Slot};
+use send::Sender;
 
-/// The longest unsegmented TCP packet with its headers; longer ones (BIG TCP) are lost, and counted.
+/// The longest large packet with its headers; longer ones (BIG TCP) are lost, and counted.
 const LARGE_FRAME_BYTES_MAX: usize = 72 << 10;
 /// The size of the kernel's queue of large packets.
 const QUEUE_BYTES: usize = 16 << 20;
@@ -32,13 +36,11 @@ pub struct PacketSocket {
     interface: InterfaceIndex,
     receiver: OwnedFd,
     ring: Ring,
-    sender: OwnedFd,
-    /// A frame that did not fit into a ring slot or is segmented, after its header.
+    sender: Sender,
+    /// A frame that did not fit into a ring slot or is segmented.
     large_frame: Vec<u8>,
-    large_frame_bytes: usize,
     pending: Option<PendingFrame>,
     unusable: u64,
-    refused: u64,
     overflows: Cell<u64>,
     /// Whether the interface has been down.
     is_down: bool,
@@ -64,12 +66,10 @@ impl PacketSocket {
             interface: interface.index,
             ring,
             receiver,
-            sender: send::socket(interface.index)?,
-            large_frame: vec![0; VIRTIO_HEADER_BYTES + LARGE_FRAME_BYTES_MAX],
-            large_frame_bytes: 0,
+            sender: Sender::open(interface.index)?,
+            large_frame: Vec::with_capacity(LARGE_FRAME_BYTES_MAX),
             pending: None,
             unusable: 0,
-            refused: 0,
             overflows: Cell::new(0),
             is_down: false,
             is_gone: false,
@@ -80,7 +80,7 @@ impl PacketSocket {
     /// pending any more.
     fn deliver_pending(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, end: usize) -> bool {
         let Some(mut pending) = self.pending.take() else { return true };
-        let frame = &self.large_frame[VIRTIO_HEADER_BYTES..self.large_frame_bytes];
+        let frame = &self.large_frame[..];
         while let Some(bytes) = pending.next_bytes(frame) {
             if bytes > pool.bytes_max() {
                 self.unusable += 1;
@@ -108,8 +108,11 @@ impl PacketSocket {
         let Some(slot) = self.ring.next() else { return true };
         let header = VirtioHeader::read(slot.header, slot.tag_bytes());
         let result = match header {
+            // A frame in the queue must be read.
+            Err(_) if slot.is_copied => self.read_large_frame(),
             Err(unusable) => Err(unusable),
-            Ok(header) if slot.is_copied || header.needs_segmentation() => self.read_large_frame(),
+            Ok(header) if header.segment_bytes().is_some() && pool.has_large() => self.receive_large(pool, into),
+            Ok(header) if slot.is_copied || header.segment_bytes().is_some() => self.read_large_frame(),
             Ok(header) => match copy_slot(&slot, header, pool) {
                 Ok(None) => return false,
                 Ok(Some(packet)) => {
@@ -124,50 +127,85 @@ impl PacketSocket {
         true
     }
 
+    /// Receives a large packet as a whole, or, if no buffer for it is free, as segments.
+    fn receive_large(&mut self, pool: &mut Pool, into: &mut Vec<Packet>) -> Result<(), InvalidOffload> {
+        let bytes = self.ring.next().map_or(0, |slot| slot.whole_bytes());
+        let packet = if bytes <= pool.large_bytes_max() { pool.alloc_large() } else { None };
+        let Some(mut packet) = packet else { return self.read_large_frame() };
+        pool.resize(&mut packet, bytes);
+        let read = self.read_slot(pool.bytes_mut(&packet));
+        let declared = read.and_then(|header| {
+            let segment_bytes = header.segment_bytes().ok_or(InvalidOffload)?;
+            let link_bytes = link_bytes(pool.bytes(&packet)).ok_or(InvalidOffload)?;
+            pool.set_large(&mut packet, link_bytes, segment_bytes).then_some(()).ok_or(InvalidOffload)
+        });
+        match declared {
+            Ok(()) => into.push(packet),
+            Err(_) => pool.free(packet),
+        }
+        declared
+    }
+
     /// Reads a frame that did not fit into the slot or must be segmented, and makes it pending.
     fn read_large_frame(&mut self) -> Result<(), InvalidOffload> {
-        let slot = self.ring.next().ok_or(InvalidOffload)?;
-        let (tag, tag_bytes) = (slot.tag, slot.tag_bytes());
-        if slot.is_copied {
-            // The frame is read with room for the tag, which is inserted afterwards.
-            let buffer = &mut self.large_frame[tag_bytes..];
-            let receiver = &self.receiver;
-            let mut receive = || rustix::net::recv(receiver, &mut *buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
-            // The error for an interface that went down is reported once, before the frame. A frame that is not read
-            // here would be mistaken for that of the next slot.
-            let mut received = receive();
-            if received.is_err() {
-                self.is_down = true;
-                received = receive();
-            }
-            let (_, bytes) = received.map_err(|_| InvalidOffload)?;
-            self.large_frame_bytes = bytes + tag_bytes;
-        } else {
-            self.large_frame_bytes = VIRTIO_HEADER_BYTES + tag_bytes + slot.bytes.len();
-            if self.large_frame_bytes > self.large_frame.len() || slot.is_cut_off {
-                return Err(InvalidOffload);
-            }
-            self.large_frame[tag_bytes..tag_bytes + VIRTIO_HEADER_BYTES].copy_from_slice(slot.header);
-            self.large_frame[tag_bytes + VIRTIO_HEADER_BYTES..self.large_frame_bytes].copy_from_slice(slot.bytes);
-        }
-        if self.large_frame_bytes > self.large_frame.len() || self.large_frame_bytes < VIRTIO_HEADER_BYTES + tag_bytes {
-            return Err(InvalidOffload);
-        }
-        if let Some(tag) = tag {
-            insert_tag_in_place(&mut self.large_frame, VIRTIO_HEADER_BYTES + ADDRESSES_BYTES, tag);
-        }
-        let (header, frame) =
-            self.large_frame[..self.large_frame_bytes].split_first_chunk_mut().ok_or(InvalidOffload)?;
-        let header = VirtioHeader::read(header, tag_bytes)?;
-        self.pending = Some(match header.needs_segmentation() {
-            true => PendingFrame::Segments(header.segments(frame)?),
-            false => {
-                header.complete(frame)?;
-                PendingFrame::One
-            }
+        let bytes = self.ring.next().map_or(0, |slot| slot.whole_bytes());
+        let mut frame = std::mem::take(&mut self.large_frame);
+        frame.resize(bytes.min(LARGE_FRAME_BYTES_MAX), 0);
+        let read = self.read_slot(&mut frame).and_then(|header| {
+            Ok(match header.segment_bytes() {
+                Some(_) => PendingFrame::Segments(header.segments(&frame)?),
+                None => {
+                    header.complete(&mut frame)?;
+                    PendingFrame::One
+                }
+            })
         });
+        self.large_frame = frame;
+        self.pending = Some(read?);
         Ok(())
     }
+
+    /// Reads the whole frame of the next slot, from the queue if it did not fit there, and inserts its tag. `frame` has
+    /// the length of both.
+    fn read_slot(&mut self, frame: &mut [u8]) -> Result<VirtioHeader, InvalidOffload> {
+        let slot = self.ring.next().ok_or(InvalidOffload)?;
+        let (tag, tag_bytes) = (slot.tag, slot.tag_bytes());
+        let mut header = *slot.header;
+        // The frame is read with room for the tag, which is inserted afterwards.
+        let room = frame.get_mut(tag_bytes..).ok_or(InvalidOffload)?;
+        if slot.is_copied {
+            let mut read = read_queued(&self.receiver, &mut header, room);
+            // The error for an interface that went down is reported once, before the frame. A frame that is not read
+            // here would be mistaken for that of the next slot.
+            if read.is_err() {
+                self.is_down = true;
+                read = read_queued(&self.receiver, &mut header, room);
+            }
+            if read != Ok(VIRTIO_HEADER_BYTES + room.len()) {
+                return Err(InvalidOffload);
+            }
+        } else if slot.is_cut_off || slot.bytes.len() != room.len() {
+            return Err(InvalidOffload);
+        } else {
+            room.copy_from_slice(slot.bytes);
+        }
+        if let Some(tag) = tag {
+            insert_tag_in_place(frame, ADDRESSES_BYTES, tag);
+        }
+        VirtioHeader::read(&header, tag_bytes)
+    }
+}
+
+/// Reads the oldest frame of a socket's queue with its header, and returns the length of both; a longer frame is
+/// truncated.
+fn read_queued(
+    receiver: &OwnedFd,
+    header: &mut [u8; VIRTIO_HEADER_BYTES],
+    frame: &mut [u8],
+) -> Result<usize, rustix::io::Errno> {
+    let mut parts = [io::IoSliceMut::new(header), io::IoSliceMut::new(frame)];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    rustix::net::recvmsg(receiver, &mut parts, &mut RecvAncillaryBuffer::default(), flags).map(|read| read.bytes)
 }
 
 /// The part of a large frame that is not yet delivered.
@@ -180,7 +218,7 @@ enum PendingFrame {
 impl PendingFrame {
     fn next_bytes(&self, frame: &[u8]) -> Option<usize> {
         match self {
-            PendingFrame::Segments(segments) => segments.next_bytes(frame),
+            PendingFrame::Segments(segments) => segments.next_bytes(),
             PendingFrame::One => Some(frame.len()),
             PendingFrame::Nothing => None,
         }
@@ -188,7 +226,7 @@ impl PendingFrame {
 
     fn write_next(&mut self, frame: &[u8], to: &mut [u8]) -> Result<(), InvalidOffload> {
         match self {
-            PendingFrame::Segments(segments) => segments.write_next(frame, to)?,
+            PendingFrame::Segments(segments) => segments.write_next(frame, to).ok_or(InvalidOffload)?,
             PendingFrame::One => {
                 to.copy_from_slice(frame);
                 *self = PendingFrame::Nothing;
@@ -240,8 +278,7 @@ impl Port for PacketSocket {
     }
 
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
-        let sent = send::send_all(&self.sender, pool, from, &mut self.refused);
-        sent.map_err(|error| {
+        self.sender.send_all(pool, from).map_err(|error| {
             if interface_exists(self.sender.as_fd(), self.interface) { error } else { gone_error(self.interface) }
         })
     }
@@ -262,6 +299,10 @@ impl Port for PacketSocket {
         true
     }
 
+    fn takes_large(&self) -> bool {
+        true
+    }
+
     fn losses(&self) -> PortLosses {
         // The counters of packets and drops, which the kernel resets at each query.
         if let Ok([_, drops]) = option::<[u32; 2]>(&self.receiver, libc::SOL_PACKET, libc::PACKET_STATISTICS) {
@@ -270,7 +311,7 @@ impl Port for PacketSocket {
         PortLosses {
             receive_overflows: self.overflows.get(),
             receive_unusable: self.unusable,
-            transmit_refused: self.refused,
+            transmit_refused: self.sender.refused,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,10 @@ const BURST: usize = 64;
 pub struct TestNetwork {
     pub hosts: [Namespace; 2],
     pub node: Namespace,
+    /// Buffers for large packets of the forwarding thread.
+    pub large_buffers: u32,
+    /// Large packets that the forwarding thread has forwarded.
+    pub large_packets: AtomicU64,
 }
 
 fn host_mac(side: usize) -> MacAddress {
@@ -69,7 +73,7 @@ impl TestNetwork {
             node.within_with_sysfs(|| until_running(port_name(side))).unwrap();
             host.within_with_sysfs(|| until_running("host")).unwrap();
         }
-        Some(TestNetwork { hosts, node })
+        Some(TestNetwork { hosts, node, large_buffers: 0, large_packets: AtomicU64::new(0) })
     }
 
     /// Runs `run` while a thread forwards the frames of each port to the other, and returns the losses of both ports.
@@ -82,7 +86,7 @@ impl TestNetwork {
                 let forward = move || {
                     let mut ports = [open(0), open(1)];
                     opened.send(()).unwrap();
-                    forward(&mut ports, is_over);
+                    self.forward(&mut ports, is_over);
                     [ports[0].losses(), ports[1].losses()]
                 };
                 self.node.within(forward).unwrap()
@@ -93,6 +97,34 @@ impl TestNetwork {
             drop(stop_guard);
             forwarder.join().unwrap()
         })
+    }
+
+    /// Forwards frames until `is_over` is set; blocks while there is nothing to do.
+    fn forward(&self, ports: &mut [Box<dyn Port + Send>; 2], is_over: &AtomicBool) {
+        let mut pool = Pool::with_large(1024, 2048, 64, self.large_buffers);
+        let mut queues: [VecDeque<Packet>; 2] = Default::default();
+        let mut burst = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            for side in [0, 1] {
+                ports[side].receive(&mut pool, &mut burst, BURST).unwrap();
+                for packet in burst.drain(..) {
+                    self.large_packets.fetch_add(u64::from(packet.is_large()), Ordering::Relaxed);
+                    let mut frame = Frame::new_checked(pool.bytes_mut(&packet)).unwrap();
+                    frame.set_source(port_mac(1 - side));
+                    frame.set_destination(host_mac(1 - side));
+                    queues[1 - side].push_back(packet);
+                }
+                ports[1 - side].transmit(&mut pool, &mut queues[1 - side]).unwrap();
+            }
+            let is_idle = queues.iter().all(VecDeque::is_empty) && ports.iter_mut().all(|port| port.may_sleep());
+            if is_idle {
+                let mut wakes: Vec<PollFd> =
+                    ports.iter().map(|port| PollFd::from_borrowed_fd(port.wakes().unwrap(), PollFlags::IN)).collect();
+                // The timeout only serves to check `is_over`.
+                let limit = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+                poll(&mut wakes, Some(&limit)).unwrap();
+            }
+        }
     }
 
     /// Sends `bytes` bytes over TCP from host 0 to host 1 and back, and checks each.
@@ -177,33 +209,6 @@ struct StopGuard<'a>(&'a AtomicBool);
 impl Drop for StopGuard<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Forwards frames until `is_over` is set; blocks while there is nothing to do.
-fn forward(ports: &mut [Box<dyn Port + Send>; 2], is_over: &AtomicBool) {
-    let mut pool = Pool::new(1024, 2048, 64);
-    let mut queues: [VecDeque<Packet>; 2] = Default::default();
-    let mut burst = Vec::new();
-    while !is_over.load(Ordering::Relaxed) {
-        for side in [0, 1] {
-            ports[side].receive(&mut pool, &mut burst, BURST).unwrap();
-            for packet in burst.drain(..) {
-                let mut frame = Frame::new_checked(pool.bytes_mut(&packet)).unwrap();
-                frame.set_source(port_mac(1 - side));
-                frame.set_destination(host_mac(1 - side));
-                queues[1 - side].push_back(packet);
-            }
-            ports[1 - side].transmit(&mut pool, &mut queues[1 - side]).unwrap();
-        }
-        let is_idle = queues.iter().all(VecDeque::is_empty) && ports.iter_mut().all(|port| port.may_sleep());
-        if is_idle {
-            let mut wakes: Vec<PollFd> =
-                ports.iter().map(|port| PollFd::from_borrowed_fd(port.wakes().unwrap(), PollFlags::IN)).collect();
-            // The timeout only serves to check `is_over`.
-            let limit = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-            poll(&mut wakes, Some(&limit)).unwrap();
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! TUN connects to this machine's kernel without Ethernet: its packets begin with their IP header.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use router::{Packet, Pool, Port, PortLosses};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::interface::{InterfaceIndex, request};
+use crate::offload::{VIRTIO_HEADER_BYTES, VirtioHeader, describe_large, link_bytes};
 use crate::system::checked;
 
 /// The reason why a TAP or TUN interface cannot be opened.
@@ -37,10 +38,20 @@ pub enum TunTapError {
     },
 }
 
+/// Room for the rest of the longest packet, of 64 KiB, that does not fit into an ordinary buffer.
+const REST_BYTES: usize = 64 << 10;
+/// `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN`: the kernel leaves checksums and large TCP packets to this
+/// process.
+const OFFLOADS: libc::c_ulong = 1 | 2 | 4 | 8;
+
 /// A virtual interface of the kernel whose peer is this process: a TAP or a TUN.
 pub struct TunTap {
     fd: OwnedFd,
     index: InterfaceIndex,
+    /// Bytes before the IP header; `None` for those of each frame.
+    link_bytes: Option<usize>,
+    /// The rest of a packet that does not fit into an ordinary buffer.
+    rest: Box<[u8]>,
     unusable: u64,
     refused: u64,
 }
@@ -74,16 +85,63 @@ impl TunTap {
             .map_err(io::Error::from)
             .map_err(refused("opening /dev/net/tun"))?;
         let mut request = request(name);
-        request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as i16;
+        request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
         // SAFETY: `request` is an `ifreq` with a name and flags, which TUNSETIFF reads and writes, and is alive during
         // the call.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) };
         checked(result).map_err(refused("creating it"))?;
+        // SAFETY: TUNSETOFFLOAD takes flags, and no pointer.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, OFFLOADS) };
+        checked(result).map_err(refused("setting its offloads"))?;
         let index = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .and_then(|socket| rustix::net::netdevice::name_to_index(socket, name))
             .map_err(io::Error::from)
             .map_err(refused("querying its index"))?;
-        Ok(TunTap { fd, index: InterfaceIndex(index), unusable: 0, refused: 0 })
+        let link_bytes = if kind == libc::IFF_TUN { Some(0) } else { None };
+        let rest = vec![0; REST_BYTES].into_boxed_slice();
+        Ok(TunTap { fd, index: InterfaceIndex(index), link_bytes, rest, unusable: 0, refused: 0 })
+    }
+}
+
+impl TunTap {
+    /// Reads the next packet into a buffer, or a larger one that replaces it. Returns whether the packet is usable.
+    fn read(&mut self, pool: &mut Pool, packet: &mut Packet) -> Result<bool, Errno> {
+        let mut header = [0; VIRTIO_HEADER_BYTES];
+        let (room, rest) = (IoSliceMut::new(pool.bytes_mut(packet)), IoSliceMut::new(&mut self.rest));
+        let bytes = rustix::io::readv(&self.fd, &mut [IoSliceMut::new(&mut header), room, rest])?;
+        let bytes = bytes.saturating_sub(VIRTIO_HEADER_BYTES);
+        if bytes <= packet.len() {
+            pool.resize(packet, bytes);
+        } else {
+            // Longer than an ordinary buffer.
+            let large = if bytes <= pool.large_bytes_max() { pool.alloc_large() } else { None };
+            let Some(mut large) = large else { return Ok(false) };
+            pool.resize(&mut large, bytes);
+            let (front, to) = pool.bytes_pair(packet, &large);
+            let (to_front, to_rest) = to.split_at_mut(front.len());
+            to_front.copy_from_slice(front);
+            to_rest.copy_from_slice(&self.rest[..to_rest.len()]);
+            pool.free(std::mem::replace(packet, large));
+        }
+        let Ok(header) = VirtioHeader::read(&header, 0) else { return Ok(false) };
+        Ok(match header.segment_bytes() {
+            None => header.complete(pool.bytes_mut(packet)).is_ok(),
+            Some(segment_bytes) => {
+                let link_bytes = self.link_bytes.or_else(|| link_bytes(pool.bytes(packet)));
+                link_bytes.is_some_and(|link_bytes| pool.set_large(packet, link_bytes, segment_bytes))
+            }
+        })
+    }
+
+    /// Writes a packet. Returns `None` if its headers are not consistent.
+    fn write(&self, pool: &mut Pool, packet: &Packet) -> Option<Result<usize, Errno>> {
+        let mut header = [0; VIRTIO_HEADER_BYTES];
+        if packet.is_large() {
+            let frame = pool.bytes_mut(packet);
+            let link_bytes = self.link_bytes.or_else(|| link_bytes(frame))?;
+            (header, _) = describe_large(frame, link_bytes, packet.segment_bytes()).ok()?;
+        }
+        Some(rustix::io::writev(&self.fd, &[IoSlice::new(&header), IoSlice::new(pool.bytes(packet))]))
     }
 }
 
@@ -93,13 +151,9 @@ impl Port for TunTap {
         while into.len() - before < packets_max {
             let Some(mut packet) = pool.alloc() else { break };
             pool.resize(&mut packet, pool.bytes_max());
-            match rustix::io::read(&self.fd, pool.bytes_mut(&packet)) {
-                Ok(bytes) if bytes <= packet.len() => {
-                    pool.resize(&mut packet, bytes);
-                    into.push(packet);
-                }
-                // The packet is longer than the buffer and was truncated.
-                Ok(_) => {
+            match self.read(pool, &mut packet) {
+                Ok(true) => into.push(packet),
+                Ok(false) => {
                     pool.free(packet);
                     self.unusable += 1;
                 }
@@ -118,20 +172,24 @@ impl Port for TunTap {
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
         let before = from.len();
         while let Some(packet) = from.pop_front() {
-            let written = rustix::io::write(&self.fd, pool.bytes(&packet));
-            if written == Err(Errno::AGAIN) || written == Err(Errno::INTR) {
+            let written = self.write(pool, &packet);
+            if matches!(written, Some(Err(Errno::AGAIN | Errno::INTR))) {
                 from.push_front(packet);
                 break;
             }
             pool.free(packet);
             match written {
-                Ok(_) => {}
-                Err(Errno::BADFD) => return Err(Errno::BADFD.into()),
+                Some(Ok(_)) => {}
+                Some(Err(Errno::BADFD)) => return Err(Errno::BADFD.into()),
                 // The interface is down, or the kernel does not accept the packet.
-                Err(_) => self.refused += 1,
+                Some(Err(_)) | None => self.refused += 1,
             }
         }
         Ok(before - from.len())
+    }
+
+    fn takes_large(&self) -> bool {
+        true
     }
 
     fn wakes(&self) -> Option<BorrowedFd<'_>> {
@@ -151,7 +209,9 @@ impl Port for TunTap {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use super::*;
@@ -218,6 +278,53 @@ mod tests {
             assert_eq!(tun.losses().transmit_refused, 1);
         };
         namespace.within(test).unwrap();
+    }
+
+    /// Two kernels whose TUNs are joined by this process.
+    #[test]
+    fn large_packets_cross_whole_between_two_tuns() {
+        let Some(one) = namespace::for_test("large_packets_cross_whole_between_two_tuns") else { return };
+        let other = namespace::Namespace::new().unwrap();
+        let open = |own: &str, peers: &str| {
+            let tun = TunTap::open_tun("crosslane0").unwrap();
+            let (mut requests, interface) = (Requests::open().unwrap(), tun.interface());
+            requests.set_up(interface).unwrap();
+            requests.add_address(interface, own.parse().unwrap()).unwrap();
+            let prefix = peers.parse().unwrap();
+            requests.install_routes(&[RouteRequest { prefix, metric: 5, interface, gateway: None }]).unwrap();
+            tun
+        };
+        let first = one.within(|| open("10.3.0.1/32", "10.4.0.0/16")).unwrap();
+        let mut tuns = [first, other.within(|| open("10.4.0.1/32", "10.3.0.0/16")).unwrap()];
+        let listener = other.within(|| TcpListener::bind("10.4.0.1:7").unwrap()).unwrap();
+        let sent: Vec<u8> = (0..3_000_000).map(|n: usize| (n * 31 + n / 251) as u8).collect();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let mut client = one.within(|| TcpStream::connect("10.4.0.1:7").unwrap()).unwrap();
+                client.write_all(&sent).unwrap();
+            });
+            let receiving = scope.spawn(|| {
+                let mut received = Vec::new();
+                listener.accept().unwrap().0.read_to_end(&mut received).unwrap();
+                is_over.store(true, Ordering::Relaxed);
+                received
+            });
+            let (mut pool, mut burst, mut large) = (Pool::with_large(256, 2048, 64, 16), Vec::new(), 0);
+            while !is_over.load(Ordering::Relaxed) {
+                for side in [0, 1] {
+                    tuns[side].receive(&mut pool, &mut burst, 64).unwrap();
+                    large += burst.iter().filter(|packet| packet.is_large()).count();
+                    let mut queue: VecDeque<Packet> = burst.drain(..).collect();
+                    tuns[1 - side].transmit(&mut pool, &mut queue).unwrap();
+                    queue.drain(..).for_each(|packet| pool.free(packet));
+                }
+            }
+            sending.join().unwrap();
+            assert!(receiving.join().unwrap() == sent, "bytes were changed in transit");
+            assert!(large > 0, "none was whole");
+            assert_eq!((pool.available(), pool.large_available()), (256, 16));
+        });
     }
 
     #[test]

@@ -91,6 +91,8 @@ pub struct PortConfig {
     pub has_kernel: bool,
     /// Whether duplicate address detection precedes the use of addresses.
     pub probes: bool,
+    /// Whether the port's device takes large packets ([`Pool::set_large`](crate::Pool::set_large)) and segments them.
+    pub takes_large: bool,
     /// Whether the port is up.
     pub is_up: bool,
     /// Addresses with the prefix lengths of their networks, including link-local ones.
@@ -98,10 +100,11 @@ pub struct PortConfig {
 }
 
 impl PortConfig {
-    /// Returns the configuration of a port that is up, without a kernel, a VLAN or addresses.
+    /// Returns the configuration of a port that is up, without a kernel, a VLAN or addresses, and takes no
+    /// large packets.
     pub fn new(mac: MacAddress, mtu_bytes: u16) -> PortConfig {
-        let (has_kernel, probes, is_up) = (false, false, true);
-        PortConfig { mac, mtu_bytes, vlan: None, has_kernel, probes, is_up, addresses: Vec::new() }
+        let (has_kernel, probes, takes_large, is_up) = (false, false, false, true);
+        PortConfig { mac, mtu_bytes, vlan: None, has_kernel, probes, takes_large, is_up, addresses: Vec::new() }
     }
 
     /// Sets the addresses.

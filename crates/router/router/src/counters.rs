@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{NODES_MAX, PORTS_MAX};
 
-/// Number of packets and bytes.
+/// Number of packets and bytes. Of a large packet, its segments count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Number of packets.
@@ -14,14 +14,9 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Adds packets and their bytes, see [`crate::Packet::on_wire`].
     #[inline]
-    pub(crate) fn add(&mut self, bytes: usize) {
-        self.packets += 1;
-        self.bytes += bytes as u64;
-    }
-
-    #[inline]
-    pub(crate) fn add_many(&mut self, packets: usize, bytes: usize) {
+    pub(crate) fn add(&mut self, (packets, bytes): (usize, usize)) {
         self.packets += packets as u64;
         self.bytes += bytes as u64;
     }
@@ -141,7 +136,7 @@ impl fmt::Display for DropReason {
     }
 }
 
-/// Number of dropped packets by reason.
+/// Number of dropped packets by reason. Of a large packet, its segments count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drops([u64; DropReason::ALL.len()]);
 
@@ -168,8 +163,8 @@ impl Drops {
     }
 
     #[inline]
-    pub(crate) fn add(&mut self, reason: DropReason) {
-        self.0[reason as usize] += 1;
+    pub(crate) fn add(&mut self, reason: DropReason, packets: usize) {
+        self.0[reason as usize] += packets as u64;
     }
 }
 

@@ -13,6 +13,7 @@ mod neighbour_actions;
 mod options;
 mod receive;
 mod redirect;
+mod segment;
 mod send;
 mod slow;
 mod stages;
@@ -438,7 +439,7 @@ impl Forwarder {
     pub fn from_kernel(&mut self, now: Time, packets: &mut Vec<Packet>, pool: &mut Pool, output: &mut Output) {
         let mut ctx = Context { now, pool, output };
         for packet in packets.drain(..) {
-            self.counters.from_kernel.add(packet.len());
+            self.counters.from_kernel.add(packet.on_wire(0));
             self.trace_step(&mut ctx, &packet, Step::FromKernel);
             self.receive_ip(&mut ctx, packet, Origin::Kernel);
         }
@@ -449,7 +450,7 @@ impl Forwarder {
     pub fn egress(&mut self, now: Time, packets: &mut Vec<RoutedPacket>, pool: &mut Pool, output: &mut Output) {
         let mut ctx = Context { now, pool, output };
         for routed in packets.drain(..) {
-            self.counters.from_nodes.add(routed.packet.len());
+            self.counters.from_nodes.add(routed.packet.on_wire(0));
             self.egress_one(&mut ctx, routed);
         }
         self.run_neighbour_actions(&mut ctx);
@@ -477,7 +478,7 @@ impl Forwarder {
             Origin::Port(port) => &mut self.counters.ports[usize::from(port.0)].drops,
             Origin::Kernel | Origin::Node | Origin::Router => &mut self.counters.drops,
         };
-        drops.add(reason);
+        drops.add(reason, packet.on_wire(0).0);
         ctx.pool.free(packet);
     }
 

@@ -1,6 +1,8 @@
-//! Packet pool: buffers of one size, allocated and freed without heap allocation.
+//! Packet pool: buffers of two sizes, allocated and freed without heap allocation.
 
 use std::ops::Range;
+
+use packet::segmentation::{Segmentation, Segments};
 
 /// Size of a cache line in bytes.
 const LINE_BYTES: usize = 64;
@@ -13,6 +15,10 @@ pub struct Packet {
     line: u32,
     start: u16,
     bytes: u16,
+    /// Of a large packet: the payload of each segment, and the length of IP and transport header, in bytes; otherwise
+    /// 0.
+    segment_bytes: u16,
+    headers_bytes: u16,
 }
 
 impl Packet {
@@ -22,6 +28,40 @@ impl Packet {
         usize::from(self.bytes)
     }
 
+    /// Returns whether this is a large packet, which is segmented later, see [`packet::segmentation`].
+    #[inline]
+    pub fn is_large(&self) -> bool {
+        self.segment_bytes != 0
+    }
+
+    /// Returns the payload of each segment of a large packet in bytes; 0 for other packets.
+    #[inline]
+    pub fn segment_bytes(&self) -> u16 {
+        self.segment_bytes
+    }
+
+    /// Returns the length in bytes of the longest IP packet that leaves for this one, which begins with its IP header:
+    /// a segment of a large packet, or the packet itself.
+    #[inline]
+    pub fn ip_bytes_max(&self) -> usize {
+        match self.segment_bytes {
+            0 => self.len(),
+            segment_bytes => self.len().min(usize::from(self.headers_bytes) + usize::from(segment_bytes)),
+        }
+    }
+
+    /// Returns the number of packets and their bytes on a wire, of a frame with `link_bytes` before the IP header.
+    #[inline]
+    pub fn on_wire(&self, link_bytes: usize) -> (usize, usize) {
+        if self.segment_bytes == 0 {
+            return (1, self.len());
+        }
+        let headers_bytes = link_bytes + usize::from(self.headers_bytes);
+        let payload_bytes = self.len().saturating_sub(headers_bytes);
+        let packets = payload_bytes.div_ceil(usize::from(self.segment_bytes)).max(1);
+        (packets, self.len() + (packets - 1) * headers_bytes)
+    }
+
     /// Returns whether the frame is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -29,7 +69,11 @@ impl Packet {
     }
 }
 
-/// A pool of buffers of one size, each with headroom before the frame for further headers.
+/// Lines of a buffer for a large packet, an odd number as below: the longest that [`Packet`] can describe.
+const LARGE_LINES: u32 = 1023;
+const LARGE_BYTES: usize = LARGE_LINES as usize * LINE_BYTES;
+
+/// A pool of buffers, each with headroom before the frame for further headers: of one size, and some for large packets.
 pub struct Pool {
     memory: Vec<u8>,
     /// Offset of the first buffer, aligned to a cache line.
@@ -38,28 +82,46 @@ pub struct Pool {
     headroom_bytes: u16,
     /// First cache lines of free buffers. A stack: the last buffer freed is the first allocated, as it is in the cache.
     free: Vec<u32>,
+    /// First line of the first buffer for large packets.
+    large_line: u32,
+    large_free: Vec<u32>,
 }
 
 impl Pool {
-    /// Creates a pool of `buffers` of `buffer_bytes` each, `headroom_bytes` of which precede a new frame.
+    /// Creates a pool of `buffers` of `buffer_bytes` each, `headroom_bytes` of which precede a new frame, without
+    /// buffers for large packets.
     pub fn new(buffers: u32, buffer_bytes: u16, headroom_bytes: u16) -> Pool {
+        Pool::with_large(buffers, buffer_bytes, headroom_bytes, 0)
+    }
+
+    /// Creates a pool like [`Pool::new`], with `large` buffers for large packets. Their memory is used once they are.
+    pub fn with_large(buffers: u32, buffer_bytes: u16, headroom_bytes: u16, large: u32) -> Pool {
         assert!(headroom_bytes < buffer_bytes, "headroom {headroom_bytes} B leaves nothing of {buffer_bytes} B");
         let buffer_bytes = usize::from(buffer_bytes);
         // An odd number of lines between buffers: with a power of two, all headers would map to few cache sets and
         // evict each other.
         let stride_lines = buffer_bytes.div_ceil(LINE_BYTES) as u32 | 1;
-        let lines = buffers.checked_mul(stride_lines).expect("a pool must not exceed 256 GiB");
+        let large_line = buffers.checked_mul(stride_lines).expect("a pool must not exceed 256 GiB");
+        let large_lines = large.checked_mul(LARGE_LINES).expect("a pool must not exceed 256 GiB");
+        let lines = large_line.checked_add(large_lines).expect("a pool must not exceed 256 GiB");
         let memory = vec![0; (lines as usize + 1) * LINE_BYTES];
         let base = memory.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES);
         let free = (0..buffers).rev().map(|buffer| buffer * stride_lines).collect();
-        Pool { memory, base, buffer_bytes, headroom_bytes, free }
+        let large_free = (0..large).rev().map(|buffer| large_line + buffer * LARGE_LINES).collect();
+        Pool { memory, base, buffer_bytes, headroom_bytes, free, large_line, large_free }
     }
 
     /// Allocates an empty packet; returns `None` if no buffer is free.
     #[inline]
     pub fn alloc(&mut self) -> Option<Packet> {
         let line = self.free.pop()?;
-        Some(Packet { line, start: self.headroom_bytes, bytes: 0 })
+        Some(Packet { line, start: self.headroom_bytes, bytes: 0, segment_bytes: 0, headers_bytes: 0 })
+    }
+
+    /// Allocates an empty packet with room for a large one; returns `None` if no such buffer is free.
+    pub fn alloc_large(&mut self) -> Option<Packet> {
+        let line = self.large_free.pop()?;
+        Some(Packet { line, start: self.headroom_bytes, bytes: 0, segment_bytes: 0, headers_bytes: 0 })
     }
 
     /// Allocates a packet with these bytes; returns `None` if no buffer is free or `bytes` do not fit.
@@ -77,17 +139,42 @@ impl Pool {
     /// Frees the buffer of a packet.
     #[inline]
     pub fn free(&mut self, packet: Packet) {
-        self.free.push(packet.line);
+        if packet.line < self.large_line {
+            self.free.push(packet.line);
+        } else {
+            self.large_free.push(packet.line);
+        }
     }
 
     /// Sorts the free buffers, so that they are allocated in the order of a new pool.
     pub fn restore_order(&mut self) {
         self.free.sort_unstable_by(|one, other| other.cmp(one));
+        self.large_free.sort_unstable_by(|one, other| other.cmp(one));
     }
 
-    /// Returns the number of free buffers.
+    /// Returns the number of free buffers, without those for large packets.
     pub fn available(&self) -> usize {
         self.free.len()
+    }
+
+    /// Returns whether the pool has buffers for large packets, free or not.
+    pub fn has_large(&self) -> bool {
+        self.large_free.capacity() > 0
+    }
+
+    /// Returns the number of free buffers for large packets.
+    pub fn large_available(&self) -> usize {
+        self.large_free.len()
+    }
+
+    /// Declares a packet to be a large one, whose segments have a payload of `segment_bytes`. Its frame has
+    /// `link_bytes` before the IP header. Returns `false`, and changes nothing, unless its headers are consistent.
+    #[must_use]
+    pub fn set_large(&self, packet: &mut Packet, link_bytes: usize, segment_bytes: u16) -> bool {
+        let found = self.bytes(packet).get(link_bytes..).and_then(|ip| Segmentation::of(ip, segment_bytes));
+        let Some(found) = found else { return false };
+        (packet.segment_bytes, packet.headers_bytes) = (segment_bytes, found.headers_bytes() as u16);
+        true
     }
 
     /// Returns the frame.
@@ -122,10 +209,38 @@ impl Pool {
         self.buffer_bytes - usize::from(self.headroom_bytes)
     }
 
+    /// Returns the segments of a large packet; its frame has `link_bytes` before the IP header.
+    pub fn segments(&self, packet: &Packet, link_bytes: usize) -> Option<Segments> {
+        let ip = self.bytes(packet).get(link_bytes..)?;
+        Some(Segmentation::of(ip, packet.segment_bytes)?.split(link_bytes))
+    }
+
+    /// Allocates the next segment, of `bytes` bytes, of a large packet; returns `None` if no buffer is free or it does
+    /// not fit.
+    pub fn alloc_segment(&mut self, large: &Packet, segments: &mut Segments, bytes: usize) -> Option<Packet> {
+        let mut segment = if bytes <= self.bytes_max() { self.alloc()? } else { return None };
+        self.resize(&mut segment, bytes);
+        let (frame, to) = self.bytes_pair(large, &segment);
+        if segments.write_next(frame, to).is_none() {
+            self.free(segment);
+            return None;
+        }
+        Some(segment)
+    }
+
+    /// Returns the maximum length in bytes of a frame in a new packet of [`Pool::alloc_large`].
+    pub fn large_bytes_max(&self) -> usize {
+        LARGE_BYTES - usize::from(self.headroom_bytes)
+    }
+
+    fn buffer_bytes_of(&self, packet: &Packet) -> usize {
+        if packet.line < self.large_line { self.buffer_bytes } else { LARGE_BYTES }
+    }
+
     /// Sets the length of the frame; added bytes have arbitrary content. Panics if `bytes` exceed the buffer.
     #[inline]
     pub fn resize(&self, packet: &mut Packet, bytes: usize) {
-        assert!(usize::from(packet.start) + bytes <= self.buffer_bytes, "{bytes} B do not fit a buffer");
+        assert!(usize::from(packet.start) + bytes <= self.buffer_bytes_of(packet), "{bytes} B do not fit a buffer");
         packet.bytes = bytes as u16;
     }
 
@@ -210,7 +325,7 @@ mod tests {
         let alloc_all = |pool: &mut Pool| std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>();
         let first: Vec<u32> = alloc_all(&mut pool).into_iter().map(|packet| packet.line).collect();
         for line in [first[2], first[0], first[3], first[1]] {
-            pool.free(Packet { line, start: 0, bytes: 0 });
+            pool.free(Packet { line, start: 0, bytes: 0, segment_bytes: 0, headers_bytes: 0 });
         }
         pool.restore_order();
         assert_eq!(alloc_all(&mut pool).iter().map(|packet| packet.line).collect::<Vec<_>>(), first);

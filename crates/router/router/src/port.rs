@@ -15,7 +15,7 @@ pub trait Port {
     fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize>;
 
     /// Transmits packets from the front of `from` as far as there is room, frees their buffers, and returns their
-    /// number.
+    /// number. None is a large packet unless [`Port::takes_large`].
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize>;
 
     /// Returns the descriptor that becomes readable when frames arrive; `None` for a port that must be polled.
@@ -28,6 +28,11 @@ pub trait Port {
     /// Returns whether the port is an interface whose kernel also receives its frames and answers for its addresses.
     /// Packets from such a port are not delivered to the kernel again.
     fn has_kernel(&self) -> bool {
+        false
+    }
+
+    /// Returns whether large packets are transmitted as they are, see [`Pool::set_large`].
+    fn takes_large(&self) -> bool {
         false
     }
 

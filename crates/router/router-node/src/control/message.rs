@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Version of these messages and of those that carry packets. All nodes of a cluster need the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Maximum length of a message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Maximum number of routes in one update, which keeps it below [`MESSAGE_BYTES_MAX`].

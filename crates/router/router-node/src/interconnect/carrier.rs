@@ -2,9 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
+use router::NodeId;
 use router::batch::MessageTransfer;
-use router::batch::message::{Header, Message, MessageError, OCCUPANCY_MAX, Source};
-use router::{Hop, NodeId};
+use router::batch::message::{Header, Item, Message, MessageError, OCCUPANCY_MAX, Source};
 use thiserror::Error;
 
 use super::interface::{ConnectionParams, InterconnectError, Offer};
@@ -71,8 +71,8 @@ pub(super) trait MessageSink {
 }
 
 /// The packets of a message to be sent.
-pub(super) trait Packets<'a>: ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone {}
-impl<'a, T: ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone> Packets<'a> for T {}
+pub(super) trait Packets<'a>: ExactSizeIterator<Item = Item<'a>> + Clone {}
+impl<'a, T: ExactSizeIterator<Item = Item<'a>> + Clone> Packets<'a> for T {}
 
 /// Carries messages between this node and its peers: complete, in order, and at most once.
 pub(super) trait Carrier: Send {
@@ -96,6 +96,13 @@ pub(super) trait Carrier: Send {
 
     /// Performs periodic work. Returns whether there was any.
     fn poll(&mut self) -> bool;
+
+    /// Returns the length of the longest message that is sent to a peer without loss of room: at most
+    /// [`FlowLimits::message_bytes_max`].
+    fn part_bytes_max(&self, to: NodeId) -> usize {
+        let _ = to;
+        self.limits().message_bytes_max
+    }
 
     /// Sends a message with as many of the packets as fit. There is at least one packet, and each fits a message by
     /// itself. Returns the number of packets sent: 0 when there is no room now.

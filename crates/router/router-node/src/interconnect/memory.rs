@@ -25,6 +25,8 @@ use super::medium::{ACK_OFFSET, LAYOUT, Medium, SLOTS, Windows};
 pub(super) const RING_BYTES: usize = SLOTS as usize * SLOT_BYTES;
 /// A message whose packets are all at most this long is assembled first and copied at once.
 const GATHERED_BYTES_MAX: usize = 256;
+/// A part of a large packet that would be shorter is not sent: the rest of the ring before its end is filled.
+const PART_BYTES_MIN: usize = 2048;
 /// Latency model of messages between two cores of a server: *measured*, approximately.
 const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
 /// Bytes of a record in front of its message.
@@ -237,6 +239,12 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         false
     }
 
+    fn part_bytes_max(&self, to: NodeId) -> usize {
+        let peer = self.peers[usize::from(to.0)].as_ref();
+        let bytes = peer.map_or(RECORD_BYTES_MAX, Peer::bytes_to_end);
+        if bytes < PART_BYTES_MIN { RECORD_BYTES_MAX } else { bytes }
+    }
+
     fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, CarrierError> {
         let Some(peer) = connected(&mut self.peers, to) else { return Ok(0) };
         send(peer, &mut self.buffer, header, packets)
@@ -304,7 +312,7 @@ fn send<'a, W: Windows>(
     header: &Header,
     packets: impl Packets<'a>,
 ) -> Result<usize, CarrierError> {
-    let lengths = || packets.clone().map(|(_, bytes)| bytes.len());
+    let lengths = || packets.clone().map(|packet| packet.bytes.len());
     let (mut count, mut bytes) = message::fit(peer.bytes_to_end(), lengths());
     if count == 0 {
         if !peer.fill(buffer)? {
@@ -321,7 +329,7 @@ fn send<'a, W: Windows>(
         }
         let front_bytes = message::put_front(buffer, header, packets.clone());
         draft.append(&buffer[..front_bytes]);
-        packets.for_each(|(_, bytes)| draft.append(bytes));
+        packets.for_each(|packet| draft.append(packet.bytes));
     })?;
     Ok(if is_sent { count } else { 0 })
 }
@@ -339,6 +347,7 @@ mod tests {
     use super::super::medium::{Direct, DirectWindows, WORDS_BYTES};
     use super::super::mesh::Mesh;
     use super::*;
+    use router::batch::message::Item;
 
     /// The peer's endpoint of an offer, controlled by an attacker.
     struct Hostile {
@@ -381,7 +390,7 @@ mod tests {
         let mut buffer = vec![0; RECORD_BYTES_MAX];
         for packet in [&[7; 46][..], &[7; 1486]] {
             let before = memory.counts().prefetched_bytes;
-            let packets = std::iter::repeat_n((hop, packet), 4);
+            let packets = std::iter::repeat_n(Item::new(hop, packet), 4);
             assert_eq!(send(&mut peer, &mut buffer, &Header::default(), packets).unwrap(), 4);
             let fetched = memory.counts().prefetched_bytes - before;
             assert_eq!(fetched as usize, message::length(4, 4 * packet.len()) - (SLOT_BYTES - RECORD_HEADER_BYTES));
@@ -423,7 +432,7 @@ mod tests {
         let hop = Hop { node: NodeId(0), port: router::PortId(1), adjacency: router::AdjacencyId(2) };
         let mut bytes = vec![0; 200];
         let header = Header { sequence, ..Header::default() };
-        let length = message::put(&mut bytes, &header, [(hop, &[7; 60][..])].into_iter());
+        let length = message::put(&mut bytes, &header, [Item::new(hop, &[7; 60])].into_iter());
         bytes.truncate(length);
         bytes
     }

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use packet::{flow, ipv4, ipv6};
 use router::balance::{Balancer, LinkLoad, Thresholds};
-use router::batch::message::{self, Header, Message, MessageError, Source};
+use router::batch::message::{self, Header, Message, MessageError, Part, Source};
 use router::batch::{BatchTarget, Occupancy, PACKETS_MAX, Parcel, Policy};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
@@ -14,6 +14,7 @@ use super::interface::{
     ConnectionParams, Interconnect, InterconnectError, InterconnectSettings, Offer, PeerCounters, PeerState, random_u64,
 };
 use super::mesh_peer::{Peer, SAMPLES_INITIAL};
+use super::parts::{item, receive_entry, send_part};
 
 const NODES: usize = NODES_MAX as usize;
 /// An acknowledgement message is sent after this many packets.
@@ -70,19 +71,17 @@ impl MessageSink for ReceiveContext<'_> {
             let Header { ack, occupancy, .. } = message.header;
             peer.process_ack(self.now, Ack { number: ack, occupancy })?;
         }
-        peer.receive_message(self.now, &message.header, message.packets())?;
+        let has_lost = peer.receive_message(self.now, &message.header, message.packets())?;
+        if has_lost && let Some((_, packet)) = peer.partial.take() {
+            self.pool.free(packet);
+        }
         let mut bytes = 0;
         for entry in message.entries() {
             bytes += entry.bytes;
+            let Some(packet) = receive_entry(peer, self.pool, &entry, source)? else { continue };
             let is_own = entry.hop.node == self.own;
-            let packet = self.pool.alloc().filter(|_| entry.bytes <= self.pool.bytes_max());
-            let Some(mut packet) = packet else {
-                peer.counters.drop_no_buffer += 1;
-                continue;
-            };
-            self.pool.resize(&mut packet, entry.bytes);
-            source.read(entry.offset, self.pool.bytes_mut(&packet));
             let parcels = if is_own { &mut *self.arrived } else { &mut *self.relayed };
+            peer.counters.received_packets += 1;
             peer.counters.relayed_packets += u64::from(!is_own);
             parcels.push((entry.hop, packet));
         }
@@ -181,18 +180,20 @@ impl<C: Carrier> Mesh<C> {
             pool.free(queued.item.1);
             peer.counters.drop_absent += 1;
         }
+        peer.partial.take().into_iter().for_each(|(_, packet)| pool.free(packet));
+        peer.is_begun = false;
         peer.completed = peer.submitted;
     }
 
     fn enqueue(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcel: Parcel) {
         let bytes = pool.bytes(&parcel.1).len();
-        let fits = message::length(1, bytes) <= self.limits.message_bytes_max && bytes > 0;
+        let fits = message::length(1, bytes) <= self.limits.message_bytes_max || parcel.1.is_large();
         let peer = &mut self.peers[usize::from(to.0)];
         if peer.state != PeerState::Up {
             peer.counters.drop_absent += 1;
             return pool.free(parcel.1);
         }
-        if !fits {
+        if !fits || bytes == 0 {
             peer.counters.drop_long += 1;
             return pool.free(parcel.1);
         }
@@ -310,8 +311,17 @@ impl<C: Carrier> Mesh<C> {
         let mut done = 0;
         while done < due && peer.has_window(&self.limits) {
             let header = Header { sequence: peer.sent, ack: peer.received, requests_ack: false, occupancy };
+            let oldest_bytes = peer.batcher.waiting().next().map_or(0, |queued| usize::from(queued.bytes));
+            if peer.is_begun || message::length(1, oldest_bytes) > self.limits.message_bytes_max {
+                match send_part(&mut self.carrier, peer, pool, (now, node), &header)? {
+                    Some(bytes) => self.occupancy.note_sent(1, bytes),
+                    None => break,
+                }
+                done += usize::from(!peer.is_begun);
+                continue;
+            }
             let waiting = peer.batcher.waiting().take(due - done);
-            let packets = waiting.map(|queued| (queued.item.0, pool.bytes(&queued.item.1)));
+            let packets = waiting.map(|queued| item(pool, &queued.item, Part::default()));
             let sent = self.carrier.send(node, &header, packets)?;
             if sent == 0 {
                 break;
@@ -322,7 +332,7 @@ impl<C: Carrier> Mesh<C> {
                 bytes += usize::from(queued.bytes);
                 pool.free(queued.item.1);
             }
-            peer.note_sent(now, sent, bytes, may_time);
+            peer.note_sent(now, (sent, sent), bytes, may_time);
             self.occupancy.note_sent(sent, bytes);
             done += sent;
         }

@@ -30,6 +30,8 @@ pub(super) struct InFlight {
     pub(super) end: u32,
     /// Number of bytes sent up to its end.
     pub(super) bytes_end: u64,
+    /// Packets of which it contains the end.
+    pub(super) completes: u32,
 }
 
 /// A message whose delivery is timed.
@@ -47,7 +49,11 @@ pub(super) struct Peer {
     pub(super) state: PeerState,
     pub(super) batcher: Batcher<Parcel>,
     pub(super) counters: PeerCounters,
-    /// Number of packets sent, mod 2^32.
+    /// Whether a part of the oldest packet in the queue, which is a large one, was sent.
+    pub(super) is_begun: bool,
+    /// The large packet of which a part was received.
+    pub(super) partial: Option<Parcel>,
+    /// Number of packets sent, mod 2^32; each part of a large packet counts.
     pub(super) sent: u32,
     pub(super) sent_bytes: u64,
     pub(super) in_flight: VecDeque<InFlight>,
@@ -82,6 +88,8 @@ impl Peer {
             state: PeerState::Absent,
             batcher: Batcher::new(settings.policy, settings.queue_packets, limits.message_bytes_max, latency),
             counters: PeerCounters::default(),
+            is_begun: false,
+            partial: None,
             sent: 0,
             sent_bytes: 0,
             in_flight: VecDeque::new(),
@@ -134,9 +142,9 @@ impl Peer {
             return Err(MessageError { what: "an acknowledgement", value: u64::from(ack.number) });
         }
         (self.acked, self.acked_at) = (ack.number, now);
-        self.completed += u64::from(newly_acked);
         while let Some(oldest) = self.in_flight.front().filter(|oldest| is_at_or_before(oldest.end, ack.number)) {
             self.acked_bytes = oldest.bytes_end;
+            self.completed += u64::from(oldest.completes);
             self.in_flight.pop_front();
         }
         if let Some(timed) = self.timed.take_if(|timed| is_at_or_before(timed.end, ack.number))
@@ -149,17 +157,18 @@ impl Peer {
         Ok(())
     }
 
-    /// Records a message that was sent.
-    pub(super) fn note_sent(&mut self, now: Time, packets: usize, bytes: usize, may_time: bool) {
+    /// Records a message of packets or of one part, which contains the ends of `completes` packets.
+    pub(super) fn note_sent(&mut self, now: Time, (packets, completes): (usize, usize), bytes: usize, may_time: bool) {
         let was_silent = self.in_flight.is_empty();
         if was_silent {
             self.acked_at = now;
         }
         self.sent = self.sent.wrapping_add(packets as u32);
         self.sent_bytes += bytes as u64;
-        self.in_flight.push_back(InFlight { end: self.sent, bytes_end: self.sent_bytes });
+        let (bytes_end, completes) = (self.sent_bytes, completes as u32);
+        self.in_flight.push_back(InFlight { end: self.sent, bytes_end, completes });
         self.counters.sent_messages += 1;
-        self.counters.sent_packets += packets as u64;
+        self.counters.sent_packets += u64::from(completes);
         if may_time && was_silent && self.timed.is_none() {
             self.until_sample = self.until_sample.checked_sub(1).unwrap_or(SAMPLE_EVERY - 1);
             if self.until_sample == 0 || self.samples < SAMPLES_INITIAL {
@@ -168,8 +177,8 @@ impl Peer {
         }
     }
 
-    /// Records a message that was received.
-    pub(super) fn receive_message(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
+    /// Records a message that was received. Returns whether messages before it were lost.
+    pub(super) fn receive_message(&mut self, now: Time, header: &Header, packets: usize) -> Result<bool, MessageError> {
         let lost = header.sequence.wrapping_sub(self.received);
         if lost > i32::MAX as u32 {
             return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
@@ -177,12 +186,11 @@ impl Peer {
         self.is_ack_requested |= header.requests_ack;
         self.received = header.sequence.wrapping_add(packets as u32);
         self.counters.lost_packets += u64::from(lost);
-        self.counters.received_packets += packets as u64;
         if packets > 0 {
             self.counters.received_messages += 1;
             self.unacked_since.get_or_insert(now);
         }
-        Ok(())
+        Ok(lost > 0)
     }
 
     /// Records that everything received was acknowledged.

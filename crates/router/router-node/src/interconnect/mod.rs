@@ -19,6 +19,7 @@ mod medium;
 mod memory;
 mod mesh;
 mod mesh_peer;
+mod parts;
 mod peer_wire;
 mod rnic;
 #[cfg(test)]

@@ -362,7 +362,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     }
 
     fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, CarrierError> {
-        let (count, _) = message::fit(SLOT_BYTES - W::TOKEN_BYTES, packets.clone().map(|(_, bytes)| bytes.len()));
+        let (count, _) = message::fit(SLOT_BYTES - W::TOKEN_BYTES, packets.clone().map(|packet| packet.bytes.len()));
         let Some(slot) = self.allocate_slot(to) else { return Ok(0) };
         let bytes = message::put(self.slot_mut(slot), header, packets.take(count));
         let bytes = self.put_token(to, slot, bytes);
@@ -453,7 +453,7 @@ mod tests {
 
     fn send(carrier: &mut RnicCarrier<UdpIo>) {
         let hop = Hop { node: NodeId(1), port: PortId(0), adjacency: AdjacencyId(0) };
-        let packets = [(hop, &[7; 60][..])];
+        let packets = [message::Item::new(hop, &[7; 60])];
         assert_eq!(carrier.send(NodeId(1), &Header::default(), packets.into_iter()).unwrap(), 1);
         carrier.flush(NodeId(1));
     }

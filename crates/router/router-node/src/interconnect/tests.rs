@@ -1,5 +1,7 @@
 //! Tests of all kinds of interconnect, with nodes in one thread and in several.
 
+mod large;
+
 use std::time::{Duration, Instant};
 
 use fabric::timed::LinkTiming;
@@ -12,6 +14,7 @@ use sim::{Span, Time};
 use super::*;
 
 const BUFFERS: u32 = 4096;
+const LARGE_BUFFERS: u32 = 64;
 /// Iterations after which a test has failed.
 const ITERATIONS_MAX: usize = 1_000_000;
 const WAKE_UP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,7 +44,7 @@ impl Node {
         let interconnect = open(NodeId(number), kind, settings).unwrap();
         Node {
             interconnect,
-            pool: Pool::new(BUFFERS, 2048, 64),
+            pool: Pool::with_large(BUFFERS, 2048, 64, LARGE_BUFFERS),
             arrived: Vec::new(),
             began: Instant::now(),
             passed_ps: 0,

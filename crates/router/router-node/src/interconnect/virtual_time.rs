@@ -214,13 +214,13 @@ impl Carrier for VirtualCarrier {
     }
 
     fn send<'a>(&mut self, _: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, CarrierError> {
-        let lengths = packets.clone().map(|(_, bytes)| bytes.len());
+        let lengths = packets.clone().map(|packet| packet.bytes.len());
         let (count, message_bytes) = message::fit(self.limits().message_bytes_max, lengths);
         if !self.has_room(message_bytes) {
             return Ok(0);
         }
         let packets = packets.take(count);
-        let bytes = packets.clone().map(|(_, bytes)| bytes.len()).sum();
+        let bytes = packets.clone().map(|packet| packet.bytes.len()).sum();
         self.put(self.costs.send.ns(count, bytes), |message| {
             message.resize(message_bytes, 0);
             message::put(message, header, packets);

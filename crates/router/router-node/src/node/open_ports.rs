@@ -144,6 +144,7 @@ fn open_ethernet(
     let mtu_bytes = u16::try_from(interface.mtu_bytes).unwrap_or(u16::MAX).min(MTU_BYTES_MAX);
     let mut config = PortConfig::new(interface.mac, mtu_bytes.max(ipv4::MTU_MIN as u16));
     config.has_kernel = true;
+    config.takes_large = opened.port.takes_large();
     Ok(OpenPort {
         port: Some(opened.port),
         config,
@@ -170,6 +171,7 @@ fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
     let mut config = PortConfig::new(own_mac(params.seed), mtu_bytes);
     config.probes = true;
+    config.takes_large = tap.takes_large();
     let kind = PortKind::Tap.as_str();
     Ok(OpenPort { port: Some(Box::new(tap)), config, interface: None, kind, fallback: None, opened_interface: None })
 }

@@ -35,6 +35,8 @@ use crate::control::{Key, SessionTimers};
 
 /// Number of packet buffers of a node.
 pub const BUFFERS: u32 = 16_384;
+/// Number of buffers of 64 KiB for large packets. Their memory is used once they are.
+const LARGE_BUFFERS: u32 = 1024;
 /// Size of a buffer: headroom, the frame header, and the longest packet.
 const BUFFER_BYTES: u16 = 10_240;
 /// Room before a frame, for headers that are added.
@@ -74,7 +76,7 @@ impl Node {
         let heartbeat = Arc::new(Heartbeat::default());
         let parts = ForwardingParts {
             forwarder: Forwarder::new(settings.forwarding(started_at_ns), tables),
-            pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
+            pool: Pool::with_large(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES, LARGE_BUFFERS),
             output: Output::new(QUEUE_PACKETS_MAX),
             kernel: Box::new(tun),
             interconnect,

@@ -28,6 +28,8 @@ pub struct Ring {
 /// A received frame in the ring.
 pub struct Slot<'a> {
     pub bytes: &'a [u8],
+    /// The length of the frame, of which `bytes` may be only the front.
+    pub frame_bytes: usize,
     /// The kernel's description of the remaining offloads.
     pub header: &'a [u8; VIRTIO_HEADER_BYTES],
     /// The VLAN tag that was removed from the frame.
@@ -42,6 +44,11 @@ impl Slot<'_> {
     /// Returns the bytes that the tag adds.
     pub fn tag_bytes(&self) -> usize {
         self.tag.map_or(0, |tag| tag.len())
+    }
+
+    /// Returns the length of the frame with its tag.
+    pub fn whole_bytes(&self) -> usize {
+        self.frame_bytes + self.tag_bytes()
     }
 }
 
@@ -92,6 +99,7 @@ impl Ring {
         };
         Some(Slot {
             bytes,
+            frame_bytes: tpacket_header.tp_len as usize,
             header: virtio_header,
             tag: tag(status, tpacket_header.tp_vlan_tpid, tpacket_header.tp_vlan_tci),
             is_copied: status & libc::TP_STATUS_COPY != 0,

@@ -1,8 +1,10 @@
 use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::netlink::Requests;
-use crate::test_network::{TestNetwork, becomes_idle, port_name};
+use crate::test_network::{TestNetwork, becomes_idle, host_address, port_name};
 
 fn open(side: usize) -> Box<dyn Port + Send> {
     Box::new(PacketSocket::open(&Interface::by_name(port_name(side)).unwrap()).unwrap())
@@ -17,6 +19,174 @@ fn large_packets_and_partial_checksums_of_tcp_are_converted_to_wire_format() {
     });
     assert_eq!(losses.map(|losses| losses.receive_unusable), [0, 0]);
     // A sent frame may find the host's queue full; TCP retransmits it.
+}
+
+#[test]
+fn large_packets_cross_whole_into_a_pool_with_buffers_for_them() {
+    let Some(mut network) = TestNetwork::new("large_packets_cross_whole", 1500) else { return };
+    // One buffer: further large packets are segmented.
+    for large_buffers in [64, 1] {
+        network.large_buffers = large_buffers;
+        let before = network.large_packets.load(Ordering::Relaxed);
+        let losses = network.while_forwarding(open, || {
+            network.stream(false, 3_000_000);
+            network.stream(true, 3_000_000);
+        });
+        assert_eq!(losses.map(|losses| (losses.receive_unusable, losses.transmit_refused)), [(0, 0); 2]);
+        assert!(network.large_packets.load(Ordering::Relaxed) > before, "none was whole");
+    }
+}
+
+/// Returns a large TCP or UDP packet to host 0, with all flags that segmentation treats differently.
+fn large_frame(is_v6: bool, is_udp: bool, payload_bytes: usize) -> Vec<u8> {
+    let ends = [host_address(1, is_v6), host_address(0, is_v6)];
+    let (protocol, header_bytes) = if is_udp { (17, 8) } else { (6, 20) };
+    let upper_bytes = (header_bytes + payload_bytes) as u16;
+    let mut packet = match ends {
+        [IpAddr::V4(source), IpAddr::V4(destination)] => {
+            let total = (upper_bytes + 20).to_be_bytes();
+            let mut header = [&[0x45, 0][..], &total, &[0xff, 0xfe, 0x40, 0, 64, protocol, 0, 0]].concat();
+            header.extend([source.octets(), destination.octets()].concat());
+            packet::ipv4::Packet::new_checked(&mut [&header[..], &vec![0; upper_bytes.into()]].concat()[..])
+                .map(|mut packet| {
+                    packet.fill_checksum();
+                    header[10..12].copy_from_slice(&packet.checksum().to_be_bytes());
+                })
+                .unwrap();
+            header
+        }
+        [IpAddr::V6(source), IpAddr::V6(destination)] => {
+            let header = [&[0x60, 0, 0, 0][..], &upper_bytes.to_be_bytes(), &[protocol, 64]].concat();
+            [&header[..], &source.octets(), &destination.octets()].concat()
+        }
+        mixed => panic!("{mixed:?}"),
+    };
+    packet.extend([0, 80, 0, 81]);
+    match is_udp {
+        true => packet.extend([upper_bytes.to_be_bytes(), [0, 0]].as_flattened()),
+        // FIN, PSH, ACK, CWR.
+        false => packet.extend([0xff, 0xff, 0xff, 0xf0, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0, 0, 0, 0]),
+    }
+    packet.extend((0..payload_bytes).map(|at| (at * 7 + at / 256) as u8));
+    packet
+}
+
+/// Passes a large packet to the kernel by a socket that does not bypass its segmentation.
+fn send_to_be_segmented(interface: &Interface, frame: &mut [u8], segment_bytes: u16) {
+    let sender = socket().unwrap();
+    set_option(&sender, libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1).unwrap();
+    bind(&sender, interface.index, 0).unwrap();
+    let (header, _) = crate::offload::describe_large(frame, 14, segment_bytes).unwrap();
+    let parts = [io::IoSlice::new(&header), io::IoSlice::new(frame)];
+    assert_eq!(rustix::io::writev(&sender, &parts), Ok(header.len() + frame.len()));
+}
+
+/// Receives the frames of the test, `wanted` of them. Frames of the hosts' own arrive too.
+fn received(receiver: &mut PacketSocket, pool: &mut Pool, wanted: usize) -> Vec<Vec<u8>> {
+    let (mut received, mut into) = (Vec::new(), Vec::new());
+    for _ in 0..1000 {
+        receiver.receive(pool, &mut into, 64).unwrap();
+        for packet in into.drain(..) {
+            assert!(!packet.is_large(), "the interface has no offloads");
+            received.extend(Some(pool.bytes(&packet).to_vec()).filter(|frame| frame[6..12] == [2; 6]));
+            pool.free(packet);
+        }
+        if received.len() >= wanted {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    received
+}
+
+/// For an interface without offloads, the port segments large packets as the kernel does.
+#[test]
+fn segments_are_those_of_the_kernel() {
+    let Some(network) = TestNetwork::new("segments_are_those_of_the_kernel", 1500) else { return };
+    let open_in = |namespace: &crate::Namespace, name: &str| {
+        let open = || {
+            crate::disable_offloads(name).unwrap();
+            let interface = Interface::by_name(name).unwrap();
+            (PacketSocket::open(&interface).unwrap(), interface)
+        };
+        namespace.within(open).unwrap()
+    };
+    let (mut receiver, host) = open_in(&network.hosts[0], "host");
+    let (mut sender, port) = open_in(&network.node, port_name(0));
+    let mut pool = Pool::with_large(256, 2048, 64, 4);
+    for (is_v6, is_udp) in [(false, false), (true, false), (false, true), (true, true)] {
+        let case = format!("IPv6 {is_v6}, UDP {is_udp}");
+        let ethertype = if is_v6 { [0x86, 0xdd] } else { [0x08, 0] };
+        let mut frame = [&host.mac.0[..], &[2; 6], &ethertype, &large_frame(is_v6, is_udp, 30_000)].concat();
+        network.node.within(|| send_to_be_segmented(&port, &mut frame, 1000)).unwrap();
+        let by_kernel = received(&mut receiver, &mut pool, 30);
+        assert_eq!(by_kernel.len(), 30, "{case}");
+        let mut packet = pool.alloc_large().unwrap();
+        pool.resize(&mut packet, frame.len());
+        pool.bytes_mut(&packet).copy_from_slice(&frame);
+        assert!(pool.set_large(&mut packet, 14, 1000));
+        let mut queue = VecDeque::from([packet]);
+        sender.transmit(&mut pool, &mut queue).unwrap();
+        assert!(received(&mut receiver, &mut pool, 30) == by_kernel, "{case}");
+        assert_eq!((sender.losses().transmit_refused, queue.len(), pool.large_available()), (0, 0, 4), "{case}");
+    }
+}
+
+#[test]
+fn a_large_packet_in_a_vlan_keeps_its_tag() {
+    let Some(network) = TestNetwork::new("a_large_packet_in_a_vlan", 1500) else { return };
+    let open_in = |namespace: &crate::Namespace, name: &str| {
+        let open = || {
+            let interface = Interface::by_name(name).unwrap();
+            (PacketSocket::open(&interface).unwrap(), interface.mac)
+        };
+        namespace.within(open).unwrap()
+    };
+    let ((mut sender, _), (mut receiver, mac)) =
+        (open_in(&network.hosts[0], "host"), open_in(&network.node, port_name(0)));
+    let mut pool = Pool::with_large(64, 2048, 64, 4);
+    let frame = [&mac.0[..], &[2; 6], &[0x81, 0, 0x20, 7, 0x08, 0], &large_frame(false, false, 30_000)].concat();
+    let mut packet = pool.alloc_large().unwrap();
+    pool.resize(&mut packet, frame.len());
+    pool.bytes_mut(&packet).copy_from_slice(&frame);
+    assert!(pool.set_large(&mut packet, 18, 1000));
+    sender.transmit(&mut pool, &mut VecDeque::from([packet])).unwrap();
+    let mut into = Vec::new();
+    for _ in 0..1000 {
+        receiver.receive(&mut pool, &mut into, 64).unwrap();
+        // Frames of the hosts' own arrive too.
+        if let Some(packet) = into.drain(..).find(|packet| pool.bytes(packet)[6..12] == [2; 6]) {
+            // The sender has stored a partial checksum.
+            let (before, after) = (&frame[..18 + 20 + 16], &frame[18 + 20 + 18..]);
+            let bytes = pool.bytes(&packet);
+            assert!(bytes.starts_with(before) && bytes.ends_with(after) && bytes.len() == frame.len());
+            assert_eq!((packet.segment_bytes(), sender.losses().transmit_refused), (1000, 0));
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("it did not arrive");
+}
+
+#[test]
+fn a_large_packet_whose_headers_changed_is_refused_and_counted() {
+    let Some(network) = TestNetwork::new("a_large_packet_whose_headers_changed", 1500) else { return };
+    let test = || {
+        let mut port = PacketSocket::open(&Interface::by_name(port_name(0)).unwrap()).unwrap();
+        let mut pool = Pool::with_large(4, 2048, 64, 4);
+        let frame = [&[2; 12][..], &[0x08, 0], &large_frame(false, false, 5000)].concat();
+        let mut packet = pool.alloc_large().unwrap();
+        pool.resize(&mut packet, frame.len());
+        pool.bytes_mut(&packet).copy_from_slice(&frame);
+        assert!(pool.set_large(&mut packet, 14, 1000));
+        // The TCP header would end behind the packet.
+        pool.resize(&mut packet, 14 + 20 + 19);
+        let after = pool.alloc_copy(&[&[2; 12][..], &[0x08, 0, 0x45], &[0; 45]].concat()).unwrap();
+        let mut queue = VecDeque::from([packet, after]);
+        assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 2);
+        assert_eq!((port.losses().transmit_refused, pool.large_available(), pool.available()), (1, 4, 4));
+    };
+    network.node.within(test).unwrap();
 }
 
 #[test]

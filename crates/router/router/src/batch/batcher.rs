@@ -303,6 +303,14 @@ impl<T> Batcher<T> {
         Some(oldest)
     }
 
+    /// Returns the oldest packet, of which `bytes` bytes fewer are to be sent from now on.
+    pub fn shorten_oldest(&mut self, bytes: u16) -> Option<&mut T> {
+        let oldest = self.queue.front_mut()?;
+        oldest.bytes -= bytes;
+        self.queue_bytes -= usize::from(bytes);
+        Some(&mut oldest.item)
+    }
+
     /// Updates the latency model.
     pub fn learn(&mut self, sample: &Sample) {
         self.latency.learn(sample);

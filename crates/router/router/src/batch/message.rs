@@ -1,4 +1,4 @@
-//! The wire format of a message of packets, version 3. Integers are little-endian.
+//! The wire format of a message of packets, version 4. Integers are little-endian.
 //!
 //! ```text
 //!   0   magic 0xc5        4   sequence: packets sent before this message, mod 2^32
@@ -7,11 +7,14 @@
 //!   3   flags             16  descriptors of 8 bytes, then the packets, in the same order, without gaps
 //!
 //!   descriptor:  0  length of the packet, at least 1     3  egress port, 255 for the kernel
-//!                2  egress node                          4  adjacency there      6  zero
+//!                2  egress node, part                    4  adjacency there
+//!                                                        6  payload of each segment of a large packet; otherwise zero
 //! ```
 //!
 //! Flag 1 requests an acknowledgement. Flag 2 marks a filler without content, which pads a ring up to its end. The
 //! upper six bits of the flags state the occupancy of the sender: the batch size that it asks for, minus one.
+//! A large packet ([`packet::segmentation`]) that is longer than a message is sent in parts, each of which is a message
+//! by itself: bit 7 of the egress node says that the next message continues the packet, and bit 6 that this one does.
 //! All lengths are redundant, so that truncated or wrongly assembled messages are detected; the content of packets is
 //! validated by their receivers.
 
@@ -25,7 +28,7 @@ pub const HEADER_BYTES: usize = 16;
 /// Length of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 8;
 /// The supported version.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Maximum of [`Header::occupancy`]: a fully loaded node asks for full messages of [`PACKETS_MAX`], one more than this.
 pub const OCCUPANCY_MAX: u8 = PACKETS_MAX as u8 - 1;
 
@@ -35,6 +38,9 @@ const FLAG_FILLER: u8 = 2;
 const FLAGS: u8 = FLAG_ACK_REQUEST | FLAG_FILLER;
 /// Position of the occupancy in the flags.
 const OCCUPANCY_SHIFT: u32 = FLAGS.count_ones();
+
+const PART_CONTINUES: u8 = 0x40;
+const PART_IS_CONTINUED: u8 = 0x80;
 
 const _: () = assert!(OCCUPANCY_MAX == u8::MAX >> OCCUPANCY_SHIFT, "every value of these bits is valid");
 
@@ -84,6 +90,42 @@ pub struct MessageError {
     pub value: u64,
 }
 
+/// The position of bytes in their packet; by default they are the whole packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Whether they continue the packet of the message before.
+    pub continues: bool,
+    /// Whether the next message continues their packet.
+    pub is_continued: bool,
+}
+
+impl Part {
+    /// Returns whether this is a whole packet.
+    pub fn is_whole(self) -> bool {
+        self == Part::default()
+    }
+}
+
+/// A packet to be sent, or a part of a large one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item<'a> {
+    /// Next hop.
+    pub hop: Hop,
+    /// The bytes, at least 1.
+    pub bytes: &'a [u8],
+    /// Payload of each segment of a large packet; otherwise 0.
+    pub segment_bytes: u16,
+    /// Position of the bytes in the packet.
+    pub part: Part,
+}
+
+impl<'a> Item<'a> {
+    /// Returns an ordinary packet.
+    pub fn new(hop: Hop, bytes: &'a [u8]) -> Item<'a> {
+        Item { hop, bytes, segment_bytes: 0, part: Part::default() }
+    }
+}
+
 /// A packet in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -93,6 +135,10 @@ pub struct Entry {
     pub offset: usize,
     /// Length in bytes, at least 1.
     pub bytes: usize,
+    /// Payload of each segment of a large packet; otherwise 0. Not validated.
+    pub segment_bytes: u16,
+    /// Position of the bytes in the packet.
+    pub part: Part,
 }
 
 /// A validated message.
@@ -158,8 +204,9 @@ impl Message {
         let descriptors = &mut self.descriptors[..self.packets];
         source.read(HEADER_BYTES, descriptors.as_flattened_mut());
         for descriptor in descriptors {
-            let [_, _, node, _, _, _, spare @ ..] = *descriptor;
-            if node >= NODES_MAX || spare != [0, 0] {
+            let (node, part, segment_bytes) = node_of(descriptor);
+            // A part is a message by itself, and only large packets have parts.
+            if node >= NODES_MAX || !part.is_whole() && (self.packets != 1 || segment_bytes == 0) {
                 return fault("a descriptor", u64::from_le_bytes(*descriptor) as usize);
             }
             let length = length_of(descriptor);
@@ -189,14 +236,23 @@ impl Message {
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let mut offset = HEADER_BYTES + self.packets * DESCRIPTOR_BYTES;
         self.descriptors[..self.packets].iter().map(move |descriptor| {
-            let [_, _, node, port, low, high, ..] = *descriptor;
+            let [_, _, _, port, low, high, ..] = *descriptor;
+            let (node, part, segment_bytes) = node_of(descriptor);
             let adjacency = AdjacencyId(u16::from_le_bytes([low, high]));
             let hop = Hop { node: NodeId(node), port: PortId(port), adjacency };
-            let entry = Entry { hop, offset, bytes: length_of(descriptor) };
+            let entry = Entry { hop, offset, bytes: length_of(descriptor), segment_bytes, part };
             offset += entry.bytes;
             entry
         })
     }
+}
+
+/// Returns the egress node, the part, and the payload of each segment.
+#[inline]
+fn node_of(descriptor: &[u8; DESCRIPTOR_BYTES]) -> (u8, Part, u16) {
+    let [_, _, node, _, _, _, low, high] = *descriptor;
+    let part = Part { continues: node & PART_CONTINUES != 0, is_continued: node & PART_IS_CONTINUED != 0 };
+    (node & !(PART_CONTINUES | PART_IS_CONTINUED), part, u16::from_le_bytes([low, high]))
 }
 
 #[inline]
@@ -227,15 +283,11 @@ pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, us
 ///
 /// # Panics
 /// There are more packets, or `into` is too short.
-pub fn put<'a>(
-    into: &mut [u8],
-    header: &Header,
-    packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone,
-) -> usize {
+pub fn put<'a>(into: &mut [u8], header: &Header, packets: impl ExactSizeIterator<Item = Item<'a>> + Clone) -> usize {
     let mut bytes = put_front(into, header, packets.clone());
-    for (_, packet) in packets {
-        into[bytes..bytes + packet.len()].copy_from_slice(packet);
-        bytes += packet.len();
+    for packet in packets {
+        into[bytes..bytes + packet.bytes.len()].copy_from_slice(packet.bytes);
+        bytes += packet.bytes.len();
     }
     bytes
 }
@@ -245,11 +297,7 @@ pub fn put<'a>(
 ///
 /// # Panics
 /// There are more than [`PACKETS_MAX`] packets, or `into` is too short.
-pub fn put_front<'a>(
-    into: &mut [u8],
-    header: &Header,
-    packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])>,
-) -> usize {
+pub fn put_front<'a>(into: &mut [u8], header: &Header, packets: impl ExactSizeIterator<Item = Item<'a>>) -> usize {
     let count = packets.len();
     assert!(count <= PACKETS_MAX, "a message of {count} packets");
     assert!(header.occupancy <= OCCUPANCY_MAX, "{header:?}");
@@ -258,10 +306,13 @@ pub fn put_front<'a>(
     let (descriptors, _) = descriptors[..count * DESCRIPTOR_BYTES].as_chunks_mut::<DESCRIPTOR_BYTES>();
     let front_bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
     let mut bytes = front_bytes;
-    for (descriptor, (hop, packet)) in descriptors.iter_mut().zip(packets) {
+    for (descriptor, Item { hop, bytes: packet, segment_bytes, part }) in descriptors.iter_mut().zip(packets) {
         let [low, high] = (packet.len() as u16).to_le_bytes();
         let [adjacency_low, adjacency_high] = hop.adjacency.0.to_le_bytes();
-        *descriptor = [low, high, hop.node.0, hop.port.0, adjacency_low, adjacency_high, 0, 0];
+        let [segment_low, segment_high] = segment_bytes.to_le_bytes();
+        let continues = if part.continues { PART_CONTINUES } else { 0 };
+        let node = hop.node.0 | continues | if part.is_continued { PART_IS_CONTINUED } else { 0 };
+        *descriptor = [low, high, node, hop.port.0, adjacency_low, adjacency_high, segment_low, segment_high];
         bytes += packet.len();
     }
     put_head(head, [MAGIC, VERSION, count as u8, flags], header, bytes);
@@ -300,7 +351,7 @@ mod tests {
         let length = put(
             &mut bytes,
             &Header { sequence: 5, ack: 6, requests_ack: true, occupancy: OCCUPANCY_MAX },
-            packets.into_iter(),
+            packets.into_iter().map(|(hop, bytes)| Item::new(hop, bytes)),
         );
         assert_eq!(fit(length, packets.iter().map(|(_, packet)| packet.len())), (3, length));
         bytes.truncate(length);
@@ -315,6 +366,22 @@ mod tests {
         let found: Vec<(Hop, &[u8])> =
             message.entries().map(|entry| (entry.hop, &bytes[entry.offset..][..entry.bytes])).collect();
         assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);
+    }
+
+    #[test]
+    fn a_part_of_a_large_packet_round_trips_by_itself_only() {
+        for (continues, is_continued, segment_bytes) in [(false, true, 1448), (true, true, 1), (true, false, u16::MAX)]
+        {
+            let part = Part { continues, is_continued };
+            let item = Item { hop: hop(7, 1, 2), bytes: &[5; 100], segment_bytes, part };
+            let mut bytes = vec![0; 500];
+            let length = put(&mut bytes, &Header::default(), [item].into_iter());
+            let message = Message::check(&bytes[..length]).unwrap();
+            let found: Vec<Entry> = message.entries().collect();
+            assert_eq!(found, [Entry { hop: item.hop, offset: 24, bytes: 100, segment_bytes, part }]);
+            let length = put(&mut bytes, &Header::default(), [item, item].into_iter());
+            assert_eq!(Message::check(&bytes[..length]).unwrap_err().what, "a descriptor");
+        }
     }
 
     #[test]
@@ -345,7 +412,8 @@ mod tests {
             (12, 0, "a stated length"),
             (16, 47, "a packet's length"),
             (18, 8, "a descriptor"),
-            (22, 1, "a descriptor"),
+            (18, 0x41, "a descriptor"),
+            (18, 0x81, "a descriptor"),
         ] {
             let mut bytes = three();
             bytes[at] = value;

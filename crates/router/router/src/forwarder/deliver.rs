@@ -53,7 +53,7 @@ impl Forwarder {
             return self.discard(ctx, packet, origin, DropReason::KernelQueue);
         }
         self.trace_step(ctx, &packet, Step::ToKernel);
-        self.counters.to_kernel.add(packet.len());
+        self.counters.to_kernel.add(packet.on_wire(0));
         ctx.output.to_kernel.push_back(packet);
     }
 

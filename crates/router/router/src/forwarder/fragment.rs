@@ -83,8 +83,26 @@ fn header_later(packet: &ipv4::Packet<&[u8]>) -> ([u8; ipv4::HEADER_BYTES_MAX], 
 }
 
 impl Forwarder {
-    /// Sends a packet, whose TTL is already decremented, in fragments.
+    /// Sends a packet, whose TTL is already decremented, in fragments: of each segment, if it is a large packet.
     pub(super) fn fragment(
+        &mut self,
+        ctx: &mut Context<'_>,
+        packet: Packet,
+        origin: Origin,
+        out: (Hop, u32),
+        mtu_bytes: usize,
+    ) {
+        if !packet.is_large() {
+            return self.fragment_one(ctx, packet, origin, out, mtu_bytes);
+        }
+        self.segment(ctx, packet, origin, |this, ctx, segment| match segment.len() <= mtu_bytes {
+            // The last one.
+            true => this.dispatch(ctx, segment, out.0, out.1),
+            false => this.fragment_one(ctx, segment, origin, out, mtu_bytes),
+        });
+    }
+
+    fn fragment_one(
         &mut self,
         ctx: &mut Context<'_>,
         packet: Packet,

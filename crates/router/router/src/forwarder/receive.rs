@@ -43,7 +43,7 @@ impl Forwarder {
             return self.discard(ctx, packet, origin, DropReason::Vlan);
         };
         if of != port {
-            self.counters.ports[usize::from(of.0)].received.add(packet.len());
+            self.counters.ports[usize::from(of.0)].received.add(packet.on_wire(network.offset));
         }
         let port = of;
         let origin = Origin::Port(port);

@@ -39,7 +39,7 @@ impl Forwarder {
             self.discard(ctx, routed.packet, Origin::Router, DropReason::NodeQueue);
             return;
         }
-        self.counters.to_nodes[node].add(routed.packet.len());
+        self.counters.to_nodes[node].add(routed.packet.on_wire(0));
         ctx.output.to_nodes[node].push_back(routed);
     }
 
@@ -56,7 +56,9 @@ impl Forwarder {
             // The ingress node has checked the MTU, but may have used an outdated value.
             match usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]) {
                 0 => self.discard(ctx, packet, Origin::Node, DropReason::EgressDown),
-                mtu_bytes if packet.len() > mtu_bytes => self.discard(ctx, packet, Origin::Node, DropReason::TooBig),
+                mtu_bytes if packet.ip_bytes_max() > mtu_bytes => {
+                    self.discard(ctx, packet, Origin::Node, DropReason::TooBig)
+                }
                 _ => self.send(ctx, packet, hop),
             }
         }
@@ -91,6 +93,12 @@ impl Forwarder {
         header: &Adjacency,
         ethertype: EtherType,
     ) {
+        if packet.is_large() && !self.takes_large(header.queue) {
+            let origin = Origin::Port(header.port);
+            return self.segment(ctx, packet, origin, |this, ctx, segment| {
+                this.transmit_as(ctx, segment, header, ethertype);
+            });
+        }
         let queue = &mut ctx.output.to_ports[usize::from(header.queue.0 % PORTS_MAX)];
         if ctx.pool.headroom(&packet) < usize::from(header.header_bytes) {
             self.discard(ctx, packet, Origin::Port(header.port), DropReason::NoBuffer);
@@ -102,9 +110,10 @@ impl Forwarder {
         }
         ctx.pool.grow_front(&mut packet, u16::from(header.header_bytes));
         header.write(ethertype, ctx.pool.bytes_mut(&packet));
-        self.counters.ports[usize::from(header.port.0 % PORTS_MAX)].sent.add(packet.len());
+        let sent = packet.on_wire(usize::from(header.header_bytes));
+        self.counters.ports[usize::from(header.port.0 % PORTS_MAX)].sent.add(sent);
         if header.queue != header.port {
-            self.counters.ports[usize::from(header.queue.0 % PORTS_MAX)].sent.add(packet.len());
+            self.counters.ports[usize::from(header.queue.0 % PORTS_MAX)].sent.add(sent);
         }
         queue.push_back(packet);
     }

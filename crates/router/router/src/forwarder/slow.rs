@@ -154,7 +154,7 @@ impl Forwarder {
             let reason = if is_node_up { DropReason::EgressDown } else { DropReason::NodeDown };
             return self.discard(ctx, packet, origin, reason);
         }
-        if packet.len() > mtu_bytes && header.do_not_fragment {
+        if packet.ip_bytes_max() > mtu_bytes && header.do_not_fragment {
             self.send_icmp_error(ctx, &packet, origin, IcmpError::TooBig { mtu_bytes: mtu_bytes as u16 });
             return self.discard(ctx, packet, origin, DropReason::TooBig);
         }
@@ -164,7 +164,7 @@ impl Forwarder {
                 self.redirect(ctx, &packet, hop.port, hop);
             }
         }
-        if packet.len() > mtu_bytes {
+        if packet.ip_bytes_max() > mtu_bytes {
             self.fragment(ctx, packet, origin, (hop, flow), mtu_bytes);
         } else {
             self.dispatch(ctx, packet, hop, flow);

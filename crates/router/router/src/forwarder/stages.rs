@@ -132,7 +132,7 @@ impl Forwarder {
         let mut ctx = Context { now, pool, output };
         if self.port_config(port).is_none_or(|config| !config.is_up) {
             for frame in frames.drain(..) {
-                self.counters.drops.add(DropReason::PortDown);
+                self.counters.drops.add(DropReason::PortDown, frame.on_wire(HEADER_BYTES).0);
                 ctx.pool.free(frame);
             }
             return;
@@ -198,10 +198,11 @@ impl Forwarder {
     fn parse(&mut self, ctx: &mut Context<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
         let state = &self.ports[usize::from(port.0)];
         let is_traced = self.trace.is_some();
-        let (count, mut bytes_total) = (frames.len(), 0);
+        let (mut count, mut bytes_total) = (0, 0);
         for mut packet in frames {
             let frame = ctx.pool.bytes(&packet);
-            bytes_total += frame.len();
+            let (packets, bytes) = packet.on_wire(HEADER_BYTES);
+            (count, bytes_total) = (count + packets, bytes_total + bytes);
             if is_traced && self.is_traced_frame(frame) {
                 vectors.slow.push(packet);
                 continue;
@@ -213,7 +214,7 @@ impl Forwarder {
                 continue;
             };
             if port_of != port {
-                self.counters.ports[usize::from(port_of.0)].received.add(frame.len());
+                self.counters.ports[usize::from(port_of.0)].received.add(packet.on_wire(usize::from(header_bytes)));
             }
             ctx.pool.trim(&mut packet, header_bytes, found.bytes);
             match found.destination {
@@ -221,7 +222,7 @@ impl Forwarder {
                 Destination::V6(destination) => vectors.v6.push(packet, port_of, destination),
             }
         }
-        self.counters.ports[usize::from(port.0)].received.add_many(count, bytes_total);
+        self.counters.ports[usize::from(port.0)].received.add((count, bytes_total));
     }
 
     /// Returns whether the trace filter matches the packet in the frame.
@@ -262,10 +263,10 @@ impl Forwarder {
     }
 
     /// Prepends the Ethernet header if the hop leads to a ready adjacency of an untagged local port whose transmit
-    /// queue has room. Returns whether it did; the caller then queues the packet.
+    /// queue has room, and the packet is not a large one. Returns whether it did; the caller then queues the packet.
     #[inline(always)]
     fn prepare_transmit(&mut self, ctx: &mut Context<'_>, packet: &mut Packet, hop: Hop, ethertype: EtherType) -> bool {
-        if hop.node != self.config.node {
+        if hop.node != self.config.node || packet.is_large() {
             return false;
         }
         let ready = self.neighbours.adjacencies().get(usize::from(hop.adjacency.0));
@@ -275,7 +276,7 @@ impl Forwarder {
         if !has_room || !ctx.pool.prepend(packet, &header) {
             return false;
         }
-        self.counters.ports[port].sent.add(packet.len());
+        self.counters.ports[port].sent.add(packet.on_wire(0));
         true
     }
 }
@@ -395,7 +396,7 @@ fn rewrite<F: Family>(
         let chosen = group.and_then(|group| select_hop(tables, group, node, || F::flow_hash(bytes)));
         let Some((chosen, flow_hash)) = chosen else { continue };
         let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
-        if bytes.len() <= usize::from(mtu_bytes) && F::decrement_ttl(bytes) {
+        if packet.ip_bytes_max() <= usize::from(mtu_bytes) && F::decrement_ttl(bytes) {
             (*hop, *flow) = (chosen, flow_hash);
         }
     }

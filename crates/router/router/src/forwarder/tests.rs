@@ -5,6 +5,7 @@ mod cluster;
 mod forwarding;
 mod hostile;
 mod icmp;
+mod large;
 mod neighbours;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

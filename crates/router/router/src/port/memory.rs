@@ -286,7 +286,7 @@ impl Port for Generator {
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
         let count = from.len();
         for packet in from.drain(..) {
-            self.sent.add(packet.len());
+            self.sent.add(packet.on_wire(HEADER_BYTES));
             pool.free(packet);
         }
         Ok(count)
