@@ -115,6 +115,21 @@ fn errors_name_file_line_key_value_and_remedy() {
             "a.toml, line 9, switches: a buffer of 9 B",
         ),
         ("\"poisson\"", "\"incast\"\nsenders = 8", "a.toml, line 9, workload: 8 senders among 8 hosts; take 1 to 7"),
+        (
+            "[workload]",
+            "[switches]\necn_preset = \"dctcp\"\necn_kmin_bytes = 300001\n[workload]",
+            "a.toml, line 9, switches: ecn_kmin_bytes is 300001, above ecn_kmax_bytes, 300000; write at most",
+        ),
+        (
+            "[workload]",
+            "[switches]\necn_preset = \"red\"\n[workload]",
+            "a.toml, line 10, switches.ecn_preset: unknown variant `red`, expected one of `dcqcn`, `dcqcn-paper`, `dctcp`",
+        ),
+        (
+            "[workload]",
+            "[transport.dcqcn]\ngain = 0.5\n[workload]",
+            "a.toml, transport: the table dcqcn has no effect with congestion = \"dctcp\"; write congestion = \"dcqcn\"",
+        ),
         ("duration = \"1 ms\"", "duration = \"1e6 s\"", "a.toml, line 9, workload: about "),
         (
             "web-search",

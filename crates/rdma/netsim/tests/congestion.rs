@@ -1,0 +1,93 @@
+//! Congestion control in small networks, described by scenario files: every preset runs, and senders that wait because
+//! of their rate or window cause no timeout.
+
+use netsim::experiments::{FctExperiment, FctResult, Observers};
+use netsim::scenario::Scenario;
+
+/// Runs an incast in a star. `tables` are further tables, after the keys of `transport`.
+fn run(senders: u32, bytes: u32, switches: &str, transport: &str) -> FctResult {
+    let hosts = senders + 1;
+    let text = format!(
+        "version = 1\n[topology]\nkind = \"leaf-spine\"\nleaves = 1\nhosts_per_leaf = {hosts}\nspines = 1\n\
+         host_gbps = 100\nleaf_gbps = 100\n[switches]\n{switches}\n[workload]\nkind = \"incast\"\nsenders = {senders}\n\
+         bytes = {bytes}\n[transport]\n{transport}\n"
+    );
+    let scenario = Scenario::parse("a.toml", &text).unwrap();
+    FctExperiment::from_scenario(&scenario).run(Observers::default()).unwrap()
+}
+
+#[test]
+fn every_preset_runs_with_its_thresholds() {
+    let presets = [
+        ("dctcp", "dctcp", ["paper"].as_slice()),
+        ("dctcp", "dcqcn", &["paper", "100g", "400g"]),
+        ("dcqcn", "dcqcn", &["paper", "100g", "400g"]),
+        ("dcqcn-paper", "dcqcn", &["paper", "100g", "400g"]),
+        ("dcqcn", "timely", &["paper", "100g", "400g"]),
+        ("dcqcn", "swift", &["htsim"]),
+    ];
+    for (ecn, control, names) in presets {
+        for name in names {
+            let transport = format!(
+                "policy = \"go-back-n\"\ncongestion = \"{control}\"\n[transport.{control}]\npreset = \"{name}\""
+            );
+            let result = run(8, 1_000_000, &format!("pfc = true\necn_preset = \"{ecn}\""), &transport);
+            assert_eq!((result.flows_ended, result.endpoints.retransmitted_packets), (8, 0), "{ecn} {control} {name}");
+            // 8 MB with headers take 693 us at 100 Gb/s.
+            assert!(result.fct_us.max > 690.0 && result.fct_us.max < 20_000.0, "{control} {name}: {:?}", result.fct_us);
+        }
+    }
+}
+
+#[test]
+fn no_timeout_expires_because_a_sender_is_paced_at_the_minimum_rate() {
+    // TIMELY cuts at each round trip, DCQCN at each queued packet, and no increase comes.
+    let slow = [
+        ("timely", "rtt_low = 10\nrtt_high = 10\nmin_mbps = 100", 15_000.0),
+        ("dcqcn", "increase_interval = \"1 s\"\nmin_mbps = 100", 125.0),
+    ];
+    let marks = "ecn_kmin_bytes = 0\necn_kmax_bytes = 1\necn_pmax = 1.0";
+    for policy in ["go-back-n", "irn", "srnic", "srnic-paged", "connection-cache"] {
+        for (mtu_bytes, timeout) in [(1000, "auto"), (4096, "auto"), (1000, "100 us"), (4096, "100 us")] {
+            for (control, keys, fct_us) in slow {
+                let transport = format!(
+                    "policy = \"{policy}\"\nmtu_bytes = {mtu_bytes}\nack_timeout = \"{timeout}\"\n\
+                     congestion = \"{control}\"\n[transport.{control}]\n{keys}"
+                );
+                let result = run(2, 700_000, marks, &transport);
+                let found = (result.flows_ended, result.endpoints.timeouts, result.endpoints.retransmitted_packets);
+                assert_eq!(found, (2, 0, 0), "{control} {policy} {mtu_bytes} {timeout}");
+                // 121 us at line rate; a packet of 1000 bytes takes 87 us at 100 Mb/s.
+                assert!(result.fct_us.max > fct_us, "{control} {policy} {mtu_bytes}: {:?}", result.fct_us);
+            }
+        }
+    }
+}
+
+/// More senders than packets in a round trip: the fair window is a fraction of a packet.
+#[test]
+fn swift_holds_its_target_with_windows_below_one_packet() {
+    let incast = |policy: &str, min_window: f64| {
+        let transport = format!(
+            "policy = \"{policy}\"\nack_packets = 1\nack_timeout = \"10 ms\"\ncongestion = \"swift\"\n[transport.swift]\n\
+             base_target = \"10 us\"\nlink_target = 0\nscaling_range = 0\ninitial_window_bytes = 1000\n\
+             min_window_packets = {min_window}"
+        );
+        run(400, 100_000, "ecn = false", &transport)
+    };
+    for policy in ["go-back-n", "srnic"] {
+        let (paced, bursty) = (incast(policy, 0.01), incast(policy, 1.0));
+        for result in [&paced, &bursty] {
+            // A probe of srnic asks for an acknowledgement that the queue of the start delays.
+            assert!(policy == "srnic" || result.endpoints.timeouts == 0, "{policy}: {:?}", result.endpoints);
+            assert!(result.endpoints.retransmitted_packets <= result.endpoints.timeouts, "{policy}");
+            assert_eq!(result.flows_ended, 400, "{policy}");
+        }
+        // 400 packets always wait where no window is below one.
+        assert!(bursty.network.queue_max_bytes > 350_000, "{policy}: {}", bursty.network.queue_max_bytes);
+        // The link stays busy: 40 MB with headers take 3464 us.
+        // Senders share the queue of fewer packets, so that the mean flow finishes much earlier than the last.
+        assert!(paced.fct_us.mean < 0.8 * bursty.fct_us.mean, "{policy}: {:?} {:?}", paced.fct_us, bursty.fct_us);
+        assert!(paced.fct_us.max < 1.25 * 3464.0, "{policy}: {:?}", paced.fct_us);
+    }
+}
