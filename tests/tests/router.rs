@@ -20,6 +20,8 @@ mod bird;
 mod cluster;
 #[path = "router/files.rs"]
 mod files;
+#[path = "router/filters.rs"]
+mod filters;
 #[path = "router/floods.rs"]
 mod floods;
 #[path = "router/large.rs"]

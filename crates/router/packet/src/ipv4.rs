@@ -175,6 +175,16 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         put(raw, 10, &checksum.to_be_bytes());
     }
 
+    /// Increments the TTL unless it is 255, and updates the header checksum incrementally (RFC 1624).
+    pub fn increment_ttl(&mut self) {
+        let old = u16_at(self.bytes.as_ref(), 8);
+        let Some(new) = old.checked_add(0x100) else { return };
+        let checksum = checksum::update(self.checksum(), old, new);
+        let raw = self.bytes.as_mut();
+        put(raw, 8, &new.to_be_bytes());
+        put(raw, 10, &checksum.to_be_bytes());
+    }
+
     /// Sets the identification; does not update the checksum.
     pub fn set_identification(&mut self, identification: u16) {
         put(self.bytes.as_mut(), 4, &identification.to_be_bytes());

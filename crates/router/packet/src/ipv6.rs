@@ -197,6 +197,12 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         assert!(*limit > 0, "the hop limit is 0");
         *limit -= 1;
     }
+
+    /// Increments the hop limit unless it is 255.
+    pub fn increment_hop_limit(&mut self) {
+        let limit = &mut self.bytes.as_mut()[7];
+        *limit = limit.saturating_add(1);
+    }
 }
 
 /// The fields of a header.

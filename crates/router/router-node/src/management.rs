@@ -114,6 +114,9 @@ pub struct Status {
     pub ports: Vec<PortStatus>,
     /// The other nodes, by number.
     pub peers: Vec<PeerStatus>,
+    /// Packet filters of its namespace that apply, or would apply, to packets that it forwards.
+    #[serde(default)]
+    pub filters: FiltersStatus,
     /// Its routes.
     pub routes: RoutesStatus,
     /// Neighbours on its ports' networks, at most [`NEIGHBOURS_SHOWN_MAX`].
@@ -229,6 +232,53 @@ pub struct PeerTraffic {
     /// Messages that failed authentication and were dropped.
     #[serde(default)]
     pub forged_messages: u64,
+}
+
+/// Packet filters, and who forwards packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FiltersStatus {
+    /// The value of the cluster file: `honour`, `refuse` or `ignore`.
+    pub mode: String,
+    /// Who forwards packets: `router`, `kernel`, or `closed` for nobody.
+    pub path: String,
+    /// The filters, in words.
+    pub found: Vec<String>,
+    /// Why the kernel cannot forward although the mode is `honour`, and the remedy.
+    pub obstacle: Option<String>,
+}
+
+impl FiltersStatus {
+    /// Number of filters that [`FiltersStatus::line`] shows.
+    const SHOWN_MAX: usize = 3;
+
+    /// Returns the filters for a line of text: the first ones, and the number of others.
+    pub fn shown(&self) -> String {
+        let shown = self.found.iter().take(Self::SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join("; ");
+        match self.found.len().saturating_sub(Self::SHOWN_MAX) {
+            0 => shown,
+            others => format!("{shown}; and {others} more"),
+        }
+    }
+
+    /// Returns a line that says how packet filters affect forwarding; `None` if there is nothing to say.
+    pub fn line(&self) -> Option<String> {
+        let (mode, shown) = (&self.mode, self.shown());
+        Some(match (mode.as_str(), self.path.as_str(), self.found.is_empty()) {
+            ("ignore", _, true) => {
+                "filters = \"ignore\": packet filters do not apply to forwarded packets; there are none".to_owned()
+            }
+            (_, _, true) => return None,
+            ("ignore", ..) => {
+                format!("filters = \"ignore\": packet filters do not apply to forwarded packets: {shown}")
+            }
+            (_, "closed", _) => {
+                let remedy = "remove them, or set filters = \"honour\" or \"ignore\"";
+                let remedy = self.obstacle.as_deref().unwrap_or(remedy);
+                format!("filters = \"{mode}\": nothing is forwarded because of packet filters: {shown}; {remedy}")
+            }
+            _ => format!("filters = \"{mode}\": the kernel forwards because of packet filters: {shown}"),
+        })
+    }
 }
 
 /// Numbers of routes.

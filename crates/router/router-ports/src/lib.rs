@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub mod ethernet;
+mod filters;
 mod interface;
 mod mapping;
 mod namespace;
@@ -19,6 +20,7 @@ mod test_network;
 mod tun_tap;
 mod xdp;
 
+pub use filters::FilterWatch;
 pub use interface::{Interface, InterfaceError, InterfaceIndex, disable_offloads};
 pub use namespace::Namespace;
 pub use packet_socket::PacketSocket;

@@ -21,6 +21,8 @@ pub struct Sysctls {
     changed: Vec<Setting>,
     /// The file that remembers the settings if the process is killed.
     journal: Option<Journal>,
+    /// Whether the kernel forwards packets of ports: see [`Sysctls::set_forwarding`].
+    forwards: bool,
 }
 
 impl Sysctls {
@@ -37,7 +39,7 @@ impl Sysctls {
     /// The identity of the namespace cannot be determined.
     pub fn remembered_in(file: &Path, namespace: Option<&Path>) -> io::Result<Sysctls> {
         let journal = Journal::new(file, namespace)?;
-        let mut sysctls = Sysctls { changed: Vec::new(), journal: Some(journal) };
+        let mut sysctls = Sysctls { changed: Vec::new(), journal: Some(journal), forwards: false };
         if let Err(error) = sysctls.take_over(file) {
             sysctls.forget();
             return Err(error);
@@ -74,7 +76,7 @@ impl Sysctls {
     /// Restores what a killed process has left changed, in the calling thread's network namespace, and removes the file
     /// that remembers it.
     pub fn restore_leftover(file: &Path) -> io::Result<Leftover> {
-        let mut sysctls = Sysctls { changed: Vec::new(), journal: Some(Journal::new(file, None)?) };
+        let mut sysctls = Sysctls { changed: Vec::new(), journal: Some(Journal::new(file, None)?), forwards: false };
         if !sysctls.take_over(file)? {
             sysctls.journal = None;
             return Ok(Leftover::OfAnotherNamespace);
@@ -144,7 +146,7 @@ impl Sysctls {
     /// hosts and not for routers (RFC 1812, section 5.2.7.2), and accepts packets for this node independent of the
     /// return path.
     pub fn configure_port(&mut self, interface: &str) -> io::Result<()> {
-        self.set(&format!("net/ipv4/conf/{interface}/forwarding"), "0")?;
+        self.set(&format!("net/ipv4/conf/{interface}/forwarding"), self.forwarding())?;
         self.set(&format!("net/ipv4/conf/{interface}/rp_filter"), "0")?;
         self.set("net/ipv4/conf/all/rp_filter", "0")?;
         // Without forwarding, each of the two settings alone enables redirects.
@@ -152,7 +154,7 @@ impl Sysctls {
         self.set("net/ipv4/conf/all/accept_redirects", "0")?;
         if self.has_v6(interface) {
             // IPv6 has one setting for all interfaces.
-            self.set("net/ipv6/conf/all/forwarding", "0")?;
+            self.set("net/ipv6/conf/all/forwarding", self.forwarding())?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_ra"), "0")?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_redirects"), "0")?;
         }
@@ -165,6 +167,31 @@ impl Sysctls {
         self.configure_port(interface)?;
         // Packets to any address of the node are local, whichever interface has the address.
         self.set(&format!("net/ipv4/conf/{interface}/accept_local"), "1")
+    }
+
+    /// Sets whether the kernel forwards packets of ports, and of the interface `tun` between the router and its kernel,
+    /// now and in later calls of [`Sysctls::configure_port`]. It then sends redirects like the router, if `redirects` is
+    /// set: to hosts on a port's network, and not to the router.
+    pub fn set_forwarding(&mut self, forwards: bool, ports: &[&str], tun: &str, redirects: bool) -> io::Result<()> {
+        self.forwards = forwards;
+        for interface in ports.iter().chain([&tun]) {
+            self.set(&format!("net/ipv4/conf/{interface}/forwarding"), self.forwarding())?;
+            if forwards && (!redirects || *interface == tun) {
+                self.set(&format!("net/ipv4/conf/{interface}/send_redirects"), "0")?;
+            }
+        }
+        if forwards {
+            // One of the two settings alone enables redirects.
+            self.set("net/ipv4/conf/all/send_redirects", "0")?;
+        }
+        if self.has_v6(tun) {
+            self.set("net/ipv6/conf/all/forwarding", self.forwarding())?;
+        }
+        Ok(())
+    }
+
+    fn forwarding(&self) -> &'static str {
+        if self.forwards { "1" } else { "0" }
     }
 
     fn has_v6(&self, interface: &str) -> bool {

@@ -45,6 +45,17 @@ pub(crate) fn option<T: Plain>(fd: impl AsFd, level: c_int, option: c_int) -> io
     Ok(unsafe { value.assume_init() })
 }
 
+/// Calls `getsockopt` with an option that reads a request from the buffer and writes the answer to it. Returns the
+/// number of bytes of the answer.
+pub(crate) fn exchange(fd: impl AsFd, level: c_int, option: c_int, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut bytes = libc::socklen_t::try_from(buffer.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `buffer` is exclusively borrowed during the call and has `bytes` initialized bytes.
+    let result =
+        unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), level, option, buffer.as_mut_ptr().cast(), &raw mut bytes) };
+    checked(result)?;
+    Ok((bytes as usize).min(buffer.len()))
+}
+
 /// Converts the result of a system call that is negative on failure.
 pub(crate) fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }

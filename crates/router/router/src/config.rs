@@ -25,6 +25,19 @@ impl Config {
     }
 }
 
+/// Who forwards transit packets: packets that are not for this node and not from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransitPath {
+    /// The router.
+    #[default]
+    Router,
+    /// The node's kernel, so that its packet filters apply: packets from ports with a kernel interface are left to it,
+    /// all others are passed to it. What it sends through the router is forwarded.
+    Kernel,
+    /// Nobody: they are dropped.
+    Closed,
+}
+
 /// Bounds of a forwarder's slow path.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {

@@ -128,6 +128,10 @@ reasons! {
     Hop = "hop is none of this node's",
     /// From the kernel, to which it would return.
     KernelLoop = "back to the kernel that sent it",
+    /// Packet filters of the node would be bypassed.
+    Filters = "packet filters would be bypassed",
+    /// From a port whose frames the kernel receives too, and which it forwards itself: no loss.
+    KernelForwards = "forwarded by the kernel",
 }
 
 impl fmt::Display for DropReason {

@@ -17,6 +17,7 @@ mod segment;
 mod send;
 mod slow;
 mod stages;
+mod transit;
 mod vector;
 
 #[cfg(test)]
@@ -37,7 +38,7 @@ use crate::output::{Event, Output, RoutedPacket};
 use crate::rate::TokenBucket;
 use crate::routes::Tables;
 use crate::trace::{Filter, Step, TracedStep, flow_of};
-use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
+use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time, TransitPath};
 
 use claim::Claim;
 pub use claim::ClaimState;
@@ -149,6 +150,7 @@ pub struct Forwarder {
     icmp_errors: TokenBucket,
     redirects: TokenBucket,
     replies: TokenBucket,
+    transit: TransitPath,
     trace: Option<Filter>,
     vectors: Option<Box<Vectors>>,
     /// Identification of the last IPv4 packet generated here.
@@ -190,6 +192,7 @@ impl Forwarder {
             icmp_errors: TokenBucket::new(limits.icmp_errors, Time::ZERO),
             redirects: TokenBucket::new(limits.redirects, Time::ZERO),
             replies: TokenBucket::new(limits.replies, Time::ZERO),
+            transit: TransitPath::Router,
             trace: None,
             vectors: None,
             identification: config.seed as u16,
@@ -427,6 +430,11 @@ impl Forwarder {
     /// Enables or disables ICMP redirects.
     pub fn set_redirects(&mut self, is_enabled: bool) {
         self.config.redirects = is_enabled;
+    }
+
+    /// Sets who forwards transit packets.
+    pub fn set_transit(&mut self, path: TransitPath) {
+        self.transit = path;
     }
 
     /// Traces the packets that a filter matches, or none.

@@ -21,7 +21,7 @@ pub mod routes;
 mod time;
 mod trace;
 
-pub use config::{Config, Limits, PortConfig, Vlan};
+pub use config::{Config, Limits, PortConfig, TransitPath, Vlan};
 pub use counters::{Counters, DropReason, Drops, PortCounters, Traffic};
 pub use forwarder::{ClaimState, Forwarder, NeighboursFull, PortError, Stage, StageProbe, VECTOR_PACKETS_MAX};
 pub use hop::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};

@@ -103,6 +103,7 @@ impl ConfigDiff {
     fn node(&mut self, old: &Node, new: &Node) {
         self.list_added_and_removed(&old.addresses, &new.addresses, |address| format!("address {address}"));
         self.compare("redirects", &old.redirects, &new.redirects);
+        self.compare("filters", &old.filters.as_str(), &new.filters.as_str());
         for former in old.ports.iter().filter(|former| new.port(&former.device).is_none()) {
             self.lines.push(format!("port '{}' is gone", former.device));
         }
@@ -235,8 +236,8 @@ device = "eth0"
             ),
             (
                 "name = \"a\"",
-                "name = \"a\"\nredirects = false",
-                &["redirects: false instead of true"],
+                "name = \"a\"\nredirects = false\nfilters = \"refuse\"",
+                &["redirects: false instead of true", "filters: refuse instead of honour"],
                 &[Some(0), Some(1)],
             ),
             (

@@ -23,4 +23,4 @@ pub use model::{
 };
 pub(crate) use paths::all_sysctls;
 pub use paths::{ClusterPaths, NodePaths};
-pub use schema::{Balance, Batch, InterconnectKind, PortKind};
+pub use schema::{Balance, Batch, FilterMode, InterconnectKind, PortKind};

@@ -9,7 +9,7 @@ use router::{NodeId, PortId, Vlan};
 use serde::Deserialize;
 
 use super::hash::fnv1a;
-use super::schema::{self, Balance, Batch, InterconnectKind, PortKind};
+use super::schema::{self, Balance, Batch, FilterMode, InterconnectKind, PortKind};
 
 /// Version of the cluster files that this release reads.
 pub const VERSION: u32 = 1;
@@ -96,6 +96,9 @@ pub struct Node {
     /// Whether it sends ICMP redirects.
     #[serde(default = "redirects_default")]
     pub redirects: bool,
+    /// What it does about packet filters of its namespace.
+    #[serde(default)]
+    pub filters: FilterMode,
     /// Its ports. A port's index is its [`PortId`].
     pub ports: Vec<PortOfNode>,
     /// Static routes.

@@ -56,6 +56,30 @@ impl Balance {
     }
 }
 
+/// What a node does if packet filters of its namespace would apply to packets that it forwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FilterMode {
+    /// The kernel forwards, so that they apply.
+    #[default]
+    Honour,
+    /// It does not start; if filters appear while it is up, it stops forwarding.
+    Refuse,
+    /// The router forwards: they do not apply.
+    Ignore,
+}
+
+impl FilterMode {
+    /// Returns the spelling in cluster files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Honour => "honour",
+            Self::Refuse => "refuse",
+            Self::Ignore => "ignore",
+        }
+    }
+}
+
 /// How a port accesses its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -56,6 +56,14 @@ pub enum NodeError {
     /// The TUN interface to the node's kernel cannot be opened.
     #[error("interface crosslane0: {0}; run as root, and give each node its own network namespace")]
     SlowPath(String),
+    /// Packets would be forwarded past packet filters.
+    #[error("packet filters would apply to forwarded packets: {found}; {remedy}")]
+    Filters {
+        /// The filters.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
     /// The interconnect.
     #[error(transparent)]
     Interconnect(#[from] InterconnectError),
@@ -84,6 +92,7 @@ impl NodeError {
     pub fn key(&self, node: usize) -> Option<String> {
         match self {
             Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),
+            Self::Filters { .. } => Some(format!("nodes[{node}].filters")),
             Self::Key(_) => Some("key".to_owned()),
             Self::Port { index, .. } => Some(format!("nodes[{node}].ports[{index}].device")),
             Self::PortFile { index, key, .. } => Some(format!("nodes[{node}].ports[{index}].{key}")),

@@ -54,6 +54,7 @@ impl Node {
         self.peers.poll(now_ns, self.local.announcements());
         self.handle_peer_updates();
         self.handle_reports(now_ns);
+        self.watch_filters();
         self.handle_kernel_changes();
         self.reopen_ports(now_ns);
         self.attach_deferred(now_ns);
@@ -89,7 +90,7 @@ impl Node {
             Some(HangEvent::Resumed(hung_ns)) => {
                 let hung_ms = hung_ns / 1_000_000;
                 warn!("the forwarding thread has resumed after {hung_ms} ms: sessions are opened again");
-                self.peers.release();
+                self.release_peers();
             }
             None => {}
         }
@@ -105,7 +106,14 @@ impl Node {
         self.peers.hold("its interconnect restarts", now_ns);
         self.handle_peer_updates();
         self.command(Command::RestartInterconnect);
-        self.peers.release();
+        self.release_peers();
+    }
+
+    /// Lets sessions be opened again, unless nothing is forwarded.
+    fn release_peers(&mut self) {
+        if !self.filters.is_closed() {
+            self.peers.release();
+        }
     }
 
     fn handle_peer_updates(&mut self) {
@@ -140,6 +148,8 @@ impl Node {
         descriptors.extend(self.peers.descriptors());
         let clients_at = descriptors.len();
         descriptors.extend(self.clients.descriptors());
+        let filters_at = descriptors.len();
+        descriptors.extend(self.filters.wakes().map(|fd| (fd, PollFlags::IN)));
         let mut polled: Vec<PollFd<'_>> =
             descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
         let timeout = Timespec::try_from(Duration::from_nanos(left_ns)).expect("a second at most");
@@ -154,8 +164,12 @@ impl Node {
             self.kernel_polled_at_ns = now_ns;
         }
         self.peers.note_readable(&readable[PEERS_AT..clients_at]);
-        if readable[clients_at..].contains(&true) {
+        if readable[clients_at..filters_at].contains(&true) {
             self.clients.note_readable();
+        }
+        // Legacy tables report no changes.
+        if readable[filters_at..].contains(&true) || self.is_kernel_readable {
+            self.filters.note_readable();
         }
         if must_reload && !self.is_stopping {
             // Several signals result in one reload.

@@ -317,6 +317,10 @@ impl ForwardingThread {
             Command::RenumberPorts(gone, stays) => self.renumber_ports(&gone, &stays),
             Command::SetBatching(policy) => interconnect.set_policy(policy),
             Command::SetRedirects(are_sent) => forwarder.set_redirects(are_sent),
+            Command::SetTransit(path) => {
+                forwarder.set_transit(path);
+                self.report(Report::TransitSet(path));
+            }
             Command::SetRemoteMtus(node, mtus_bytes) => {
                 for port in 0..PORTS_MAX {
                     let mtu_bytes = mtus_bytes.get(usize::from(port)).copied().unwrap_or(0);

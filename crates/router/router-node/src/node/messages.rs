@@ -8,7 +8,7 @@ use packet::ethernet::MacAddress;
 use router::batch::Policy;
 use router::{
     AdjacencyId, ClaimState, Counters, Event, Filter, Neighbour, NodeId, Port, PortConfig, PortId, PortLosses,
-    TracedStep,
+    TracedStep, TransitPath,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -34,6 +34,8 @@ pub enum Command {
     SetBatching(Policy),
     /// Sets whether redirects are sent.
     SetRedirects(bool),
+    /// Sets who forwards transit packets; answered by [`Report::TransitSet`].
+    SetTransit(TransitPath),
     /// Sets the MTUs of another node's ports.
     SetRemoteMtus(NodeId, Vec<u16>),
     /// Sets whether another node is reachable.
@@ -66,6 +68,8 @@ pub enum Command {
 pub enum Report {
     /// A pinned adjacency; `None` when the neighbour table is full.
     AdjacencyPinned(PortId, IpAddr, Option<AdjacencyId>),
+    /// Who forwards transit packets from now on.
+    TransitSet(TransitPath),
     /// Events of neighbours.
     NeighbourEvents(Vec<Event>),
     /// All known neighbours, after events were lost.

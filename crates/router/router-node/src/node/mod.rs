@@ -8,6 +8,7 @@ mod effect;
 mod error;
 mod event_loop;
 mod fib_query;
+mod filters;
 mod forwarding;
 mod gateways;
 mod interconnect_clock;

@@ -67,6 +67,8 @@ pub struct OpenPortParams<'a> {
     pub folder: &'a Path,
     /// The addresses of the node.
     pub local: &'a LocalAddresses,
+    /// Whether the kernel forwards, which must receive all frames of a port.
+    pub kernel_forwards: bool,
 }
 
 /// Returns the timing of a modelled link.
@@ -127,11 +129,16 @@ fn vlan(params: &OpenPortParams<'_>) -> OpenPort {
     }
 }
 
+/// Why a port that may use AF_XDP does not: its program takes packets before the kernel can forward them.
+pub const KERNEL_FORWARDS: &str = "the kernel forwards because of packet filters";
+
 fn open_ethernet(
     params: &OpenPortParams<'_>,
-    backend: Option<Backend>,
+    wanted: Option<Backend>,
     sysctls: &mut Sysctls,
 ) -> Result<OpenPort, String> {
+    let is_overridden = params.kernel_forwards && wanted != Some(Backend::PacketSocket);
+    let backend = if is_overridden { Some(Backend::PacketSocket) } else { wanted };
     let device = &params.port_config().device;
     let vlans = params.node.vlans_of(device);
     let opened = ethernet::open(device, backend, &vlans, params.local).map_err(|error| error.to_string())?;
@@ -150,7 +157,7 @@ fn open_ethernet(
         config,
         interface: Some(interface.index),
         kind: kind.as_str(),
-        fallback: opened.fallback_reason,
+        fallback: if is_overridden { Some(KERNEL_FORWARDS.to_owned()) } else { opened.fallback_reason },
         // The XDP program compares destination addresses with the one at the time of opening.
         opened_interface: Some(OpenedInterface {
             mac: (opened.backend == Backend::Xdp).then_some(interface.mac),

@@ -48,7 +48,8 @@ impl Node {
     }
 
     pub(super) fn open(&mut self, index: usize) -> Result<OpenPort, NodeError> {
-        let params = self.settings.open_port_params(self.settings.node(), index, &self.local_addresses);
+        let (local, kernel_forwards) = (&self.local_addresses, self.filters.kernel_forwards());
+        let params = self.settings.open_port_params(self.settings.node(), index, local, kernel_forwards);
         open_ports::open_port(&params, &mut self.sysctls)
     }
 
@@ -111,6 +112,8 @@ impl Node {
             }
         }
         if is_reopened {
+            // Filters of an interface are found by its index.
+            self.update_filters();
             self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         }
     }
@@ -138,11 +141,16 @@ impl Node {
             if self.ports[index].opened_interface.take_if(|opened| !opened.still_matches(link)).is_some() {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
                 info!(port = self.device(port), "reopened for MTU {}{mac}", link.mtu_bytes);
-                // The port is reopened when it is detached, or at this time if its number changes in between.
-                self.ports[index].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
-                self.command(Command::DetachPort(port));
+                self.close_to_reopen(index);
             }
         }
+    }
+
+    /// Closes a port, which is reopened when it is detached, or later if its number changes in between.
+    pub(super) fn close_to_reopen(&mut self, index: usize) {
+        self.ports[index].opened_interface = None;
+        self.ports[index].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
+        self.command(Command::DetachPort(PortId(index as u8)));
     }
 
     /// Returns a line for each port with an MTU below the one of the cluster file.

@@ -86,7 +86,8 @@ impl Node {
     }
 
     fn open_for_reload(&self, node: &NodeConfig, index: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
-        let params = self.settings.open_port_params(node, index, &self.local_addresses);
+        let kernel_forwards = self.filters.kernel_forwards();
+        let params = self.settings.open_port_params(node, index, &self.local_addresses, kernel_forwards);
         open_ports::open_port(&params, sysctls).map_err(|error: NodeError| {
             let key = error.key(self.settings.node).unwrap_or_else(|| "nodes".to_owned());
             InvalidKey::new(key, format!("{error}; nothing was changed"))
@@ -169,6 +170,7 @@ impl Node {
         self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         // Ports are attached last, so that the first packets find the configuration and the routes.
         self.apply_effects();
+        self.update_filters();
         self.attach_ports(attached);
     }
 

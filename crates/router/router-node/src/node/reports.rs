@@ -21,6 +21,7 @@ impl Node {
                     }
                     self.local.adjacency_pinned(port, address, adjacency);
                 }
+                Report::TransitSet(path) => self.transit_set(path),
                 Report::NeighbourEvents(events) => events.into_iter().for_each(|event| self.neighbour(event)),
                 Report::AllNeighbours(all) => {
                     let known = all.iter().filter(|neighbour| neighbour.is_confirmed);

@@ -31,6 +31,9 @@ pub struct RouteTable {
     requests: Requests,
     /// By node: its neighbours. The kernel has the route to their network instead.
     neighbours: Vec<HashSet<IpNet>>,
+    /// Whether the kernel forwards: it then needs the routes to neighbours of other nodes as well, as their network may
+    /// have ports of several nodes.
+    kernel_forwards: bool,
     /// Ports of this node whose networks its kernel does not know.
     ports_without_kernel: Vec<PortId>,
     /// Prefixes that this node reaches by those ports or by static routes, which its kernel does not know.
@@ -51,6 +54,7 @@ impl RouteTable {
             slow_path,
             requests,
             neighbours: vec![HashSet::new(); nodes],
+            kernel_forwards: false,
             ports_without_kernel: Vec::new(),
             unknown_to_kernel: HashSet::new(),
             installed: BTreeSet::new(),
@@ -64,6 +68,12 @@ impl RouteTable {
     /// Sets the ports without a kernel interface, for later changes.
     pub fn set_ports_without_kernel(&mut self, ports: Vec<PortId>) {
         self.ports_without_kernel = ports;
+    }
+
+    /// Sets whether the kernel forwards.
+    pub fn set_kernel_forwards(&mut self, kernel_forwards: bool) {
+        self.kernel_forwards = kernel_forwards;
+        self.dirty.extend(self.neighbours.iter().flatten());
     }
 
     fn is_unknown_to_kernel(&self, announced: &AnnouncedRoute) -> bool {
@@ -183,7 +193,7 @@ impl RouteTable {
         if winners.clone().any(|source| source.node == self.own) {
             return self.unknown_to_kernel.contains(&prefix);
         }
-        winners.any(|source| !self.neighbours[usize::from(source.node.0)].contains(&prefix))
+        self.kernel_forwards || winners.any(|source| !self.neighbours[usize::from(source.node.0)].contains(&prefix))
     }
 
     /// Removes the installed routes from the kernel.

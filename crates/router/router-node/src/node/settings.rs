@@ -62,8 +62,10 @@ impl NodeSettings {
         node: &'a NodeConfig,
         index: usize,
         local: &'a LocalAddresses,
+        kernel_forwards: bool,
     ) -> OpenPortParams<'a> {
-        OpenPortParams { node, index, seed: self.seed(&node.ports[index].device), folder: self.folder(), local }
+        let (seed, folder) = (self.seed(&node.ports[index].device), self.folder());
+        OpenPortParams { node, index, seed, folder, local, kernel_forwards }
     }
 
     /// Returns the directory of the cluster file, the base of relative paths of capture files.

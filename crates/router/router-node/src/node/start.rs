@@ -16,6 +16,7 @@ use rustix::fs::FlockOperation;
 
 use super::clients::Clients;
 use super::error::{NodeError, system};
+use super::filters::Filters;
 use super::forwarding::{ForwardingParts, ForwardingThread};
 use super::interconnect_clock::InterconnectClock;
 use super::kernel_settings;
@@ -96,6 +97,7 @@ impl Node {
             peers,
             clients,
             kernel: Monitor::open()?,
+            filters: Filters::open()?,
             local: LocalRoutes::new(Some(slow_path)),
             table: RouteTable::new(rib, id, nodes, slow_path, requests),
             ports: Vec::new(),
@@ -120,6 +122,7 @@ impl Node {
             sysctls,
             _pid: pid,
         };
+        this.check_filters_at_start()?;
         this.thread = Some(start(parts)?);
         this.open_all_ports()?;
         Ok(this)

@@ -12,6 +12,7 @@ use router_ports::{InterfaceIndex, LocalAddresses, Sysctls};
 
 use super::clients::Clients;
 use super::error::NodeError;
+use super::filters::Filters;
 use super::liveness::HangWatch;
 use super::local_routes::LocalRoutes;
 use super::messages::{Command, Notifier, Report};
@@ -29,6 +30,7 @@ pub struct Node {
     pub(super) peers: Peers,
     pub(super) clients: Clients,
     pub(super) kernel: Monitor,
+    pub(super) filters: Filters,
     pub(super) local: LocalRoutes,
     pub(super) table: RouteTable,
     pub(super) ports: Vec<PortState>,

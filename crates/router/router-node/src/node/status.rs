@@ -34,6 +34,7 @@ impl Node {
             batch: cluster.interconnect.batch.to_string(),
             ports: node.ports.iter().enumerate().map(port).collect(),
             peers: self.peers.iter().map(|(id, peer)| peer_status(peer, &snapshot.peers[usize::from(id.0)])).collect(),
+            filters: self.filters.status(node.filters),
             routes: RoutesStatus {
                 v4: v4 as u64,
                 v6: v6 as u64,

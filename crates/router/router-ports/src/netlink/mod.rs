@@ -7,7 +7,7 @@ mod convert;
 mod model;
 mod monitor;
 mod requests;
-mod socket;
+pub(crate) mod socket;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -5,13 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use netlink_packet_core::{
-    DecodeError, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN,
-    NetlinkBuffer, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    DecodeError, Emitable, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
+    NLMSG_OVERRUN, NetlinkBuffer, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 /// The size of the receive buffer; the kernel's messages have at most 32 KiB.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -19,6 +19,8 @@ const BUFFER_BYTES: usize = 64 << 10;
 const QUEUE_BYTES: usize = 32 << 20;
 /// The time to wait for an answer. The kernel answers at once, so a missing answer is lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The size of the header of a message.
+const NETLINK_HEADER_BYTES: usize = 16;
 /// The largest number of attempts of a dump while the tables change.
 const DUMPS_MAX: u32 = 8;
 
@@ -61,7 +63,7 @@ impl NetlinkError {
 }
 
 /// A message of the kernel whose payload is not yet parsed.
-pub(super) struct Raw<'a> {
+pub(crate) struct Raw<'a> {
     pub kind: u16,
     pub flags: u16,
     pub sequence: u32,
@@ -81,7 +83,7 @@ impl Raw<'_> {
     }
 }
 
-pub(super) struct Socket {
+pub(crate) struct Socket {
     fd: OwnedFd,
     buffer: Vec<u8>,
     sequence: u32,
@@ -92,7 +94,13 @@ impl Socket {
     /// Opens a socket that subscribes to the event groups of the bit mask `groups`.
     pub fn open(groups: u32) -> Result<Socket, NetlinkError> {
         // Protocol 0 of netlink is NETLINK_ROUTE.
-        let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
+        Socket::open_protocol(None, groups)
+    }
+
+    /// Like [`Socket::open`], for another protocol of netlink.
+    pub fn open_protocol(protocol: Option<Protocol>, groups: u32) -> Result<Socket, NetlinkError> {
+        let flags = SocketFlags::CLOEXEC;
+        let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)
             .map_err(NetlinkError::socket("opening a socket"))?;
         // Exceeds the system's limit if permitted; a smaller queue only causes more resynchronizations.
         if sockopt::set_socket_recv_buffer_size_force(&fd, QUEUE_BYTES).is_err() {
@@ -182,6 +190,36 @@ impl Socket {
         Ok(false)
     }
 
+    /// Dumps a table of another netlink family: sends a request of this kind and contents, and passes the contents of
+    /// each answer to `each`; if the table changed during the dump, calls `restart` and dumps again.
+    pub fn dump_raw<T>(
+        &mut self,
+        kind: u16,
+        request: &[u8],
+        table: &mut T,
+        restart: impl Fn(&mut T),
+        mut each: impl FnMut(&mut T, &[u8]),
+    ) -> Result<(), NetlinkError> {
+        for _ in 0..DUMPS_MAX {
+            restart(table);
+            self.sequence = self.sequence.wrapping_add(1);
+            let sequence = self.sequence;
+            let mut bytes = vec![0; NETLINK_HEADER_BYTES];
+            let mut header = NetlinkHeader::default();
+            header.length = (NETLINK_HEADER_BYTES + request.len()) as u32;
+            header.message_type = kind;
+            header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+            header.sequence_number = sequence;
+            header.emit(&mut bytes);
+            bytes.extend_from_slice(request);
+            self.send(&bytes)?;
+            if self.receive_dump(sequence, &mut |raw| each(table, raw.bytes))? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Dumps a table once, and returns whether it did not change during the dump.
     fn dump_once(
         &mut self,
@@ -191,7 +229,18 @@ impl Socket {
         let mut bytes = Vec::new();
         let sequence = self.write(request.clone(), NLM_F_DUMP, &mut bytes);
         self.send(&bytes)?;
-        let (mut is_done, mut is_consistent, mut unreadable) = (false, true, 0);
+        let mut unreadable = 0;
+        let is_consistent = self.receive_dump(sequence, &mut |raw| match raw.read() {
+            Ok(message) => each(message),
+            Err(_) => unreadable += 1,
+        })?;
+        self.unreadable += unreadable;
+        Ok(is_consistent)
+    }
+
+    /// Receives a dump, and returns whether the table did not change during it.
+    fn receive_dump(&mut self, sequence: u32, each: &mut dyn FnMut(Raw)) -> Result<bool, NetlinkError> {
+        let (mut is_done, mut is_consistent) = (false, true);
         while !is_done {
             let received = self.receive(RecvFlags::empty(), |raw| {
                 if raw.sequence != sequence {
@@ -202,16 +251,12 @@ impl Socket {
                     NLMSG_DONE | NLMSG_ERROR if raw.error() != 0 => return Err(refused("a dump", raw.error())),
                     NLMSG_DONE | NLMSG_ERROR => is_done = true,
                     NLMSG_NOOP | NLMSG_OVERRUN => {}
-                    _ => match raw.read() {
-                        Ok(message) => each(message),
-                        Err(_) => unreadable += 1,
-                    },
+                    _ => each(raw),
                 }
                 Ok(())
             });
             received.map_err(|error| error.while_doing("waiting for a dump"))?;
         }
-        self.unreadable += unreadable;
         Ok(is_consistent)
     }
 }
@@ -225,7 +270,7 @@ fn malformed(error: DecodeError) -> NetlinkError {
 }
 
 /// The reason why nothing was received.
-pub(super) enum ReceiveError {
+pub(crate) enum ReceiveError {
     /// No message is queued.
     Empty,
     /// Messages were lost.

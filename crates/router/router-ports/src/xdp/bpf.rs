@@ -16,11 +16,16 @@ const MAP_CREATE: c_int = 0;
 const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROGRAM_LOAD: c_int = 5;
+const PROGRAM_QUERY: c_int = 16;
 const LINK_CREATE: c_int = 28;
 const MAP_HASH: u32 = 1;
 const MAP_SOCKETS: u32 = 17;
 const PROGRAM_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
+/// The next number is egress.
+const ATTACH_TCX_INGRESS: u32 = 46;
+/// Offset of the number of programs in the attributes of a query.
+const TCX_COUNT_AT: usize = 24;
 const PASS: i32 = 2;
 const HELPER_LOOKUP: i32 = 1;
 const HELPER_REDIRECT: i32 = 51;
@@ -77,6 +82,16 @@ unsafe fn call_for_fd(command: c_int, attributes: &mut Attributes) -> io::Result
     // SAFETY: the pointers in `attributes` are valid for the command, and the descriptor that it returns is new, so no
     // other code owns it: both are requirements of this function.
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Returns the number of programs that `tcx` runs for packets that an interface receives, or sends. A kernel without
+/// `tcx` has none.
+pub fn tcx_programs(interface: InterfaceIndex, is_egress: bool) -> u32 {
+    let mut attributes = Attributes::new().word(0, interface.0).word(4, ATTACH_TCX_INGRESS + u32::from(is_egress));
+    // SAFETY: the array of program identifiers is absent and its length is 0; there are no other pointers.
+    let asked = unsafe { call(PROGRAM_QUERY, &mut attributes) };
+    let count = attributes.0[TCX_COUNT_AT..].first_chunk().map_or(0, |count| u32::from_ne_bytes(*count));
+    asked.map_or(0, |_| count)
 }
 
 fn create_map(kind: u32, key_bytes: u32, value_bytes: u32, entries: u32) -> io::Result<OwnedFd> {

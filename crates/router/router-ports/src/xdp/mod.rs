@@ -18,6 +18,7 @@ use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
+pub(crate) use bpf::tcx_programs;
 pub use bpf::{LocalAddresses, Mode};
 
 use crate::interface::{Interface, InterfaceIndex, interface_exists};

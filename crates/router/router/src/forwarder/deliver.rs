@@ -44,11 +44,11 @@ impl Forwarder {
         destination_of(bytes).is_some_and(|destination| self.is_unassigned(destination))
     }
 
-    fn has_kernel(&self, port: PortId) -> bool {
+    pub(super) fn has_kernel(&self, port: PortId) -> bool {
         self.port_config(port).is_some_and(|config| config.has_kernel)
     }
 
-    fn queue_for_kernel(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin) {
+    pub(super) fn queue_for_kernel(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin) {
         if ctx.output.to_kernel.len() >= ctx.output.queue_packets_max {
             return self.discard(ctx, packet, origin, DropReason::KernelQueue);
         }

@@ -12,7 +12,7 @@ use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::local_addresses::{is_martian_destination_v4, is_martian_source_v4, is_martian_v6};
 use crate::trace::Step;
-use crate::{Packet, PortId};
+use crate::{Packet, PortId, TransitPath};
 
 /// How a valid packet is processed.
 enum Verdict {
@@ -113,6 +113,10 @@ impl Forwarder {
         };
         match (verdict, origin) {
             (Verdict::Forward, _) => self.forward(ctx, packet, origin, None),
+            // The kernel, or another path that has them, processes the options.
+            (Verdict::Options, Origin::Port(_)) if self.transit != TransitPath::Router => {
+                self.forward(ctx, packet, origin, None)
+            }
             (Verdict::Options, _) => self.receive_options(ctx, packet, origin),
             (Verdict::Discovery, Origin::Port(port)) => self.receive_discovery(ctx, packet, port),
             (Verdict::Query, Origin::Port(port)) => self.receive_query(ctx, packet, port),

@@ -12,7 +12,7 @@ use crate::counters::DropReason;
 use crate::neighbour::Adjacency;
 use crate::output::RoutedPacket;
 use crate::trace::Step;
-use crate::{AdjacencyId, Hop, NODES_MAX, PORTS_MAX, Packet, PortId};
+use crate::{AdjacencyId, Hop, NODES_MAX, PORTS_MAX, Packet, PortId, TransitPath};
 
 /// Returns the EtherType of an IP packet. Other packets, which are dropped earlier, would count as IPv4.
 #[inline]
@@ -52,6 +52,8 @@ impl Forwarder {
             self.discard(ctx, packet, Origin::Node, DropReason::Hop);
         } else if hop.port == PortId::KERNEL {
             self.deliver(ctx, packet, Origin::Node, hop.adjacency);
+        } else if self.transit != TransitPath::Router {
+            self.divert_from_node(ctx, packet, hop);
         } else {
             // The ingress node has checked the MTU, but may have used an outdated value.
             match usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]) {

@@ -66,6 +66,11 @@ impl Forwarder {
         if matches!(origin, Origin::Port(_)) && !is_local && header.is_link_local_v4() {
             return self.discard(ctx, packet, origin, DropReason::LinkLocal);
         }
+        if let Origin::Port(port) = origin
+            && self.is_diverted(port, found.map(|(hop, _)| hop).filter(|_| is_local))
+        {
+            return self.divert(ctx, packet, port);
+        }
         let Some((hop, flow)) = found else {
             self.send_icmp_error(ctx, &packet, origin, IcmpError::NoRoute);
             return self.discard(ctx, packet, origin, DropReason::NoRoute);
@@ -79,7 +84,7 @@ impl Forwarder {
     }
 
     /// Looks a packet up, and returns the hop and the flow hash.
-    fn lookup_hop(
+    pub(super) fn lookup_hop(
         &mut self,
         ctx: &mut Context<'_>,
         packet: &Packet,

@@ -17,7 +17,7 @@ use crate::counters::DropReason;
 use crate::local_addresses::{LocalAddresses, is_special_v4, is_special_v6};
 use crate::output::Output;
 use crate::trace::flow_of;
-use crate::{Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
+use crate::{Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time, TransitPath};
 
 /// An IP version, as far as the stages depend on it.
 trait Family {
@@ -198,12 +198,13 @@ impl Forwarder {
     fn parse(&mut self, ctx: &mut Context<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
         let state = &self.ports[usize::from(port.0)];
         let is_traced = self.trace.is_some();
+        let is_diverted = self.transit != TransitPath::Router;
         let (mut count, mut bytes_total) = (0, 0);
         for mut packet in frames {
             let frame = ctx.pool.bytes(&packet);
             let (packets, bytes) = packet.on_wire(HEADER_BYTES);
             (count, bytes_total) = (count + packets, bytes_total + bytes);
-            if is_traced && self.is_traced_frame(frame) {
+            if is_diverted || is_traced && self.is_traced_frame(frame) {
                 vectors.slow.push(packet);
                 continue;
             }

@@ -7,6 +7,7 @@ mod hostile;
 mod icmp;
 mod large;
 mod neighbours;
+mod transit;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

@@ -106,6 +106,7 @@ fn describe(report: &Report) -> String {
             text += &format!("port {} by {}: {reason}\n", port.device, port.kind);
         }
         mtu_cuts(status).for_each(|line| text += &format!("{line}\n"));
+        status.filters.line().into_iter().for_each(|line| text += &format!("{line}\n"));
         text += &unused_addresses(&status.ports);
         text += &routes_not_used(&status.routes);
         text += &drops(status);

@@ -171,7 +171,8 @@ fn describe(cluster: &LoadedCluster, nodes: &[usize], missing: &[String]) -> Str
         let name = cluster.name(*index);
         // A node that has ended meanwhile is reported by `stay` or `status`.
         let Ok(Some(status)) = status(&cluster.paths.node(name)) else { continue };
-        mtu_cuts(&status).for_each(|line| text += &format!("node {name}: {line}\n"));
+        let lines = mtu_cuts(&status).chain(status.filters.line());
+        lines.for_each(|line| text += &format!("node {name}: {line}\n"));
     }
     text
 }

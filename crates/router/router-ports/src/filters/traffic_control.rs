@@ -1,0 +1,69 @@
+//! Filters of `tc`: those of the queueing disciplines `ingress` and `clsact`, and the BPF programs of `tcx`.
+
+use super::{attribute, text};
+use crate::InterfaceIndex;
+use crate::netlink::NetlinkError;
+use crate::netlink::socket::Socket;
+use crate::xdp::tcx_programs;
+
+/// `linux/rtnetlink.h`.
+const GET_QDISC: u16 = 38;
+const GET_FILTER: u16 = 46;
+const KIND: u16 = 1;
+/// `struct tcmsg`: family and padding, interface, handle, parent, info.
+const HEADER_BYTES: usize = 20;
+/// The parents of filters: those of `ingress`, and the two of `clsact`.
+const PARENT: u32 = 0xffff_0000;
+const PARENT_INGRESS: u32 = 0xffff_fff2;
+const PARENT_EGRESS: u32 = 0xffff_fff3;
+
+/// Returns a description of each interface's filters.
+pub(super) fn find(socket: &mut Socket, interfaces: &[(InterfaceIndex, String)]) -> Result<Vec<String>, NetlinkError> {
+    let mut qdiscs: Vec<(u32, String)> = Vec::new();
+    socket.dump_raw(GET_QDISC, &header(0, 0), &mut qdiscs, Vec::clear, |qdiscs, message| {
+        qdiscs.extend(interface_of(message).zip(kind_of(message)));
+    })?;
+    let mut found = Vec::new();
+    for (interface, name) in interfaces {
+        for (_, kind) in qdiscs.iter().filter(|(of, _)| *of == interface.0) {
+            let parents: &[(u32, &str)] = match kind.as_str() {
+                "ingress" => &[(PARENT, "ingress")],
+                "clsact" => &[(PARENT_INGRESS, "ingress"), (PARENT_EGRESS, "egress")],
+                _ => &[],
+            };
+            for (parent, direction) in parents {
+                let kinds = filters(socket, *interface, *parent)?;
+                found.extend(kinds.first().map(|kind| format!("tc {kind} filter, {direction} of {name}")));
+            }
+        }
+        for (is_egress, direction) in [(false, "ingress"), (true, "egress")] {
+            if tcx_programs(*interface, is_egress) > 0 {
+                found.push(format!("tcx program, {direction} of {name}"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the kinds of the filters with this parent.
+fn filters(socket: &mut Socket, interface: InterfaceIndex, parent: u32) -> Result<Vec<String>, NetlinkError> {
+    let mut kinds = Vec::new();
+    let request = header(interface.0, parent);
+    socket.dump_raw(GET_FILTER, &request, &mut kinds, Vec::clear, |kinds, message| kinds.extend(kind_of(message)))?;
+    Ok(kinds)
+}
+
+fn header(interface: u32, parent: u32) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[4..8].copy_from_slice(&interface.to_ne_bytes());
+    bytes[12..16].copy_from_slice(&parent.to_ne_bytes());
+    bytes
+}
+
+fn interface_of(message: &[u8]) -> Option<u32> {
+    message.get(4..8)?.first_chunk().map(|index| u32::from_ne_bytes(*index))
+}
+
+fn kind_of(message: &[u8]) -> Option<String> {
+    attribute(message.get(HEADER_BYTES..)?, KIND).map(text)
+}
