@@ -130,7 +130,7 @@ impl Sysctls {
             Some(of) => Some(of) == index,
             None => setting.name.interface() == Some(interface),
         };
-        self.changed.extract_if(.., is_of_it).for_each(|setting| setting.restore(&names));
+        restore_all(&self.changed.extract_if(.., is_of_it).collect::<Vec<_>>(), &names);
         // The former file remembers too much, which does no harm.
         let _ = self.save();
     }
@@ -153,8 +153,7 @@ impl Sysctls {
         self.set(&format!("net/ipv4/conf/{interface}/accept_redirects"), "0")?;
         self.set("net/ipv4/conf/all/accept_redirects", "0")?;
         if self.has_v6(interface) {
-            // IPv6 has one setting for all interfaces.
-            self.set("net/ipv6/conf/all/forwarding", self.forwarding())?;
+            self.set_forwarding_v6(&[interface])?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_ra"), "0")?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_redirects"), "0")?;
         }
@@ -169,9 +168,9 @@ impl Sysctls {
         self.set(&format!("net/ipv4/conf/{interface}/accept_local"), "1")
     }
 
-    /// Sets whether the kernel forwards packets of ports, and of the interface `tun` between the router and its kernel,
-    /// now and in later calls of [`Sysctls::configure_port`]. It then sends redirects like the router, if `redirects` is
-    /// set: to hosts on a port's network, and not to the router.
+    /// Sets whether the kernel forwards packets of ports, and of the interface `tun` between it and the router,
+    /// now and in later calls of [`Sysctls::configure_port`]. It then sends redirects like the router, if `redirects`
+    /// is set: to hosts on a port's network, and not to the router.
     pub fn set_forwarding(&mut self, forwards: bool, ports: &[&str], tun: &str, redirects: bool) -> io::Result<()> {
         self.forwards = forwards;
         for interface in ports.iter().chain([&tun]) {
@@ -185,9 +184,45 @@ impl Sysctls {
             self.set("net/ipv4/conf/all/send_redirects", "0")?;
         }
         if self.has_v6(tun) {
-            self.set("net/ipv6/conf/all/forwarding", self.forwarding())?;
+            self.set_forwarding_v6(&[ports, &[tun]].concat())?;
         }
         Ok(())
+    }
+
+    /// Sets whether the kernel forwards IPv6, for which one setting decides. Changing it also changes that of each
+    /// interface, which decides whether the kernel is a host there, for example one that accepts router advertisements:
+    /// all interfaces keep what they had, and then ports are configured.
+    fn set_forwarding_v6(&mut self, ports: &[&str]) -> io::Result<()> {
+        const ALL: &str = "net/ipv6/conf/all/forwarding";
+        let value = self.forwarding();
+        if fs::read_to_string(Path::new("/proc/sys").join(ALL)).is_ok_and(|current| current.trim() != value) {
+            let kept = self.expect_change_v6(value)?;
+            self.set(ALL, value)?;
+            // The interface may have been removed in the meantime.
+            kept.into_iter().for_each(|(path, found)| _ = fs::write(path, found));
+        }
+        ports.iter().try_for_each(|port| self.set(&format!("net/ipv6/conf/{port}/forwarding"), value))
+    }
+
+    /// Remembers that the setting of each interface is about to become `value`, and then what it was at first. Returns
+    /// the paths, and what it was.
+    fn expect_change_v6(&mut self, value: &str) -> io::Result<Vec<(PathBuf, String)>> {
+        let names = InterfaceNames::open()?;
+        let mut kept = Vec::new();
+        for scope in fs::read_dir("/proc/sys/net/ipv6/conf")?.flatten().map(|entry| entry.file_name()) {
+            let Some(scope) = scope.to_str().filter(|scope| *scope != "all") else { continue };
+            let Some(name) = Name::parse(&format!("net/ipv6/conf/{scope}/forwarding")) else { continue };
+            // The interface may have been removed in the meantime.
+            let Ok(before) = fs::read_to_string(name.path()) else { continue };
+            let (before, interface) = (before.trim(), name.interface().and_then(|scope| names.index_of(scope)));
+            let path = name.path();
+            let at = self.changed.iter().position(|known| known.is_same(&name, interface)).unwrap_or_else(|| {
+                self.changed.push(Setting::new(name, interface, before, before));
+                self.changed.len() - 1
+            });
+            kept.push((path, self.changed[at].change_and_return(before, value)));
+        }
+        Ok(kept)
     }
 
     fn forwarding(&self) -> &'static str {
@@ -199,10 +234,19 @@ impl Sysctls {
     }
 }
 
+/// Restores settings in reverse order. One may change others, so that all are read before.
+fn restore_all(settings: &[Setting], names: &InterfaceNames) {
+    let to_write: Vec<_> = settings.iter().rev().filter_map(|setting| setting.to_restore(names)).collect();
+    for (path, found) in to_write {
+        // The interface may have been removed together with its settings.
+        let _ = fs::write(path, found);
+    }
+}
+
 impl Drop for Sysctls {
     fn drop(&mut self) {
         if let Ok(names) = InterfaceNames::open() {
-            self.changed.drain(..).rev().for_each(|setting| setting.restore(&names));
+            restore_all(&self.changed, &names);
         }
         if let Some(journal) = &self.journal {
             journal.remove();

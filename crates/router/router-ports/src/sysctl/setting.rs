@@ -78,6 +78,14 @@ impl Setting {
         (self.previous, self.written) = (before.to_owned(), value.to_owned());
     }
 
+    /// Records a change from the value `before` to `value`, and then to the value that was found, which is returned.
+    pub(super) fn change_and_return(&mut self, before: &str, value: &str) -> String {
+        let found = if self.is_ours(before) { self.found.clone() } else { before.to_owned() };
+        self.change(before, &found);
+        self.previous = value.to_owned();
+        found
+    }
+
     /// Returns whether a current value was written by the router. A killed process may not have written the last one.
     fn is_ours(&self, current: &str) -> bool {
         current == self.written || current == self.previous
@@ -100,14 +108,11 @@ impl Setting {
         self.current(names).is_some_and(|(_, current)| self.is_ours(&current))
     }
 
-    /// Writes the value that was found, unless the interface is gone or someone else has changed the setting.
-    pub(super) fn restore(&self, names: &InterfaceNames) {
-        if let Some((path, current)) = self.current(names)
-            && self.is_ours(&current)
-            && current != self.found
-        {
-            let _ = fs::write(path, &self.found);
-        }
+    /// Returns the path and the value that was found, unless the interface is gone or someone else has changed the
+    /// setting.
+    pub(super) fn to_restore(&self, names: &InterfaceNames) -> Option<(PathBuf, &str)> {
+        let (path, current) = self.current(names)?;
+        self.is_ours(&current).then_some((path, &self.found))
     }
 
     /// Returns the line of a file that remembers the setting.

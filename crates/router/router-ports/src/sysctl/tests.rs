@@ -120,6 +120,47 @@ fn settings_found_first_are_restored_after_any_number_of_kills() {
     namespace.within(test).unwrap();
 }
 
+/// The settings of `d0`, a port, and of `p0`, `lo` and `default`, for which the kernel is a host or a router.
+const OF_V6: [&str; 4] = ["d0", "p0", "lo", "default"];
+
+fn forwarding_v6() -> String {
+    ["all"].iter().chain(&OF_V6).map(|scope| read(&format!("ipv6/conf/{scope}/forwarding"))).collect()
+}
+
+#[test]
+fn interfaces_that_are_not_ports_keep_their_forwarding() {
+    let Some((namespace, _folder, file)) = lab("interfaces_that_are_not_ports_keep_their_forwarding") else { return };
+    let test = || {
+        for all in ["0", "1"] {
+            for is_killed in [false, true] {
+                write("ipv6/conf/all/forwarding", all);
+                write("ipv6/conf/p0/forwarding", "0");
+                write("ipv6/conf/lo/forwarding", "1");
+                let found = forwarding_v6();
+                let mut sysctls = Sysctls::remembered_in(&file, None).unwrap();
+                sysctls.configure_port("d0").unwrap();
+                assert_eq!(forwarding_v6(), format!("0001{all}"), "after {found}");
+                for _ in 0..2 {
+                    sysctls.set_forwarding(true, &["d0"], "d0", true).unwrap();
+                    assert_eq!(forwarding_v6(), format!("1101{all}"), "after {found}");
+                    sysctls.configure_port("d0").unwrap();
+                    sysctls.set_forwarding(false, &["d0"], "d0", true).unwrap();
+                    assert_eq!(forwarding_v6(), format!("0001{all}"), "after {found}");
+                }
+                sysctls.set_forwarding(true, &["d0"], "d0", true).unwrap();
+                if is_killed {
+                    sysctls.forget();
+                    assert!(matches!(Sysctls::restore_leftover(&file).unwrap(), Leftover::Restored(1..)));
+                } else {
+                    drop(sysctls);
+                }
+                assert_eq!(forwarding_v6(), found, "killed: {is_killed}");
+            }
+        }
+    };
+    namespace.within(test).unwrap();
+}
+
 #[test]
 fn a_setting_that_someone_else_has_changed_is_kept() {
     let Some((namespace, _folder, file)) = lab("a_setting_that_someone_else_has_changed") else { return };
