@@ -167,7 +167,7 @@ impl Node {
         if readable[clients_at..filters_at].contains(&true) {
             self.clients.note_readable();
         }
-        // Legacy tables report no changes.
+        // Some kinds of filters report no changes.
         if readable[filters_at..].contains(&true) || self.is_kernel_readable {
             self.filters.note_readable();
         }

@@ -21,7 +21,7 @@ pub struct Filters {
     /// The filters that would apply to forwarded packets, in words.
     found: Vec<String>,
     /// Those that are polled.
-    legacy: Vec<String>,
+    polled: Vec<String>,
     /// Why the kernel cannot forward, and the remedy.
     obstacle: Option<String>,
     /// Who forwards.
@@ -39,7 +39,7 @@ impl Filters {
         Ok(Filters {
             watch: FilterWatch::open()?,
             found: Vec::new(),
-            legacy: Vec::new(),
+            polled: Vec::new(),
             obstacle: None,
             path: TransitPath::Router,
             is_readable: true,
@@ -126,7 +126,8 @@ impl Node {
             return;
         }
         let has_changed = self.filters.watch.has_changed();
-        if !has_changed && self.filters.logged_error.is_none() && FilterWatch::find_legacy() == self.filters.legacy {
+        let polled = FilterWatch::find_polled(&self.filtered_interfaces());
+        if !has_changed && self.filters.logged_error.is_none() && polled == self.filters.polled {
             return;
         }
         self.update_filters();
@@ -148,14 +149,20 @@ impl Node {
         self.follow_filters();
     }
 
-    fn read_filters(&mut self) -> Result<(), NetlinkError> {
+    /// Returns the interfaces by which the kernel would forward.
+    fn filtered_interfaces(&self) -> Vec<(InterfaceIndex, String)> {
         let node = self.settings.node();
         let index = |device: &String| Interface::by_name(device).ok().map(|found| (found.index, device.clone()));
         let ports = node.ports.iter().filter(|port| port.kind.has_kernel());
         let mut interfaces: Vec<(InterfaceIndex, String)> = ports.filter_map(|port| index(&port.device)).collect();
         interfaces.push((self.slow_path, SLOW_PATH.to_owned()));
-        self.filters.obstacle = obstacle(node);
-        self.filters.legacy = FilterWatch::find_legacy();
+        interfaces
+    }
+
+    fn read_filters(&mut self) -> Result<(), NetlinkError> {
+        let interfaces = self.filtered_interfaces();
+        self.filters.obstacle = obstacle(self.settings.node());
+        self.filters.polled = FilterWatch::find_polled(&interfaces);
         self.filters.found = self.filters.watch.find(&interfaces)?;
         Ok(())
     }

@@ -26,7 +26,7 @@ const GROUP_TC: u32 = 1 << 3;
 const GROUP_NFTABLES: libc::c_int = 7;
 
 /// Finds packet filters, and watches for changes, in the network namespace in which it was opened. Legacy iptables
-/// report no changes.
+/// and `tcx` report no changes.
 pub struct FilterWatch {
     /// Events and dumps of nftables, if the kernel has them.
     nftables: Option<(Socket, Socket)>,
@@ -61,14 +61,16 @@ impl FilterWatch {
             Some((_, dumps)) => or_none(nftables::find(dumps, interfaces))?,
             None => Vec::new(),
         };
-        found.extend(x_tables::find().unwrap_or_default());
+        found.extend(FilterWatch::find_polled(interfaces));
         found.extend(or_none(traffic_control::find(&mut self.tc_dumps, interfaces))?);
         Ok(found)
     }
 
-    /// Returns the legacy tables' part of [`FilterWatch::find`], which is to be polled.
-    pub fn find_legacy() -> Vec<String> {
-        x_tables::find().unwrap_or_default()
+    /// Returns the part of [`FilterWatch::find`] that is to be polled: the kernel does not report changes of it.
+    pub fn find_polled(interfaces: &[(InterfaceIndex, String)]) -> Vec<String> {
+        let mut found = x_tables::find().unwrap_or_default();
+        found.extend(traffic_control::find_tcx(interfaces));
+        found
     }
 }
 

@@ -36,13 +36,16 @@ pub(super) fn find(socket: &mut Socket, interfaces: &[(InterfaceIndex, String)])
                 found.extend(kinds.first().map(|kind| format!("tc {kind} filter, {direction} of {name}")));
             }
         }
-        for (is_egress, direction) in [(false, "ingress"), (true, "egress")] {
-            if tcx_programs(*interface, is_egress) > 0 {
-                found.push(format!("tcx program, {direction} of {name}"));
-            }
-        }
     }
     Ok(found)
+}
+
+/// Returns a description of the programs that `tcx` runs for these interfaces. The kernel does not report changes.
+pub(super) fn find_tcx(interfaces: &[(InterfaceIndex, String)]) -> Vec<String> {
+    let directions = [(false, "ingress"), (true, "egress")];
+    let all = interfaces.iter().flat_map(|interface| directions.map(|direction| (interface, direction)));
+    let found = all.filter(|((interface, _), (is_egress, _))| tcx_programs(*interface, *is_egress) > 0);
+    found.map(|((_, name), (_, direction))| format!("tcx program, {direction} of {name}")).collect()
 }
 
 /// Returns the kinds of the filters with this parent.

@@ -345,9 +345,13 @@ fn program(
 }
 
 fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    load_as(PROGRAM_XDP, instructions)
+}
+
+fn load_as(kind: u32, instructions: &[Instruction]) -> io::Result<OwnedFd> {
     let license = c"Apache-2.0";
     let mut attributes = Attributes::new()
-        .word(0, PROGRAM_XDP)
+        .word(0, kind)
         .word(4, instructions.len() as u32)
         .pointer(8, instructions)
         .pointer(16, license);
@@ -463,5 +467,38 @@ mod tests {
                 assert_eq!(run(&program, &packet), verdict, "{packet:02x?}");
             }
         }
+    }
+
+    #[test]
+    fn programs_of_tcx_are_counted_by_interface_and_direction() {
+        const PROGRAM_TC: u32 = 3;
+        let name = "programs_of_tcx_are_counted";
+        let Some(namespace) = crate::namespace::for_test(name) else { return };
+        let test = || {
+            let interfaces = [1, 2].map(InterfaceIndex);
+            let counts =
+                || interfaces.map(|interface| [false, true].map(|is_egress| tcx_programs(interface, is_egress)));
+            let mut assembly = Assembly { instructions: Vec::new(), jumps: Vec::new(), labels: Vec::new() };
+            assembly.emit(MOVE_CONSTANT, 0, 0, 0, -1);
+            assembly.emit(EXIT, 0, 0, 0, 0);
+            let program = load_as(PROGRAM_TC, &assembly.finished()).unwrap();
+            assert_eq!(counts(), [[0, 0], [0, 0]]);
+            for is_egress in [false, true] {
+                // The loopback interface has index 1, and there is no other one.
+                let kind = ATTACH_TCX_INGRESS + u32::from(is_egress);
+                let mut attributes = Attributes::new().fd(0, &program).word(4, 1).word(8, kind);
+                // SAFETY: these attributes contain no pointers, and `LINK_CREATE` returns a new descriptor.
+                let link = match unsafe { call_for_fd(LINK_CREATE, &mut attributes) } {
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                        return println!("{name} is skipped: the kernel has no tcx");
+                    }
+                    link => link.unwrap(),
+                };
+                assert_eq!(counts(), [[u32::from(!is_egress), u32::from(is_egress)], [0, 0]]);
+                drop(link);
+                assert_eq!(counts(), [[0, 0], [0, 0]]);
+            }
+        };
+        namespace.within(test).unwrap();
     }
 }
