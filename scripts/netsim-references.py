@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+"""Runs the packet simulator beside two others, and prints the table of docs/results/netsim-references.md.
+
+usage: scripts/netsim-references.py WORK CROSSLANE [FILTER]
+
+WORK is a directory for sources, builds, inputs and outputs; CROSSLANE is the built command. The references are cloned
+at fixed commits, edited as EDITS states (equal headers, no behaviour), and built once; results of references are kept
+in WORK, so that a second call runs only ours. FILTER selects rows whose name contains it. Needs git, g++, make, and
+python2 (for ns-3's build, as PYTHON2).
+"""
+
+import csv
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+HPCC = ("https://github.com/alibaba-edu/High-Precision-Congestion-Control", "9f4be2a9ead8a90e8bf732c66bd758c00e58e5be")
+HTSIM = ("https://github.com/Broadcom/csg-htsim", "841d9e7be46bb968eece766aa4b6c044c7799f67")
+
+# A packet of 1000 bytes takes 1082 on our links: Ethernet with preamble and gap 38, IPv4 and UDP 28, BTH and ICRC 16.
+# Files, and texts with their replacements. ns-3's Ethernet header grows from 14 to 48 bytes, so that the headers of
+# data take 82 bytes instead of 48; an acknowledgement takes 86. htsim's RoCE headers and acknowledgements take 82.
+EDITS = {
+    "hpcc/simulation/src/point-to-point/model/ppp-header.cc": [
+        ("return 14;", "return 48;"),
+        ("start.WriteU32(0);", "start.WriteU32(0); start.WriteU8(0, 34);"),
+    ],
+    "hpcc/simulation/src/network/utils/custom-header.cc": [
+        ("len += 14;", "len += 48;"),
+        ("l2Size = 14;", "l2Size = 48;"),
+        ("return 14 + 20", "return 48 + 20"),
+        ("i.WriteU32(0); // 4 byets", "i.WriteU32(0); i.WriteU8(0, 34);"),
+    ],
+    "hpcc/simulation/src/point-to-point/model/rdma-hw.cc": [("std::max(60-14-20-", "std::max(86-48-20-")],
+    # HAS_WIN above 1 is the window in bytes.
+    "hpcc/simulation/scratch/third.cc": [
+        ("has_win?(global_t==1?maxBdp:", "has_win?(has_win>1?has_win:global_t==1?maxBdp:"),
+    ],
+    "htsim/sim/rocepacket.h": [("ACKSIZE=64", "ACKSIZE=82")],
+    # Swift's segments are whole packets, so the flow's bytes grow by the headers instead (see Swift below).
+    "htsim/sim/swiftpacket.h": [("ACKSIZE=40", "ACKSIZE=86")],
+    # Random numbers that differ from second to second.
+    "htsim/sim/roce.cpp": [("    srand(time(NULL));\n", "")],
+    # The delay of pause frames where the topology comes from a file.
+    "htsim/sim/datacenter/fat_tree_topology.cpp": [(", _hop_latency);\n", ", hop_latency);\n")],
+    # Names that tell flows apart.
+    "htsim/sim/datacenter/main_roce.cpp": [
+        ('setName("Roce_" + ntoa(src) + "_" + ntoa(dest))', 'setName("Roce_" + ntoa(c))'),
+    ],
+    # The same; topology, sizes and starts (in picoseconds) from files.
+    "htsim/sim/datacenter/main_swift.cpp": [
+        ("= new FatTreeTopology(no_of_nodes, linkspeed, queuesize, \n" + 47 * " " +
+         "NULL, &eventlist, NULL, RANDOM, SWIFT_SCHEDULER, 0);",
+         "= FatTreeTopology::load(topo_file, NULL, eventlist, queuesize, RANDOM, SWIFT_SCHEDULER);"),
+        ('setName("swift_" + ntoa(src) + "_" + ntoa(dest))', 'setName("swift_" + ntoa(c))'),
+        ("if (flowsize){\n            swiftSrc->set_flowsize(flowsize*Packet::data_packet_size());",
+         "{\n            swiftSrc->set_flowsize(crt->size);"),
+        ("*swiftSnk, timeFromUs((uint32_t)crt->start));\n        }\n        swiftSrc->set_paths",
+         "*swiftSnk, (simtime_picosec)crt->start);\n        }\n        swiftSrc->set_paths"),
+    ],
+}
+
+PAYLOAD, HEADERS = 1000, 82
+BASE_S = 2  # flows start here, as in the files of HPCC's authors
+
+WEB_SEARCH = [(0, 0), (10_000, 15), (20_000, 20), (30_000, 30), (50_000, 40), (80_000, 53), (200_000, 60),
+              (1_000_000, 70), (2_000_000, 80), (5_000_000, 90), (10_000_000, 97), (30_000_000, 100)]
+
+
+def run(command, **options):
+    return subprocess.run(command, check=True, **options)
+
+
+# --- Networks: hosts, switches, and links (a, b, Gb/s) of 1 us; hosts come first.
+
+def star(hosts):
+    return {"hosts": hosts, "switches": 1, "links": [(host, hosts, 100) for host in range(hosts)],
+            "topo": [(hosts, 1, 100), (1, 0, 100)]}
+
+
+def leaf_spine(leaves, under, spines, trunk):
+    hosts = leaves * under
+    links = [(host, hosts + host // under, 100) for host in range(hosts)]
+    links += [(hosts + leaf, hosts + leaves + spine, trunk) for leaf in range(leaves) for spine in range(spines)]
+    return {"hosts": hosts, "switches": leaves + spines, "links": links,
+            "topo": [(under, spines, 100), (leaves, 0, trunk)]}
+
+
+# Networks without a choice of paths, because each simulator hashes flows differently.
+NETWORKS = {
+    "oversubscribed": leaf_spine(4, 4, 1, 100),
+    "fat-spine": leaf_spine(4, 4, 1, 400),
+    "star": star(16),
+}
+
+
+# --- Flows: (from, to, bytes, start in picoseconds after BASE_S).
+
+def poisson(hosts, load, flows, seed):
+    rng = random.Random(seed)
+    mean = sum((high[1] - low[1]) / 100 * (high[0] + low[0]) / 2 for low, high in zip(WEB_SEARCH, WEB_SEARCH[1:]))
+    rate = load * hosts * 100e9 / 8 / mean
+    at, result = 0.0, []
+    for _ in range(flows):
+        at += rng.expovariate(rate)
+        source = rng.randrange(hosts)
+        target = (source + 1 + rng.randrange(hosts - 1)) % hosts
+        share = rng.random() * 100
+        low, high = next((low, high) for low, high in zip(WEB_SEARCH, WEB_SEARCH[1:]) if share <= high[1])
+        size = low[0] + (high[0] - low[0]) * (share - low[1]) / (high[1] - low[1])
+        result.append((source, target, max(1, int(size)), int(at * 1e12)))
+    return result
+
+
+WORKLOADS = {
+    "incast 15:1, 2 MB": ("star", [(host, 15, 2_000_000, 0) for host in range(15)]),
+    "incast 15:1, 64 KB": ("star", [(host, 15, 64_000, 0) for host in range(15)]),
+    "4:1, 10 MB": ("star", [(host, 15, 10_000_000, 0) for host in range(4)]),
+    "permutation, 2 MB": ("oversubscribed", [(host, (host + 4) % 16, 2_000_000, 0) for host in range(16)]),
+    "web search, load 0.3": ("fat-spine", poisson(16, 0.3, 1000, 1)),
+    "web search, load 0.5": ("fat-spine", poisson(16, 0.5, 1000, 2)),
+    "web search, load 0.7": ("fat-spine", poisson(16, 0.7, 1000, 3)),
+    "star, web search, load 0.5": ("star", poisson(16, 0.5, 1000, 4)),
+}
+
+
+# --- Transports.
+
+# HPCC's run.py for 100 Gb/s: constants of its configuration; ECN thresholds in KB for 100 and 400 Gb/s.
+NS3_COMMON = dict(CLAMP_TARGET_RATE=0, FAST_RECOVERY_TIMES=1, RATE_AI="20Mb/s", RATE_HAI="200Mb/s", VAR_WIN=0,
+                  HAS_WIN=0, FAST_REACT=0, ACK_HIGH_PRIO=1, EWMA_GAIN=0.00390625, ALPHA_RESUME_INTERVAL=1,
+                  RATE_DECREASE_INTERVAL=4, RP_TIMER=300, DCTCP_RATE_AI="1000Mb/s", ENABLE_QCN=1)
+NS3_ECN = dict(KMAX_MAP="2 100000000000 1600 400000000000 6400", KMIN_MAP="2 100000000000 400 400000000000 1600",
+               PMAX_MAP="2 100000000000 0.20 400000000000 0.20")
+NS3_STEP = dict(KMAX_MAP="2 100000000000 300 400000000000 1200", KMIN_MAP="2 100000000000 300 400000000000 1200",
+                PMAX_MAP="2 100000000000 1.00 400000000000 1.00")
+NS3 = {
+    "DCQCN, ConnectX": dict(NS3_COMMON, **NS3_ECN, CC_MODE=1),
+    "DCQCN, paper": dict(NS3_COMMON, **NS3_ECN, CC_MODE=1, ALPHA_RESUME_INTERVAL=50, RATE_DECREASE_INTERVAL=50,
+                         RP_TIMER=55),
+    "TIMELY": dict(NS3_COMMON, **NS3_ECN, CC_MODE=7, RATE_AI="100Mb/s", RATE_HAI="500Mb/s"),
+    "DCTCP": dict(NS3_COMMON, **NS3_STEP, CC_MODE=8, EWMA_GAIN=0.0625, DCTCP_RATE_AI="615Mb/s", HAS_WIN=1, VAR_WIN=1,
+                  ACK_HIGH_PRIO=0),
+    # Mode 0 has no congestion control: line rate, and PFC.
+    "none, PFC": dict(NS3_COMMON, **NS3_ECN, CC_MODE=0, ENABLE_QCN=0),
+    "none, PFC, 512 packets": dict(NS3_COMMON, **NS3_ECN, CC_MODE=0, ENABLE_QCN=0, HAS_WIN=512 * PAYLOAD),
+}
+
+STEP = "ecn_kmin_bytes = 300000\necn_kmax_bytes = 300001\necn_pmax = 1.0\n"
+OURS = {
+    "DCQCN, ConnectX": ("", 'congestion = "dcqcn"\n[transport.dcqcn]\nmin_mbps = 1000\n'),
+    "DCQCN, paper": ("", 'congestion = "dcqcn"\n[transport.dcqcn]\nmin_mbps = 1000\nalpha_interval = "50 us"\n'
+                     'decrease_interval = "50 us"\nincrease_interval = "55 us"\n'),
+    "TIMELY": ("", 'congestion = "timely"\n[transport.timely]\nmin_mbps = 1000\n'),
+    "DCTCP": (STEP, 'congestion = "dctcp"\n'),
+    "none, PFC": ("ecn = false\n", 'congestion = "none"\n'),
+    "none, PFC, 512 packets": ("ecn = false\n", 'congestion = "none"\n'),
+    "none, PFC (htsim)": ("ecn = false\n", 'congestion = "none"\n'),
+    "Swift (htsim)": ("ecn = false\n", 'congestion = "swift"\n'),
+}
+
+
+def clone(work, name, source):
+    path = work / name
+    if path.exists():
+        return False
+    url, commit = source
+    run(["git", "clone", "--quiet", "--no-checkout", url, path])
+    run(["git", "-C", path, "checkout", "--quiet", commit])
+    return True
+
+
+def edit(work, prefix):
+    for name, replacements in EDITS.items():
+        if not name.startswith(prefix):
+            continue
+        path = work / name
+        text = path.read_text()
+        for old, new in replacements:
+            if old not in text:
+                sys.exit(f"{path}: '{old}' is not there; the commit is another")
+            text = text.replace(old, new)
+        path.write_text(text)
+
+
+def build(work):
+    if clone(work, "hpcc", HPCC):
+        edit(work, "hpcc/")
+        python2 = os.environ.get("PYTHON2", "python2")
+        at = work / "hpcc/simulation"
+        flags = dict(os.environ, CXXFLAGS="-w -std=gnu++11 -O2")
+        modules = "--enable-modules=applications,point-to-point,internet"
+        run([python2, "waf", "configure", "--build-profile=optimized", "--disable-python", modules], cwd=at, env=flags)
+        run([python2, "waf", "build"], cwd=at)
+    if clone(work, "htsim", HTSIM):
+        edit(work, "htsim/")
+        at = work / "htsim/sim"
+        run(["make", "libhtsim.a", "CFLAGS=-w -std=c++11 -O3"], cwd=at)
+        run(["make", "-C", "datacenter", "htsim_roce", "htsim_swift"], cwd=at)
+
+
+def folder_of(work, name):
+    """Returns the directory of a workload; the network is part of its name, because results are kept."""
+    return work / "".join(letter if letter.isalnum() else "-" for letter in f"{name} {WORKLOADS[name][0]}")
+
+
+def write_inputs(folder, network, flows):
+    """Writes topology and flows in the formats of both references; ours reads those of ns-3."""
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts, switches, links = network["hosts"], network["switches"], network["links"]
+    lines = [f"{hosts + switches} {switches} {len(links)}", " ".join(str(hosts + index) for index in range(switches))]
+    lines += [f"{a} {b} {gbps}Gbps 1000ns 0" for a, b, gbps in links]
+    (folder / "topology.txt").write_text("\n".join(lines) + "\n")
+    lines = [str(len(flows))]
+    lines += [f"{source} {target} 3 100 {size} {BASE_S + at / 1e12:.12f}" for source, target, size, at in flows]
+    (folder / "flow.txt").write_text("\n".join(lines) + "\n")
+    (folder / "trace.txt").write_text("0\n")
+    lines = [f"Nodes {hosts}", "Tiers 2", f"Podsize {hosts}"]
+    for tier, (down, up, gbps) in enumerate(network["topo"]):
+        lines += [f"Tier {tier}", f"Downlink_speed_Gbps {gbps}", f"Radix_Down {down}", "Downlink_Latency_ns 1000"]
+        lines += [f"Radix_Up {up}", f"Oversubscribed {down // up}"] if tier == 0 else []
+    (folder / "a.topo").write_text("\n".join(lines) + "\n")
+
+
+def write_matrix(path, hosts, flows, size_of):
+    lines = [f"Nodes {hosts}", f"Connections {len(flows)}"]
+    lines += [f"{source}->{target} id {index + 1} start {at} size {size_of(size)}"
+              for index, (source, target, size, at) in enumerate(flows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def ns3(work, folder, transport):
+    """Returns the completion times in microseconds of HPCC's ns-3, and whether all flows finished."""
+    name = transport.replace(", ", "-").replace(" ", "-")
+    out = folder / f"ns3-{name}.fct"
+    if not out.exists():
+        keys = dict(NS3[transport], USE_DYNAMIC_PFC_THRESHOLD=1, PACKET_PAYLOAD_SIZE=PAYLOAD,
+                    TOPOLOGY_FILE=folder / "topology.txt", FLOW_FILE=folder / "flow.txt",
+                    TRACE_FILE=folder / "trace.txt",
+                    TRACE_OUTPUT_FILE="/dev/null", FCT_OUTPUT_FILE=folder / "fct.tmp", PFC_OUTPUT_FILE="/dev/null",
+                    SIMULATOR_STOP_TIME=BASE_S + 1, MIN_RATE="1000Mb/s", ERROR_RATE_PER_LINK="0.0000",
+                    L2_CHUNK_SIZE=4000, L2_ACK_INTERVAL=1, L2_BACK_TO_ZERO=0, GLOBAL_T=1, U_TARGET=0.95,
+                    MI_THRESH=0, INT_MULTI=1,
+                    MULTI_RATE=0, SAMPLE_FEEDBACK=0, PINT_LOG_BASE=1.01, PINT_PROB="1.0", RATE_BOUND=1,
+                    LINK_DOWN="0 0 0", ENABLE_TRACE=0, BUFFER_SIZE=32, QLEN_MON_FILE="/dev/null",
+                    QLEN_MON_START=9_000_000_000, QLEN_MON_END=9_000_000_001)
+        config = folder / f"ns3-{name}.txt"
+        config.write_text("".join(f"{key} {value}\n" for key, value in keys.items()))
+        built = work / "hpcc/simulation/build"
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(built))
+        run([built / "scratch/third", config], env=environment, stdout=subprocess.DEVNULL, cwd=folder)
+        (folder / "fct.tmp").rename(out)
+    return [int(line.split()[6]) / 1000 for line in out.read_text().splitlines()]
+
+
+def htsim(work, folder, network, flows, transport):
+    """Returns the completion times in microseconds of htsim's RoCE or Swift."""
+    is_swift = transport.startswith("Swift")
+    out = folder / ("htsim-swift.log" if is_swift else "htsim-roce.log")
+    packet = PAYLOAD + HEADERS if is_swift else PAYLOAD
+    # Whole packets. Swift's packets have no headers of their own: its bytes are those on the wire.
+    size_of = lambda size: math.ceil(size / PAYLOAD) * packet
+    if not out.exists():
+        write_matrix(folder / "a.cm", network["hosts"], flows, size_of)
+        program = work / "htsim/sim/datacenter" / ("htsim_swift" if is_swift else "htsim_roce")
+        command = [program, "-tm", folder / "a.cm", "-topo", folder / "a.topo", "-nodes", str(network["hosts"]),
+                   "-mtu", str(packet), "-linkspeed", "100000", "-end", "400000", "-o", folder / "htsim.dat"]
+        command += ["-q", "30000"]
+        command += ["-cwnd", "100"] if is_swift else ["-strat", "ecmp_host", "-paths", "64"]
+        with (folder / "htsim.tmp").open("w") as log:
+            run(command, stdout=log, cwd=folder)
+        (folder / "htsim.tmp").rename(out)
+    result = []
+    for line in out.read_text(errors="replace").splitlines():
+        words = line.split()
+        if line.startswith("Flow ") and "finished" in words:
+            start = flows[int(words[1].split("_")[1])][3] / 1e6
+            result.append(float(words[words.index("at") + 1]) - start)
+    return result
+
+
+def ours(crosslane, folder, transport):
+    """Returns our completion times in microseconds, our processor seconds and events."""
+    switches, endpoints = OURS[transport]
+    (folder / "ours.toml").write_text(
+        f'version = 1\n[topology]\nkind = "ns3"\nfile = "{folder}/topology.txt"\n'
+        f'[switches]\npfc = true\nbuffer_bytes = "32 MiB"\n{switches}'
+        f'[workload]\nkind = "ns3"\nfile = "{folder}/flow.txt"\n'
+        f'[transport]\npolicy = "go-back-n"\nmtu_bytes = {PAYLOAD}\nack_packets = 1\n{endpoints}')
+    out = folder / "ours.csv"
+    command = [crosslane, "rnic", "sim", "run", folder / "ours.toml", "--json", "--flows", out]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode not in (0, 1) or not answer.stdout:
+        print(f"{transport}: {answer.stderr.strip()}", file=sys.stderr)
+        return [], {}
+    rows = list(csv.DictReader(out.open()))
+    return [float(row["fct_us"]) for row in rows if row["fct_us"]], json.loads(answer.stdout)
+
+
+def rank(values, share):
+    """Returns the value at the nearest rank."""
+    values = sorted(values)
+    return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def row(name, transport, of, values, reference, measured):
+    head = f"| {name} | {transport} | {of} | {len(reference)} | {len(measured)} of {values} | "
+    if not reference or not measured:
+        return head + " | ".join(6 * ["-"]) + " |"
+    cells = []
+    for share in (0.5, 0.99):
+        theirs, us = rank(reference, share), rank(measured, share)
+        cells += [f"{theirs:.1f}", f"{us:.1f}", f"{us / theirs:.2f}"]
+    return head + " | ".join(cells) + " |"
+
+
+def main():
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    work, crosslane = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+    chosen = sys.argv[3] if len(sys.argv) == 4 else ""
+    work.mkdir(parents=True, exist_ok=True)
+    build(work)
+    print("| workload | transport | reference | its flows | ours | p50 us | ours | ratio | p99 us | ours | ratio |")
+    print("|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    for name, (network_name, flows) in WORKLOADS.items():
+        network = NETWORKS[network_name]
+        folder = folder_of(work, name)
+        write_inputs(folder, network, flows)
+        for transport in OURS:
+            if chosen not in f"{name} / {transport}":
+                continue
+            of_htsim = transport.endswith("(htsim)")
+            # htsim has no trunks of another rate, and its RoCE starts every flow at once.
+            starts_at_once = all(at == 0 for *_, at in flows)
+            is_possible = network_name != "fat-spine" and (starts_at_once or transport.startswith("Swift"))
+            if of_htsim and not is_possible:
+                continue
+            theirs = htsim(work, folder, network, flows, transport) if of_htsim else ns3(work, folder, transport)
+            measured, _ = ours(crosslane, folder, transport)
+            of = "htsim" if of_htsim else "ns-3"
+            print(row(name, transport.replace(" (htsim)", ""), of, len(flows), theirs, measured), flush=True)
+
+
+if __name__ == "__main__":
+    main()
