@@ -63,6 +63,8 @@ pub struct RdmaConfig {
     pub verb: Verb,
     /// The ACK timeout, 4.096 us x 2^code, or none with code 0, of policies without a timeout of their own.
     pub ack_timer_code: u8,
+    /// Whether each flow without a connection number begins on a new queue pair.
+    pub new_queue_pairs: bool,
     /// Seed of the NICs' random decisions.
     pub seed: u64,
 }
@@ -71,13 +73,14 @@ impl RdmaConfig {
     /// Returns settings for WRITEs by NICs with this profile, and an ACK timeout of 262 us, which is above every round
     /// trip of networks without long queues.
     pub fn new(profile: NicProfile) -> Self {
-        Self { profile, verb: Verb::Write, ack_timer_code: 6, seed: 1 }
+        Self { profile, verb: Verb::Write, ack_timer_code: 6, new_queue_pairs: false, seed: 1 }
     }
 
     /// Returns settings for WRITEs in this network.
     pub fn for_network(transport: &TransportConfig, path: &PathProperties, network: &NetworkConfig) -> Self {
         let ack_timer_code = transport.ack_timeout.code(network, path.round_trip);
-        Self { ack_timer_code, seed: network.seed, ..Self::new(profile(transport, path)) }
+        let new_queue_pairs = transport.new_queue_pairs;
+        Self { ack_timer_code, new_queue_pairs, seed: network.seed, ..Self::new(profile(transport, path)) }
     }
 
     /// Returns how a flow is divided into packets with the headers of standard RoCEv2 alone, so that all policies are
@@ -320,7 +323,7 @@ impl RdmaEndpoint {
         if retransmitted > 0 {
             self.retransmitted.push((id, retransmitted));
         }
-        if !connection.is_shared {
+        if !connection.is_shared && !self.config.new_queue_pairs {
             self.idle.entry(to).or_default().push(connection.qp);
         }
         done.push(id);

@@ -84,6 +84,10 @@ pub struct TransportConfig {
     /// Maximum number of packets between two acknowledgements.
     #[serde(deserialize_with = "keys::ack_packets")]
     pub ack_packets: u32,
+    /// Maximum number of packets in flight of a queue pair.
+    pub window_packets: u32,
+    /// Whether each flow begins on a new queue pair, without what congestion control learnt before.
+    pub new_queue_pairs: bool,
     /// IRN's timeouts.
     #[serde(skip_serializing_if = "is_default")]
     pub irn: IrnKeys,
@@ -113,6 +117,8 @@ impl Default for TransportConfig {
             congestion: CongestionAlgorithm::Dctcp,
             ack_timeout: AckTimeout::Auto,
             ack_packets: 16,
+            window_packets: rnic::nic::WINDOW_PACKETS_MAX,
+            new_queue_pairs: false,
             irn: IrnKeys::default(),
             bdp_window: BdpWindowKeys::default(),
             dctcp: DctcpKeys::default(),

@@ -69,8 +69,9 @@ fn no_timeout_expires_because_a_sender_is_paced_at_the_minimum_rate() {
 fn swift_holds_its_target_with_windows_below_one_packet() {
     let incast = |policy: &str, min_window: f64| {
         let transport = format!(
-            "policy = \"{policy}\"\nack_packets = 1\nack_timeout = \"10 ms\"\ncongestion = \"swift\"\n[transport.swift]\n\
-             base_target = \"10 us\"\nlink_target = 0\nscaling_range = 0\ninitial_window_bytes = 1000\n\
+            "policy = \"{policy}\"\nack_packets = 1\nack_timeout = \"10 ms\"\ncongestion = \"swift\"\n\
+             [transport.swift]\nbase_target = \"10 us\"\n\
+             link_target = 0\nscaling_range = 0\ninitial_window_bytes = 1000\n\
              min_window_packets = {min_window}"
         );
         run(400, 100_000, "ecn = false", &transport)

@@ -59,8 +59,19 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         config.ack_timeout == AckTimeout::Auto || config.policy.loss_recovery() != LossRecovery::SelectiveOnChip;
     let own_timeout = with_irn_keys(modelled.retransmit_timeout, &config.irn);
     let retransmit_timeout = if has_own_timeout { own_timeout } else { RetransmitTimeout::Attribute };
-    let TransportConfig { mtu_bytes, ack_packets, .. } = *config;
-    NicProfile { mtu_bytes, ack_packets, congestion, costs, cache, pool, qps, retransmit_timeout, ..modelled }
+    let TransportConfig { mtu_bytes, ack_packets, window_packets, .. } = *config;
+    NicProfile {
+        mtu_bytes,
+        ack_packets,
+        window_packets,
+        congestion,
+        costs,
+        cache,
+        pool,
+        qps,
+        retransmit_timeout,
+        ..modelled
+    }
 }
 
 fn with_irn_keys(timeout: RetransmitTimeout, keys: &IrnKeys) -> RetransmitTimeout {

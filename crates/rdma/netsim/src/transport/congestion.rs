@@ -3,7 +3,7 @@
 //! Sources: HPCC's simulator is alibaba-edu/High-Precision-Congestion-Control at 9f4be2a (run.py, rdma-hw.cc), htsim is
 //! Broadcom/csg-htsim at 841d9e7 (swift.cpp), ConWeave's simulator is conweave-ns3 at 236a801.
 
-use rnic::nic::{CongestionControl, Dcqcn, Dctcp, Swift, Timely};
+use rnic::nic::{CongestionControl, Dcqcn, Dctcp, NicProfile, Swift, Timely};
 use serde::{Deserialize, Serialize};
 use sim::Span;
 
@@ -336,6 +336,7 @@ impl TransportConfig {
     /// One line with the key, its value and the remedy.
     pub fn check(&self, host_rate: LinkRate) -> Result<(), String> {
         self.check_tables()?;
+        self.check_window()?;
         let line_mbps = host_rate.mbps() as f64;
         for (table, min_mbps) in [("dcqcn", self.dcqcn.min_mbps), ("timely", self.timely.min_mbps)] {
             if let Some(min_mbps) = min_mbps.filter(|mbps| *mbps > line_mbps) {
@@ -374,6 +375,15 @@ impl TransportConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_window(&self) -> Result<(), String> {
+        let (packets, max) = (self.window_packets, NicProfile::window_packets_max(self.policy));
+        if (1..=max).contains(&packets) {
+            return Ok(());
+        }
+        let policy = self.policy.name();
+        Err(format!("window_packets is {packets}; write 1 to {max} with policy = \"{policy}\""))
     }
 
     /// Refuses tables of controls that are not used, because their keys would have no effect.

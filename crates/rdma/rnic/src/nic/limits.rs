@@ -24,3 +24,6 @@ pub const WINDOW_PACKETS_MAX: u32 = 512;
 
 /// The index that stands for no queue pair. Queue pairs are numbered with 24 bits.
 pub(super) const NO_QP: u32 = (1 << 24) - 1;
+
+/// Maximum number of packets of a message, or in flight, of an in-order policy: a quarter of the PSN space.
+pub(super) const PACKETS_MAX: u32 = 1 << 22;

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use super::congestion::CongestionControl;
 use super::context::Context;
-use super::limits::{MTU_BYTES_MAX, MTU_BYTES_MIN, NO_QP, WINDOW_PACKETS_MAX};
+use super::limits::{MTU_BYTES_MAX, MTU_BYTES_MIN, NO_QP, PACKETS_MAX, WINDOW_PACKETS_MAX};
 use super::policy::{ContextStorage, LossRecovery, TransportPolicy};
 
 /// Maximum number of queue pairs of a NIC that pages contexts, which numbers them with 24 bits.
@@ -186,7 +186,7 @@ pub struct NicProfile {
     pub policy: TransportPolicy,
     /// Maximum payload of a packet in bytes; queue pairs may use a smaller MTU.
     pub mtu_bytes: u32,
-    /// Maximum number of packets of a queue pair in flight, 1 to [`WINDOW_PACKETS_MAX`].
+    /// Maximum number of packets of a queue pair in flight, 1 to [`Self::window_packets_max`].
     pub window_packets: u32,
     /// Maximum number of packets between two packets that request an acknowledgement.
     pub ack_packets: u32,
@@ -268,6 +268,11 @@ impl NicProfile {
         Self { costs: CostModel::modelled(), ..Self::new(policy) }
     }
 
+    /// Returns the maximum of `window_packets`: the bitmaps of selective repeat bound it, otherwise the PSN space.
+    pub fn window_packets_max(policy: TransportPolicy) -> u32 {
+        if policy.is_selective() { WINDOW_PACKETS_MAX } else { PACKETS_MAX }
+    }
+
     /// Returns whether receivers echo congestion marks in acknowledgements.
     pub(super) fn echoes_marks(&self) -> bool {
         matches!(self.congestion, CongestionControl::Dctcp(_))
@@ -282,8 +287,12 @@ impl NicProfile {
         if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&self.mtu_bytes) {
             return fault("mtu_bytes", self.mtu_bytes, "choose 256 to 4096");
         }
-        if !(1..=WINDOW_PACKETS_MAX).contains(&self.window_packets) {
-            return fault("window_packets", self.window_packets, "choose 1 to 512");
+        if !(1..=Self::window_packets_max(self.policy)).contains(&self.window_packets) {
+            return fault(
+                "window_packets",
+                self.window_packets,
+                "choose 1 to 512, or to 4194304 without selective repeat",
+            );
         }
         let Scheduling { quantum_bytes, ahead_bytes, batch_wqes, decisions, .. } = self.scheduling;
         let counts = [

@@ -12,14 +12,12 @@ use super::context::Context;
 use super::engine::Nic;
 use super::fifo::pop_front_if;
 use super::host_qp::{HostQp, Retransmission, SendEntry};
+use super::limits::PACKETS_MAX;
 use super::memory::HostMemory;
 use super::pipeline::{Decision, PACKET_BYTES, StagedItem, StagedPacket};
 use super::segmentation::{packet_count, piece_bytes};
 use crate::verbs::{AccessFlags, CompletionStatus, MESSAGE_BYTES_MAX, ProtectionContext, QpState, SendKind};
 use crate::wire::{Psn, Service};
-
-/// Maximum number of packets of a message of an in-order policy: a quarter of the PSN space.
-const PACKETS_MAX: u32 = 1 << 22;
 
 /// Whether a queue pair has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -108,6 +108,7 @@ fn a_refused_key_is_named_with_its_value_and_the_remedy() {
             "[dcqcn]\ngain = 0.5",
             "the table dcqcn has no effect with congestion = \"dctcp\"; write congestion = \"dcqcn\"",
         ),
+        ("window_packets = 513", "window_packets is 513; write 1 to 512 with policy = \"srnic\""),
         ("[irn]\nlow_packets = 1", "the table irn has no effect with policy = \"srnic\"; write policy = \"irn\""),
         (
             "congestion = 'dcqcn'\n[dcqcn]\nmin_mbps = 200000",
