@@ -6,6 +6,7 @@
 //!   of remote ones.
 //! * [`command`]: the command line sends versioned requests to a server; monitors and router nodes are such servers.
 //! * [`monitor`]: the requests to a monitor: return the status, or stop.
+//! * [`SilenceTimer`]: when a peer that is not heard counts as lost.
 //!
 //! Programs query the listeners of other nodes at the same socket as the command line. The format of these queries is
 //! in `socket::rendezvous::monitor`, which must not depend on libc.
@@ -15,5 +16,7 @@ pub mod command;
 mod counters;
 pub mod monitor;
 pub mod proxy;
+mod silence;
 
 pub use channel::{Channel, ChannelError, MESSAGE_BYTES_MAX, Received, peer_uid};
+pub use silence::SilenceTimer;

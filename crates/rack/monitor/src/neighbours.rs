@@ -1,5 +1,6 @@
 //! The links to all other nodes, and what the proxy knows of each.
 
+use control::SilenceTimer;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 
@@ -22,24 +23,33 @@ pub struct Neighbour {
     announced_epoch: Option<Epoch>,
     /// Deadline for the proxy to stop using a lost link.
     stop_deadline_ns: Option<u64>,
-    /// The last heartbeat in the device's memory, and when it changed.
-    heartbeat: (u64, u64),
+    /// The last heartbeat in the device's memory, and how long it has not changed.
+    heartbeat: (u64, SilenceTimer),
 }
 
 impl Neighbour {
     fn new(settings: &MonitorSettings, device: &Device, slot: usize) -> Self {
         let peer = Peer::new(device.link(NodeSlot(slot as u8)), session_settings(settings, slot));
-        Self { slot, peer, announced_epoch: None, stop_deadline_ns: None, heartbeat: (0, 0) }
+        Self {
+            slot,
+            peer,
+            announced_epoch: None,
+            stop_deadline_ns: None,
+            heartbeat: (0, SilenceTimer::new(settings.rack.timeouts.silence_ns as u64, 0)),
+        }
     }
 
     /// Reads the heartbeat of the peer's proxy. It distinguishes a dead monitor, whose proxy waits for another one,
     /// from a slow one.
-    pub fn check_heartbeat(&mut self, device: &Device, silence_ns: u64, now_ns: u64) {
+    pub fn check_heartbeat(&mut self, device: &Device, now_ns: u64) {
         let (beat, is_alone) = device.heartbeat_of(NodeSlot(self.slot as u8));
-        if beat != self.heartbeat.0 {
-            self.heartbeat = (beat, now_ns);
+        let (last, silence) = &mut self.heartbeat;
+        if beat != *last {
+            *last = beat;
+            silence.heard(now_ns);
         }
-        self.peer.set_proxy_waiting(is_alone && now_ns.saturating_sub(self.heartbeat.1) <= silence_ns);
+        let is_beating = silence.expired(now_ns).is_none();
+        self.peer.set_proxy_waiting(is_alone && is_beating);
     }
 
     /// Prepares the loss of a link in `epoch`. Returns whether the proxy has to stop using it until the deadline: it

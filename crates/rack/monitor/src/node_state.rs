@@ -49,10 +49,9 @@ pub(crate) struct NodeState {
 impl NodeState {
     /// Advances the state machine of each link, and handles its events.
     pub(crate) fn step_links(&mut self, now_ns: u64) {
-        let silence_ns = self.settings.rack.timeouts.silence_ns as u64;
         for index in 0..self.neighbours.len() {
             if self.settings.rack.is_coherent() {
-                self.neighbours[index].check_heartbeat(&self.device, silence_ns, now_ns);
+                self.neighbours[index].check_heartbeat(&self.device, now_ns);
             }
             self.neighbours[index].peer.step(now_ns);
             self.handle_events(index, now_ns);

@@ -441,8 +441,10 @@ mod tests {
         settle(&mut peers, &mut now_ns);
         let [own, _dead] = &mut peers;
         own.set_proxy_waiting(true);
-        now_ns += 2 * own.settings.silence_ns;
-        own.step(now_ns);
+        for _ in 0..8 {
+            now_ns += own.settings.silence_ns / 4;
+            own.step(now_ns);
+        }
         assert_eq!((own.state(), own.next_event()), ("up", None));
         assert!(own.due_ns() > now_ns, "the link is not polled continuously");
         own.set_proxy_waiting(false);

@@ -23,6 +23,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
+use control::SilenceTimer;
 use thiserror::Error;
 
 /// Version of the protocol.
@@ -173,7 +174,7 @@ pub struct Session {
     inbox: Vec<u8>,
     outbox: VecDeque<u8>,
     is_open: bool,
-    received_at_ns: u64,
+    silence: SilenceTimer,
     pinged_at_ns: u64,
     ping_number: u32,
     round_trip_ns: Option<u64>,
@@ -182,12 +183,13 @@ pub struct Session {
 impl Session {
     /// Starts a session, which sends a handshake.
     pub fn new(settings: SessionSettings, now_ns: u64) -> Self {
+        let silence_ns = settings.silence_ns;
         let mut session = Self {
             settings,
             inbox: Vec::new(),
             outbox: VecDeque::new(),
             is_open: false,
-            received_at_ns: now_ns,
+            silence: SilenceTimer::new(silence_ns, now_ns),
             pinged_at_ns: now_ns,
             ping_number: 0,
             round_trip_ns: None,
@@ -242,6 +244,10 @@ impl Session {
 
     /// Returns when [`Session::tick`] has to be called next.
     pub fn due_ns(&self) -> u64 {
+        self.ping_due_ns().min(self.silence.due_ns())
+    }
+
+    fn ping_due_ns(&self) -> u64 {
         self.pinged_at_ns.saturating_add(self.ping_interval_ns())
     }
 
@@ -254,14 +260,13 @@ impl Session {
     /// # Errors
     /// If the peer is silent or does not read.
     pub fn tick(&mut self, now_ns: u64) -> Result<(), SessionError> {
-        let silent_ns = now_ns.saturating_sub(self.received_at_ns);
-        if silent_ns > self.settings.silence_ns {
+        if let Some(silent_ns) = self.silence.expired(now_ns) {
             return Err(SessionError::Silent { silent_ms: silent_ns / 1_000_000 });
         }
         if self.outbox.len() > UNSENT_BYTES_MAX {
             return Err(SessionError::NotReading { waiting_bytes: self.outbox.len() });
         }
-        if now_ns >= self.due_ns() {
+        if now_ns >= self.ping_due_ns() {
             self.pinged_at_ns = now_ns;
             self.ping_number = self.ping_number.wrapping_add(1);
             self.send(Kind::Ping, self.ping_number, &[]);
@@ -279,7 +284,7 @@ impl Session {
         while let Some(Frame { kind, number, payload }) = frame(&self.inbox[consumed..])? {
             consumed += HEADER_BYTES + payload.len();
             let payload = payload.to_vec();
-            self.received_at_ns = now_ns;
+            self.silence.heard(now_ns);
             messages.extend(self.handle(kind, number, &payload, now_ns)?);
         }
         self.inbox.drain(..consumed);
@@ -459,8 +464,19 @@ mod tests {
     #[test]
     fn silence_ends_a_session() {
         let [mut a, _] = open_pair();
-        assert!(a.tick(1000).is_ok());
-        assert_eq!(a.tick(2_000_000), Err(SessionError::Silent { silent_ms: 2 }));
+        a.settings.silence_ns = 2_000_000;
+        a.silence = SilenceTimer::new(a.settings.silence_ns, 0);
+        while a.due_ns() < 2_000_000 {
+            assert!(a.tick(a.due_ns()).is_ok());
+        }
+        assert_eq!((a.due_ns(), a.tick(2_000_000)), (2_000_000, Err(SessionError::Silent { silent_ms: 2 })));
+    }
+
+    #[test]
+    fn a_pause_of_the_own_machine_ends_no_session() {
+        let [mut a, _] = open_pair();
+        assert!(a.tick(1_000_000_000).is_ok());
+        assert!(a.tick(3_000_000_000).is_ok());
     }
 
     #[test]

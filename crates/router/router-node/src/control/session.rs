@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 
+use ::control::SilenceTimer;
 use ipnet::IpNet;
 use router::NodeId;
 
@@ -66,8 +67,7 @@ pub struct Session {
     ports: Vec<usize>,
     hello_sent: bool,
     hello_received: bool,
-    opened_at_ns: u64,
-    received_at_ns: u64,
+    silence: SilenceTimer,
     sent_at_ns: u64,
     /// Number of the last change of this node's routes that was sent.
     advertised: u64,
@@ -89,8 +89,7 @@ impl Session {
             ports,
             hello_sent: false,
             hello_received: false,
-            opened_at_ns: now_ns,
-            received_at_ns: now_ns,
+            silence: SilenceTimer::new(HELLO_WAIT_NS_MAX, now_ns),
             sent_at_ns: now_ns,
             advertised: 0,
             mtus_advertised: 0,
@@ -120,9 +119,9 @@ impl Session {
     /// Returns why the session has to end: the packet is invalid, or ends the session.
     pub fn receive(&mut self, now_ns: u64, packet: &[u8]) -> Result<SessionEvent, ControlError> {
         let message = Message::decode(packet)?;
-        self.received_at_ns = now_ns;
+        self.silence.heard(now_ns);
         match message {
-            Message::Hello(hello) => self.receive_hello(hello),
+            Message::Hello(hello) => self.receive_hello(hello, now_ns),
             Message::Cease(reason) => Err(ControlError::Ceased(reason)),
             _ if !self.hello_received => Err(ControlError::UnexpectedMessage("a message before the hello")),
             Message::Keepalive => Ok(SessionEvent::Keepalive),
@@ -132,7 +131,7 @@ impl Session {
         }
     }
 
-    fn receive_hello(&mut self, hello: Hello) -> Result<SessionEvent, ControlError> {
+    fn receive_hello(&mut self, hello: Hello, now_ns: u64) -> Result<SessionEvent, ControlError> {
         if self.hello_received {
             return Err(ControlError::UnexpectedMessage("a second hello"));
         }
@@ -150,6 +149,7 @@ impl Session {
             return Err(ControlError::UnexpectedNode { found: hello.node, expected });
         }
         (self.peer, self.hello_received) = (Some(node), true);
+        self.silence = SilenceTimer::new(self.timers.hold_ns, now_ns);
         Ok(SessionEvent::Hello { node, incarnation: hello.incarnation })
     }
 
@@ -233,25 +233,19 @@ impl Session {
     /// Returns when [`Session::next_packet`] or [`Session::check_hold_timer`] has to be called though no packet
     /// arrives.
     pub fn next_timer_ns(&self) -> u64 {
-        if self.hello_received {
-            (self.sent_at_ns + self.timers.keepalive_ns).min(self.received_at_ns + self.timers.hold_ns)
-        } else {
-            self.opened_at_ns + HELLO_WAIT_NS_MAX
-        }
+        let silence_ns = self.silence.due_ns();
+        if self.hello_received { silence_ns.min(self.sent_at_ns + self.timers.keepalive_ns) } else { silence_ns }
     }
 
     /// Checks the hold timer.
     ///
     /// # Errors
     /// Returns an error when it has expired.
-    pub fn check_hold_timer(&self, now_ns: u64) -> Result<(), ControlError> {
-        let (since_ns, limit_ns) = if self.hello_received {
-            (self.received_at_ns, self.timers.hold_ns)
-        } else {
-            (self.opened_at_ns, HELLO_WAIT_NS_MAX)
-        };
-        let silent_ns = now_ns.saturating_sub(since_ns);
-        if silent_ns < limit_ns { Ok(()) } else { Err(ControlError::HoldTimerExpired(silent_ns / 1_000_000)) }
+    pub fn check_hold_timer(&mut self, now_ns: u64) -> Result<(), ControlError> {
+        match self.silence.expired(now_ns) {
+            None => Ok(()),
+            Some(silent_ns) => Err(ControlError::HoldTimerExpired(silent_ns / 1_000_000)),
+        }
     }
 }
 
