@@ -188,9 +188,9 @@ impl Cluster {
         self.nodes.iter().any(|node| node.control.is_some())
     }
 
-    /// Returns the keepalive interval in nanoseconds: by default 20 ms between machines and 500 ms on one machine.
+    /// Returns the keepalive interval in nanoseconds: by default 100 ms between machines and 500 ms on one machine.
     pub fn keepalive_ns(&self) -> f64 {
-        self.timeouts.beat_ns.unwrap_or(if self.spans_machines() { 2e7 } else { 5e8 })
+        self.timeouts.beat_ns.unwrap_or(if self.spans_machines() { 1e8 } else { 5e8 })
     }
 
     /// Returns the hold time in nanoseconds, after which a silent node counts as dead: by default four keepalive
