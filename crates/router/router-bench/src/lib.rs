@@ -1,4 +1,4 @@
-//! Benchmarks of the router: forwarding tables, forwarding core, Ethernet and interconnects.
+//! Benchmarks of the router: forwarding tables, forwarding core, Ethernet, TCP streams and interconnects.
 
 mod clock;
 pub mod core;
@@ -10,4 +10,5 @@ pub mod published;
 pub mod report;
 pub mod search;
 pub mod statistics;
+pub mod streams;
 pub mod table;

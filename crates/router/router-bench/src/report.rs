@@ -16,7 +16,7 @@ use crate::interconnect::{
 };
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
 use crate::table::Table;
-use crate::{core, ethernet, fib};
+use crate::{core, ethernet, fib, streams};
 use interconnects::Scale;
 pub use parts::{Part, Parts, UnknownKind, UnknownPart, kind};
 
@@ -74,6 +74,12 @@ impl Options {
     fn ethernet(&self) -> ethernet::Options {
         let options = if self.is_quick { ethernet::Options::quick() } else { ethernet::Options::full() };
         ethernet::Options { seed: self.seed, ..options }
+    }
+}
+
+impl Options {
+    fn streams(&self) -> streams::Options {
+        if self.is_quick { streams::Options::quick() } else { streams::Options::full() }
     }
 }
 
@@ -168,6 +174,10 @@ pub struct Report {
     /// not be measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ethernet: Option<Option<ethernet::Results>>,
+    /// TCP streams and echo requests through the router compared with the kernel; `null` in a full report if they could
+    /// not be measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<Option<streams::Results>>,
     /// The reasons why parts are missing.
     pub missing: Vec<String>,
     /// Remarks on results that a busy machine affected.
@@ -210,6 +220,7 @@ pub fn steps(options: &Options, table: Option<&Table>) -> u64 {
     let ethernet = count(parts.has(Part::Ethernet), ethernet::steps(&options.ethernet()));
     let alone = count(parts.has(Part::Fib), fib::STEPS) + count(options.has_core(), core::steps(options.core_parts()));
     let interconnects = count(has_nodes(parts), interconnects::steps(options, &Scale::of(options)) as u64);
+    let ethernet = ethernet + count(parts.has(Part::Streams), streams::steps(&options.streams()));
     user_table + alone + ethernet + count(parts.has(Part::Adaptive), 1) + interconnects
 }
 
@@ -250,6 +261,10 @@ pub fn run(
         let mut step = |what: &str| observer.step_begins("virtual Ethernet", what);
         report.set_ethernet(ethernet::measure(&options.ethernet(), &mut step), parts.is_all());
     }
+    if parts.has(Part::Streams) {
+        let mut step = |what: &str| observer.step_begins("TCP streams", what);
+        report.set_streams(streams::measure(&options.streams(), &mut step), parts.is_all());
+    }
     if parts.has(Part::Adaptive) {
         observer.step_begins("adaptive batches", "in virtual time");
         report.adaptive_modelled = Scale::of(options).model()?;
@@ -284,6 +299,7 @@ impl Report {
             loads_by_size: Vec::new(),
             brought: options.parts.is_all().then_some(None),
             ethernet: None,
+            streams: None,
             missing: Vec::new(),
             remarks: Vec::new(),
             published_latency: Vec::new(),
@@ -297,6 +313,16 @@ impl Report {
             Err(error) => {
                 self.missing.push(format!("virtual Ethernet: {error}"));
                 self.ethernet = is_whole.then_some(None);
+            }
+        }
+    }
+
+    fn set_streams(&mut self, measured: Result<streams::Results, ethernet::Error>, is_whole: bool) {
+        match measured {
+            Ok(results) => self.streams = Some(Some(results)),
+            Err(error) => {
+                self.missing.push(format!("TCP streams: {error}"));
+                self.streams = is_whole.then_some(None);
             }
         }
     }
@@ -380,6 +406,8 @@ mod tests {
         // A full report has the same keys on every machine.
         let mut report = Report::new(&Options::new(true, 1));
         report.set_ethernet(refused(), true);
-        assert_eq!(keys(&report), ["brought", "ethernet", "missing", "provenance", "remarks", "schema", "seed"]);
+        report.set_streams(Err(ethernet::Error::Namespace(io::ErrorKind::PermissionDenied.into())), true);
+        let all = ["brought", "ethernet", "missing", "provenance", "remarks", "schema", "seed", "streams"];
+        assert_eq!(keys(&report), all);
     }
 }

@@ -13,6 +13,7 @@ pub mod netlink;
 mod offload;
 mod packet_socket;
 mod pcap;
+mod plain_forwarder;
 mod sysctl;
 mod system;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use interface::{Interface, InterfaceError, InterfaceIndex, disable_offloads}
 pub use namespace::Namespace;
 pub use packet_socket::PacketSocket;
 pub use pcap::{PcapError, PcapPort};
+pub use plain_forwarder::PlainForwarder;
 pub use sysctl::{Leftover, Sysctls};
 pub use tun_tap::{TunTap, TunTapError};
 pub use xdp::{LocalAddresses, XdpError, XdpPort};

@@ -8,13 +8,13 @@ use anyhow::{Result, bail};
 use crosslane_bench::Progress;
 use machine::Machine;
 use router_bench::core::{self, Case, Churn, ZeroLoss};
-use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
 use router_bench::interconnect::{AdaptiveRate, AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow, Ratio};
 use router_bench::published::{Cell, Transport};
 use router_bench::report::{self, Part, Parts, ProgressObserver, Report, UserTableReport};
 use router_bench::search::Verdict;
 use router_bench::table::{self, Format};
+use router_bench::{ethernet, streams};
 use router_node::interconnect::TransportKind;
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ pub struct Options {
     /// Print JSON instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Measure only these parts: fib, core, churn, ethernet, interconnect, latency, adaptive
+    /// Measure only these parts: fib, core, churn, ethernet, streams, interconnect, latency, adaptive
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     pub only: Vec<Part>,
     /// Between nodes, measure only this interconnect: lanes, windows, rnic_lanes or rnic_udp
@@ -143,7 +143,7 @@ pub fn main(options: &Options) -> Result<()> {
     let RunFollower { progress, plots } = follower;
     drop(progress);
     let measurement = MachineReport { report: report?, machine: Machine::describe(None) };
-    if let ([Part::Ethernet], [missing]) = (&options.only[..], &measurement.report.missing[..]) {
+    if let ([Part::Ethernet | Part::Streams], [missing]) = (&options.only[..], &measurement.report.missing[..]) {
         bail!("{missing}");
     }
     if options.json {
@@ -168,6 +168,7 @@ fn render(measurement: &MachineReport) -> String {
     text += &report.core.as_ref().map(core).unwrap_or_default();
     text += &report.brought.iter().flatten().map(user_table).collect::<String>();
     text += &report.ethernet.iter().flatten().map(ethernet).collect::<String>();
+    text += &report.streams.iter().flatten().map(streams).collect::<String>();
     report.missing.iter().for_each(|missing| text += &format!("missing: {missing}\n"));
     text += &between_nodes(report);
     report.remarks.iter().for_each(|remark| text += &format!("remark: {remark}\n"));
@@ -222,6 +223,32 @@ fn ethernet(results: &ethernet::Results) -> String {
     text += "\nThroughput between virtual Ethernet ports (RFC 2544): Mpps, raw and undisturbed\n";
     text += &ethernet_zero_loss(results);
     text
+}
+
+fn streams(results: &streams::Results) -> String {
+    let mut table = Table::new(&[
+        ("", LEFT),
+        ("1 stream", RIGHT),
+        ("of kernel", RIGHT),
+        ("4 streams", RIGHT),
+        ("of kernel", RIGHT),
+        ("echo us", RIGHT),
+        ("of blocking", RIGHT),
+    ]);
+    for row in &results.rows {
+        table.row(vec![
+            row.subject.name().to_owned(),
+            format!("{:.1}", row.one_stream_gbps),
+            format!("{:.2}", row.one_stream_of_kernel),
+            format!("{:.1}", row.four_streams_gbps),
+            format!("{:.2}", row.four_streams_of_kernel),
+            format!("{:.1}", row.echo_p50_us),
+            format!("{:.2}", row.echo_of_blocking),
+        ]);
+    }
+    let shared = results.processors;
+    let title = "TCP through virtual Ethernet, in alternating rounds: Gb/s of payload, and echo requests";
+    format!("\n{title}; {shared} processors for all\n{}", table.render())
 }
 
 fn between_nodes(report: &Report) -> String {

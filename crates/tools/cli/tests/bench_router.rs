@@ -41,7 +41,7 @@ fn an_unknown_option_or_value_is_named() {
     assert_fails(&crosslane(&["bench", "router", "--mrt", "a", "--prefixes", "b"]), 2, &["--mrt", "--prefixes"]);
     assert_fails(&crosslane(&["bench", "router", "--size", "1500,63"]), 2, &["--size", "63", "64..=1500"]);
     assert_fails(&crosslane(&["bench", "router", "--load", "101"]), 2, &["--load", "101", "1..=100"]);
-    let parts = "choose of fib, core, churn, ethernet, interconnect, latency, adaptive";
+    let parts = "choose of fib, core, churn, ethernet, streams, interconnect, latency, adaptive";
     assert_fails(&crosslane(&["bench", "router", "--only", "core,cores"]), 2, &["--only", "'cores'", parts]);
     let kinds = "choose one of lanes, windows, rnic_lanes, rnic_udp";
     assert_fails(&crosslane(&["bench", "router", "--interconnect", "rnic"]), 2, &["--interconnect", "'rnic'", kinds]);

@@ -18,6 +18,9 @@ pub enum Part {
     Churn,
     /// Forwarding between virtual Ethernet interfaces, compared with the kernel: `ethernet`.
     Ethernet,
+    /// TCP streams and echo requests between virtual Ethernet interfaces, compared with the kernel and with a simple
+    /// forwarder: `streams`.
+    Streams,
     /// One hop, the gain of batches, and rates: `hops`, `gains`, `rates`, and the published hops.
     Interconnect,
     /// Latency by load and by size: `loads` and `loads_by_size`, and the `rates` that loads are shares of.
@@ -29,8 +32,16 @@ pub enum Part {
 
 impl Part {
     /// All parts, in the order in which they are measured.
-    pub const ALL: [Part; 7] =
-        [Part::Fib, Part::Core, Part::Churn, Part::Ethernet, Part::Interconnect, Part::Latency, Part::Adaptive];
+    pub const ALL: [Part; 8] = [
+        Part::Fib,
+        Part::Core,
+        Part::Churn,
+        Part::Ethernet,
+        Part::Streams,
+        Part::Interconnect,
+        Part::Latency,
+        Part::Adaptive,
+    ];
 
     /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
@@ -39,6 +50,7 @@ impl Part {
             Part::Core => "core",
             Part::Churn => "churn",
             Part::Ethernet => "ethernet",
+            Part::Streams => "streams",
             Part::Interconnect => "interconnect",
             Part::Latency => "latency",
             Part::Adaptive => "adaptive",
@@ -128,7 +140,7 @@ mod tests {
             assert_eq!(kind(name(known)), Ok(known));
         }
         let error = "cores".parse::<Part>().expect_err("no part").to_string();
-        let choices = "choose of fib, core, churn, ethernet, interconnect, latency, adaptive";
+        let choices = "choose of fib, core, churn, ethernet, streams, interconnect, latency, adaptive";
         assert_eq!(error, format!("no part has this name; {choices}"));
         let error = kind("rnic").expect_err("no interconnect").to_string();
         assert!(error.ends_with("; choose one of lanes, windows, rnic_lanes, rnic_udp"), "{error}");
