@@ -147,8 +147,10 @@ NS3 = {
                   ACK_HIGH_PRIO=0),
     # Mode 0 has no congestion control: line rate, and PFC.
     "none, PFC": dict(NS3_COMMON, **NS3_ECN, CC_MODE=0, ENABLE_QCN=0),
-    "none, PFC, 512 packets": dict(NS3_COMMON, **NS3_ECN, CC_MODE=0, ENABLE_QCN=0, HAS_WIN=512 * PAYLOAD),
 }
+# Our NICs have at most 512 packets of a queue pair in flight.
+NS3 |= {f"{name}, 512 packets": dict(NS3[name], HAS_WIN=512 * PAYLOAD)
+        for name in ("DCQCN, ConnectX", "DCQCN, paper", "TIMELY", "none, PFC")}
 
 STEP = "ecn_kmin_bytes = 300000\necn_kmax_bytes = 300001\necn_pmax = 1.0\n"
 OURS = {
@@ -158,10 +160,10 @@ OURS = {
     "TIMELY": ("", 'congestion = "timely"\n[transport.timely]\nmin_mbps = 1000\n'),
     "DCTCP": (STEP, 'congestion = "dctcp"\n'),
     "none, PFC": ("ecn = false\n", 'congestion = "none"\n'),
-    "none, PFC, 512 packets": ("ecn = false\n", 'congestion = "none"\n'),
     "none, PFC (htsim)": ("ecn = false\n", 'congestion = "none"\n'),
     "Swift (htsim)": ("ecn = false\n", 'congestion = "swift"\n'),
 }
+OURS |= {name: OURS[name.removesuffix(", 512 packets")] for name in NS3}
 
 
 def clone(work, name, source):
