@@ -26,6 +26,8 @@ mod filters;
 mod floods;
 #[path = "router/large.rs"]
 mod large;
+#[path = "router/metrics.rs"]
+mod metrics;
 #[path = "router/pauses.rs"]
 mod pauses;
 #[path = "router/ports.rs"]

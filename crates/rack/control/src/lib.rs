@@ -6,6 +6,7 @@
 //!   of remote ones.
 //! * [`command`]: the command line sends versioned requests to a server; monitors and router nodes are such servers.
 //! * [`monitor`]: the requests to a monitor: return the status, or stop.
+//! * [`MetricsServer`]: serves the metrics of a monitor or a router node.
 //! * [`SilenceTimer`]: when a peer that is not heard counts as lost.
 //!
 //! Programs query the listeners of other nodes at the same socket as the command line. The format of these queries is
@@ -14,9 +15,11 @@
 mod channel;
 pub mod command;
 mod counters;
+mod metrics;
 pub mod monitor;
 pub mod proxy;
 mod silence;
 
 pub use channel::{Channel, ChannelError, MESSAGE_BYTES_MAX, Received, peer_uid};
+pub use metrics::MetricsServer;
 pub use silence::SilenceTimer;

@@ -9,6 +9,7 @@ use stats_page::FallbackReason;
 use tracing::info;
 
 use crate::clients::ClientRequest;
+use crate::metrics;
 use crate::node_state::NodeState;
 
 /// Limit for a status request to wait for the proxy's report.
@@ -69,7 +70,8 @@ impl NodeState {
         if self.metrics.poll(now_ns) {
             let status = self.status();
             let programs = stats_page::reader::read_rack(&self.settings.node_run_dir().directory).ok();
-            self.metrics.respond(&status, programs.as_ref().map(|programs| &programs.processes[..]));
+            let programs = programs.as_ref().map(|programs| &programs.processes[..]);
+            self.metrics.respond(&metrics::render(&status, programs));
         }
     }
 }

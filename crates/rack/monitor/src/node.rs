@@ -16,6 +16,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use control::MetricsServer;
 use fabric::device::{Vector, VectorDoorbell};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
@@ -25,7 +26,6 @@ use crate::device;
 use crate::error::{MonitorError, system_error};
 use crate::host::{lock_pid_file, raise_descriptor_limit, remove_sockets};
 use crate::listener_queries::ListenerQueries;
-use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
 use crate::node_state::NodeState;
 use crate::proxy_child::ProxyChild;
@@ -75,7 +75,7 @@ impl Monitor {
         let inherited = RetainedConnections::inherit(&run_dir.successor_socket(), wanted);
         let socket = run_dir.monitor_socket();
         let clients = Clients::listen(&socket).map_err(system_error(socket.display().to_string()))?;
-        let metrics = Metrics::listen(&run_dir.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;
+        let metrics = MetricsServer::listen(&run_dir.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;
         let neighbours = Neighbours::new(&settings, &device);
         let proxy = ProxyChild::new(settings.command.clone(), run_dir.proxy_log(), configuration, inherited);
         if let Some(obstacle) = &direct_obstacle {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use control::MetricsServer;
 use control::proxy::ToProxy;
 use fabric::Epoch;
 use fabric::device::{Device, DeviceEvent};
@@ -11,7 +12,6 @@ use tracing::{error, info, warn};
 use crate::clients::Clients;
 use crate::error::MonitorError;
 use crate::listener_queries::{Action, ListenerQueries};
-use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
 use crate::peer::Event;
 use crate::proxy_child::ProxyChild;
@@ -35,7 +35,7 @@ pub(crate) struct NodeState {
     pub(crate) registry: Registry,
     pub(crate) listener_queries: ListenerQueries,
     pub(crate) proxy: ProxyChild,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: MetricsServer,
     /// The subscription to the rack in etcd, unless the rack is described by a file.
     pub(crate) subscription: Option<RackSubscription>,
     /// Clients that wait for the status, with the deadlines of their answers.

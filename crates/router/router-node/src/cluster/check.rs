@@ -90,6 +90,9 @@ fn check_nodes(cluster: &Cluster) -> CheckResult {
         if let Some(control) = node.control {
             check_unlike(before, index, "control", |other| other.control == Some(control), &control.to_string())?;
         }
+        if let Some(metrics) = node.metrics {
+            check_unlike(before, index, "metrics", |other| other.metrics == Some(metrics), &metrics.to_string())?;
+        }
         if let Some(fabric) = node.fabric {
             check_unlike(before, index, "fabric", |other| other.fabric == Some(fabric), &fabric.to_string())?;
         }

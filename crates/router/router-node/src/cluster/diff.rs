@@ -84,6 +84,7 @@ fn check_cluster(old: &Cluster, new: &Cluster) -> CheckResult {
 fn check_node(key: &str, old: &Node, new: &Node) -> CheckResult {
     check_unchanged(&format!("{key}.namespace"), &old.namespace, &new.namespace)?;
     check_unchanged(&format!("{key}.control"), &old.control, &new.control)?;
+    check_unchanged(&format!("{key}.metrics"), &old.metrics, &new.metrics)?;
     check_unchanged(&format!("{key}.fabric"), &old.fabric, &new.fabric)
 }
 

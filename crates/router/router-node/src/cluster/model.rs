@@ -90,6 +90,9 @@ pub struct Node {
     /// The address of its RoCE over UDP traffic.
     #[serde(default)]
     pub fabric: Option<SocketAddr>,
+    /// A loopback address at which metrics are served in addition to the unix socket.
+    #[serde(default)]
+    pub metrics: Option<SocketAddr>,
     /// Addresses of the node itself, reachable whichever of its ports is down.
     #[serde(default, deserialize_with = "schema::addresses")]
     pub addresses: Vec<IpAddr>,

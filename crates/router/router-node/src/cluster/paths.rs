@@ -82,6 +82,11 @@ impl NodePaths {
         self.file("sock")
     }
 
+    /// The socket at which metrics are served.
+    pub fn metrics_socket(&self) -> PathBuf {
+        self.file("metrics.sock")
+    }
+
     /// The control socket for other nodes of this machine.
     pub fn peers_socket(&self) -> PathBuf {
         self.file("peers")

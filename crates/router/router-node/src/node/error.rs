@@ -79,6 +79,9 @@ pub enum NodeError {
     /// Netlink.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    /// Metrics cannot be served.
+    #[error("{0}")]
+    Metrics(String),
     /// The forwarding thread has ended unexpectedly.
     #[error("the forwarding thread has ended unexpectedly; see the log")]
     ForwardingEnded,
@@ -93,6 +96,7 @@ impl NodeError {
         match self {
             Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),
             Self::Filters { .. } => Some(format!("nodes[{node}].filters")),
+            Self::Metrics(_) => Some(format!("nodes[{node}].metrics")),
             Self::Key(_) => Some("key".to_owned()),
             Self::Port { index, .. } => Some(format!("nodes[{node}].ports[{index}].device")),
             Self::PortFile { index, key, .. } => Some(format!("nodes[{node}].ports[{index}].{key}")),

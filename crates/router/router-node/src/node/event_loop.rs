@@ -142,6 +142,7 @@ impl Node {
         let due_ns =
             self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
         let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
+        let due_ns = self.metrics.due_ns().map_or(due_ns, |metrics_ns| due_ns.min(metrics_ns));
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
         let own: [_; PEERS_AT] = [stop, self.reports_notifier.as_fd(), self.kernel.wakes(), reload];
         let mut descriptors = Vec::from(own.map(|fd| (fd, PollFlags::IN)));
@@ -150,6 +151,8 @@ impl Node {
         descriptors.extend(self.clients.descriptors());
         let filters_at = descriptors.len();
         descriptors.extend(self.filters.wakes().map(|fd| (fd, PollFlags::IN)));
+        let metrics_at = descriptors.len();
+        descriptors.extend(self.metrics.descriptors().map(|fd| (fd, PollFlags::IN)));
         let mut polled: Vec<PollFd<'_>> =
             descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
         let timeout = Timespec::try_from(Duration::from_nanos(left_ns)).expect("a second at most");
@@ -168,7 +171,7 @@ impl Node {
             self.clients.note_readable();
         }
         // Some kinds of filters report no changes.
-        if readable[filters_at..].contains(&true) || self.is_kernel_readable {
+        if readable[filters_at..metrics_at].contains(&true) || self.is_kernel_readable {
             self.filters.note_readable();
         }
         if must_reload && !self.is_stopping {
@@ -192,7 +195,7 @@ impl Node {
         }
         self.table.clean_up();
         let paths = self.settings.node_paths();
-        for path in [paths.socket(), paths.peers_socket()] {
+        for path in [paths.socket(), paths.peers_socket(), paths.metrics_socket()] {
             let _ = std::fs::remove_file(path);
         }
         info!("node ended");

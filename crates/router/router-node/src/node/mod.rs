@@ -17,6 +17,7 @@ mod kernel_settings;
 mod liveness;
 mod local_routes;
 mod messages;
+mod metrics;
 mod open_ports;
 mod peers;
 mod port_state;

@@ -5,6 +5,7 @@ use router::{Event, TracedStep};
 use tracing::{info, warn};
 
 use super::messages::{Command, REPORTS_MAX, Report};
+use super::metrics;
 use super::state::Node;
 use super::status;
 use crate::management::{Response, STEPS_MAX};
@@ -30,6 +31,9 @@ impl Node {
                 Report::Traced(steps) => self.send_trace_steps(&steps),
                 Report::Snapshot(snapshot) => {
                     let status = self.status(&snapshot);
+                    if std::mem::take(&mut self.awaits_metrics) {
+                        self.metrics.respond(&metrics::render(&status));
+                    }
                     self.clients.respond_status(&Response::Status(Box::new(status)));
                 }
                 Report::PeerRemoved(node) => self.peers.removed(node, now_ns),

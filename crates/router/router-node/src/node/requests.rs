@@ -12,9 +12,7 @@ impl Node {
         for (number, request) in self.clients.requests() {
             match request {
                 Request::Status => {
-                    if !self.clients.is_status_requested() {
-                        self.command(Command::Snapshot);
-                    }
+                    self.request_snapshot();
                     self.clients.request_status(number);
                 }
                 Request::Fib(query) => self.clients.stream_routes(number, fib_query::prefixes(&self.table, query)),
@@ -32,6 +30,10 @@ impl Node {
                 }
             }
         }
+        if self.metrics.poll(self.now_ns()) && !self.awaits_metrics {
+            self.request_snapshot();
+            self.awaits_metrics = true;
+        }
         let (table, cluster) = (&self.table, &self.settings.cluster);
         self.clients.continue_route_streams(ROUTES_MAX, |prefixes, is_last| {
             let routes = prefixes.iter().filter_map(|prefix| fib_query::route(table, cluster, *prefix)).collect();
@@ -40,6 +42,13 @@ impl Node {
         if self.is_tracing && !self.clients.is_tracing() {
             self.is_tracing = false;
             self.command(Command::Trace(None));
+        }
+    }
+
+    /// Requests the counters of the forwarding thread, unless they are on their way.
+    fn request_snapshot(&self) {
+        if !self.clients.is_status_requested() && !self.awaits_metrics {
+            self.command(Command::Snapshot);
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ::control::MetricsServer;
 use router::routes::Rib;
 use router::{Forwarder, NODES_MAX, Output, PORTS_MAX, Pool};
 use router_ports::LocalAddresses;
@@ -63,6 +64,7 @@ impl Node {
         let interconnect = open_ports::open_interconnect(&settings.cluster, id)?;
         let socket = paths.socket();
         let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
+        let metrics = MetricsServer::listen(&paths.metrics_socket(), node.metrics).map_err(NodeError::Metrics)?;
         open_ports::enter_namespace(&node)?;
         let mut sysctls = kernel_settings::remembered(&settings);
         let mut requests = Requests::open()?;
@@ -96,6 +98,8 @@ impl Node {
             started_at_ns,
             peers,
             clients,
+            metrics,
+            awaits_metrics: false,
             kernel: Monitor::open()?,
             filters: Filters::open()?,
             local: LocalRoutes::new(Some(slow_path)),

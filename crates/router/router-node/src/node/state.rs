@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use ::control::MetricsServer;
 use router::PortId;
 use router_ports::netlink::Monitor;
 use router_ports::{InterfaceIndex, LocalAddresses, Sysctls};
@@ -29,6 +30,9 @@ pub struct Node {
     pub(super) started_at_ns: u64,
     pub(super) peers: Peers,
     pub(super) clients: Clients,
+    pub(super) metrics: MetricsServer,
+    /// Whether requests for metrics wait for a snapshot.
+    pub(super) awaits_metrics: bool,
     pub(super) kernel: Monitor,
     pub(super) filters: Filters,
     pub(super) local: LocalRoutes,
