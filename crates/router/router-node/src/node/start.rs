@@ -55,16 +55,14 @@ impl Node {
     /// # Errors
     /// Returns the first failure.
     pub fn new(settings: NodeSettings) -> Result<Self, NodeError> {
-        let begun = Instant::now();
-        let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let (begun, started_at_ns) = (Instant::now(), wall_clock_ns());
         let (id, node, paths) = (settings.id(), settings.node().clone(), settings.node_paths());
+        let nodes = settings.cluster.nodes.len();
         let pid = lock_pid_file(&paths, &node.name)?;
         // Control sockets belong to the namespace that all nodes of a machine are started in.
         let peers = bind_peers(&settings, started_at_ns)?;
         let interconnect = open_ports::open_interconnect(&settings.cluster, id)?;
-        let socket = paths.socket();
-        let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
-        let metrics = MetricsServer::listen(&paths.metrics_socket(), node.metrics).map_err(NodeError::Metrics)?;
+        let (clients, metrics) = listen(&paths, &node)?;
         open_ports::enter_namespace(&node)?;
         let mut sysctls = kernel_settings::remembered(&settings);
         let mut requests = Requests::open()?;
@@ -75,15 +73,15 @@ impl Node {
         let (rib, tables) = Rib::new().map_err(system("memory for the forwarding tables"))?;
         let (commands, command_receiver) = sync_channel(COMMANDS_MAX);
         let (report_sender, reports) = sync_channel(REPORTS_MAX);
-        let (commands_notifier, reports_notifier) = (notifier()?, notifier()?);
-        let heartbeat = Arc::new(Heartbeat::default());
+        let (commands_notifier, reports_notifier, heartbeat) =
+            (notifier()?, notifier()?, Arc::new(Heartbeat::default()));
         let parts = ForwardingParts {
             forwarder: Forwarder::new(settings.forwarding(started_at_ns), tables),
             pool: Pool::with_large(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES, LARGE_BUFFERS),
             output: Output::new(QUEUE_PACKETS_MAX),
             kernel: Box::new(tun),
             interconnect,
-            nodes: settings.cluster.nodes.len(),
+            nodes,
             commands: command_receiver,
             commands_notifier: Arc::clone(&commands_notifier),
             reports: report_sender,
@@ -91,7 +89,6 @@ impl Node {
             heartbeat: Arc::clone(&heartbeat),
             begun,
         };
-        let nodes = settings.cluster.nodes.len();
         let mut this = Self {
             settings,
             begun,
@@ -131,6 +128,19 @@ impl Node {
         this.open_all_ports()?;
         Ok(this)
     }
+}
+
+/// Returns the nanoseconds since 1970.
+fn wall_clock_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Listens for commands and for requests for metrics.
+fn listen(paths: &NodePaths, node: &NodeConfig) -> Result<(Clients, MetricsServer), NodeError> {
+    let socket = paths.socket();
+    let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
+    let metrics = MetricsServer::listen(&paths.metrics_socket(), node.metrics).map_err(NodeError::Metrics)?;
+    Ok((clients, metrics))
 }
 
 /// Listens for the other nodes. No session is up yet.
