@@ -16,6 +16,8 @@ use cluster::{Cluster, can_make_namespaces};
 
 #[path = "router/bird.rs"]
 mod bird;
+#[path = "router/captures.rs"]
+mod captures;
 #[path = "router/cluster.rs"]
 mod cluster;
 #[path = "router/files.rs"]

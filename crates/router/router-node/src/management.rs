@@ -29,6 +29,8 @@ pub enum Request {
     Fib(FibQuery),
     /// Reports the steps of matching packets until the channel ends.
     Trace(TraceQuery),
+    /// Captures the frames of a port; answered with the reading end of a pipe.
+    Capture(CaptureQuery),
     /// Reads the cluster file again and applies it.
     Reload {
         /// Checks the file without applying it.
@@ -62,6 +64,17 @@ pub struct TraceQuery {
     pub packets_max: u32,
 }
 
+/// Selects a port, and the frames of it that are captured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureQuery {
+    /// The device of the port.
+    pub port: String,
+    /// Largest number of bytes kept of a frame.
+    pub frame_bytes_max: u32,
+    /// Number of frames after which the capture ends.
+    pub frames_max: u64,
+}
+
 /// A response of a node to the command line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -77,6 +90,8 @@ pub enum Response {
     },
     /// Steps of traced packets. The first response is empty: it confirms that tracing has begun.
     Traced(Vec<TracedStep>),
+    /// The capture has begun; its pcapng file comes from the pipe whose reading end is attached.
+    Capturing,
     /// The differences in the cluster file, one line each. They are applied, except in a trial.
     Reloaded {
         /// At most [`CHANGES_SHOWN_MAX`] lines, then the number of those left out.

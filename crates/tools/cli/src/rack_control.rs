@@ -40,6 +40,14 @@ pub struct Server {
 impl Server {
     /// Sends a request and returns the answer, or `None` when the server does not run.
     pub fn request<R: Serialize, A: DeserializeOwned>(&self, request: &Versioned<R>) -> Result<Option<(A, Channel)>> {
+        Ok(self.request_descriptors(request)?.map(|(answer, _, channel)| (answer, channel)))
+    }
+
+    /// Sends a request and returns the answer with its descriptors, or `None` when the server does not run.
+    pub fn request_descriptors<R: Serialize, A: DeserializeOwned>(
+        &self,
+        request: &Versioned<R>,
+    ) -> Result<Option<(A, Vec<OwnedFd>, Channel)>> {
         let Self { kind, socket, log } = self;
         let (socket, log) = (socket.display(), log.display());
         let channel = match Channel::connect(&self.socket) {
@@ -49,8 +57,8 @@ impl Server {
         };
         let no_answer = || anyhow!("{kind} at {socket} does not answer; see {log}");
         channel.send(request, &[]).map_err(|_| no_answer())?;
-        let answer = receive(&channel, ANSWER_LIMIT)?.ok_or_else(no_answer)?;
-        Ok(Some((answer, channel)))
+        let (answer, descriptors) = receive_descriptors(&channel, ANSWER_LIMIT)?.ok_or_else(no_answer)?;
+        Ok(Some((answer, descriptors, channel)))
     }
 
     /// Returns the error of a request that the server has refused.
@@ -84,10 +92,15 @@ pub fn status(node: &NodeRunDir) -> Result<Option<Status>> {
 
 /// Returns the next message; `None` if none arrives within `limit` or the peer has closed the channel.
 pub fn receive<M: DeserializeOwned>(channel: &Channel, limit: Duration) -> Result<Option<M>> {
+    Ok(receive_descriptors(channel, limit)?.map(|(message, _)| message))
+}
+
+/// Returns the next message with its descriptors, as [`receive`] does.
+fn receive_descriptors<M: DeserializeOwned>(channel: &Channel, limit: Duration) -> Result<Option<(M, Vec<OwnedFd>)>> {
     let deadline = Instant::now() + limit;
     loop {
         match channel.receive()? {
-            Received::Message(answer, _) => return Ok(Some(answer)),
+            Received::Message(answer, descriptors) => return Ok(Some((answer, descriptors))),
             Received::Ended => return Ok(None),
             Received::Nothing if Instant::now() >= deadline => return Ok(None),
             Received::Nothing => _ = is_readable(channel, deadline.saturating_duration_since(Instant::now())),

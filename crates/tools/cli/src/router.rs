@@ -1,5 +1,6 @@
 //! `crosslane router`: runs and inspects clusters of router nodes.
 
+mod capture;
 mod demo;
 mod down;
 mod example;
@@ -30,6 +31,8 @@ pub enum Command {
     Fib(fib::Options),
     /// Trace packets through the nodes, step by step
     Trace(trace::Options),
+    /// Capture the frames of a port into a pcapng file
+    Capture(capture::Options),
     /// Run three router nodes and their hosts in network namespaces; ping, traceroute, curl and iperf3 cross them
     Demo(demo::Options),
     /// Print a cluster file with nodes a, b, ... in network namespaces of the same names
@@ -50,6 +53,7 @@ pub fn main(command: &Command) -> Result<()> {
         Command::Status(options) => status::main(options),
         Command::Fib(options) => fib::main(options),
         Command::Trace(options) => trace::main(options),
+        Command::Capture(options) => capture::main(options),
         Command::Demo(options) => demo::main(options),
         Command::Example(options) => example::main(options),
         Command::Key(options) => key::main(options),

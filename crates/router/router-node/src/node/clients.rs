@@ -92,6 +92,14 @@ impl Clients {
         self.commands.respond(number, response);
     }
 
+    /// Sends a response with a descriptor.
+    pub fn respond_with(&self, number: u64, response: &Response, descriptor: BorrowedFd<'_>) {
+        if let Some(channel) = self.commands.channel(number) {
+            // A command that is gone needs no response.
+            let _ = channel.send(response, &[descriptor]);
+        }
+    }
+
     /// Records that a command waits for the status.
     pub fn request_status(&mut self, number: u64) {
         self.pending.entry(number).or_default().awaits_status = true;

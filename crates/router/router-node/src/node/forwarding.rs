@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use router::batch;
 use router::{
@@ -13,6 +13,7 @@ use router::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::capture::{Capture, Direction};
 use super::interconnect_clock::InterconnectClock;
 use super::liveness::Heartbeat;
 use super::messages::{Command, Notifier, Report, Snapshot};
@@ -31,6 +32,9 @@ const SUSPENDED_NS_MIN: u64 = 1_000_000_000;
 const DRAIN_POLLS_MAX: usize = 4096;
 /// Maximum number of commands per iteration, which bounds the delay of packets.
 const COMMANDS_PER_POLL: usize = 32;
+
+/// Maximum number of captures.
+const CAPTURES_MAX: usize = 8;
 
 /// The parts that the thread is started with.
 pub struct ForwardingParts {
@@ -68,6 +72,7 @@ pub struct ForwardingThread {
     parcels: Vec<batch::Parcel>,
     received_parcels: Vec<batch::Parcel>,
     arrived: Vec<RoutedPacket>,
+    captures: Vec<Capture>,
     /// Reports that the control thread had no room for.
     report_backlog: VecDeque<Report>,
     broken: Vec<bool>,
@@ -88,6 +93,7 @@ impl ForwardingThread {
             parcels: Vec::with_capacity(VECTOR_PACKETS_MAX),
             received_parcels: Vec::with_capacity(VECTOR_PACKETS_MAX),
             arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            captures: Vec::new(),
             report_backlog: VecDeque::new(),
             broken,
             interconnect_clock: InterconnectClock::default(),
@@ -175,6 +181,8 @@ impl ForwardingThread {
             is_busy = true;
         }
         is_busy |= self.transmit();
+        // A capture of which a write fails has lost its reader.
+        self.captures.retain_mut(Capture::flush);
         self.report_events();
         is_busy
     }
@@ -185,6 +193,7 @@ impl ForwardingThread {
         match port.receive(&mut self.parts.pool, &mut self.frames, VECTOR_PACKETS_MAX) {
             Ok(0) => false,
             Ok(_) => {
+                self.capture_received(id);
                 let now = self.now();
                 let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
                 forwarder.ingress(now, id, &mut self.frames, pool, output);
@@ -261,7 +270,8 @@ impl ForwardingThread {
                 continue;
             }
             let sent = match self.ports[index].as_mut() {
-                Some(port) => port.transmit(pool, queue),
+                Some(port) if self.captures.is_empty() => port.transmit(pool, queue),
+                Some(port) => captured(&mut self.captures, id, port.as_mut(), pool, queue),
                 None => {
                     queue.drain(..).for_each(|frame| pool.free(frame));
                     continue;
@@ -337,6 +347,9 @@ impl ForwardingThread {
                 forwarder.learn_neighbour(now, port, address, mac, pool, output)
             }
             Command::Trace(filter) => forwarder.trace(filter),
+            Command::Capture(capture) if self.captures.len() < CAPTURES_MAX => self.captures.push(*capture),
+            // Its reader finds the end of the pipe.
+            Command::Capture(_) => {}
             Command::Snapshot => self.snapshot(),
             Command::OfferInterconnect(node) => {
                 let offered = interconnect.offer(node);
@@ -366,7 +379,18 @@ impl ForwardingThread {
         }
     }
 
+    fn capture_received(&mut self, port: PortId) {
+        for capture in self.captures.iter_mut().filter(|capture| capture.port() == port) {
+            let now = SystemTime::now();
+            for frame in &self.frames {
+                capture.record(now, Direction::Received, self.parts.pool.bytes(frame));
+            }
+        }
+    }
+
     fn renumber_ports(&mut self, gone: &[PortId], stays: &[Option<PortId>]) {
+        // They would go on with other ports.
+        self.captures.clear();
         let now = self.now();
         let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
         for port in gone {
@@ -473,7 +497,8 @@ impl ForwardingThread {
     /// Returns how long to block at most.
     fn poll_timeout(&mut self) -> Duration {
         let now_ns = self.now().ns();
-        let retry_ns = self.has_unsent().then_some(now_ns + RETRY_NS);
+        let has_unsent = self.has_unsent() || self.captures.iter().any(Capture::has_unwritten);
+        let retry_ns = has_unsent.then_some(now_ns + RETRY_NS);
         let dues = [
             self.parts.forwarder.next_timer().map(Time::ns),
             self.parts.interconnect.deadline().map(|due| self.interconnect_clock.ns(due)),
@@ -483,4 +508,23 @@ impl ForwardingThread {
         let left_ns = due_ns.saturating_sub(now_ns).min(SLEEP_NS_MAX);
         Duration::from_nanos(left_ns)
     }
+}
+
+/// Transmits packets from the front of a queue, and records those that were sent in the captures of the port.
+fn captured(
+    captures: &mut [Capture],
+    id: PortId,
+    port: &mut dyn Port,
+    pool: &mut Pool,
+    queue: &mut VecDeque<Packet>,
+) -> io::Result<usize> {
+    let now = SystemTime::now();
+    let mut of_port: Vec<_> = captures.iter_mut().filter(|capture| capture.port() == id).collect();
+    let frames = || queue.iter().map(|packet| pool.bytes(packet));
+    let recorded: Vec<_> = of_port.iter_mut().map(|capture| capture.record_tentatively(now, frames())).collect();
+    let sent = port.transmit(pool, queue);
+    for (capture, recorded) in of_port.iter_mut().zip(&recorded) {
+        capture.keep(recorded, sent.as_ref().copied().unwrap_or(0));
+    }
+    sent
 }

@@ -12,6 +12,7 @@ use router::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::capture::Capture;
 use crate::interconnect::{self, ConnectionParams, InterconnectError, Offer};
 
 /// Capacity of the report channel. Neighbour events that do not fit are replaced by a full listing later.
@@ -48,6 +49,8 @@ pub enum Command {
     LearnNeighbour(PortId, IpAddr, MacAddress),
     /// Starts or stops tracing.
     Trace(Option<Filter>),
+    /// Starts a capture, unless there are too many.
+    Capture(Box<Capture>),
     /// Requests counters and state; answered by [`Report::Snapshot`].
     Snapshot,
     /// Begins to connect the interconnect to a node; answered by [`Report::Offered`].

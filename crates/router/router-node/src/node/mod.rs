@@ -2,6 +2,7 @@
 //! share no state and exchange [`messages`].
 
 mod candidate;
+mod capture;
 mod cgroup_freezer;
 mod clients;
 mod effect;

@@ -1,5 +1,7 @@
 //! Requests to the nodes of a cluster.
 
+use std::os::fd::OwnedFd;
+
 use anyhow::{Result, bail};
 use control::Channel;
 use control::command::Versioned;
@@ -14,6 +16,16 @@ pub fn request(node: &NodePaths, request: Request) -> Result<Option<(Response, C
     match server.request(&Versioned { version: VERSION, request })? {
         Some((Response::Refused { reason }, _)) => Err(server.refusal(&reason)),
         answer => Ok(answer),
+    }
+}
+
+/// Sends a request to a node and returns the answer with its descriptor, or `None` when the node does not run.
+pub fn request_descriptor(node: &NodePaths, request: Request) -> Result<Option<(Response, Option<OwnedFd>, Channel)>> {
+    let server = Server { kind: "node", socket: node.socket(), log: node.log() };
+    match server.request_descriptors(&Versioned { version: VERSION, request })? {
+        Some((Response::Refused { reason }, ..)) => Err(server.refusal(&reason)),
+        Some((answer, descriptors, channel)) => Ok(Some((answer, descriptors.into_iter().next(), channel))),
+        None => Ok(None),
     }
 }
 
