@@ -29,7 +29,7 @@ pub struct Options {
     /// The port, by its device
     #[arg(long, value_name = "DEVICE")]
     port: String,
-    /// The pcapng file to write; - for standard output, as in 'crosslane router capture ... --write - | wireshark -k -i -'
+    /// The pcapng file to write; - for standard output, as in '... --write - | wireshark -k -i -'
     #[arg(long, value_name = "FILE")]
     write: PathBuf,
     /// End after this number of frames
@@ -39,7 +39,8 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
     /// Keep at most this number of bytes of each frame
-    #[arg(long, value_name = "BYTES", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1..=262_144))]
+    #[arg(long, value_name = "BYTES", default_value_t = 262_144)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=262_144))]
     snap: u32,
 }
 
