@@ -296,7 +296,8 @@ def ours(crosslane, folder, transport):
         f'version = 1\n[topology]\nkind = "ns3"\nfile = "{folder}/topology.txt"\n'
         f'[switches]\npfc = true\nbuffer_bytes = "32 MiB"\n{switches}'
         f'[workload]\nkind = "ns3"\nfile = "{folder}/flow.txt"\n'
-        f'[transport]\npolicy = "go-back-n"\nmtu_bytes = {PAYLOAD}\n{NIC}window_packets = {window_packets}\n{endpoints}')
+        f'[transport]\npolicy = "go-back-n"\nmtu_bytes = {PAYLOAD}\n{NIC}'
+        f'window_packets = {window_packets}\n{endpoints}')
     out = folder / "ours.csv"
     command = [crosslane, "rnic", "sim", "run", folder / "ours.toml", "--json", "--flows", out]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
