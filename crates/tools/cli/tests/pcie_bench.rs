@@ -54,7 +54,7 @@ fn an_invalid_test_is_one_line_and_exit_code_2() {
         (&["--device", "sim:hsw", "--numa", "remote"], &["hsw", "one socket"]),
         (&["--device", "sim:hsw+device.tags=0"], &["device.tags", "1 to 1024"]),
         (&["--device", "sim:hsw+device.tagz=1"], &["tagz", "hsw"]),
-        (&["--device", "sim:hsw+tags"], &["hsw+tags", "not known"]),
+        (&["--device", "sim:hsw+tags"], &["hsw", "'tags'", "SECTION.KEY=VALUE"]),
         (&["--device", "sim:nonsense+device.tags=1"], &["'nonsense'", "hsw"]),
         (&["--device", "pci:ffff:00:1f.7"], &["'ffff:00:1f.7'", "lspci"]),
         (&["--device", "cuda:x"], &["'x'", "cuda:0"]),
@@ -126,13 +126,14 @@ fn predictions_are_marked_in_tables_json_and_plots() {
     let folder = tempfile::tempdir().unwrap();
     let plots = folder.path().to_str().unwrap();
     let devices = "sim:hsw,sim:milan,sim:hsw+device.tags=64";
-    let words = format!("sweep --device {devices} --test bw-rd --size 64,128 --samples 500 --plot {plots}");
+    let words = format!("sweep --device {devices} --test bw-rd --size 64,1024 --samples 500 --plot {plots}");
     let sweep = |more: &[&str]| pcie(&words.split_whitespace().chain(more.iter().copied()).collect::<Vec<_>>());
     let rows = json(&sweep(&["--json"]));
     assert_matches_schema(&rows);
     let prediction = |row: usize| rows[row].get("prediction").cloned();
     assert_eq!(prediction(0), None, "hsw is calibrated");
-    let milan = prediction(2).unwrap();
+    assert!(prediction(2).unwrap().get("error_percent").is_none(), "no figure supports small transfers");
+    let milan = prediction(3).unwrap();
     assert!(milan["rests_on"].as_str().unwrap().contains("data sheets") && milan["error_percent"].is_f64(), "{milan}");
     let changed = prediction(4).unwrap();
     assert!(changed["rests_on"].as_str().unwrap().contains("device.tags=64"), "{changed}");
@@ -149,6 +150,17 @@ fn predictions_are_marked_in_tables_json_and_plots() {
 }
 
 #[test]
+fn options_without_effect_are_refused() {
+    let bench = |device, option: &[&'static str]| {
+        [&["bench", "--device", device, "--test", "lat-rd", "--samples", "10"], option].concat()
+    };
+    assert_wrong_use(&bench("sim:hsw", &["--pages", "2m"]), &["--pages has no effect on sim:hsw", "--iommu"]);
+    assert_wrong_use(&bench("memory", &["--bar", "0"]), &["--bar has no effect on memory", "pci:ADDRESS"]);
+    let words = ["sweep", "--device", "sim:hsw,sim:ib", "--test", "lat-rd", "--overwrite"];
+    assert_wrong_use(&words, &["--overwrite has no effect on sim:hsw, sim:ib"]);
+}
+
+#[test]
 fn predictions_are_compared_with_published_figures() {
     let report = json(&pcie(&["predictions", "--json"]));
     for name in ["ice-lake", "milan", "sapphire-rapids", "genoa"] {
@@ -156,12 +168,15 @@ fn predictions_are_compared_with_published_figures() {
         assert!(system["latency_error_percent"].as_f64().unwrap() > 0.0, "{system}");
     }
     for figure in report["figures"].as_array().unwrap() {
-        let number = |key: &str| figure[key].as_f64().unwrap();
-        assert!(number("deviation_percent").abs() <= number("stated_error_percent"), "{figure}");
+        let deviation = figure["deviation_percent"].as_f64().unwrap().abs();
+        assert!(figure["stated_error_percent"].as_f64().is_none_or(|error| deviation <= error), "{figure}");
     }
+    let text = String::from_utf8(pcie(&["predictions", "--system", "genoa"]).stdout).unwrap();
+    assert!(text.contains("no published figure") && !text.contains("PUBLISHED"), "{text}");
     let text = pcie(&["predictions", "--system", "milan"]);
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("RESTS ON") && text.contains("EPYC 74F3") && !text.contains("genoa"), "{text}");
+    assert!(text.contains("kept") && !text.contains("+0.0%"), "a bound has no difference: {text}");
     assert_wrong_use(&["predictions", "--system", "hsw"], &["'hsw'", "not a prediction", "fit --check"]);
     assert_wrong_use(&["predictions", "--system", "p4"], &["'p4'", "genoa"]);
 }
