@@ -25,7 +25,9 @@ impl Simulated {
     /// There is no such system or parameter, or its file or value is invalid.
     pub fn open(name: &str) -> Result<Self> {
         // The name of a file may contain the sign too, but hardly together with an equals sign.
-        let is_change = |&(at, _): &(usize, &str)| name[at + 1..].split('+').all(|change| change.contains('='));
+        let is_change = |&(at, _): &(usize, &str)| {
+            built_in(&name[..at]).is_some() || name[at + 1..].split('+').all(|change| change.contains('='))
+        };
         let (base, changes) = match name.match_indices('+').find(is_change) {
             Some((at, _)) => (&name[..at], name[at + 1..].split('+').collect()),
             None => (name, Vec::new()),
@@ -130,6 +132,8 @@ mod tests {
     fn unknown_systems_and_missing_sockets_are_named() {
         let error = Simulated::open("nonsense").err().unwrap();
         assert!(error.is_wrong_use() && error.to_string().contains("nonsense"), "{error}");
+        let error = Simulated::open("hsw+device.tags").err().unwrap();
+        assert!(error.is_wrong_use() && error.to_string().contains("SECTION.KEY=VALUE"), "{error}");
         let remote = Test { numa: Numa::Remote, ..test(Kind::BwRd) };
         let error = Simulated::open("hsw").unwrap().check(&remote).unwrap_err();
         assert!(error.is_wrong_use() && error.to_string().contains("hsw"), "{error}");

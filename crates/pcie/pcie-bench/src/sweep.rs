@@ -1,5 +1,7 @@
 //! Sweeps: every combination of lists of parameters, on every device.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -66,22 +68,23 @@ pub struct SweepOptions {
 }
 
 impl Grid {
-    /// Returns every combination, in an order that depends on the lists only.
+    /// Returns every combination once, in an order that depends on the lists only.
     ///
     /// # Errors
     /// There are more than [`TESTS_MAX`] combinations.
     pub fn jobs(&self) -> Result<Vec<Job>> {
+        let grid = self.distinct();
         let count = [
-            self.devices.len(),
-            self.tests.len(),
-            self.numas.len(),
-            self.iommus.len(),
-            self.caches.len(),
-            self.orders.len(),
-            self.sizes_bytes.len(),
-            self.windows_bytes.len(),
-            self.host_offsets_bytes.len(),
-            self.device_offsets_bytes.len(),
+            grid.devices.len(),
+            grid.tests.len(),
+            grid.numas.len(),
+            grid.iommus.len(),
+            grid.caches.len(),
+            grid.orders.len(),
+            grid.sizes_bytes.len(),
+            grid.windows_bytes.len(),
+            grid.host_offsets_bytes.len(),
+            grid.device_offsets_bytes.len(),
         ];
         let count = count.into_iter().fold(1_usize, usize::saturating_mul);
         if count > TESTS_MAX {
@@ -89,15 +92,32 @@ impl Grid {
                 "{count} combinations are too many for a sweep; choose at most {TESTS_MAX}"
             ));
         }
-        let mut jobs = self.each_kind();
-        jobs = varied(jobs, &self.numas, |test, value| test.numa = value);
-        jobs = varied(jobs, &self.iommus, |test, value| test.iommu = value);
-        jobs = varied(jobs, &self.caches, |test, value| test.cache = value);
-        jobs = varied(jobs, &self.orders, |test, value| test.order = value);
-        jobs = varied(jobs, &self.sizes_bytes, |test, value| test.size_bytes = value);
-        jobs = varied(jobs, &self.windows_bytes, |test, value| test.window_bytes = value);
-        jobs = varied(jobs, &self.host_offsets_bytes, |test, value| test.host_offset_bytes = value);
-        Ok(varied(jobs, &self.device_offsets_bytes, |test, value| test.device_offset_bytes = value))
+        let mut jobs = grid.each_kind();
+        jobs = varied(jobs, &grid.numas, |test, value| test.numa = value);
+        jobs = varied(jobs, &grid.iommus, |test, value| test.iommu = value);
+        jobs = varied(jobs, &grid.caches, |test, value| test.cache = value);
+        jobs = varied(jobs, &grid.orders, |test, value| test.order = value);
+        jobs = varied(jobs, &grid.sizes_bytes, |test, value| test.size_bytes = value);
+        jobs = varied(jobs, &grid.windows_bytes, |test, value| test.window_bytes = value);
+        jobs = varied(jobs, &grid.host_offsets_bytes, |test, value| test.host_offset_bytes = value);
+        Ok(varied(jobs, &grid.device_offsets_bytes, |test, value| test.device_offset_bytes = value))
+    }
+
+    /// Returns these lists without repeated values: a test that runs twice would give two points of one line.
+    fn distinct(&self) -> Self {
+        Self {
+            devices: distinct(&self.devices),
+            tests: distinct(&self.tests),
+            numas: distinct(&self.numas),
+            iommus: distinct(&self.iommus),
+            caches: distinct(&self.caches),
+            orders: distinct(&self.orders),
+            sizes_bytes: distinct(&self.sizes_bytes),
+            windows_bytes: distinct(&self.windows_bytes),
+            host_offsets_bytes: distinct(&self.host_offsets_bytes),
+            device_offsets_bytes: distinct(&self.device_offsets_bytes),
+            ..*self
+        }
     }
 
     fn each_kind(&self) -> Vec<Job> {
@@ -119,6 +139,12 @@ impl Grid {
         };
         self.devices.iter().flat_map(|device| self.tests.iter().map(move |kind| job(device, *kind))).collect()
     }
+}
+
+/// Returns the values in the order of their first occurrence.
+fn distinct<T: Clone + Eq + Hash>(values: &[T]) -> Vec<T> {
+    let mut known = HashSet::new();
+    values.iter().filter(|value| known.insert(*value)).cloned().collect()
 }
 
 /// Returns each job once for each value.
@@ -240,8 +266,15 @@ mod tests {
     }
 
     #[test]
+    fn repeated_values_count_once() {
+        let devices = vec!["memory".into(), "memory".into()];
+        let twice = Grid { devices, sizes_bytes: vec![64, 256, 64], caches: vec![Cache::Cold; 2], ..grid() };
+        assert_eq!(twice.jobs().unwrap(), Grid { caches: vec![Cache::Cold], ..grid() }.jobs().unwrap());
+    }
+
+    #[test]
     fn too_many_combinations_are_refused_before_they_are_made() {
-        let many = Grid { windows_bytes: vec![4096; 1000], sizes_bytes: vec![64; 1000], ..grid() };
+        let many = Grid { windows_bytes: (1..=1000).collect(), sizes_bytes: (1..=1000).collect(), ..grid() };
         assert!(many.jobs().unwrap_err().to_string().contains("2000000 combinations"));
     }
 

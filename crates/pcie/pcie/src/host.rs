@@ -41,6 +41,7 @@ mod wire;
 
 use thiserror::Error;
 
+use self::parameters::Change;
 pub use self::parameters::{ParameterError, Parameters, names};
 use self::prediction::Prediction;
 use self::run::Run;
@@ -97,15 +98,26 @@ pub enum HostError {
         /// Name of the system.
         system: String,
     },
-    /// More samples than virtual time can represent.
+    /// More samples than a run simulates.
     #[error("{0} samples are too many to simulate; choose at most {SAMPLES_MAX}")]
     Samples(u64),
+    /// The times of the system are so long that virtual time does not suffice.
+    #[error(
+        "{samples} samples last longer than virtual time, which ends after 213 days; choose at most {transfers}, or \
+         shorter times"
+    )]
+    TooLong {
+        /// Transfers that were simulated.
+        transfers: u64,
+        /// Transfers that were to be simulated.
+        samples: u64,
+    },
     /// A bandwidth test cannot use commands.
     #[error("bandwidth tests use DMA; choose a latency test for commands")]
     CommandBandwidth,
 }
 
-/// Largest number of samples of a run, which keeps virtual time in range.
+/// Largest number of samples of a run: an hour's work.
 pub const SAMPLES_MAX: u64 = 1 << 36;
 
 impl Summary {
@@ -148,13 +160,15 @@ impl System {
     /// # Errors
     /// There is no such parameter, or its value is invalid; the error has one line.
     pub fn changed(file: &str, text: &str, changes: &[&str]) -> Result<Self, HostError> {
-        let name = std::iter::once(file).chain(changes.iter().copied()).collect::<Vec<_>>().join("+");
-        let mut table = parameters::table(file, text)?;
+        let (mut table, mut made) = (parameters::table(file, text)?, Vec::new());
         for change in changes {
-            parameters::change(&name, &mut table, change)?;
+            made.push(Change::parse(file, change)?);
         }
+        parameters::apply(file, &mut table, &made)?;
+        let made: Vec<String> = made.iter().map(Change::to_string).collect();
+        let name = format!("{file}+{}", made.join("+"));
         let mut parameters = Parameters::from_table(&name, "", table)?;
-        let changes = changes.join(", ");
+        let changes = made.join(", ");
         parameters.prediction = Some(Prediction::unchecked(format!("the parameters of {file}, with {changes}")));
         Ok(Self { name, parameters })
     }
@@ -215,7 +229,7 @@ impl System {
         if interface == Interface::Command && !test.test.is_latency() {
             return Err(HostError::CommandBandwidth);
         }
-        Ok(Run::new(&self.parameters, test, interface).run(sink))
+        Run::new(&self.parameters, test, interface).run(sink)
     }
 }
 
@@ -473,13 +487,69 @@ mod tests {
             ("devices.tags=1", &["devices", "iommu, link"]),
             ("tags=1", &["tags=1", "SECTION.KEY=VALUE"]),
             ("device.tags", &["device.tags", "SECTION.KEY=VALUE"]),
-            ("device.tags=many", &["device.tags", "many"]),
+            ("device.tags=many", &["device.tags", "many", "a whole number from 0"]),
+            ("wire.latency_ns=many", &["wire.latency_ns", "many", "a number;"]),
+            ("device.tags=", &["device.tags=", "no valid value"]),
+            ("device.tags=5\n[x]", &["device.tags=5\\n[x]", "no valid value"]),
+            ("device.tags=5 # five", &["# five", "no valid value"]),
+            ("prediction.rests_on=x", &["no section 'prediction'"]),
+            ("memory.refresh_ns=8000", &["memory.refresh_ns", "less than 7800"]),
             ("device.tags=1e400", &["device.tags"]),
         ] {
             let hsw = parameters::built_in("hsw").unwrap();
             let error = System::changed("hsw", hsw, &[change]).unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{change}: {error}");
         }
+    }
+
+    #[test]
+    fn a_parameter_is_changed_once() {
+        let change = |changes: &[&str]| System::changed("milan", parameters::built_in("milan").unwrap(), changes);
+        let error = change(&["device.tags=64", "link.lanes=8", " device . tags = 32"]).unwrap_err().to_string();
+        assert!(error.contains("device.tags a second time"), "{error}");
+        let spaces = change(&[" device.tags = 64 "]).unwrap();
+        assert_eq!((spaces.name(), spaces.parameters().device.tags), ("milan+device.tags=64", 64));
+        let error = change(&["prediction.bandwidth_error_percent=1"]).unwrap_err().to_string();
+        assert!(error.contains("no section 'prediction'"), "{error}");
+    }
+
+    #[test]
+    fn a_run_that_virtual_time_cannot_hold_is_refused() {
+        for (kind, change) in [
+            (Kind::BwRd, "device.read_interval_ns=1e9"),
+            (Kind::BwWr, "device.write_interval_ns=1e9"),
+            (Kind::BwRdwr, "device.bus_transfer_ns=1e9"),
+            (Kind::LatRd, "root_complex.read_ns=1e9"),
+            (Kind::LatWrrd, "device.write_done_ns=1e9"),
+        ] {
+            let long = Test { samples: SAMPLES_MAX, ..test(kind, 64, 8192) };
+            let error = with("hsw", &[change]).run(&long, &mut |_| ()).unwrap_err();
+            let HostError::TooLong { transfers, .. } = error else { panic!("{kind}: {error}") };
+            assert!((4_000_000..10_000_000).contains(&transfers), "{kind}: half of 213 days, not {transfers} s");
+            assert!(error.to_string().contains(&format!("at most {transfers},")), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_in_a_current_nic_limits_but_link_and_rate_of_requests() {
+        // Reads and writes together, each way: the link carries a request of 24 bytes for each read beside the write.
+        for (changes, share) in [(&["device.tags=768"][..], 0.96), (&["link.generation=6"], 0.96)] {
+            let system = with("sapphire-rapids", changes);
+            let test = Test { cache: Cache::Cold, samples: 20_000, ..test(Kind::BwRdwr, 4096, 1 << 20) };
+            let raw = wire::packet_gbps(system.link(), system.parameters().wire.up_dllp_share);
+            let found = gbps(&system, &test);
+            let headers = if system.link().generation.is_flit_mode() { 16.0 } else { 24.0 };
+            let bound = raw * 4096.0 / (4096.0 + 9.0 * headers);
+            assert!(found > share * bound && found < bound * 1.01, "{changes:?}: {found} of {bound}");
+        }
+    }
+
+    #[test]
+    fn translations_are_requested_for_transfers_of_the_test_only() {
+        let system = with("ice-lake", &["device.tlb_entries=65536", "device.tlb_transfers_ahead=65536"]);
+        let test = Test { iommu: Iommu::Pages4K, order: Order::Sequential, ..test(Kind::BwRdwr, 4096, 64 << 20) };
+        let summary = system.run(&Test { samples: 1000, ..test }, &mut |_| ()).unwrap();
+        assert_eq!(summary.iotlb_lookups, 2000, "a page for each of 1000 reads and 1000 writes");
     }
 
     #[test]

@@ -6,10 +6,13 @@ use serde::Deserialize;
 use thiserror::Error;
 use toml::{Table, Value};
 
+pub use self::change::{Change, apply};
 use super::prediction::Prediction;
 use crate::NS_MAX;
 use crate::link::{Link, TransferLimit};
 use crate::tlp::{Credits, DATA_CREDIT_BYTES};
+
+mod change;
 
 /// The built-in parameter files: name and text. The key `base` of a file names one of these.
 const BUILT_IN: [(&str, &str); 12] = [
@@ -376,30 +379,6 @@ pub fn has_own_section(text: &str, section: &str) -> bool {
     text.parse::<Table>().is_ok_and(|table| table.contains_key(section))
 }
 
-/// Makes the change `section.key=value` in a merged table; `file` is its name in errors.
-///
-/// # Errors
-/// The change has another form, or there is no such section.
-pub fn change(file: &str, table: &mut Table, change: &str) -> Result<(), ParameterError> {
-    let error =
-        |what: String| ConfigError::Invalid { file: file.to_owned(), location: format!("'{change}'"), what }.into();
-    let parts = change.split_once('=').and_then(|(path, value)| Some((path.trim().split_once('.')?, value.trim())));
-    let Some(((section, key), value)) = parts else {
-        return Err(error("is not a change of a parameter; write SECTION.KEY=VALUE as in device.tags=64".to_owned()));
-    };
-    // A bare word, such as lru, is text.
-    let parsed = format!("value = {value}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
-    let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
-    let sections: Vec<&str> =
-        table.iter().filter(|(_, value)| value.is_table()).map(|(name, _)| name.as_str()).collect();
-    let sections = sections.join(", ");
-    let Some(Value::Table(entries)) = table.get_mut(section) else {
-        return Err(error(format!("there is no section '{section}'; choose {sections}")));
-    };
-    entries.insert(key.to_owned(), value);
-    Ok(())
-}
-
 fn unknown(name: &str) -> ParameterError {
     let known: Vec<&str> = names().collect();
     ParameterError::Unknown { name: name.to_owned(), known: known.join(", ") }
@@ -444,6 +423,8 @@ impl Parameters {
         let parameters: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
             let key = error.path().to_string();
             let what = error.inner().message().replace('\n', "; ").replace('`', "'");
+            let what = what.replace("expected u32", "expected a whole number from 0 to 4294967295");
+            let what = what.replace("expected f64", "expected a number");
             invalid(file, text, &key, what + remedy(&key))
         })?;
         let error = |(key, what): (&str, String)| invalid(file, text, key, what);
@@ -553,6 +534,11 @@ impl Parameters {
             if credits.data != 0 && credits.data < min {
                 return Err((key, format!("{} is less than one packet; choose {min} or more", credits.data)));
             }
+        }
+        let (refresh_ns, interval_ns) = (self.memory.refresh_ns, self.memory.refresh_interval_ns);
+        if refresh_ns >= interval_ns {
+            let what = format!("{refresh_ns} leaves no time between refreshes; choose less than {interval_ns}");
+            return Err(("memory.refresh_ns", what));
         }
         match &self.tails {
             Some(tails) if !is_distribution(&tails.quantiles) => {

@@ -18,7 +18,7 @@ use super::parameters::Parameters;
 use super::root_complex::{Extent, ReadPlan, RootComplex};
 use super::tails::Tail;
 use super::wire::Wire;
-use super::{Interface, Summary};
+use super::{HostError, Interface, Summary};
 use crate::test::{Cache as CacheState, Iommu as Translation, Kind, LINE_BYTES, Numa, Order, Test};
 
 /// Bits of the offset in a page of 4 KB and of 2 MB.
@@ -27,6 +27,9 @@ const PAGE_SHIFT_2M: u32 = 21;
 /// Idle time of the device between two latencies, with a random addition of up to the same length, so that the samples
 /// do not beat with the timer or with the host's refresh.
 const REST_NS: f64 = 1000.0;
+/// Latest time at which a transfer begins: half of the range of [`Time`], of which the requests in flight need the rest
+/// at most.
+const BEGIN_MAX: Time = Time::from_ps(1 << 63);
 
 /// A read request that is not complete.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,6 +66,8 @@ pub struct Run<'a> {
     tags: VecDeque<(Time, u16)>,
     addresses: AddressGenerator,
     device_tlb: Option<DeviceTlb>,
+    /// Transfers of a bandwidth test whose addresses are not drawn yet.
+    undrawn: u64,
     random: Random,
     last_arrived: Time,
     engine: EngineState,
@@ -165,6 +170,7 @@ impl<'a> Run<'a> {
             tags: (0..parameters.device.tags as u16).map(|tag| (Time::ZERO, tag)).collect(),
             addresses,
             device_tlb,
+            undrawn: test.samples * if test.test == Kind::BwRdwr { 2 } else { 1 },
             random: random("device"),
             last_arrived: Time::ZERO,
             engine: EngineState::default(),
@@ -172,10 +178,13 @@ impl<'a> Run<'a> {
     }
 
     /// Runs to the end.
-    pub fn run(mut self, sink: &mut dyn FnMut(f64)) -> Summary {
-        let elapsed = if self.test.test.is_latency() { self.latencies(sink) } else { self.bandwidth() };
+    ///
+    /// # Errors
+    /// Virtual time does not suffice for all samples.
+    pub fn run(mut self, sink: &mut dyn FnMut(f64)) -> Result<Summary, HostError> {
+        let elapsed = if self.test.test.is_latency() { self.latencies(sink)? } else { self.bandwidth()? };
         let (misses, lookups) = self.host.iommu.as_ref().map_or((0, 0), |iommu| (iommu.misses, iommu.lookups));
-        Summary {
+        Ok(Summary {
             transfers: self.test.samples,
             size_bytes: self.test.size_bytes,
             elapsed_ns: elapsed.ns(),
@@ -183,23 +192,29 @@ impl<'a> Run<'a> {
             replays: self.up.replays + self.down.replays,
             iotlb_misses: misses,
             iotlb_lookups: lookups,
-        }
+        })
+    }
+
+    /// Returns an error if virtual time has come so far that it might not suffice for another transfer.
+    fn check_time(&self, at: Time, transfers: u64) -> Result<(), HostError> {
+        if at > BEGIN_MAX { Err(HostError::TooLong { transfers, samples: self.test.samples }) } else { Ok(()) }
     }
 
     // --- latencies: one transfer at a time -------------------------------------------------------------------------
 
-    fn latencies(&mut self, sink: &mut dyn FnMut(f64)) -> Span {
+    fn latencies(&mut self, sink: &mut dyn FnMut(f64)) -> Result<Span, HostError> {
         let step_ns = self.parameters.device.timer_step_ns;
         let steps_at = |time: Time| (time.since(Time::ZERO).ns() / step_ns).floor();
         let rest = Span::from_ns(REST_NS);
         let mut begun = Time::ZERO;
-        for _ in 0..self.test.samples {
+        for index in 0..self.test.samples {
+            self.check_time(begun, index)?;
             let address = self.addresses.draw(self.test);
             let done = self.latency(begun, address);
             sink((steps_at(done) - steps_at(begun)) * step_ns);
             begun = done + rest + Span::from_ps(self.random.below(rest.ps()));
         }
-        begun.since(Time::ZERO)
+        Ok(begun.since(Time::ZERO))
     }
 
     /// Returns the time at which the program detects the completion of the transfer that begins at `begun`.
@@ -250,14 +265,15 @@ impl<'a> Run<'a> {
 
     // --- bandwidth: as much as tags, engines and credits allow -----------------------------------------------------
 
-    fn bandwidth(&mut self) -> Span {
+    fn bandwidth(&mut self) -> Result<Span, HostError> {
         let (reads, writes) = match self.test.test {
             Kind::BwWr => (false, true),
             Kind::BwRdwr => (true, true),
             _ => (true, false),
         };
         let mut last_written = Time::ZERO;
-        for _ in 0..self.test.samples {
+        for index in 0..self.test.samples {
+            self.check_time(self.engine.issued.max(last_written), index)?;
             if reads {
                 self.issue_read();
             }
@@ -266,7 +282,7 @@ impl<'a> Run<'a> {
             }
         }
         while self.step() {}
-        self.last_arrived.max(last_written).since(Time::ZERO)
+        Ok(self.last_arrived.max(last_written).since(Time::ZERO))
     }
 
     /// Reserves the engines for one transfer: that of its own direction, free from `own`, and the bus.
@@ -281,7 +297,8 @@ impl<'a> Run<'a> {
 
     /// Returns the address of the next transfer, and the time from which the device knows its translation.
     fn next_transfer(&mut self) -> (u64, Time) {
-        while self.device_tlb.as_ref().is_some_and(DeviceTlb::has_room_ahead) {
+        while self.undrawn > 0 && self.device_tlb.as_ref().is_some_and(DeviceTlb::has_room_ahead) {
+            self.undrawn -= 1;
             let address = self.addresses.draw(self.test);
             let translated = self.translated_at(self.engine.issued, address);
             if let Some(tlb) = &mut self.device_tlb {
