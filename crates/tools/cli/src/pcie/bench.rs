@@ -81,6 +81,7 @@ fn examples() -> String {
 pub fn main(options: &Options) -> Result<()> {
     let test = options.test();
     test.check().map_err(|error| classified(error.into()))?;
+    options.device_arguments.check(std::slice::from_ref(&options.device))?;
     let mut device = registry::open(&options.device, options.device_arguments.options()).map_err(classified)?;
     let result = runner::run(device.as_mut(), &test, options.raw).map_err(classified)?;
     if options.json {

@@ -27,8 +27,9 @@ pub const SWEEP_BANDWIDTH_SAMPLES: u64 = 1 << 17;
 #[derive(clap::Args)]
 pub struct DeviceArguments {
     /// Pages of the window of device memory: 4k, thp (2 MB, transparent), 2m or 1g (both from the kernel's pool)
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_keyword::<Pages>)]
-    pages: Pages,
+    /// [default: 4k]
+    #[arg(long, value_name = "SIZE", value_parser = parse_keyword::<Pages>)]
+    pages: Option<Pages>,
     /// The BAR of device pci:ADDRESS [default: the largest]
     #[arg(long, value_name = "NUMBER")]
     bar: Option<u8>,
@@ -40,7 +41,24 @@ pub struct DeviceArguments {
 impl DeviceArguments {
     /// Returns the options in the form in which devices accept them.
     pub fn options(&self) -> DeviceOptions {
-        DeviceOptions { pages: self.pages, bar: self.bar, may_overwrite: self.overwrite }
+        DeviceOptions { pages: self.pages.unwrap_or_default(), bar: self.bar, may_overwrite: self.overwrite }
+    }
+
+    /// Refuses options that none of these devices uses.
+    pub fn check(&self, devices: &[String]) -> Result<()> {
+        let is_used = |prefix: &str| devices.iter().any(|name| name.split(':').next() == Some(prefix));
+        for (is_given, option, prefix, device, remedy) in [
+            (self.pages.is_some(), "--pages", "memory", "memory", "; the pages of an IOMMU are those of --iommu"),
+            (self.bar.is_some(), "--bar", "pci", "pci:ADDRESS", ""),
+            (self.overwrite, "--overwrite", "pci", "pci:ADDRESS", ""),
+        ] {
+            if is_given && !is_used(prefix) {
+                let devices = devices.join(", ");
+                let what = format!("{option} has no effect on {devices}; leave it out, or choose device {device}");
+                return Err(WrongUse::of(what + remedy).into());
+            }
+        }
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::output;
 /// The options that a figure replaces.
 const LISTS: [&str; 9] = ["test", "size", "window", "cache", "iommu", "numa", "order", "host_offset", "device_offset"];
 
-/// Options of `crosslane pcie sweep`: lists of parameters, or a figure of the paper.
+/// Options of `crosslane pcie sweep`: lists of parameters, or a figure of the paper. Repeated values count once.
 #[derive(clap::Args)]
 pub struct Options {
     /// Devices: sim:SYSTEM, memory, pci:ADDRESS, cuda:N
@@ -82,6 +82,7 @@ pub struct Options {
 
 /// Runs all tests, prints the results and writes plots if requested.
 pub fn main(options: &Options) -> Result<()> {
+    options.device_arguments.check(&options.device)?;
     let jobs = options.grid()?.jobs().map_err(classified)?;
     let threads = options.jobs.map(usize::from);
     let sweep_options = SweepOptions {
