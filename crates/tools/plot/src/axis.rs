@@ -9,18 +9,28 @@ use plotters::coord::types::RangedCoordf64;
 const MARGIN: f64 = 0.02;
 /// Approximate number of intervals of a linear axis.
 const INTERVALS: f64 = 6.0;
+/// Shortest part of a linear axis that values take before it is extended to whole steps.
+const EXTENDED: f64 = 0.75;
 /// Maximum number of decades for which ticks are at 1, 2 and 5 of each decade.
 const FEW_DECADES: f64 = 3.0;
-/// Fewest ticks from which a reader can tell values apart.
-const TICKS_MIN: usize = 4;
+/// Fewest labelled ticks from which a reader can tell the scale.
+const TICKS_MIN: usize = 3;
 const PARTS: [f64; 3] = [1.0, 2.0, 5.0];
+/// Parts of a decade with ticks, from many to few.
+const PARTS_CHOICES: [&[f64]; 3] = [&PARTS, &[1.0, 3.0], &[1.0]];
+/// Steps of other axes, from many ticks to few.
+const STEP_CHOICES: [f64; 6] = [1.0, 2.0, 4.0, 5.0, 10.0, 20.0];
+/// Approximate width of a letter of a label, and the height of a label and the least distance of two, in pixels.
+const LETTER_WIDTH: f64 = 7.8;
+const LABEL_HEIGHT: f64 = 14.0;
+const LABEL_DISTANCE: f64 = 5.0;
 /// Exponents of powers of ten that are written as decimals; others are written as powers.
 const EXPONENTS_WRITTEN_OUT: std::ops::RangeInclusive<f64> = -3.0..=4.0;
 
 /// The scale of an axis, with its title.
 #[derive(Clone, Copy, Debug)]
 pub enum Axis {
-    /// Bytes, logarithmic, with ticks at powers of four.
+    /// Bytes, logarithmic, with ticks at powers of two.
     Bytes(&'static str),
     /// A positive quantity, logarithmic, with ticks at powers of ten.
     Decades(&'static str),
@@ -33,10 +43,12 @@ pub enum Axis {
 }
 
 impl Axis {
-    pub(crate) fn title(self) -> &'static str {
+    /// Returns the title of an axis that shows `span`, with the scale unless it is linear from zero.
+    pub(crate) fn title(self, span: &Range<f64>) -> String {
         match self {
-            Self::Bytes(title) | Self::Decades(title) | Self::Linear(title) | Self::EvenBytes(title) => title,
-            Self::Percent(title) => title,
+            Self::Bytes(title) | Self::Decades(title) => format!("{title}, log scale"),
+            Self::Linear(title) if span.start > 0.0 => format!("{title}, not from 0"),
+            Self::Linear(title) | Self::EvenBytes(title) | Self::Percent(title) => title.to_owned(),
         }
     }
 
@@ -70,13 +82,9 @@ impl Axis {
             return 0.0..1.0;
         }
         match self {
-            // Not extended to whole steps; the margin keeps markers off the frame.
-            Self::Bytes(_) => {
-                let margin = (high - low).max(1.0) * MARGIN;
-                low - margin..high + margin
-            }
+            Self::Bytes(_) => bytes_span(low, high),
             Self::Linear(_) => linear_span(low, high),
-            Self::EvenBytes(_) => 0.0..high.max(1.0) * (1.0 + MARGIN),
+            Self::EvenBytes(_) => 0.0..high.max(2.0) * (1.0 + MARGIN),
             Self::Decades(_) | Self::Percent(_) => decades_span(low, high),
         }
     }
@@ -84,8 +92,11 @@ impl Axis {
     fn step(self, span: &Range<f64>) -> f64 {
         match self {
             Self::Percent(_) => 20.0,
-            Self::Linear(_) => nice_step(span.end - span.start),
+            // The span ends at a whole step, and is longer than the values for which the step was chosen.
+            Self::Linear(_) => nice_step((span.end - span.start) * EXTENDED),
             Self::EvenBytes(_) => ((span.end - span.start) / INTERVALS / 2.0).log2().ceil().max(0.0).exp2(),
+            // Powers of two if they are few, otherwise of four.
+            Self::Bytes(_) if span.end - span.start <= FEW_DECADES => 0.5,
             Self::Bytes(_) | Self::Decades(_) => 1.0,
         }
     }
@@ -132,6 +143,21 @@ fn nice_step(length: f64) -> f64 {
     step.unwrap_or(10.0) * power
 }
 
+/// Returns a span of at least two powers of two. It is not extended to whole steps; the margin keeps markers off the
+/// frame.
+fn bytes_span(low: f64, high: f64) -> Range<f64> {
+    let ticks = |low: f64, high: f64| (high * 2.0 + 1e-9).floor() - (low * 2.0 - 1e-9).ceil() + 1.0;
+    let (mut low, mut high) = (low, high);
+    while ticks(low, high) < TICKS_MIN as f64 {
+        high = (high * 2.0 + 1e-9).floor() / 2.0 + 0.5;
+        if ticks(low, high) < TICKS_MIN as f64 {
+            low = (low * 2.0 - 1e-9).ceil() / 2.0 - 0.5;
+        }
+    }
+    let margin = (high - low) * MARGIN;
+    low - margin..high + margin
+}
+
 fn linear_span(low: f64, high: f64) -> Range<f64> {
     let low = if low >= 0.0 && low < high / 2.0 { 0.0 } else { low };
     let length = if high > low { high - low } else { high.abs().max(1.0) };
@@ -159,39 +185,24 @@ pub(crate) struct Ticked {
     range: RangedCoordf64,
     span: Range<f64>,
     axis: Axis,
+    /// Positions of the labelled ticks.
+    labelled: Vec<f64>,
+}
+
+/// The direction of an axis, with its length in pixels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Extent {
+    Horizontal(f64),
+    Vertical(f64),
 }
 
 impl Ticked {
-    pub(crate) fn new(axis: Axis, span: Range<f64>) -> Self {
-        Self { range: span.clone().into(), span, axis }
-    }
-
-    /// Returns whether there are few enough decades for ticks at 2 and 5 of each.
-    fn has_parts(&self) -> bool {
-        matches!(self.axis, Axis::Decades(_)) && self.span.end - self.span.start <= FEW_DECADES
-    }
-
-    fn bold(&self) -> Vec<f64> {
-        if self.has_parts() {
-            let decades = self.span.start.floor() as i64..=self.span.end.ceil() as i64;
-            let ticks = decades.flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()));
-            let is_shown = |tick: &f64| self.span.start - 1e-9 <= *tick && *tick <= self.span.end + 1e-9;
-            let ticks: Vec<f64> = ticks.filter(is_shown).collect();
-            return if ticks.len() < TICKS_MIN { self.within_a_decade() } else { ticks };
-        }
-        let step = self.axis.step(&self.span);
-        // Rounding must not lose the outermost tick.
-        let first = (self.span.start / step - 1e-9).ceil() as i64;
-        let last = (self.span.end / step + 1e-9).floor() as i64;
-        (first..=last).map(|tick| tick as f64 * step).collect()
-    }
-
-    /// Returns the ticks of a logarithmic axis that shows a part of a decade: even steps of the value.
-    fn within_a_decade(&self) -> Vec<f64> {
-        let (low, high) = (10f64.powf(self.span.start), 10f64.powf(self.span.end));
-        let step = nice_step(high - low);
-        let (first, last) = ((low / step - 1e-9).ceil() as i64, (high / step + 1e-9).floor() as i64);
-        (first..=last).map(|tick| (tick as f64 * step).log10()).collect()
+    /// Returns an axis with as many ticks as have room for their labels.
+    pub(crate) fn new(axis: Axis, span: Range<f64>, extent: Extent) -> Self {
+        let mut choices = choices(axis, &span);
+        let fits = |ticks: &Vec<f64>| ticks.len() >= TICKS_MIN && have_room(axis, &span, ticks, extent);
+        let labelled = choices.iter().position(fits).map_or(0, |index| index);
+        Self { range: span.clone().into(), span, axis, labelled: choices.swap_remove(labelled) }
     }
 
     /// Returns the minor ticks of a logarithmic axis: 2 to 9 of each decade.
@@ -201,6 +212,59 @@ impl Ticked {
         let between = decades.flat_map(|decade| (2..10).map(move |digit| decade as f64 + f64::from(digit).log10()));
         between.filter(|position| self.span.contains(position)).collect()
     }
+}
+
+/// Returns sets of ticks, from many to few; never an empty list.
+fn choices(axis: Axis, span: &Range<f64>) -> Vec<Vec<f64>> {
+    if matches!(axis, Axis::Decades(_)) && span.end - span.start <= FEW_DECADES {
+        let with_parts = |parts: &&[f64]| ticks_in_decades(span, parts);
+        let whole = PARTS_CHOICES.iter().map(with_parts).filter(|ticks| ticks.len() > TICKS_MIN);
+        let even = [1.0, 2.0, 5.0].map(|factor| ticks_within_a_decade(span, factor));
+        return whole.chain(even).collect();
+    }
+    let step = axis.step(span);
+    STEP_CHOICES.iter().map(|factor| ticks_at(span, step * factor)).collect()
+}
+
+/// Returns the multiples of `step` in a span.
+fn ticks_at(span: &Range<f64>, step: f64) -> Vec<f64> {
+    // Rounding must not lose the outermost tick.
+    let first = (span.start / step - 1e-9).ceil() as i64;
+    let last = (span.end / step + 1e-9).floor() as i64;
+    (first..=last).map(|tick| tick as f64 * step).collect()
+}
+
+/// Returns these parts of each decade in a span.
+fn ticks_in_decades(span: &Range<f64>, parts: &[f64]) -> Vec<f64> {
+    let decades = span.start.floor() as i64..=span.end.ceil() as i64;
+    let ticks = decades.flat_map(|decade| parts.iter().map(move |part| decade as f64 + part.log10()));
+    ticks.filter(|tick| span.start - 1e-9 <= *tick && *tick <= span.end + 1e-9).collect()
+}
+
+/// Returns the ticks of a logarithmic axis that shows a part of a decade: even steps of the value, longer by `factor`.
+fn ticks_within_a_decade(span: &Range<f64>, factor: f64) -> Vec<f64> {
+    let (low, high) = (10f64.powf(span.start), 10f64.powf(span.end));
+    ticks_at(&(low..high), nice_step(high - low) * factor)
+        .into_iter()
+        .map(f64::log10)
+        .filter(|at| at.is_finite())
+        .collect()
+}
+
+/// Returns whether the labels of these ticks do not touch.
+fn have_room(axis: Axis, span: &Range<f64>, ticks: &[f64], extent: Extent) -> bool {
+    let (length, is_horizontal) = match extent {
+        Extent::Horizontal(length) => (length, true),
+        Extent::Vertical(length) => (length, false),
+    };
+    let per_unit = length / (span.end - span.start);
+    let size = |tick: f64| match is_horizontal {
+        true => axis.label(tick).chars().count() as f64 * LETTER_WIDTH,
+        false => LABEL_HEIGHT,
+    };
+    ticks
+        .windows(2)
+        .all(|pair| (pair[1] - pair[0]) * per_unit >= f64::midpoint(size(pair[0]), size(pair[1])) + LABEL_DISTANCE)
 }
 
 impl ValueFormatter<f64> for Ticked {
@@ -218,7 +282,7 @@ impl Ranged for Ticked {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        let mut points = self.bold();
+        let mut points = self.labelled.clone();
         if hint.weight().allow_light_points() {
             points.extend(self.light());
         }
@@ -267,6 +331,10 @@ mod tests {
         assert_eq!(Axis::Decades("").span([].into_iter()), 0.0..1.0);
         let bytes = Axis::Bytes("").span([0.0, 10.0].into_iter());
         assert!(bytes.start < 0.0 && bytes.end > 10.0);
+        for (low, high) in [(3.0, 3.0), (3.0, 3.5), (3.2, 3.3), (3.1, 3.9)] {
+            let few = Ticked::new(Axis::Bytes(""), Axis::Bytes("").span([low, high].into_iter()), LONG);
+            assert!(few.labelled.len() >= 3 && few.span.start < low && high < few.span.end, "{low} {:?}", few.span);
+        }
         assert_eq!(Axis::Linear("").span([3.0, 55.0].into_iter()), 0.0..60.0);
         assert_eq!(Axis::Linear("").span([610.0, 690.0].into_iter()), 600.0..700.0);
         for value in [0.0, 5.0, -5.0] {
@@ -275,26 +343,62 @@ mod tests {
         }
     }
 
+    const LONG: Extent = Extent::Horizontal(2000.0);
+
+    fn labels(axis: &Ticked) -> Vec<String> {
+        axis.labelled.iter().map(|tick| axis.format_ext(tick)).collect()
+    }
+
     #[test]
     fn ticks_lie_inside_the_span() {
-        let axis = Ticked::new(Axis::Decades(""), -2.0..2.0);
-        assert_eq!(axis.bold(), [-2.0, -1.0, 0.0, 1.0, 2.0]);
+        let axis = Ticked::new(Axis::Decades(""), -2.0..2.0, LONG);
+        assert_eq!(axis.labelled, [-2.0, -1.0, 0.0, 1.0, 2.0]);
         assert_eq!(axis.light().len(), 32);
         assert!(axis.light().iter().all(|tick| (-2.0..2.0).contains(tick)));
-        let few = Ticked::new(Axis::Decades(""), 500f64.log10()..4.0);
-        let labels: Vec<String> = few.bold().into_iter().map(|tick| few.format_ext(&tick)).collect();
-        assert_eq!(labels, ["500", "1000", "2000", "5000", "10000"]);
+        let few = Ticked::new(Axis::Decades(""), 500f64.log10()..4.0, LONG);
+        assert_eq!(labels(&few), ["500", "1000", "2000", "5000", "10000"]);
         for (low, high, expected) in [
             (500.0, 1000.0, &["500", "600", "700", "800", "900", "1000"][..]),
             (1.0, 2.0, &["1", "1.2", "1.4", "1.6", "1.8", "2"]),
             (0.02, 0.05, &["0.02", "0.025", "0.03", "0.035", "0.04", "0.045", "0.05"]),
         ] {
-            let part = Ticked::new(Axis::Decades(""), f64::log10(low)..f64::log10(high));
-            let labels: Vec<String> = part.bold().into_iter().map(|tick| part.format_ext(&tick)).collect();
-            assert_eq!(labels, expected);
+            let part = Ticked::new(Axis::Decades(""), f64::log10(low)..f64::log10(high), LONG);
+            assert_eq!(labels(&part), expected);
         }
-        let bytes = Ticked::new(Axis::EvenBytes(""), 0.0..2088.0);
-        assert_eq!(bytes.bold(), [0.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1536.0, 1792.0, 2048.0]);
-        assert_eq!(Ticked::new(Axis::Linear(""), 0.0..60.0).bold(), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
+        let bytes = Ticked::new(Axis::EvenBytes(""), 0.0..2088.0, LONG);
+        assert_eq!(bytes.labelled, [0.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1536.0, 1792.0, 2048.0]);
+        assert_eq!(Ticked::new(Axis::Linear(""), 0.0..60.0, LONG).labelled, [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
+    }
+
+    #[test]
+    fn a_linear_axis_has_five_to_nine_ticks() {
+        for high in [1.0, 1.3, 1.7, 2.2, 2.6, 3.4, 4.1, 5.1, 6.6, 7.7, 9.1].map(|digits: f64| digits * 131.0) {
+            let axis = Ticked::new(Axis::Linear(""), Axis::Linear("").span([0.0, high].into_iter()), LONG);
+            assert!((5..=9).contains(&axis.labelled.len()), "{high}: {:?}", labels(&axis));
+        }
+    }
+
+    #[test]
+    fn labels_have_room() {
+        let short = Extent::Horizontal(370.0);
+        let windows = Axis::Bytes("").span([6.0, 13.0].into_iter());
+        assert_eq!(labels(&Ticked::new(Axis::Bytes(""), windows, short)), ["4 KiB", "64 KiB", "1 MiB", "16 MiB"]);
+        let decades = Ticked::new(Axis::Decades(""), 0.0..12.0, short);
+        assert!(have_room(decades.axis, &decades.span, &decades.labelled, short), "{:?}", labels(&decades));
+        assert!(decades.labelled.len() >= 3);
+        let three = Ticked::new(Axis::Decades(""), 2.0..5.0, Extent::Horizontal(200.0));
+        assert_eq!(labels(&three), ["100", "1000", "10000", "10⁵"]);
+        let upright = Ticked::new(Axis::Decades(""), 2.0..5.0, Extent::Vertical(200.0));
+        assert_eq!(labels(&upright).len(), 10);
+    }
+
+    #[test]
+    fn a_title_states_a_scale_that_is_not_linear_from_zero() {
+        let title = |axis: Axis, span| axis.title(&span);
+        assert_eq!(title(Axis::Linear("ns"), 0.0..1.0), "ns");
+        assert_eq!(title(Axis::Linear("ns"), 600.0..700.0), "ns, not from 0");
+        assert_eq!(title(Axis::Decades("ns"), 0.0..1.0), "ns, log scale");
+        assert_eq!(title(Axis::Bytes("window"), 0.0..1.0), "window, log scale");
+        assert_eq!(title(Axis::Percent("share (%)"), 0.0..100.0), "share (%)");
     }
 }

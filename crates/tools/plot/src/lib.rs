@@ -1,5 +1,6 @@
 //! Line plots as SVG and PNG: linear, logarithmic or percentage axes, colours and markers that remain distinguishable
-//! for colour-blind readers and in black-and-white print, and a legend beside the plot.
+//! for colour-blind readers and in black-and-white print, and a legend below the plot. An image is as wide as a column
+//! of a paper, so that its text has the size of that of captions.
 //!
 //! Coordinates are transformed before they are drawn, so one kind of chart serves every axis. A PNG is the SVG rendered
 //! with a built-in font.
@@ -24,7 +25,7 @@ pub struct Series {
     pub title: String,
     /// Drawing style.
     pub style: Style,
-    /// Points (x, y). Points that an axis cannot show are omitted.
+    /// Points (x, y). Points that an axis cannot show interrupt the line, and the legend gives their number.
     pub points: Vec<(f64, f64)>,
     /// Spread of points (x, low, high), drawn as bars; the caption says what of.
     pub spread: Vec<(f64, f64, f64)>,
@@ -43,6 +44,8 @@ pub struct Figure {
     pub y: Axis,
     /// Series, the last on top.
     pub series: Vec<Series>,
+    /// Lines below the legend: what bars are of, what a prediction rests on.
+    pub notes: Vec<String>,
 }
 
 /// Writes plots as SVG into a directory, each under its file name, and returns their paths.

@@ -66,6 +66,16 @@ impl Color {
     /// Colours of consecutive series.
     const SERIES: [Self; 6] = [Self::Blue, Self::Vermilion, Self::Green, Self::Orange, Self::Purple, Self::Sky];
 
+    /// Returns a marker that no colour of a similar shade of gray has.
+    fn marker(self) -> Marker {
+        match self {
+            Self::Blue | Self::Purple | Self::Black => Marker::Circle,
+            Self::Vermilion | Self::Sky | Self::Gray => Marker::Square,
+            Self::Green => Marker::Triangle,
+            Self::Orange => Marker::Cross,
+        }
+    }
+
     pub(crate) fn rgb(self) -> RGBColor {
         match self {
             Self::Blue => RGBColor(0, 114, 178),
@@ -81,9 +91,9 @@ impl Color {
 }
 
 impl Style {
-    /// Returns a solid line with round markers.
+    /// Returns a solid line with the marker of its colour, which tells it from others in black-and-white print.
     pub fn line(color: Color) -> Self {
-        Self { color, line: Line::Solid, marker: Marker::Circle, wide: false }
+        Self { color, line: Line::Solid, marker: color.marker(), wide: false }
     }
 
     /// Returns the style of a bound: dashed and gray.

@@ -12,6 +12,8 @@ use crate::launch::Transport;
 
 const TRANSPORTS: [Transport; 4] =
     [Transport::KernelTcp, Transport::KernelTcpSpinning, Transport::AfUnix, Transport::Crosslane];
+/// What points and bars are.
+const ROUNDS_NOTE: &str = "Points: median of the rounds; bars: their range.";
 /// Size of the message whose distribution is drawn: the smallest that is common.
 const CDF_SIZE_BYTES: u64 = 8;
 
@@ -81,10 +83,11 @@ fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
     let lines = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.cache_line_rtt_ns_p50? / 1e3));
     series.extend(floor("cache line", &lines));
     Figure {
-        title: format!("Round trip by message size, {how}: p50\nmedian and range of the rounds"),
+        title: format!("Round trip by message size, {how}: p50"),
         x: Axis::Bytes("message size"),
         y: Axis::Decades("round trip (µs)"),
         series,
+        notes: vec![ROUNDS_NOTE.to_owned()],
     }
 }
 
@@ -95,10 +98,11 @@ fn bulk(report: &Report) -> Figure {
     let copies = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.copy_pipeline_bytes_per_s? / 1e9));
     series.extend(floor("two-copy pipeline", &copies));
     Figure {
-        title: "Bulk by write size\nmedian and range of the rounds".to_owned(),
+        title: "Bulk by write size".to_owned(),
         x: Axis::Bytes("write size"),
         y: Axis::Decades("rate (GB/s)"),
         series,
+        notes: vec![ROUNDS_NOTE.to_owned()],
     }
 }
 
@@ -116,6 +120,7 @@ fn distribution(measured: &Measured) -> Figure {
         x: Axis::Decades("round trip (µs)"),
         y: Axis::Percent("round trips at or below (%)"),
         series,
+        notes: Vec::new(),
     }
 }
 

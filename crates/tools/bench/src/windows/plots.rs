@@ -28,7 +28,7 @@ fn style(path: DataPath) -> Style {
         DataPath::KernelTcp => Style::line(Color::Vermilion),
         DataPath::AfUnix => Style::line(Color::Blue),
         DataPath::DirectLane => Style::line(Color::Orange),
-        DataPath::WindowDirect => Style::line(Color::Green),
+        DataPath::WindowDirect => Style::line(Color::Purple),
         DataPath::WindowProxy => Style::line(Color::Green).wide(),
     }
 }
@@ -96,5 +96,6 @@ fn level(title: &str, value: Option<f64>, sizes: &[u64]) -> Option<Series> {
 }
 
 fn figure(title: &str, x: &'static str, y: &'static str, series: Vec<Series>) -> Figure {
-    Figure { title: format!("{title}\nmedian and range of the rounds"), x: Axis::Bytes(x), y: Axis::Decades(y), series }
+    let notes = vec!["Points: median of the rounds; bars: their range.".to_owned()];
+    Figure { title: title.to_owned(), x: Axis::Bytes(x), y: Axis::Decades(y), series, notes }
 }

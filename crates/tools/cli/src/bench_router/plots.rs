@@ -103,13 +103,14 @@ fn by_load(kind: &str, bytes: usize, rows: &[LoadRow], quantile: &Quantile) -> F
     Figure {
         title: format!(
             "{} by load, frames of {bytes} B over {}\nonly loads that the policy carries; without packets that a \
-             machine stall delayed; bars: range of the rounds",
+             machine stall delayed",
             quantile.name,
             title_of(kind)
         ),
         x: Axis::Linear("load (Mpps)"),
         y: Axis::Decades("latency (µs)"),
         series: by_batching(rows, |row| row.load_mpps, quantile),
+        notes: bars_note(rows, quantile),
     }
 }
 
@@ -117,14 +118,21 @@ fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile)
     Figure {
         title: format!(
             "{} by size at {load_mpps:.2} Mpps over {}\nonly sizes at which the policy carries the load; without \
-             packets that a machine stall delayed; bars: range of the rounds",
+             packets that a machine stall delayed",
             quantile.name,
             title_of(kind)
         ),
         x: Axis::Bytes("frame"),
         y: Axis::Decades("latency (µs)"),
         series: by_batching(rows, |row| row.frame_bytes as f64, quantile),
+        notes: bars_note(rows, quantile),
     }
+}
+
+/// Returns the note that says what the bars are, if there are any.
+fn bars_note(rows: &[LoadRow], quantile: &Quantile) -> Vec<String> {
+    let has_bars = rows.iter().any(|row| !(quantile.rounds_us)(row).is_empty());
+    has_bars.then(|| "Bars: range of the rounds.".to_owned()).into_iter().collect()
 }
 
 /// Returns a line for each policy with the points at which it carries the load. The adaptive line is wide and drawn
@@ -162,6 +170,7 @@ fn hop(kind: &str, hops: &[&Hop], quantile: &Quantile) -> Figure {
         x: Axis::Bytes("frame"),
         y: Axis::Decades("((T4 - T1) - (T3 - T2)) / 2 (µs)"),
         series: batches.iter().enumerate().map(line).collect(),
+        notes: Vec::new(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
 use pcie::model::{CompletionSize, Mode, Model};
-use pcie::result::{Latency, Outcome, Provenance, TestResult};
+use pcie::result::{Latency, Outcome, PredictionNote, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use pcie_bench::sweep::Grid;
 use plot::{Axis, Color, Figure, Line, Marker, SERIES_MAX, Series, Style};
@@ -263,16 +263,35 @@ fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
         let spread = quantile(cdf(one), LOW_SHARE).zip(quantile(cdf(one), HIGH_SHARE));
         (vec![(x, y)], spread.map(|(low, high)| (x, low, high)).into_iter().collect())
     });
-    let (y, what) = if kind.is_latency() {
-        (Axis::Linear("median latency (ns)"), ": median, 5th and 95th percentile")
+    let (y, mut notes) = if kind.is_latency() {
+        (Axis::Linear("median latency (ns)"), vec!["Bars: 5th to 95th percentile.".to_owned()])
     } else {
-        (Axis::Linear("bandwidth (Gb/s)"), "")
+        (Axis::Linear("bandwidth (Gb/s)"), Vec::new())
     };
     let mut series = lines.series;
     if x == Parameter::Size && !kind.is_latency() {
         series.extend(upper_bound(kind, results));
     }
-    Figure { title: format!("{}{what}{}", title_of(kind), lines.common), x: x.axis(kind), y, series }
+    notes.extend(prediction_notes(results));
+    Figure { title: format!("{}{}", title_of(kind), lines.common), x: x.axis(kind), y, series, notes }
+}
+
+/// Returns a line for each predicted device: the stated errors of its figures, and what the prediction rests on.
+fn prediction_notes(results: &[Labelled<'_>]) -> Vec<String> {
+    let mut devices: Vec<(&str, &str, Vec<String>)> = Vec::new();
+    for TestResult { device, prediction, .. } in results.iter().map(|one| one.result) {
+        let Some(PredictionNote { rests_on, error_percent }) = prediction else { continue };
+        let error = error_percent.map_or("error unknown".to_owned(), |percent| format!("+-{percent:.0}%"));
+        match devices.iter_mut().find(|(name, on, _)| (*name, *on) == (device, rests_on)) {
+            Some((.., errors)) if errors.contains(&error) => {}
+            Some((.., errors)) => errors.push(error),
+            None => devices.push((device, rests_on, vec![error])),
+        }
+    }
+    let line = |(device, rests_on, errors): (&str, &str, Vec<String>)| {
+        format!("Prediction {device}, {}; it rests on {rests_on}.", errors.join(" or "))
+    };
+    devices.into_iter().map(line).collect()
 }
 
 /// Returns the upper bound of the protocol, from the model of the specification, if all results have the same link.
@@ -312,12 +331,15 @@ fn distributions(kind: Kind, part: &str, results: &[Labelled<'_>]) -> Vec<(Strin
     });
     let above = Lines::of(&known, None, |one| (above(cdf(one)), Vec::new()));
     let title = format!("{}{}", title_of(kind), below.common);
-    let shares = Axis::Percent("samples at or below (%)");
+    let (shares, notes) = (Axis::Percent("samples at or below (%)"), prediction_notes(&known));
     vec![
-        (format!("{kind}-cdf{part}"), Figure { title: title.clone(), x, y: shares, series: below.series }),
+        (
+            format!("{kind}-cdf{part}"),
+            Figure { title: title.clone(), x, y: shares, series: below.series, notes: notes.clone() },
+        ),
         (
             format!("{kind}-above{part}"),
-            Figure { title, x, y: Axis::Decades("share of samples above"), series: above.series },
+            Figure { title, x, y: Axis::Decades("share of samples above"), series: above.series, notes },
         ),
     ]
 }
@@ -390,10 +412,11 @@ impl Lines {
                 let next = colors.len();
                 let style = Style::of_index(*colors.entry(key).or_insert(next));
                 let style = match (is_overlay, is_modelled(one)) {
-                    (false, _) if x.is_some() => style,
-                    (false, _) | (true, true) => Style { marker: Marker::None, ..style },
+                    (false, _) => style,
+                    (true, true) if x.is_some() => Style { marker: Marker::None, ..style },
                     (true, false) if x.is_some() => style.points_only(),
-                    (true, false) => style.dashed(),
+                    (true, true) => style,
+                    (true, false) => Style { line: Line::Dashed, ..style },
                 };
                 lines.push(Group { title, style, points: Vec::new(), spread: Vec::new() });
                 lines.len() - 1

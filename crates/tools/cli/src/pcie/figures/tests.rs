@@ -58,7 +58,26 @@ fn medians_show_the_spread_of_the_samples() {
     }
     let figure = &all(&results)[0].1;
     assert_eq!(figure.series[0].spread, [(64.0, 510.0, 700.0), (128.0, 510.0, 700.0)]);
-    assert!(figure.title.contains("median, 5th and 95th percentile"), "{}", figure.title);
+    assert_eq!(figure.notes, ["Bars: 5th to 95th percentile."]);
+}
+
+#[test]
+fn a_plot_of_predictions_says_what_they_rest_on_and_their_errors() {
+    let mut results = vec![bandwidth("sim:hsw", 64, 20.0)];
+    for (size, error_percent) in [(64, None), (1024, Some(15.0)), (2048, Some(15.0))] {
+        let mut result = bandwidth("sim:milan", size, 20.0);
+        result.prediction = Some(PredictionNote { rests_on: "a data sheet".into(), error_percent });
+        results.push(result);
+    }
+    let expected = "Prediction sim:milan, error unknown or +-15%; it rests on a data sheet.";
+    assert_eq!(all(&results)[0].1.notes, [expected]);
+    let mut latency = latency("sim:milan", 64, 600.0);
+    latency.prediction = Some(PredictionNote { rests_on: "a data sheet".into(), error_percent: Some(50.0) });
+    let plots = all(&[latency]);
+    assert_eq!(plots.len(), 2);
+    for (name, figure) in &plots {
+        assert_eq!(figure.notes, ["Prediction sim:milan, +-50%; it rests on a data sheet."], "{name}");
+    }
 }
 
 #[test]

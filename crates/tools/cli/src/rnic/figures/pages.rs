@@ -1,6 +1,6 @@
 //! Turns values into figures with the published values alongside: tables and plots.
 
-use plot::{Axis, Figure, Series, Style};
+use plot::{Axis, Figure, Marker, Series, Style};
 
 use super::jobs::FigureRow;
 use super::{FigureData, Row, SOURCE};
@@ -72,7 +72,7 @@ const KINDS: [FigureKind; 12] = [
         title: "Half of a round trip, one cable of 100 Gb/s",
         x: "bytes",
         y: "us",
-        axes: (Axis::Bytes("message"), Axis::Decades("latency, p50 (us)")),
+        axes: (Axis::Bytes("message"), Axis::Decades("latency, p50 (µs)")),
     },
     slowdown("slowdown-256-mean", "Slowdown of flows, 256 hosts, mean"),
     slowdown("slowdown-256-p99", "Slowdown of flows, 256 hosts, p99"),
@@ -141,11 +141,14 @@ pub fn plot(figure: &FigureData) -> Figure {
         let known = PUBLISHED.iter().filter(|(of, series, ..)| *of == figure.name && series == name);
         let points: Vec<(f64, f64)> = known.clone().map(|(_, _, x, y, _)| (*x, *y)).collect();
         if let Some((.., of)) = known.clone().next() {
-            let style = Style::of_index(names.len() + index).points_only();
+            // In the colour of the modelled line, with another marker than its points have.
+            let style = Style::of_index(index).points_only();
+            let marker = if style.marker == Marker::Cross { Marker::Square } else { Marker::Cross };
+            let style = Style { marker, ..style };
             series.push(Series::new(format!("{of}, published"), style, points));
         }
     }
-    Figure { title: figure.title.to_owned(), x: axes.0, y: axes.1, series }
+    Figure { title: figure.title.to_owned(), x: axes.0, y: axes.1, series, notes: Vec::new() }
 }
 
 #[cfg(test)]
@@ -176,6 +179,10 @@ mod tests {
             page.contains("| srnic | 1 | 1.00 | 75 (SRNIC) |") && page.contains("| irn | 1 | 1.00 | - |"),
             "{page}"
         );
-        assert!(plot(&figures[1]).svg().unwrap().contains("SRNIC, published"));
+        let plot = plot(&figures[1]);
+        assert!(plot.svg().unwrap().contains("SRNIC, published"));
+        let style = |title: &str| plot.series.iter().find(|series| series.title == title).unwrap().style;
+        let (modelled, published) = (style("srnic, modelled"), style("SRNIC, published"));
+        assert!(modelled.color == published.color && modelled.marker != published.marker, "{published:?}");
     }
 }
