@@ -1,6 +1,6 @@
 //! Compares two sets of results.
 
-use pcie::result::{Outcome, TestResult};
+use pcie::result::{Outcome, PredictionNote, Provenance, TestResult};
 use pcie::test::Test;
 use serde::Serialize;
 
@@ -14,6 +14,16 @@ pub struct Difference {
     pub device_a: String,
     /// Device of the second set.
     pub device_b: String,
+    /// Where the value of the first set comes from.
+    pub provenance_a: Provenance,
+    /// Where the value of the second set comes from.
+    pub provenance_b: Provenance,
+    /// What the value of the first set rests on, if it is a prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prediction_a: Option<PredictionNote>,
+    /// What the value of the second set rests on, if it is a prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prediction_b: Option<PredictionNote>,
     /// Name of the figure, as in the results: `p50_ns`, `gbps` and so on.
     pub figure: &'static str,
     /// Value of the first set.
@@ -81,6 +91,10 @@ fn differences(one: &TestResult, other: &TestResult) -> Vec<Difference> {
             test: one.test.clone(),
             device_a: one.device.clone(),
             device_b: other.device.clone(),
+            provenance_a: one.provenance,
+            provenance_b: other.provenance,
+            prediction_a: one.prediction.clone(),
+            prediction_b: other.prediction.clone(),
             figure,
             a,
             b,

@@ -215,6 +215,26 @@ fn a_sweep_writes_plots_and_rows_that_a_comparison_reads() {
 }
 
 #[test]
+fn a_comparison_marks_predictions() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |system: &str, name: &str| {
+        let device = format!("sim:{system}");
+        let run = ["bench", "--device", &device, "--test", "bw-rd", "--size", "1024", "--samples", "500", "--json"];
+        write(folder.path(), name, &pcie(&run).stdout)
+    };
+    let (hsw, milan) = (of("hsw", "hsw.json"), of("milan", "milan.json"));
+    let compared = json(&pcie(&["compare", &hsw, &milan, "--json"]));
+    let difference = &compared["differences"][0];
+    assert!(difference.get("prediction_a").is_none() && difference["provenance_a"] == "modelled", "{difference}");
+    let prediction = &difference["prediction_b"];
+    assert!(prediction["rests_on"].is_string() && prediction["error_percent"].is_f64(), "{difference}");
+    let text = String::from_utf8(pcie(&["compare", &hsw, &milan]).stdout).unwrap();
+    let row = text.lines().find(|line| line.starts_with("sim:hsw")).unwrap();
+    assert!(row.contains("modelled") && row.contains("prediction, +-"), "{text}");
+    assert!(text.contains("sim:milan is a prediction; it rests on"), "{text}");
+}
+
+#[test]
 fn files_without_a_test_in_common_are_not_compared() {
     let folder = tempfile::tempdir().unwrap();
     let small = pcie(&[&MEMORY[..], &["--test", "bw-rd", "--json"]].concat());

@@ -42,7 +42,7 @@ pub fn main(options: &Options) -> Result<()> {
     if options.json {
         output::print_json(&comparison)?
     } else {
-        output::print(&text(options, &a, &comparison))?
+        output::print(&text(options, &a, &b, &comparison))?
     }
     match &options.plot {
         None => Ok(()),
@@ -66,8 +66,8 @@ fn stem(path: &Path) -> &str {
     path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
 }
 
-fn text(options: &Options, a: &[TestResult], comparison: &Comparison) -> String {
-    const HEADS: [(&str, Align); 11] = [
+fn text(options: &Options, a: &[TestResult], b: &[TestResult], comparison: &Comparison) -> String {
+    const HEADS: [(&str, Align); 13] = [
         ("A", Align::Left),
         ("B", Align::Left),
         ("TEST", Align::Left),
@@ -79,6 +79,8 @@ fn text(options: &Options, a: &[TestResult], comparison: &Comparison) -> String 
         ("B", Align::Right),
         ("B - A", Align::Right),
         ("%", Align::Right),
+        ("A IS", Align::Left),
+        ("B IS", Align::Left),
     ];
     let mut table = Table::new(&HEADS);
     for difference in &comparison.differences {
@@ -95,14 +97,17 @@ fn text(options: &Options, a: &[TestResult], comparison: &Comparison) -> String 
             format!("{:.3}", difference.b),
             format!("{:+.3}", difference.difference),
             difference.percent.map_or("-".to_owned(), |percent| format!("{percent:+.1}")),
+            parameters::provenance(difference.provenance_a, difference.prediction_a.as_ref()),
+            parameters::provenance(difference.provenance_b, difference.prediction_b.as_ref()),
         ]);
     }
     format!(
-        "A is {}, B is {}. Results only in A: {}; only in B: {}.\n\n{}",
+        "A is {}, B is {}. Results only in A: {}; only in B: {}.\n\n{}{}",
         options.a.display(),
         options.b.display(),
         comparison.only_a,
         comparison.only_b,
-        table.render()
+        table.render(),
+        parameters::predictions(a.iter().chain(b))
     )
 }

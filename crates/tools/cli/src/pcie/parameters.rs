@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use pcie::result::{Outcome, PredictionNote, TestResult};
+use pcie::result::{Outcome, PredictionNote, Provenance, TestResult};
 use pcie::test::{Iommu, Numa, Order};
 use pcie_bench::memory::Pages;
 use pcie_bench::registry::DeviceOptions;
@@ -125,14 +125,14 @@ pub fn table(results: &[TestResult]) -> String {
                 cells.push(format!("{:.3}", bandwidth.gbps));
             }
         }
-        cells.push(provenance(result));
+        cells.push(provenance(result.provenance, result.prediction.as_ref()));
         table.row(cells);
     }
-    table.render() + &predictions(results)
+    table.render() + &predictions(results.iter())
 }
 
 /// Returns a line for each predicted device, which says what its figures rest on.
-fn predictions(results: &[TestResult]) -> String {
+pub fn predictions<'a>(results: impl Iterator<Item = &'a TestResult>) -> String {
     let mut lines: Vec<String> = Vec::new();
     for result in results {
         let Some(prediction) = &result.prediction else { continue };
@@ -157,9 +157,9 @@ pub fn state(result: &TestResult) -> String {
 }
 
 /// Returns where the figure comes from and, if it is a prediction, how far it may be off.
-fn provenance(result: &TestResult) -> String {
-    use pcie::result::Provenance::{Measured, Modelled, Published};
-    let word = match (result.provenance, &result.prediction) {
+pub fn provenance(provenance: Provenance, prediction: Option<&PredictionNote>) -> String {
+    use Provenance::{Measured, Modelled, Published};
+    let word = match (provenance, prediction) {
         (_, Some(PredictionNote { error_percent: Some(error), .. })) => return format!("prediction, +-{error:.0}%"),
         (_, Some(_)) => "prediction, error unknown",
         (Measured, None) => "measured",
