@@ -214,6 +214,43 @@ fn legacy_iptables_and_tc_are_honoured() {
     }
 }
 
+/// What the kernel does to forwarded packets without a filter in the narrow sense.
+#[test]
+fn arp_filters_shapers_ipsec_policies_and_policy_routing_are_honoured() {
+    let test = "arp_filters_shapers_ipsec_policies_and_policy_routing_are_honoured";
+    let Some(lab) = lab(test, "") else { return };
+    lab.up();
+    wait_for_ping(&lab, HOST_B, true);
+    let policy = format!("dir fwd src 0.0.0.0/0 dst {HOST_B}/32");
+    let arp = "nft add table arp t ; add chain arp t c { type filter hook input priority 0 ; policy drop ; }";
+    let cases = [
+        (arp.to_owned(), "nft delete table arp t".to_owned(), "nftables arp table t"),
+        // Less than a packet.
+        (
+            "tc qdisc add dev eth0 root tbf rate 8kbit burst 64 latency 1ms".to_owned(),
+            "tc qdisc del dev eth0 root".to_owned(),
+            "tc qdisc tbf",
+        ),
+        (format!("ip xfrm policy add {policy} action block"), format!("ip xfrm policy del {policy}"), "IPsec policy"),
+        (format!("ip rule add to {HOST_B} blackhole"), format!("ip rule del to {HOST_B} blackhole"), "policy routing"),
+    ];
+    for (add, remove, found) in cases {
+        let output = try_run(&lab, "b", &add);
+        if !output.status.success() {
+            println!("'{add}' is skipped: {}", String::from_utf8_lossy(&output.stderr));
+            continue;
+        }
+        wait_for_path(&lab, 1, "kernel");
+        assert!(filters(&lab, 1)["found"][0].as_str().is_some_and(|text| text.contains(found)), "{found}");
+        // The kernel's neighbours are asked again, and ARP filters keep the answers from it.
+        run(&lab, "b", "ip neighbour flush dev eth0");
+        wait_for_ping(&lab, HOST_B, false);
+        run(&lab, "b", &remove);
+        wait_for_path(&lab, 1, "router");
+        wait_for_ping(&lab, HOST_B, true);
+    }
+}
+
 #[test]
 fn an_af_xdp_port_is_reopened_while_the_kernel_forwards() {
     let Some(lab) = lab("an_af_xdp_port_is_reopened_while_the_kernel_forwards", "") else { return };

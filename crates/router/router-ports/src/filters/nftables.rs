@@ -8,6 +8,7 @@ use crate::netlink::NetlinkError;
 use crate::netlink::socket::Socket;
 
 const SUBSYSTEM: u16 = 10 << 8;
+const GET_TABLE: u16 = SUBSYSTEM | 1;
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
 const GET_RULE: u16 = SUBSYSTEM | 7;
 /// `struct nfgenmsg`: all families, version 0, no resource.
@@ -16,9 +17,13 @@ const HEADER_BYTES: usize = ALL_FAMILIES.len();
 
 const FAMILY_INET: u8 = 1;
 const FAMILY_IP: u8 = 2;
+const FAMILY_ARP: u8 = 3;
 const FAMILY_NETDEV: u8 = 5;
 const FAMILY_IP6: u8 = 10;
 
+const TABLE_NAME: u16 = 1;
+const TABLE_FLAGS: u16 = 2;
+const DORMANT: i32 = 1;
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const CHAIN_HOOK: u16 = 4;
@@ -72,6 +77,10 @@ pub(super) fn find(socket: &mut Socket, interfaces: &[(InterfaceIndex, String)])
     socket.dump_raw(GET_CHAIN, &ALL_FAMILIES, &mut chains, BTreeMap::clear, |chains, message| {
         chains.extend(base_chain(message, interfaces));
     })?;
+    if !chains.is_empty() {
+        let dormant = dormant_tables(socket)?;
+        chains.retain(|(table, _), _| !dormant.contains(table));
+    }
     if chains.is_empty() {
         return Ok(Vec::new());
     }
@@ -93,11 +102,23 @@ pub(super) fn find(socket: &mut Socket, interfaces: &[(InterfaceIndex, String)])
     Ok(chains.iter().filter(is_touching).map(describe).collect())
 }
 
+/// Returns the tables whose chains do not apply.
+fn dormant_tables(socket: &mut Socket) -> Result<BTreeSet<Table>, NetlinkError> {
+    let mut dormant = BTreeSet::new();
+    socket.dump_raw(GET_TABLE, &ALL_FAMILIES, &mut dormant, BTreeSet::clear, |dormant, message| {
+        let (Some(family), Some(message)) = (message.first(), message.get(HEADER_BYTES..)) else { return };
+        let is_dormant = attribute(message, TABLE_FLAGS).and_then(word).is_some_and(|flags| flags & DORMANT != 0);
+        dormant.extend(attribute(message, TABLE_NAME).filter(|_| is_dormant).map(|name| (*family, text(name))));
+    })?;
+    Ok(dormant)
+}
+
 fn family_name(family: u8) -> &'static str {
     match family {
         FAMILY_INET => "inet",
         FAMILY_IP => "ip",
         FAMILY_IP6 => "ip6",
+        FAMILY_ARP => "arp",
         _ => "netdev",
     }
 }
@@ -111,6 +132,9 @@ fn base_chain(message: &[u8], interfaces: &[(InterfaceIndex, String)]) -> Option
         (FAMILY_INET | FAMILY_IP | FAMILY_IP6, 0) => ("prerouting", false),
         (FAMILY_INET | FAMILY_IP | FAMILY_IP6, 2) => ("forward", false),
         (FAMILY_INET | FAMILY_IP | FAMILY_IP6, 4) => ("postrouting", false),
+        // The router resolves addresses of hosts itself.
+        (FAMILY_ARP, 0) => ("input", false),
+        (FAMILY_ARP, 1) => ("output", false),
         (FAMILY_INET, 5) | (FAMILY_NETDEV, 0) => ("ingress", true),
         (FAMILY_NETDEV, 1) => ("egress", true),
         _ => return None,

@@ -1,80 +1,122 @@
-//! Legacy iptables (`linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`). They report no changes.
+//! Legacy iptables and arptables (`linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
+//! `linux/netfilter_arp/arp_tables.h`). They report no changes.
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::system::exchange;
 
-const GET_INFO: libc::c_int = 64;
-const GET_ENTRIES: libc::c_int = 65;
 const NAME_BYTES: usize = 32;
-/// Size of the answer to `GET_INFO`: name, hooks, five entries, five policies, number of entries, their size.
-const INFO_BYTES: usize = 84;
-/// Size of the answer to `GET_ENTRIES` before the entries.
+/// The largest number of further attempts to read a table that changes.
+const READS_MAX: u32 = 8;
+/// Size of the answer about entries before the entries.
 const ENTRIES_HEADER_BYTES: usize = 40;
 /// The hooks that packets between interfaces pass, by number.
-const HOOKS: [(usize, &str); 3] = [(0, "PREROUTING"), (2, "FORWARD"), (4, "POSTROUTING")];
+const HOOKS: &[(usize, &str)] = &[(0, "PREROUTING"), (2, "FORWARD"), (4, "POSTROUTING")];
+/// The hooks of ARP packets: the router resolves addresses of hosts itself.
+const ARP_HOOKS: &[(usize, &str)] = &[(0, "INPUT"), (1, "OUTPUT")];
 /// Verdicts: *accept* and *return*, as -1 minus the number.
 const ACCEPT: i32 = -2;
 const RETURN: i32 = -5;
 
-/// One of the two versions.
+/// One of the three versions.
 struct Version {
     family: AddressFamily,
     level: libc::c_int,
+    /// The socket option that reads the hooks of a table. The next one reads its entries.
+    get_info: libc::c_int,
     names: &'static str,
     program: &'static str,
+    hooks: &'static [(usize, &'static str)],
+    /// Number of hooks that a table of any kind has.
+    hooks_max: usize,
     /// Offset in an entry of the offset of its target, which the offset of the next entry follows.
     target_offset_at: usize,
 }
 
-const VERSIONS: [Version; 2] = [
+const VERSIONS: [Version; 3] = [
     Version {
         family: AddressFamily::INET,
         level: libc::IPPROTO_IP,
+        get_info: 64,
         names: "/proc/thread-self/net/ip_tables_names",
         program: "iptables-legacy",
+        hooks: HOOKS,
+        hooks_max: 5,
         target_offset_at: 88,
     },
     Version {
         family: AddressFamily::INET6,
         level: libc::IPPROTO_IPV6,
+        get_info: 64,
         names: "/proc/thread-self/net/ip6_tables_names",
         program: "ip6tables-legacy",
+        hooks: HOOKS,
+        hooks_max: 5,
         target_offset_at: 140,
+    },
+    Version {
+        family: AddressFamily::INET,
+        level: libc::IPPROTO_IP,
+        get_info: 96,
+        names: "/proc/thread-self/net/arp_tables_names",
+        program: "arptables-legacy",
+        hooks: ARP_HOOKS,
+        hooks_max: 3,
+        target_offset_at: 164,
     },
 ];
 
 /// Returns a description of each chain that may touch packets between interfaces.
-pub(super) fn find() -> io::Result<Vec<String>> {
+pub(super) fn find() -> Vec<String> {
     let mut found = Vec::new();
     for version in &VERSIONS {
         // Without the module, there is no file.
         for table in fs::read_to_string(version.names).unwrap_or_default().lines() {
-            found.extend(chains(version, table)?);
+            let program = version.program;
+            match chains(version, table) {
+                Ok(names) => found.extend(names.iter().map(|name| format!("{program} table {table}, chain {name}"))),
+                Err(error) => found.push(format!("{program} table {table}, which cannot be read: {error}")),
+            }
         }
     }
-    Ok(found)
+    found
 }
 
-fn chains(version: &Version, table: &str) -> io::Result<Vec<String>> {
+/// Returns the names of the chains of a table that may touch packets.
+fn chains(version: &Version, table: &str) -> io::Result<Vec<&'static str>> {
     let socket = rustix::net::socket_with(version.family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    let mut info = request(table, INFO_BYTES);
-    exchange(&socket, version.level, GET_INFO, &mut info)?;
+    let mut attempts = 0..READS_MAX;
+    loop {
+        match read_chains(version, table, &socket) {
+            // The table has changed in between.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && attempts.next().is_some() => {}
+            read => return read,
+        }
+    }
+}
+
+fn read_chains(version: &Version, table: &str, socket: &OwnedFd) -> io::Result<Vec<&'static str>> {
+    let entries_at = NAME_BYTES + 4;
+    let policies_at = entries_at + 4 * version.hooks_max;
+    // The number of entries follows the policies, and then their size.
+    let size_at = policies_at + 4 * version.hooks_max + 4;
+    let mut info = request(table, size_at + 4);
+    exchange(socket, version.level, version.get_info, &mut info)?;
     let number = |at: usize| u32_at(&info, at).unwrap_or(0) as usize;
-    let mut entries = request(table, ENTRIES_HEADER_BYTES + number(80));
-    entries[NAME_BYTES..NAME_BYTES + 4].copy_from_slice(&info[80..84]);
-    // A table that changes in between is read again: nothing is missed, as it is polled.
-    exchange(&socket, version.level, GET_ENTRIES, &mut entries)?;
+    let mut entries = request(table, ENTRIES_HEADER_BYTES + number(size_at));
+    entries[NAME_BYTES..NAME_BYTES + 4].copy_from_slice(&info[size_at..]);
+    exchange(socket, version.level, version.get_info + 1, &mut entries)?;
     let entries = &entries[ENTRIES_HEADER_BYTES..];
     let is_touching = |hook: usize| {
-        let is_valid = number(32) & 1 << hook != 0;
-        is_valid && touches(entries, version, number(36 + 4 * hook), number(56 + 4 * hook))
+        let is_valid = number(NAME_BYTES) & 1 << hook != 0;
+        is_valid && touches(entries, version, number(entries_at + 4 * hook), number(policies_at + 4 * hook))
     };
-    let chains = HOOKS.into_iter().filter(|(hook, _)| is_touching(*hook));
-    Ok(chains.map(|(_, name)| format!("{} table {table}, chain {name}", version.program)).collect())
+    let chains = version.hooks.iter().filter(|(hook, _)| is_touching(*hook));
+    Ok(chains.map(|(_, name)| *name).collect())
 }
 
 fn request(table: &str, bytes: usize) -> Vec<u8> {

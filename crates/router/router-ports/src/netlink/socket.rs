@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use netlink_packet_core::{
-    DecodeError, Emitable, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
+    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
     NLMSG_OVERRUN, NetlinkBuffer, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
@@ -202,22 +202,34 @@ impl Socket {
     ) -> Result<(), NetlinkError> {
         for _ in 0..DUMPS_MAX {
             restart(table);
-            self.sequence = self.sequence.wrapping_add(1);
-            let sequence = self.sequence;
-            let mut bytes = vec![0; NETLINK_HEADER_BYTES];
-            let mut header = NetlinkHeader::default();
-            header.length = (NETLINK_HEADER_BYTES + request.len()) as u32;
-            header.message_type = kind;
-            header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-            header.sequence_number = sequence;
-            header.emit(&mut bytes);
-            bytes.extend_from_slice(request);
-            self.send(&bytes)?;
+            let sequence = self.send_raw(kind, NLM_F_DUMP, request)?;
             if self.receive_dump(sequence, &mut |raw| each(table, raw.bytes))? {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Sends a request of another netlink family that is not a dump, and passes the contents of each answer to `each`.
+    pub fn ask_raw(&mut self, kind: u16, request: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), NetlinkError> {
+        // The acknowledgement ends the answers, as the end of a dump does.
+        let sequence = self.send_raw(kind, NLM_F_ACK, request)?;
+        self.receive_dump(sequence, &mut |raw| each(raw.bytes)).map(|_| ())
+    }
+
+    /// Sends a request of another netlink family, and returns its sequence number.
+    fn send_raw(&mut self, kind: u16, flags: u16, request: &[u8]) -> Result<u32, NetlinkError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut bytes = vec![0; NETLINK_HEADER_BYTES];
+        let mut header = NetlinkHeader::default();
+        header.length = (NETLINK_HEADER_BYTES + request.len()) as u32;
+        header.message_type = kind;
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        header.emit(&mut bytes);
+        bytes.extend_from_slice(request);
+        self.send(&bytes)?;
+        Ok(self.sequence)
     }
 
     /// Dumps a table once, and returns whether it did not change during the dump.

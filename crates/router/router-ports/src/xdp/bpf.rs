@@ -26,6 +26,9 @@ const ATTACH_XDP: u32 = 37;
 const ATTACH_TCX_INGRESS: u32 = 46;
 /// Offset of the number of programs in the attributes of a query.
 const TCX_COUNT_AT: usize = 24;
+/// Offset of the kind of attachment in the attributes of loading a program, and the kind of programs without one.
+const ATTACH_AT: usize = 68;
+const ATTACH_ANY: u32 = 0;
 const PASS: i32 = 2;
 const HELPER_LOOKUP: i32 = 1;
 const HELPER_REDIRECT: i32 = 51;
@@ -44,19 +47,24 @@ pub enum Mode {
 
 /// The union `bpf_attr`, as far as it is used here.
 #[repr(C, align(8))]
-struct Attributes([u8; 128]);
+pub(super) struct Attributes([u8; 128]);
 
 impl Attributes {
-    fn new() -> Attributes {
+    pub fn new() -> Attributes {
         Attributes([0; 128])
     }
 
-    fn word(mut self, at: usize, value: u32) -> Self {
+    pub fn word(mut self, at: usize, value: u32) -> Self {
         self.0[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         self
     }
 
-    fn fd(self, at: usize, fd: impl AsFd) -> Self {
+    /// Returns what the kernel has written.
+    pub fn word_at(&self, at: usize) -> u32 {
+        self.0[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    }
+
+    pub fn fd(self, at: usize, fd: impl AsFd) -> Self {
         self.word(at, fd.as_fd().as_raw_fd() as u32)
     }
 
@@ -65,11 +73,18 @@ impl Attributes {
         self.0[at..at + 8].copy_from_slice(&address.to_ne_bytes());
         self
     }
+
+    /// Like [`Attributes::pointer`], for memory that the kernel writes.
+    pub fn pointer_mut<T: ?Sized>(mut self, at: usize, to: &mut T) -> Self {
+        let address = std::ptr::from_mut(to).cast::<u8>() as u64;
+        self.0[at..at + 8].copy_from_slice(&address.to_ne_bytes());
+        self
+    }
 }
 
 /// # Safety
 /// The pointers in `attributes` refer to live memory of the kind and size that the command reads and writes.
-unsafe fn call(command: c_int, attributes: &mut Attributes) -> io::Result<c_int> {
+pub(super) unsafe fn call(command: c_int, attributes: &mut Attributes) -> io::Result<c_int> {
     let bytes = size_of::<Attributes>();
     // SAFETY: `bytes` is the size of `attributes`, and the caller guarantees that the pointers in it are valid for the
     // command.
@@ -78,7 +93,7 @@ unsafe fn call(command: c_int, attributes: &mut Attributes) -> io::Result<c_int>
 
 /// # Safety
 /// The requirements of [`call`] hold, and the command returns a new descriptor.
-unsafe fn call_for_fd(command: c_int, attributes: &mut Attributes) -> io::Result<OwnedFd> {
+pub(super) unsafe fn call_for_fd(command: c_int, attributes: &mut Attributes) -> io::Result<OwnedFd> {
     // SAFETY: the pointers in `attributes` are valid for the command, and the descriptor that it returns is new, so no
     // other code owns it: both are requirements of this function.
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
@@ -90,8 +105,7 @@ pub fn tcx_programs(interface: InterfaceIndex, is_egress: bool) -> u32 {
     let mut attributes = Attributes::new().word(0, interface.0).word(4, ATTACH_TCX_INGRESS + u32::from(is_egress));
     // SAFETY: the array of program identifiers is absent and its length is 0; there are no other pointers.
     let asked = unsafe { call(PROGRAM_QUERY, &mut attributes) };
-    let count = attributes.0[TCX_COUNT_AT..].first_chunk().map_or(0, |count| u32::from_ne_bytes(*count));
-    asked.map_or(0, |_| count)
+    asked.map_or(0, |_| attributes.word_at(TCX_COUNT_AT))
 }
 
 fn create_map(kind: u32, key_bytes: u32, value_bytes: u32, entries: u32) -> io::Result<OwnedFd> {
@@ -345,13 +359,14 @@ fn program(
 }
 
 fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
-    load_as(PROGRAM_XDP, instructions)
+    load_as(PROGRAM_XDP, ATTACH_ANY, instructions)
 }
 
-fn load_as(kind: u32, instructions: &[Instruction]) -> io::Result<OwnedFd> {
+fn load_as(kind: u32, attach: u32, instructions: &[Instruction]) -> io::Result<OwnedFd> {
     let license = c"Apache-2.0";
     let mut attributes = Attributes::new()
         .word(0, kind)
+        .word(ATTACH_AT, attach)
         .word(4, instructions.len() as u32)
         .pointer(8, instructions)
         .pointer(16, license);
@@ -386,6 +401,15 @@ pub fn attach(
         Err(_) => attach(Mode::Generic),
         attached => attached,
     }
+}
+
+/// Loads a program of another kind.
+#[cfg(test)]
+pub(super) fn load_program_that_returns(value: i32, kind: u32, attach: u32) -> io::Result<OwnedFd> {
+    let mut assembly = Assembly { instructions: Vec::new(), jumps: Vec::new(), labels: Vec::new() };
+    assembly.emit(MOVE_CONSTANT, 0, 0, 0, value);
+    assembly.emit(EXIT, 0, 0, 0, 0);
+    load_as(kind, attach, &assembly.finished())
 }
 
 #[cfg(test)]
@@ -478,10 +502,7 @@ mod tests {
             let interfaces = [1, 2].map(InterfaceIndex);
             let counts =
                 || interfaces.map(|interface| [false, true].map(|is_egress| tcx_programs(interface, is_egress)));
-            let mut assembly = Assembly { instructions: Vec::new(), jumps: Vec::new(), labels: Vec::new() };
-            assembly.emit(MOVE_CONSTANT, 0, 0, 0, -1);
-            assembly.emit(EXIT, 0, 0, 0, 0);
-            let program = load_as(PROGRAM_TC, &assembly.finished()).unwrap();
+            let program = load_program_that_returns(-1, PROGRAM_TC, ATTACH_ANY).unwrap();
             assert_eq!(counts(), [[0, 0], [0, 0]]);
             for is_egress in [false, true] {
                 // The loopback interface has index 1, and there is no other one.
@@ -496,7 +517,12 @@ mod tests {
                 };
                 assert_eq!(counts(), [[u32::from(!is_egress), u32::from(is_egress)], [0, 0]]);
                 drop(link);
-                assert_eq!(counts(), [[0, 0], [0, 0]]);
+                // A process that reads all links keeps this one for a moment.
+                let begun = std::time::Instant::now();
+                while counts() != [[0, 0], [0, 0]] {
+                    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", counts());
+                    std::thread::yield_now();
+                }
             }
         };
         namespace.within(test).unwrap();

@@ -6,6 +6,7 @@
 
 mod auxiliary;
 mod bpf;
+mod netfilter;
 mod queue;
 mod ring;
 
@@ -20,6 +21,7 @@ use rustix::net::sockopt;
 
 pub(crate) use bpf::tcx_programs;
 pub use bpf::{LocalAddresses, Mode};
+pub(crate) use netfilter::netfilter_programs;
 
 use crate::interface::{Interface, InterfaceIndex, interface_exists};
 use crate::offload::{ADDRESSES_BYTES, TAG_BYTES, insert_tag_in_place};
