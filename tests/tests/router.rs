@@ -14,6 +14,8 @@ use system_tests::{Finished, Process, WAIT_MAX, paths, wait_for, wait_until};
 
 use cluster::{Cluster, can_make_namespaces};
 
+#[path = "router/alternating.rs"]
+mod alternating;
 #[path = "router/bird.rs"]
 mod bird;
 #[path = "router/captures.rs"]

@@ -24,13 +24,13 @@ fn try_run(lab: &Lab, at: &str, command: &str) -> Output {
 }
 
 #[track_caller]
-fn run(lab: &Lab, at: &str, command: &str) {
+pub fn run(lab: &Lab, at: &str, command: &str) {
     let output = try_run(lab, at, command);
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Adds a base chain of nftables with one rule.
-fn nft(lab: &Lab, at: &str, hook: &str, rule: &str) {
+pub fn nft(lab: &Lab, at: &str, hook: &str, rule: &str) {
     run(lab, at, "nft add table inet t");
     run(lab, at, &format!("nft add chain inet t c {{ type filter hook {hook} priority 0 ; policy accept ; }}"));
     run(lab, at, &format!("nft add rule inet t c {rule}"));
@@ -42,7 +42,7 @@ fn filters(lab: &Lab, node: usize) -> Value {
 
 /// Waits until a node leaves packets to this path.
 #[track_caller]
-fn wait_for_path(lab: &Lab, node: usize, path: &str) {
+pub fn wait_for_path(lab: &Lab, node: usize, path: &str) {
     wait_until(&format!("path {path} at node {node}"), || filters(lab, node)["path"] == path);
 }
 

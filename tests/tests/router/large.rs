@@ -50,7 +50,7 @@ const STREAM_BYTES: usize = 2_000_000;
 const SHORT_MTU_BYTES: usize = 1400;
 const FRAME_HEADER_BYTES: usize = 14;
 
-fn within<T: Send>(lab: &Lab, at: &str, run: impl FnOnce() -> T + Send) -> T {
+pub fn within<T: Send>(lab: &Lab, at: &str, run: impl FnOnce() -> T + Send) -> T {
     let path = PathBuf::from("/run/netns").join(lab.namespace(at));
     Namespace::at(&path).and_then(|namespace| namespace.within(run)).expect("a namespace")
 }
@@ -87,7 +87,7 @@ fn stream(lab: &Lab, from: &str, (to, address): (&str, IpAddr), seed: u32) {
 }
 
 /// Ends the capture when it is dropped, also if the test fails.
-struct Over<'a>(&'a AtomicBool);
+pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
