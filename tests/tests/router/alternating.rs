@@ -13,8 +13,8 @@ use crate::cluster::Lab;
 use crate::filters::{nft, run, wait_for_path};
 use crate::large::within;
 
-/// The first port of `a` has a host that leaves segmentation and checksums to it, the second one takes no large packets,
-/// and the interface of `b` has no offloads.
+/// The first port of `a` has a host that leaves segmentation and checksums to it, the second one takes no large
+/// packets, and the interface of `b` has no offloads.
 const FILE: &str = "version = 1\nname = \"alternating\"\n[interconnect]\nkind = \"lane\"\n\
     [[nodes]]\nname = \"a\"\nnamespace = \"NAMESPACE-a\"\n[[nodes.ports]]\ndevice = \"eth0\"\n\
     [[nodes.ports]]\ndevice = \"eth1\"\nkind = \"af-xdp\"\n\
