@@ -173,10 +173,13 @@ fn decades_span(low: f64, high: f64) -> Range<f64> {
     if whole.end - whole.start > FEW_DECADES {
         return whole;
     }
-    let parts =
-        || (whole.start as i64..=whole.end as i64).flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()));
-    let start = parts().filter(|part| *part <= low + 1e-9).fold(whole.start, f64::max);
-    let end = parts().filter(|part| *part >= high - 1e-9).fold(f64::INFINITY, f64::min).min(whole.end);
+    let parts = || {
+        (whole.start as i64 - 1..=whole.end as i64).flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()))
+    };
+    // A line at the lowest value would be hidden by the frame.
+    let start = parts().filter(|part| *part < low - 1e-9).fold(f64::NEG_INFINITY, f64::max);
+    let above = if low < high { high - 1e-9 } else { high + 1e-9 };
+    let end = parts().filter(|part| *part >= above).fold(f64::INFINITY, f64::min).min(whole.end);
     if start < end { start..end } else { whole }
 }
 
@@ -327,6 +330,8 @@ mod tests {
         assert_eq!((few.start, few.end), (500f64.log10(), 4.0));
         let one = Axis::Decades("").span([1.0].into_iter());
         assert!(one.start <= 1.0 && one.end > 1.0, "{one:?}");
+        let at_the_end = Axis::Decades("").span([0.0, 1.2].into_iter());
+        assert!((-0.31..-0.3).contains(&at_the_end.start), "0.5, so that a line at 1 is visible: {at_the_end:?}");
         assert_eq!(Axis::EvenBytes("").span([64.0, 2048.0].into_iter()), 0.0..2048.0 * 1.02);
         assert_eq!(Axis::Decades("").span([].into_iter()), 0.0..1.0);
         let bytes = Axis::Bytes("").span([0.0, 10.0].into_iter());

@@ -42,6 +42,8 @@ const MARKED_POINTS_MAX: usize = 24;
 /// Distance of markers along the line of a series with more points.
 const MARKER_DISTANCE: f64 = 70.0;
 const MARKER_RADIUS: i32 = 3;
+/// Radius of an outline, which encloses the marker of another series.
+const OUTLINE_RADIUS: i32 = 5;
 /// Horizontal distance of the bars of two series at one point.
 const BAR_DISTANCE: i32 = 2;
 /// Lengths of dashes and gaps. The series of a plot take turns, so that one dashed line shows through another.
@@ -389,6 +391,8 @@ fn draw_legend(root: &Area<'_>, mut top: i32, columns: Columns, drawn: &[Drawn<'
 /// Draws the marker of a style at a point of the image.
 fn mark(area: &Area<'_>, (x, y): (i32, i32), style: Style) -> Result<()> {
     let (radius, fill) = (units(MARKER_RADIUS), style.color.rgb().filled());
+    let (outer, outline) = (units(OUTLINE_RADIUS), style.color.rgb().stroke_width(extent(1) * 3 / 2));
+    let path = |points: Vec<(i32, i32)>| area.draw(&PathElement::new(points, outline));
     match style.marker {
         Marker::None => {}
         Marker::Circle => area.draw(&Circle::new((x, y), radius, fill))?,
@@ -397,6 +401,20 @@ fn mark(area: &Area<'_>, (x, y): (i32, i32), style: Style) -> Result<()> {
         }
         Marker::Triangle => area.draw(&TriangleMarker::new((x, y), radius * 3 / 2, fill))?,
         Marker::Cross => area.draw(&plotters::element::Cross::new((x, y), radius, style.stroke()))?,
+        Marker::OpenCircle => area.draw(&Circle::new((x, y), outer, outline))?,
+        Marker::OpenSquare => {
+            // The backend draws rectangles with the thinnest of lines.
+            let (left, right, top, bottom) = (x - outer, x + outer, y - outer, y + outer);
+            path(vec![(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)])?;
+        }
+        Marker::OpenTriangle => {
+            let (left, right, top) = ((x - outer, y + outer * 2 / 3), (x + outer, y + outer * 2 / 3), (x, y - outer));
+            path(vec![left, right, top, left, right])?;
+        }
+        Marker::Plus => {
+            path(vec![(x - outer, y), (x + outer, y)])?;
+            path(vec![(x, y - outer), (x, y + outer)])?;
+        }
     }
     Ok(())
 }
@@ -481,6 +499,21 @@ mod tests {
     fn a_line_of_one_point_has_a_marker() {
         let one = Series::new("one", Style::floor(), vec![(4.0, 10.0)]);
         assert_eq!(figure(vec![one]).svg().unwrap().matches("<circle").count(), 1);
+    }
+
+    #[test]
+    fn counterparts_have_outlines() {
+        let drawn = |index: usize| {
+            let style = Style::of_index(index).counterpart();
+            let one = Series::new("one", Style { color: Color::Black, ..style }, vec![(4.0, 10.0)]);
+            let svg = figure(vec![one]).svg().unwrap();
+            let shapes = svg.lines().filter(|line| line.contains("stroke-width=\"12\"")).count();
+            (style.marker, shapes)
+        };
+        let all = [0, 1, 2, 3].map(drawn);
+        assert_eq!(all.map(|(_, shapes)| shapes), [2, 2, 2, 4], "at the point and in the legend");
+        let markers = [Marker::OpenCircle, Marker::OpenSquare, Marker::OpenTriangle, Marker::Plus];
+        assert_eq!(all.map(|(marker, _)| marker), markers);
     }
 
     #[test]

@@ -47,6 +47,14 @@ pub enum Marker {
     Triangle,
     /// A cross.
     Cross,
+    /// A circle around the disc of another series.
+    OpenCircle,
+    /// The outline of a square.
+    OpenSquare,
+    /// The outline of a triangle.
+    OpenTriangle,
+    /// An upright cross.
+    Plus,
 }
 
 /// How a series is drawn.
@@ -110,6 +118,19 @@ impl Style {
         // Series with too many points for markers are distinguished by their lines.
         let line = if (index / Color::SERIES.len()).is_multiple_of(2) { Line::Solid } else { Line::Dashed };
         Self { color, line, marker, wide: false }
+    }
+
+    /// Returns the style of points that belong to a line of this style, such as published ones: its colour, and the
+    /// outline of its marker, which also shows around it.
+    pub fn counterpart(self) -> Self {
+        let marker = match self.marker {
+            Marker::Circle => Marker::OpenCircle,
+            Marker::Square => Marker::OpenSquare,
+            Marker::Triangle => Marker::OpenTriangle,
+            Marker::Cross => Marker::Plus,
+            Marker::None | Marker::OpenCircle | Marker::OpenSquare | Marker::OpenTriangle | Marker::Plus => self.marker,
+        };
+        Self { marker, line: Line::None, ..self }
     }
 
     /// Returns this style without a line.

@@ -81,7 +81,7 @@ fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
     let rounds = |row: &Row| row.p50_ns_by_round.iter().map(|ns| ns / 1e3).collect();
     let mut series = series_by_size(report, experiment, |row| Some(row.latency.as_ref()?.p50_ns / 1e3), rounds);
     let lines = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.cache_line_rtt_ns_p50? / 1e3));
-    series.extend(floor("cache line", &lines));
+    series.extend(level("floor: cache line", &lines));
     Figure {
         title: format!("Round trip by message size, {how}: p50"),
         x: Axis::Bytes("message size"),
@@ -96,7 +96,7 @@ fn bulk(report: &Report) -> Figure {
     let rounds = |row: &Row| row.rate_per_s_by_round.iter().map(|rate| rate / 1e9).collect();
     let mut series = series_by_size(report, experiment, |row| Some(row.rate_per_s? / 1e9), rounds);
     let copies = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.copy_pipeline_bytes_per_s? / 1e9));
-    series.extend(floor("two-copy pipeline", &copies));
+    series.extend(level("bound: two-copy pipeline", &copies));
     Figure {
         title: "Bulk by write size".to_owned(),
         x: Axis::Bytes("write size"),
@@ -124,9 +124,9 @@ fn distribution(measured: &Measured) -> Figure {
     }
 }
 
-/// Returns a floor as a horizontal line over the sizes of `values`.
-fn floor(title: &str, values: &[(f64, f64)]) -> Option<Series> {
+/// Returns a bound as a horizontal line over the sizes of `values`.
+fn level(title: &str, values: &[(f64, f64)]) -> Option<Series> {
     let level = median(values.iter().map(|(_, value)| *value))?;
     let points = values.iter().map(|(size, _)| (*size, level)).collect();
-    Some(Series::new(format!("floor: {title}"), Style::floor(), points))
+    Some(Series::new(title, Style::floor(), points))
 }

@@ -115,9 +115,11 @@ fn by_load(kind: &str, bytes: usize, rows: &[LoadRow], quantile: &Quantile) -> F
 }
 
 fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile) -> Figure {
+    // A slow machine carries thousands of packets a second, not millions.
+    let digits = if load_mpps < 0.1 { 4 } else { 2 };
     Figure {
         title: format!(
-            "{} by size at {load_mpps:.2} Mpps over {}\nonly sizes at which the policy carries the load; without \
+            "{} by size at {load_mpps:.digits$} Mpps over {}\nonly sizes at which the policy carries the load; without \
              packets that a machine stall delayed",
             quantile.name,
             title_of(kind)
@@ -216,5 +218,8 @@ mod tests {
         assert_eq!(figure.series.last().map(|series| series.title.as_str()), Some("adaptive"), "on top");
         let by_size = by_size_at("lanes", 1.0, &rows[..1], &QUANTILES[0]);
         assert_eq!(by_size.series[0].points, [(64.0, 2.0)]);
+        assert!(by_size.title.contains("at 1.00 Mpps"), "{}", by_size.title);
+        let slow = by_size_at("lanes", 0.0009, &rows[..1], &QUANTILES[0]).title;
+        assert!(slow.contains("at 0.0009 Mpps"), "{slow}");
     }
 }

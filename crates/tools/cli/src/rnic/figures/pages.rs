@@ -1,6 +1,6 @@
 //! Turns values into figures with the published values alongside: tables and plots.
 
-use plot::{Axis, Figure, Marker, Series, Style};
+use plot::{Axis, Figure, Series, Style};
 
 use super::jobs::FigureRow;
 use super::{FigureData, Row, SOURCE};
@@ -141,10 +141,7 @@ pub fn plot(figure: &FigureData) -> Figure {
         let known = PUBLISHED.iter().filter(|(of, series, ..)| *of == figure.name && series == name);
         let points: Vec<(f64, f64)> = known.clone().map(|(_, _, x, y, _)| (*x, *y)).collect();
         if let Some((.., of)) = known.clone().next() {
-            // In the colour of the modelled line, with another marker than its points have.
-            let style = Style::of_index(index).points_only();
-            let marker = if style.marker == Marker::Cross { Marker::Square } else { Marker::Cross };
-            let style = Style { marker, ..style };
+            let style = Style::of_index(index).counterpart();
             series.push(Series::new(format!("{of}, published"), style, points));
         }
     }
