@@ -7,12 +7,35 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::statistics::Recorder;
 
+/// Largest number of samples that are kept one by one, of all tests together: 256 MiB, or 16 latency tests as long as
+/// the published ones.
+pub const RAW_SAMPLES_MAX: u64 = 1 << 25;
+
+/// Checks that samples kept one by one fit into memory.
+///
+/// # Errors
+/// They are more than [`RAW_SAMPLES_MAX`].
+pub fn check_raw<'a>(tests: impl Iterator<Item = &'a Test>) -> Result<()> {
+    let latencies = tests.filter(|test| test.test.is_latency());
+    let samples = latencies.map(|test| test.samples).fold(0, u64::saturating_add);
+    if samples > RAW_SAMPLES_MAX {
+        return Error::wrong_use(format!(
+            "--raw keeps every sample, and {samples} are too many; choose fewer samples or tests, at most \
+             {RAW_SAMPLES_MAX} together"
+        ));
+    }
+    Ok(())
+}
+
 /// Checks, prepares and runs a test.
 ///
 /// # Errors
 /// Names what is invalid in the test, what the device does not support, or what failed.
 pub fn run(device: &mut dyn Device, test: &Test, raw: bool) -> Result<TestResult> {
     test.check()?;
+    if raw {
+        check_raw(std::iter::once(test))?;
+    }
     device.check(test)?;
     device.prepare(test)?;
     let outcome = if test.test.is_latency() {
@@ -103,6 +126,17 @@ mod tests {
             },
             Vec::new(),
         )
+    }
+
+    #[test]
+    fn samples_that_memory_cannot_hold_are_refused() {
+        let long = Test { samples: RAW_SAMPLES_MAX + 1, cache: Cache::HostWarm, ..test(Kind::LatRd) };
+        let error = run(&mut steady(), &long, true).unwrap_err();
+        assert!(error.is_wrong_use() && error.to_string().contains("33554433 are too many"), "{error}");
+        let half = Test { samples: RAW_SAMPLES_MAX / 2 + 1, ..long.clone() };
+        assert!(check_raw([&half].into_iter()).is_ok() && check_raw([&half, &half].into_iter()).is_err());
+        let rate = Test { test: Kind::BwRd, ..long };
+        assert!(check_raw([&rate].into_iter()).is_ok(), "a rate has no samples");
     }
 
     #[test]

@@ -167,6 +167,9 @@ fn varied<T: Copy>(jobs: Vec<Job>, values: &[T], set: impl Fn(&mut Test, T)) -> 
 /// A test that is invalid, or that its device does not support, before any job runs; otherwise the first job that
 /// failed.
 pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) -> Result<Vec<TestResult>> {
+    if options.raw {
+        runner::check_raw(jobs.iter().map(|job| &job.test))?;
+    }
     let (mut simulated, mut measured) = (Vec::new(), Vec::new());
     let mut open = DeviceCache::default();
     for (index, job) in jobs.iter().enumerate() {
