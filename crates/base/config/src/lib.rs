@@ -206,11 +206,12 @@ mod tests {
 
     #[test]
     fn quantities_may_carry_their_unit() {
-        let text =
-            "[[walks]]\nwalk_ns = 290\npage_bytes = 4096\n[[walks]]\nwalk_ns = \"0.5us\"\npage_bytes = \"2 MiB\"\n";
-        let walks = parse::<File>("host.toml", text).unwrap().walks;
+        let walk = |ns: &str, bytes: &str| format!("[[walks]]\nwalk_ns = {ns}\npage_bytes = {bytes}\n");
+        let text = [("290", "4096"), ("'0.5us'", "'2 MiB'"), ("1", "'2 MB'"), ("1", "'1.5KB'")];
+        let text = text.map(|(ns, bytes)| walk(ns, bytes)).concat();
+        let walks = parse::<File>("host.toml", &text).unwrap().walks;
         let found: Vec<(f64, u64)> = walks.iter().map(|walk| (walk.walk_ns, walk.page_bytes)).collect();
-        assert_eq!(found, [(290.0, 4096), (500.0, 2 << 20)]);
+        assert_eq!(found, [(290.0, 4096), (500.0, 2 << 20), (1.0, 2_000_000), (1.0, 1500)]);
     }
 
     #[test]

@@ -18,7 +18,15 @@ const TIME: Dimension = Dimension {
 };
 const BYTES: Dimension = Dimension {
     what: "size",
-    units: &[("B", 1.0), ("KiB", 1024.0), ("MiB", 1_048_576.0), ("GiB", 1_073_741_824.0)],
+    units: &[
+        ("B", 1.0),
+        ("KiB", 1024.0),
+        ("MiB", 1_048_576.0),
+        ("GiB", 1_073_741_824.0),
+        ("KB", 1e3),
+        ("MB", 1e6),
+        ("GB", 1e9),
+    ],
     example: "write bytes as in 64 or \"2 KiB\"",
 };
 

@@ -25,8 +25,12 @@ fn main() {
         let sizes = SizeDistribution::find("cache-follower").expect("a built-in distribution");
         let workload = Workload::Poisson { sizes, load: 0.5, duration: Span::from_ns(during_ns) };
         let flows = workload.flows(&config.topology, 1).expect("a valid load");
-        let path =
-            PathProperties { rate: config.topology.links()[0].rate, round_trip: Span::from_ns(9000.0), links: 4 };
+        let path = PathProperties {
+            rate: config.topology.links()[0].rate,
+            slowest: config.topology.links()[0].rate,
+            round_trip: Span::from_ns(9000.0),
+            links: 4,
+        };
         let rdma = RdmaConfig::new(profile(&TransportConfig::default(), &path));
         let endpoints = RdmaEndpoint::for_hosts(rdma, config.topology.hosts()).expect("a valid NIC profile");
         let mut network = Network::new(&config, endpoints, flows);

@@ -174,11 +174,12 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Returns the lines with their numbers, without blank lines and comments that begin with #.
+    /// Returns the lines with their numbers, without blank lines and comments, from # to the end of a line.
     fn lines(&self) -> impl Iterator<Item = (usize, &'a str)> + use<'a> {
         let text = self.text.strip_prefix('\u{feff}').unwrap_or(self.text);
-        let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
-        lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        let without_comment = |line: &'a str| line.split_once('#').map_or(line, |(before, _)| before).trim();
+        let lines = text.lines().enumerate().map(move |(index, line)| (index + 1, without_comment(line)));
+        lines.filter(|(_, line)| !line.is_empty())
     }
 
     fn wrong(&self, line: usize, what: impl Into<String>) -> ImportError {

@@ -4,6 +4,7 @@
 //! A flow without a connection number takes an idle queue pair between its hosts, or a new one, like a program that
 //! keeps its connections. A flow finishes with its completion.
 
+mod path;
 mod profile;
 
 use std::collections::HashMap;
@@ -23,10 +24,12 @@ use crate::endpoint::{
 };
 use crate::network::{NetworkConfig, PacketTap, TappedPacket};
 use crate::packet::TrafficClass;
+use crate::rate::LinkRate;
 use crate::topology::HostId;
 use crate::transport::TransportConfig;
 
-pub use profile::{PathProperties, profile};
+pub use path::PathProperties;
+pub use profile::profile;
 
 /// Bytes of the memory region that a host registers, which is all of its memory.
 const MEMORY_BYTES: u64 = 1 << 46;
@@ -65,6 +68,8 @@ pub struct RdmaConfig {
     pub ack_timer_code: u8,
     /// Whether each flow without a connection number begins on a new queue pair.
     pub new_queue_pairs: bool,
+    /// Whether congestion notifications pass data in switches.
+    pub cnp_priority: bool,
     /// Seed of the NICs' random decisions.
     pub seed: u64,
 }
@@ -73,14 +78,21 @@ impl RdmaConfig {
     /// Returns settings for WRITEs by NICs with this profile, and an ACK timeout of 262 us, which is above every round
     /// trip of networks without long queues.
     pub fn new(profile: NicProfile) -> Self {
-        Self { profile, verb: Verb::Write, ack_timer_code: 6, new_queue_pairs: false, seed: 1 }
+        Self { profile, verb: Verb::Write, ack_timer_code: 6, new_queue_pairs: false, cnp_priority: true, seed: 1 }
     }
 
     /// Returns settings for WRITEs in this network.
     pub fn for_network(transport: &TransportConfig, path: &PathProperties, network: &NetworkConfig) -> Self {
         let ack_timer_code = transport.ack_timeout.code(network, path.round_trip);
         let new_queue_pairs = transport.new_queue_pairs;
-        Self { ack_timer_code, new_queue_pairs, seed: network.seed, ..Self::new(profile(transport, path)) }
+        let cnp_priority = transport.dcqcn.cnp_priority.unwrap_or(true);
+        Self {
+            ack_timer_code,
+            new_queue_pairs,
+            cnp_priority,
+            seed: network.seed,
+            ..Self::new(profile(transport, path))
+        }
     }
 
     /// Returns how a flow is divided into packets with the headers of standard RoCEv2 alone, so that all policies are
@@ -148,6 +160,27 @@ impl RdmaEndpoint {
     pub fn for_hosts(config: RdmaConfig, hosts: u32) -> Result<Vec<Self>, ProfileError> {
         let (config, profile) = (Arc::new(config), Arc::new(config.profile));
         (0..hosts).map(|host| Self::new(&config, &profile, HostId(host))).collect()
+    }
+
+    /// Creates one endpoint per host of a network, each with the rate of its own link.
+    ///
+    /// # Errors
+    /// When a profile is invalid.
+    pub fn for_network(transport: &TransportConfig, network: &NetworkConfig) -> Result<Vec<Self>, ProfileError> {
+        let path = PathProperties::of_network(network);
+        let mut by_rate: Vec<(LinkRate, Arc<RdmaConfig>, Arc<NicProfile>)> = Vec::new();
+        let mut endpoint = |host| {
+            let rate = network.topology.host_link(host).rate;
+            let known = by_rate.iter().position(|(of, ..)| *of == rate);
+            let index = known.unwrap_or_else(|| {
+                let config = RdmaConfig::for_network(transport, &PathProperties { rate, ..path }, network);
+                by_rate.push((rate, Arc::new(config), Arc::new(config.profile)));
+                by_rate.len() - 1
+            });
+            let (_, config, profile) = &by_rate[index];
+            Self::new(config, profile, host)
+        };
+        (0..network.topology.hosts()).map(|host| endpoint(HostId(host))).collect()
     }
 
     fn new(config: &Arc<RdmaConfig>, profile: &Arc<NicProfile>, host: HostId) -> Result<Self, ProfileError> {
@@ -386,11 +419,8 @@ impl Endpoint for RdmaEndpoint {
         let packet_bytes = header.packet_bytes() as u32;
         let bytes = (ETHERNET_BYTES + IP_UDP_BYTES + packet_bytes).max(ETHERNET_BYTES_MIN);
         let trimmed = if header.payload_bytes > 0 { bytes.min(HEADERS_BYTES_MAX) } else { bytes };
-        let class = if header.operation == Operation::CongestionNotification {
-            TrafficClass::Control
-        } else {
-            TrafficClass::Data
-        };
+        let passes_data = header.operation == Operation::CongestionNotification && self.config.cnp_priority;
+        let class = if passes_data { TrafficClass::Control } else { TrafficClass::Data };
         let (label, header) = (label(self.host, &header), PackedHeader::new(&header));
         Some(OutboundPacket { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
     }

@@ -79,15 +79,22 @@ pub fn flow_results<E: Endpoint>(network: &Network<E>, ideal: &IdealFct<'_>) -> 
     network.finished_flows().iter().map(of).collect()
 }
 
-/// Divides flows by size into bins of 5% of the flows each. Bins without a flow are left out.
+/// Divides flows by size into bins of 5% of the flows each; flows of one size are all in one bin, which may be larger.
+/// Bins without a flow are left out.
 pub fn size_bins(ended: &[FlowResult]) -> Vec<SizeBin> {
     let mut sorted = ended.to_vec();
     sorted.sort_by_key(|flow| flow.bytes);
+    // The end of a bin moves on to the next size.
+    let end = |index: usize| match index * sorted.len() / BINS {
+        0 => 0,
+        end => sorted.partition_point(|flow| flow.bytes <= sorted[end - 1].bytes),
+    };
     let bin = |index: usize| {
-        let flows = &sorted[index * sorted.len() / BINS..(index + 1) * sorted.len() / BINS];
+        let first = end(index);
+        let flows = &sorted[first..end(index + 1)];
         let last = flows.last()?;
         let slowdown = SummaryStats::of(&mut flows.iter().map(|flow| flow.slowdown).collect::<Vec<_>>());
-        let percent = 100.0 * index as f64 / BINS as f64;
+        let percent = 100.0 * first as f64 / sorted.len() as f64;
         Some(SizeBin { percent, bytes_max: last.bytes, flows: flows.len(), slowdown })
     };
     (0..BINS).filter_map(bin).collect()
@@ -112,5 +119,16 @@ mod tests {
         assert_eq!((bins.len(), bins.iter().map(|bin| bin.flows).sum::<usize>()), (20, 1013));
         assert!(bins.is_sorted_by_key(|bin| bin.bytes_max) && bins[19].slowdown.max == 1013.0);
         assert_eq!(super::size_bins(&flows[..3]).len(), 3);
+    }
+
+    #[test]
+    fn flows_of_one_size_are_in_one_bin() {
+        let flow = |bytes| FlowResult { bytes, fct: Span::ZERO, slowdown: 1.0 };
+        let counts = |flows: Vec<FlowResult>| {
+            size_bins(&flows).iter().map(|bin| (bin.percent, bin.bytes_max, bin.flows)).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(vec![flow(64); 15]), [(0.0, 64, 15)]);
+        let mixed = [vec![flow(1); 30], vec![flow(2); 10], vec![flow(3); 60]].concat();
+        assert_eq!(counts(mixed), [(0.0, 1, 30), (30.0, 2, 10), (40.0, 3, 60)]);
     }
 }

@@ -120,8 +120,10 @@ impl Scenario {
         let flows = workload.flows(&topology, parsed.seed).map_err(|error| of_table("workload", error.to_string()))?;
         let switches = parsed.switches.0;
         switches.check(&topology).map_err(|error| of_table("switches", error.to_string()))?;
-        let host_rate = topology.host_link(HostId(0)).rate;
-        parsed.transport.check(host_rate).map_err(|error| of_table("transport", error))?;
+        // Slower hosts take their own rate where a minimum is above it.
+        let host_rates = (0..topology.hosts()).map(|host| topology.host_link(HostId(host)).rate);
+        let fastest = host_rates.max().unwrap_or(topology.host_link(HostId(0)).rate);
+        parsed.transport.check(fastest).map_err(|error| of_table("transport", error))?;
         let mut impairments = parsed.lines.impairments(&topology);
         if !impairments.is_empty() && !losses.is_empty() {
             let what = "the topology's file has error rates too; remove them there, or remove this table";

@@ -91,7 +91,11 @@ impl Default for Pfc {
 
 /// A switch's buffer is too small for its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("a buffer of {buffer_bytes} B is too small; switch {switch} needs at least {needed_bytes} B for its ports")]
+#[error(
+    "a buffer of {buffer_bytes} B is too small; switch {switch} needs at least {needed_bytes} B for its ports{}: write \
+     a larger buffer_bytes",
+    if *has_pfc { " and what arrives after a pause" } else { "" }
+)]
 pub struct BufferError {
     /// The switch's name.
     pub switch: String,
@@ -99,6 +103,8 @@ pub struct BufferError {
     pub buffer_bytes: u64,
     /// The size that it needs: one packet per port and, with PFC, the headroom of every port.
     pub needed_bytes: u64,
+    /// Whether priority flow control needs a part of it.
+    pub has_pfc: bool,
 }
 
 impl SwitchConfig {
@@ -122,6 +128,7 @@ impl SwitchConfig {
                 switch: topology.name(NetworkNode::Switch(SwitchId(switch as u32))).to_owned(),
                 buffer_bytes: self.buffer_bytes,
                 needed_bytes: needed[switch],
+                has_pfc: self.pfc.is_some(),
             }),
             None => Ok(()),
         }

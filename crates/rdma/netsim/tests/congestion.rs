@@ -3,6 +3,7 @@
 
 use netsim::experiments::{FctExperiment, FctResult, Observers};
 use netsim::scenario::Scenario;
+use netsim::topology::HostId;
 
 /// Runs an incast in a star. `tables` are further tables, after the keys of `transport`.
 fn run(senders: u32, bytes: u32, switches: &str, transport: &str) -> FctResult {
@@ -91,4 +92,81 @@ fn swift_holds_its_target_with_windows_below_one_packet() {
         assert!(paced.fct_us.mean < 0.8 * bursty.fct_us.mean, "{policy}: {:?} {:?}", paced.fct_us, bursty.fct_us);
         assert!(paced.fct_us.max < 1.25 * 3464.0, "{policy}: {:?}", paced.fct_us);
     }
+}
+
+/// Runs 15 senders of 200 KB to one host through switches, at this rate and delay, and returns the result with the time
+/// that the packets take on the last link, in microseconds.
+fn incast_over(gbps: f64, delay_us: u32, transport: &str) -> (FctResult, f64) {
+    let text = format!(
+        "version = 1\nuntil = \"60 s\"\n[topology]\nkind = \"leaf-spine\"\nleaves = 4\nhosts_per_leaf = 4\n\
+         spines = 1\nhost_gbps = {gbps}\nleaf_gbps = {gbps}\ndelay = \"{delay_us} us\"\n[workload]\nkind = \"incast\"\n\
+         senders = 15\nbytes = 200000\n[transport]\n{transport}\n"
+    );
+    let scenario = Scenario::parse("a.toml", &text).unwrap();
+    let result = FctExperiment::from_scenario(&scenario).run(Observers::default()).unwrap();
+    (result, 15.0 * 200.0 * 1082.0 * 8.0 / gbps / 1000.0)
+}
+
+/// Timeouts and targets that were published for fast and short networks must fit slow and long ones.
+#[test]
+fn every_policy_and_control_finishes_at_any_rate_and_delay() {
+    for (gbps, delay_us) in [(0.1, 1), (1.0, 1), (100.0, 1), (100.0, 1000), (400.0, 1)] {
+        for policy in ["go-back-n", "irn", "srnic", "connection-cache"] {
+            for control in ["none", "bdp-window", "dctcp", "dcqcn", "swift", "timely"] {
+                let transport = format!("policy = \"{policy}\"\ncongestion = \"{control}\"");
+                let (result, bound_us) = incast_over(gbps, delay_us, &transport);
+                let tag = format!("{gbps} Gb/s, {delay_us} us, {policy}, {control}");
+                assert_eq!(result.flows_ended, 15, "{tag}: {result:?}");
+                let round_trips_us = 200.0 * 8.0 * f64::from(delay_us);
+                let most_us = 1.5 * bound_us + round_trips_us + 2000.0;
+                assert!(result.fct_us.max < most_us, "{tag}: {} of {bound_us} us", result.fct_us.max);
+            }
+        }
+    }
+}
+
+/// A flow between two fast hosts of a network whose first host is slow. It has the rate of its link, with every policy.
+#[test]
+fn each_host_sends_at_the_rate_of_its_own_link() {
+    let policies = ["go-back-n", "irn", "srnic", "srnic-paged", "connection-cache"];
+    let controls = ["none", "bdp-window", "dctcp", "dcqcn", "swift", "timely"];
+    for (policy, control) in policies.into_iter().flat_map(|policy| controls.map(|control| (policy, control))) {
+        let line = |host: &str, gbps: u32| format!("{{ ends = [\"{host}\", \"s\"], gbps = {gbps}, delay = \"1 us\" }}");
+        let text = format!(
+            "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"c\", \"a\", \"b\"]\nswitches = [\"s\"]\n\
+             lines = [{}, {}, {}]\n[workload]\nkind = \"permutation\"\nbytes = 1000000\n[transport]\n\
+             policy = \"{policy}\"\ncongestion = \"{control}\"\n",
+            line("c", 1),
+            line("a", 100),
+            line("b", 100)
+        );
+        let mut scenario = Scenario::parse("a.toml", &text).unwrap();
+        scenario.flows.truncate(1);
+        (scenario.flows[0].from, scenario.flows[0].to) = (HostId(1), HostId(2));
+        let result = FctExperiment::from_scenario(&scenario).run(Observers::default()).unwrap();
+        // 87 us for the packets, and the latencies.
+        assert!(result.fct_us.max < 100.0, "{policy} {control}: {:?}", result.fct_us);
+        // From the slow host, the same flow takes a hundred times as long.
+        (scenario.flows[0].from, scenario.flows[0].to) = (HostId(0), HostId(2));
+        let result = FctExperiment::from_scenario(&scenario).run(Observers::default()).unwrap();
+        assert!((8656.0..8900.0).contains(&result.fct_us.max), "{policy} {control}: {:?}", result.fct_us);
+    }
+}
+
+/// Where data flow in both directions, notifications without priority wait behind data, and senders cut later.
+#[test]
+fn notifications_pass_data_unless_told_otherwise() {
+    let run = |priority: bool| {
+        let text = format!(
+            "version = 1\n[topology]\nkind = \"dumbbell\"\nhosts_per_side = 4\nhost_gbps = 100\nmiddle_gbps = 100\n\
+             [switches]\npfc = true\n[workload]\nkind = \"all-to-all\"\nbytes = 300000\n[transport]\n\
+             policy = \"go-back-n\"\ncongestion = \"dcqcn\"\n[transport.dcqcn]\ncnp_priority = {priority}\n"
+        );
+        let scenario = Scenario::parse("a.toml", &text).unwrap();
+        FctExperiment::from_scenario(&scenario).run(Observers::default()).unwrap()
+    };
+    let (before, behind) = (run(true), run(false));
+    assert_eq!((before.flows_ended, behind.flows_ended), (56, 56));
+    let (short, long) = (before.network.queue_max_bytes, behind.network.queue_max_bytes);
+    assert!(2 * long > 3 * short, "{short} {long}");
 }

@@ -43,7 +43,12 @@ fn run(
 ) -> u64 {
     let tiers = Tiers { leaves: 4, hosts_per_leaf: 16, spines: 4, ..TopologyPreset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
-    let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ps(9_000_000), links: 4 };
+    let path = PathProperties {
+        rate: topology.links()[0].rate,
+        slowest: topology.links()[0].rate,
+        round_trip: Span::from_ps(9_000_000),
+        links: 4,
+    };
     let rdma = RdmaConfig::new(profile(&TransportConfig { policy, congestion, ..TransportConfig::default() }, &path));
     let links = 0..topology.links().len();
     let impairments = links.flat_map(|link| [0, 1].map(|end| (link, end, impairments.clone()))).collect();

@@ -75,7 +75,12 @@ fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
 
 fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
     let topology = topology(2);
-    let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ns(4500.0), links: 2 };
+    let path = PathProperties {
+        rate: topology.links()[0].rate,
+        slowest: topology.links()[0].rate,
+        round_trip: Span::from_ns(4500.0),
+        links: 2,
+    };
     let transport = TransportConfig {
         policy,
         mtu_bytes: 4096,
@@ -130,7 +135,10 @@ fn flows(seed: u64, count: usize) -> Vec<Flow> {
 fn rdma(policy: TransportPolicy, congestion: CongestionAlgorithm) -> RdmaConfig {
     let rate = topology(2).links()[0].rate;
     let transport = TransportConfig { policy, congestion, ..TransportConfig::default() };
-    RdmaConfig::new(profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(9000.0), links: 4 }))
+    RdmaConfig::new(profile(
+        &transport,
+        &PathProperties { rate, slowest: rate, round_trip: Span::from_ns(9000.0), links: 4 },
+    ))
 }
 
 /// Sets its own number of cases, because each case is a simulation; the macro would take PROPTEST_CASES.

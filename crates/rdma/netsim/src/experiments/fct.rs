@@ -3,18 +3,19 @@
 use std::io::Write;
 
 use pcie::result::Provenance;
+use rnic::nic::RetransmitTimeout;
 use serde::Serialize;
 use sim::{Span, Time};
 
 use super::error::ExperimentError;
-use crate::endpoint::{EndpointCounters, Flow, Framing};
+use crate::endpoint::{EndpointCounters, Flow};
 use crate::ideal::IdealFct;
 use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
 use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint};
 use crate::results::{SizeBin, SummaryStats, flow_records, flow_results, size_bins, write_flow_records};
 use crate::scenario::Scenario;
 use crate::series::SeriesWriter;
-use crate::topology::{HostId, Topology, TopologyPreset};
+use crate::topology::TopologyPreset;
 use crate::transport::{AckTimeout, TransportConfig};
 use crate::workload::{SizeDistribution, Workload};
 
@@ -61,8 +62,13 @@ pub struct FctResult {
     pub flows_failed: usize,
     /// Number of flows that had neither finished nor failed when the run ended.
     pub flows_unfinished: usize,
-    /// The ACK timeout of the queue pairs; `None` if there is none. `irn` has timeouts of its own unless one was given.
+    /// The ACK timeout of the queue pairs; `None` if there is none.
     pub ack_timeout_us: Option<f64>,
+    /// The two timeouts that `irn` has instead, unless an ACK timeout was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub irn_timeouts_us: Option<[f64; 2]>,
+    /// The latest end of the run; if it ended earlier with unfinished flows, nothing more would have happened.
+    pub until_us: f64,
     /// Slowdowns of the flows that finished: completion time divided by ideal completion time.
     pub slowdown: SummaryStats,
     /// Slowdowns by flow size, 5% of the flows per bin.
@@ -111,10 +117,8 @@ impl FctExperiment {
     /// When the NIC profile is invalid, or an observer's output cannot be written.
     pub fn run(&self, observers: Observers<'_>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
-        let rate = topology.host_link(HostId(0)).rate;
-        let path = PathProperties { rate, round_trip: longest_round_trip(topology), links: longest_path(topology) };
-        let rdma = RdmaConfig::for_network(&self.transport, &path, &self.network);
-        let endpoints = RdmaEndpoint::for_hosts(rdma, topology.hosts())?;
+        let rdma = RdmaConfig::for_network(&self.transport, &PathProperties::of_network(&self.network), &self.network);
+        let endpoints = RdmaEndpoint::for_network(&self.transport, &self.network)?;
         let mut network = Network::new(&self.network, endpoints, self.flows.clone());
         if let Some(tap) = observers.tap {
             network.set_tap(rdma::header_tap(tap));
@@ -151,6 +155,11 @@ impl FctExperiment {
             flows_failed,
             flows_unfinished: self.flows.len().saturating_sub(finished.len() + flows_failed),
             ack_timeout_us: AckTimeout::of_code(rdma.ack_timer_code).map(|span| span.ns() / 1e3),
+            irn_timeouts_us: match rdma.profile.retransmit_timeout {
+                RetransmitTimeout::LowHigh { low, high, .. } => Some([low, high].map(|span| span.ns() / 1e3)),
+                _ => None,
+            },
+            until_us: self.until.since(Time::ZERO).ns() / 1e3,
             slowdown: SummaryStats::of(&mut slowdowns),
             bins: size_bins(&finished),
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),
@@ -160,20 +169,4 @@ impl FctExperiment {
             memory_bytes: network.memory_bytes(),
         })
     }
-}
-
-/// Returns the round-trip time between the first host and the host farthest from it: a packet with one byte of payload
-/// and its acknowledgement.
-fn longest_round_trip(topology: &Topology) -> Span {
-    let framing = Framing { payload_bytes: 1, overhead_bytes: 1000, ack_bytes: 86 };
-    let ideal = IdealFct::new(topology, framing);
-    let to = |host| Flow::new(Time::ZERO, HostId(0), HostId(host), 1);
-    (1..topology.hosts()).map(|host| ideal.fct(&to(host))).max().unwrap_or(Span::ZERO)
-}
-
-/// Returns the number of links between the first host and the host farthest from it.
-fn longest_path(topology: &Topology) -> u32 {
-    let framing = Framing { payload_bytes: 1, overhead_bytes: 0, ack_bytes: 0 };
-    let ideal = IdealFct::new(topology, framing);
-    (1..topology.hosts()).map(|host| ideal.links(HostId(0), HostId(host))).max().unwrap_or(1)
 }

@@ -80,7 +80,7 @@ impl LatencyExperiment {
             congestion: CongestionAlgorithm::None,
             ..TransportConfig::default()
         };
-        let nic = profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(CABLE_NS) * 2, links: 1 });
+        let nic = profile(&transport, &PathProperties::of_cable(rate, Span::from_ns(CABLE_NS) * 2));
         let rdma = RdmaConfig { verb: Verb::Echo, seed: self.seed, ..RdmaConfig::new(nic) };
         let flow = Flow {
             start: Time::ZERO,

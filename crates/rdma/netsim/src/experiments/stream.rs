@@ -197,7 +197,7 @@ impl StreamExperiment {
         let impairments = vec![(0, 0, loss.clone()), (0, 1, loss)];
         let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments, seed: self.seed };
         let round_trip = self.delay * 4 + rate.transmission_time(u64::from(self.transport.mtu_bytes) * 2);
-        let path = PathProperties { rate, round_trip, links: 1 };
+        let path = PathProperties::of_cable(rate, round_trip);
         let rdma = match self.transport.ack_timeout {
             // One sender at the rate of the links builds no queue.
             AckTimeout::Auto => RdmaConfig { seed: self.seed, ..RdmaConfig::new(profile(&self.transport, &path)) },

@@ -28,6 +28,8 @@ pub(super) fn flows(source: &Source<'_>, hosts: &HostNumbers) -> Result<Vec<Flow
     let (mut nodes, mut connections) = (None, None);
     let mut flows = Vec::new();
     for (line, text) in source.lines() {
+        // Spaces around the arrow have no meaning.
+        let text = text.split("->").map(str::trim).collect::<Vec<_>>().join("->");
         let mut words = text.split_whitespace();
         let Some(first) = words.next() else { continue };
         let mut count = |what: &str| {
@@ -35,7 +37,11 @@ pub(super) fn flows(source: &Source<'_>, hosts: &HostNumbers) -> Result<Vec<Flow
             source.value::<u32>(line, value, what, "write it as in Connections 15").map(|count| (line, count))
         };
         match first {
-            "Nodes" => nodes = Some(count("number of nodes")?),
+            "Nodes" => {
+                let (line, number) = count("number of nodes")?;
+                check_nodes(source, line, number, hosts)?;
+                nodes = Some((line, number));
+            }
             "Connections" => connections = Some(count("number of connections")?),
             "Triggers" | "Failures" => {
                 let (_, number) = count("number")?;
@@ -57,6 +63,20 @@ pub(super) fn flows(source: &Source<'_>, hosts: &HostNumbers) -> Result<Vec<Flow
             Err(source.wrong(line, what))
         }
         _ => Ok(flows),
+    }
+}
+
+/// Refuses more nodes than the topology has hosts, because the flows are of another network then.
+fn check_nodes(source: &Source<'_>, line: usize, nodes: u32, hosts: &HostNumbers) -> Result<(), ImportError> {
+    let count = match hosts {
+        HostNumbers::Below(count) => *count,
+        HostNumbers::Listed(numbers) => numbers.len() as u32,
+    };
+    match nodes > count {
+        true => {
+            Err(source.wrong(line, format!("Nodes {nodes}, but the topology has {count} hosts; write at most {count}")))
+        }
+        false => Ok(()),
     }
 }
 
@@ -243,7 +263,7 @@ impl Tiers {
         };
         let fits = |what: &str, is: u32, needed: u32| match is == needed {
             true => Ok(()),
-            false => Err(source.whole(format!("{what} {is}; {needed} fits the other lines"))),
+            false => Err(source.whole(format!("{what} is {is}; {needed} fits the other lines"))),
         };
         let pods = divided("Nodes by Podsize", nodes, pod)?;
         let tors = divided("Podsize by Radix_Down of tier 0", pod, down(0)?)?;

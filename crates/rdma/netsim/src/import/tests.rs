@@ -120,8 +120,8 @@ fn an_invalid_file_of_ns3_is_named_with_its_line() {
 
 #[test]
 fn a_connection_matrix_of_htsim_is_read() {
-    let text =
-        "Nodes 8\nConnections 2\nTriggers 0\n# comment\n0->7 id 1 start 1.5e6 size 2000000\n3->2 start 0 size 1\n";
+    let text = "Nodes 8\nConnections 2\nTriggers 0\n# comment\n0 -> 7 id 1 start 1.5e6 size 2000000 # flow\n\
+                3->2 start 0 size 1\n";
     let flows = flows(FlowFormat::Htsim, text).unwrap();
     assert_eq!((flows.len(), flows[0].start, flows[0].to), (2, Time::from_ps(1_500_000), HostId(7)));
     assert_eq!((flows[1].from, flows[1].bytes), (HostId(3), 1));
@@ -134,6 +134,7 @@ fn an_invalid_connection_matrix_is_named_with_its_line() {
             "Nodes 8\nConnections 2\n0->7 start 0 size 9\n",
             "a, line 2: Connections 2, but 1 connections follow; write 1",
         ),
+        ("Nodes 9\n0->7 start 0 size 9\n", "a, line 1: Nodes 9, but the topology has 8 hosts; write at most 8"),
         ("Nodes 4\n0->7 start 0 size 9\n", "a, line 2: there is no node 7; line 1 has 4, write a number below"),
         ("0->8 start 0 size 9\n", "a, line 1: there is no host 8; write a number from 0 to 7"),
         ("0->7 size 9\n", "a, line 1: the connection has no start; write 'from->to start ps size bytes'"),
@@ -200,7 +201,7 @@ fn an_invalid_fat_tree_is_named_with_its_line() {
         ("Oversubscribed 1\n", "Switch_Latency_ns 5\n", "a, line 11: Switch_Latency_ns is not modelled; write 0"),
         ("Oversubscribed 1\n", "Queue_Up 5\n", "a, line 11: Queue_Up is not modelled; remove it, and set buffer_bytes"),
         ("Oversubscribed 1\n", "Colour 5\n", "a, line 11: 'Colour' is not a property of a tier; remove it"),
-        ("Radix_Down 4\n", "Radix_Down 8\n", "a: Radix_Down of tier 2 8; 4 fits the other lines"),
+        ("Radix_Down 4\n", "Radix_Down 8\n", "a: Radix_Down of tier 2 is 8; 4 fits the other lines"),
         ("Bundle 2\n", "Bundle 3\n", "a: Radix_Up of tier 1 by Bundle of tier 2: 4 is not a multiple of 3; make"),
         ("Bundle 2\n", "Bundle 0\n", "a, line 20: Bundle 0; write 1 to 512"),
     ] {

@@ -11,27 +11,9 @@ use rnic::nic::{
 };
 use sim::Span;
 
-use crate::rate::LinkRate;
+use super::path::PathProperties;
 use crate::transport::{AckTimeout, IrnKeys, LineRate, TransportConfig};
 use crate::workload::FLOWS_MAX;
-
-/// The properties of a path from which a NIC derives its window and rate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PathProperties {
-    /// Rate of the host's link.
-    pub rate: LinkRate,
-    /// Longest round-trip time of the empty network.
-    pub round_trip: Span,
-    /// Links on the longest path.
-    pub links: u32,
-}
-
-impl PathProperties {
-    /// Returns the bytes that the host's link carries in this time, plus one packet.
-    fn bytes_in(&self, span: Span, mtu_bytes: u32) -> u32 {
-        (self.rate.gbps() * span.ns() / 8.0) as u32 + mtu_bytes
-    }
-}
 
 /// Returns the profile of a NIC with these transport settings.
 pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
@@ -50,6 +32,7 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         bdp_bytes: path.bytes_in(path.round_trip, config.mtu_bytes),
         window_bytes: path.bytes_in(path.round_trip + costs.dma_read, config.mtu_bytes) + between_acks,
         links: path.links,
+        round_trip: path.round_trip,
     });
     // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
@@ -57,7 +40,7 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
     // IRN has published time-outs, which replace the queue pair's attribute.
     let has_own_timeout =
         config.ack_timeout == AckTimeout::Auto || config.policy.loss_recovery() != LossRecovery::SelectiveOnChip;
-    let own_timeout = with_irn_keys(modelled.retransmit_timeout, &config.irn);
+    let own_timeout = with_irn_keys(stretched(modelled.retransmit_timeout, path), &config.irn);
     let retransmit_timeout = if has_own_timeout { own_timeout } else { RetransmitTimeout::Attribute };
     let TransportConfig { mtu_bytes, ack_packets, window_packets, .. } = *config;
     NicProfile {
@@ -71,6 +54,17 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         qps,
         retransmit_timeout,
         ..modelled
+    }
+}
+
+/// Returns timeouts that are long enough for the network. A tail loss probe needs it before a round trip was measured.
+fn stretched(timeout: RetransmitTimeout, path: &PathProperties) -> RetransmitTimeout {
+    match timeout {
+        RetransmitTimeout::Attribute => timeout,
+        RetransmitTimeout::LowHigh { low, high, packets } => {
+            RetransmitTimeout::LowHigh { low: path.stretched(low), high: path.stretched(high), packets }
+        }
+        RetransmitTimeout::Probe { least, first } => RetransmitTimeout::Probe { least, first: path.stretched(first) },
     }
 }
 

@@ -25,6 +25,8 @@ pub struct LineRate {
     pub window_bytes: u32,
     /// Links on the longest path.
     pub links: u32,
+    /// Longest round-trip time of the empty network. Controls that aim at round-trip times need targets above it.
+    pub round_trip: Span,
 }
 
 /// A preset of a control whose steps depend on the link's rate. The default is that of the host's link.
@@ -127,6 +129,9 @@ pub struct DcqcnKeys {
     /// Minimum time between two notifications of a receiver, in nanoseconds; 0 for one for each marked packet.
     #[serde(deserialize_with = "time_or_zero", skip_serializing_if = "Option::is_none")]
     pub cnp_interval: Option<f64>,
+    /// Whether notifications pass data in switches; they do by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cnp_priority: Option<bool>,
 }
 
 /// The table `transport.timely`.
@@ -269,13 +274,24 @@ impl TimelyKeys {
     /// The paper's port of 10 Gb/s.
     const PAPER_BPS: u64 = 10_000_000_000;
 
-    fn constants(&self, line: &LineRate) -> Timely {
+    /// Returns the constants without keys. Without a preset, the three round-trip times grow with that of the network.
+    fn preset_constants(&self, line: &LineRate) -> Timely {
         let line_bps = bps_of(line.rate);
-        let rate_bps = match self.preset {
-            Some(RatePreset::Paper) => Self::PAPER_BPS,
-            preset => preset.and_then(RatePreset::bps).unwrap_or(line_bps),
-        };
-        let mut constants = Timely::scaled(line_bps, rate_bps);
+        match self.preset {
+            Some(RatePreset::Paper) => Timely::scaled(line_bps, Self::PAPER_BPS),
+            Some(preset) => Timely::scaled(line_bps, preset.bps().unwrap_or(line_bps)),
+            None => {
+                let published = Timely::scaled(line_bps, line_bps);
+                let factor = (line.round_trip.ns() / published.rtt_min.ns()).max(1.0);
+                let times = [published.rtt_low, published.rtt_high, published.rtt_min];
+                let [rtt_low, rtt_high, rtt_min] = times.map(|span| Span::from_ns(span.ns() * factor));
+                Timely { rtt_low, rtt_high, rtt_min, ..published }
+            }
+        }
+    }
+
+    fn constants(&self, line: &LineRate) -> Timely {
+        let mut constants = self.preset_constants(line);
         set(&mut constants.gain, self.gain, |gain| gain as f32);
         set(&mut constants.beta, self.beta, |beta| beta as f32);
         set(&mut constants.rtt_low, self.rtt_low, Span::from_ns);
@@ -284,7 +300,7 @@ impl TimelyKeys {
         set(&mut constants.step_bps, self.additive_mbps, bps);
         set(&mut constants.hyper_step_bps, self.hyper_mbps, bps);
         set(&mut constants.least_bps, self.min_mbps, bps);
-        constants.least_bps = constants.least_bps.min(line_bps);
+        constants.least_bps = constants.least_bps.min(bps_of(line.rate));
         constants
     }
 }
@@ -292,16 +308,22 @@ impl TimelyKeys {
 impl SwiftKeys {
     /// Htsim's maximum window in packets.
     const WINDOW_PACKETS_MAX: u32 = 1000;
+    /// Without a preset, the base target is at least so many round trips of the empty network: a target that no packet
+    /// can meet would shrink every window to its minimum.
+    const ROUND_TRIPS_PER_BASE: f64 = 1.25;
 
     fn constants(&self, line: &LineRate, mtu_bytes: u32) -> Swift {
         let bytes_max = line.window_bytes.max(Self::WINDOW_PACKETS_MAX * mtu_bytes);
         let mut constants = Swift::htsim(line.links, line.window_bytes, bytes_max);
-        if self.base_target.is_some() || self.link_target.is_some() {
-            let (base, links) = (Swift::htsim(0, 0, 0).target.ns(), f64::from(line.links));
-            let base_ns = self.base_target.unwrap_or(base);
-            let link_ns = self.link_target.unwrap_or(base_ns / Swift::LINKS_PER_BASE);
-            constants.target = Span::from_ns(base_ns + links * link_ns);
-        }
+        let htsim_base_ns = Swift::htsim(0, 0, 0).target.ns();
+        let fitting_ns = match self.preset {
+            Some(SwiftPreset::Htsim) => htsim_base_ns,
+            None => htsim_base_ns.max(Self::ROUND_TRIPS_PER_BASE * line.round_trip.ns()),
+        };
+        let base_ns = self.base_target.unwrap_or(fitting_ns);
+        let link_ns = self.link_target.unwrap_or(base_ns / Swift::LINKS_PER_BASE);
+        constants.target = Span::from_ns(base_ns + f64::from(line.links) * link_ns);
+        constants.scaling_range = Span::from_ns(Swift::RANGE_PER_BASE * base_ns);
         set(&mut constants.scaling_range, self.scaling_range, Span::from_ns);
         set(&mut constants.scaling_window_min, self.scaling_min_packets, |packets| packets as f32);
         set(&mut constants.scaling_window_max, self.scaling_max_packets, |packets| packets as f32);
@@ -343,7 +365,8 @@ impl TransportConfig {
                 return Err(format!("{table}.min_mbps is {min_mbps}, above the hosts' {line_mbps} Mb/s; write less"));
             }
         }
-        let line = LineRate { rate: host_rate, bdp_bytes: 0, window_bytes: self.mtu_bytes, links: 1 };
+        let line =
+            LineRate { rate: host_rate, bdp_bytes: 0, window_bytes: self.mtu_bytes, links: 1, round_trip: Span::ZERO };
         let (timely, swift) = (self.timely.constants(&line), self.swift.constants(&line, self.mtu_bytes));
         if timely.rtt_low > timely.rtt_high {
             let (low, high) = (timely.rtt_low.ns(), timely.rtt_high.ns());

@@ -74,8 +74,16 @@ impl<M: HostMemory> Nic<M> {
             return Readiness::Idle;
         }
         let not_before = if host.responses.is_empty() { context.send_not_before } else { Time::ZERO };
-        let at = not_before.max(context.pace_at);
+        let at = not_before.max(self.fetch_at(context.pace_at));
         if at > now { Readiness::At(at) } else { Readiness::Ready }
+    }
+
+    /// Returns when to fetch the work requests of a packet that may leave at `pace_at`. What the rate allows in the
+    /// time of a fetch leaves with it: a queue pair has one decision in flight, so a packet for each would limit it to
+    /// a packet in each fetch.
+    fn fetch_at(&self, pace_at: Time) -> Time {
+        let fetch = if self.profile.scheduling.fetches_wqes { self.profile.costs.dma_read } else { Span::ZERO };
+        Time::from_ps(pace_at.ps().saturating_sub(fetch.ps()))
     }
 
     /// Returns whether a new packet may be sent, apart from pacing.

@@ -382,21 +382,32 @@ fn all_finished(result: &FctResult) -> Result<()> {
     if flows_ended == flows {
         return Ok(());
     }
+    let is_stuck = result.simulated_us < result.until_us;
+    let remedy = match (*flows_failed > 0, *flows_unfinished > 0) {
+        (true, false) => "give a longer ack_timeout, or lose fewer packets",
+        (true, true) => "give a longer ack_timeout and a later until",
+        _ if is_stuck => "senders wait for responses that were lost: give an ack_timeout",
+        _ => "give a later until",
+    };
     bail!(
         "{flows_failed} of {flows} flows failed and {flows_unfinished} did not finish, and slowdowns are those of the \
-         {flows_ended} others; give a longer ack_timeout or a later until"
+         {flows_ended} others; {remedy}"
     )
 }
 
 fn fct_summary(result: &FctResult, wall_s: f64) -> String {
     let FctResult { flows, flows_ended, flows_failed, flows_unfinished, hosts, simulated_us, .. } = result;
     let FctResult { network, endpoints, .. } = result;
-    let ack_timeout = result.ack_timeout_us.map_or_else(|| "off".to_owned(), |us| format!("{us:.0} us"));
+    let ack_timeout = match (result.irn_timeouts_us, result.ack_timeout_us) {
+        (Some([low, high]), _) => format!("{low:.0} and {high:.0} us"),
+        (None, Some(us)) => format!("{us:.0} us"),
+        (None, None) => "off".to_owned(),
+    };
     format!(
         "{flows_ended} of {flows} flows of {hosts} hosts completed in {simulated_us:.0} us, {flows_failed} failed, \
          {flows_unfinished} did not finish, modelled; {} events in {wall_s:.1} s, measured: {:.2} M a second\n\
          ACK timeout {ack_timeout}; {} packets dropped, {} marked, {} retransmitted, {} of them \
-         spuriously; longest queue {} B; {:.1} Gb/s a host\n",
+         spuriously; longest queue {} B; {:.3} Gb/s a host\n",
         result.events,
         result.events as f64 / wall_s / 1e6,
         network.dropped_packets + network.lost_packets,

@@ -3,7 +3,8 @@ use rnic::nic::CongestionControl;
 use super::*;
 
 fn line(gbps: f64) -> LineRate {
-    LineRate { rate: LinkRate::from_gbps(gbps).unwrap(), bdp_bytes: 100_000, window_bytes: 120_000, links: 4 }
+    let rate = LinkRate::from_gbps(gbps).unwrap();
+    LineRate { rate, bdp_bytes: 100_000, window_bytes: 120_000, links: 4, round_trip: Span::from_ns(9000.0) }
 }
 
 fn parse(table: &str) -> TransportConfig {
@@ -86,6 +87,31 @@ fn timely_and_swift_have_their_constants_as_keys() {
     assert_eq!((found.target.ns(), found.scaling_range), (14e3, Span::ZERO));
     assert_eq!((found.increase, found.decrease_max, found.window_min), (2.0, 0.25, 0.5));
     assert_eq!((found.initial_bytes, found.bytes_max), (120_000, 1_000_000));
+}
+
+#[test]
+fn targets_of_round_trip_times_fit_long_networks_unless_a_preset_is_named() {
+    let times = |table: &str, ms: f64| {
+        let line = LineRate { round_trip: Span::from_ns(ms * 1e6), ..line(100.0) };
+        match parse(table).congestion_control(&line) {
+            CongestionControl::Timely(Timely { rtt_low, rtt_high, rtt_min, .. }) => [rtt_low, rtt_high, rtt_min],
+            CongestionControl::Swift(Swift { target, scaling_range, .. }) => [target, scaling_range, Span::ZERO],
+            other => panic!("{other:?}"),
+        }
+        .map(|span| (span.ns() / 1e3).round())
+    };
+    let timely = "congestion = 'timely'\n";
+    for (ms, expected) in [(0.009, [50.0, 500.0, 20.0]), (0.02, [50.0, 500.0, 20.0]), (2.0, [5e3, 50e3, 2e3])] {
+        assert_eq!(times(timely, ms), expected, "{ms} ms");
+    }
+    assert_eq!(times(&format!("{timely}[timely]\npreset = '100g'"), 2.0), [50.0, 500.0, 20.0]);
+    assert_eq!(times(&format!("{timely}[timely]\nrtt_low = '9 us'"), 2.0), [9.0, 50e3, 2e3]);
+    let swift = "congestion = 'swift'\n";
+    // The base, and four links of base / 6.55.
+    assert_eq!(times(swift, 0.016), [32.0, 100.0, 0.0]);
+    assert_eq!(times(swift, 1.6), [2000.0 + 1221.0, 10_000.0, 0.0]);
+    assert_eq!(times(&format!("{swift}[swift]\npreset = 'htsim'"), 1.6), [32.0, 100.0, 0.0]);
+    assert_eq!(times(&format!("{swift}[swift]\nbase_target = '20 us'"), 1.6), [32.0, 100.0, 0.0]);
 }
 
 #[test]

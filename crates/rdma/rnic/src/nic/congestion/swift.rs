@@ -36,6 +36,8 @@ pub struct Swift {
 impl Swift {
     /// The base target in additions for a link, of htsim.
     pub const LINKS_PER_BASE: f64 = 6.55;
+    /// The scaling range in base targets, of htsim.
+    pub const RANGE_PER_BASE: f64 = 5.0;
 
     /// The constants of htsim (csg-htsim 841d9e7, swift.cpp), whose comments call most of them guesses, because the
     /// paper gives few values; for a path of this many links.
@@ -43,7 +45,7 @@ impl Swift {
         let base_ns = 20_000.0;
         Self {
             target: Span::from_ns(base_ns + base_ns / Self::LINKS_PER_BASE * f64::from(links)),
-            scaling_range: Span::from_ns(5.0 * base_ns),
+            scaling_range: Span::from_ns(Self::RANGE_PER_BASE * base_ns),
             scaling_window_min: 0.1,
             scaling_window_max: 100.0,
             increase: 1.0,

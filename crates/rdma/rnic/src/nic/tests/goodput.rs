@@ -97,6 +97,7 @@ fn every_kind_of_congestion_control_slows_a_sender_down() {
         CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000)),
         CongestionControl::Dcqcn(Dcqcn::scaled(100_000_000_000, 100_000_000_000)),
         CongestionControl::Timely(Timely {
+            rtt_low: Span::from_ns(1000.0),
             rtt_high: Span::from_ns(1000.0),
             ..Timely::scaled(100_000_000_000, 100_000_000_000)
         }),
