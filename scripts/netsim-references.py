@@ -5,15 +5,17 @@ usage: scripts/netsim-references.py WORK CROSSLANE [FILTER]
 
 WORK is a directory for sources, builds, inputs and outputs; CROSSLANE is the built command. The references are cloned
 at fixed commits, edited as EDITS states (equal headers, no behaviour), and built once; results of references are kept
-in WORK, so that a second call runs only ours. FILTER selects rows whose name contains it. Needs git, g++, make, and
-python2 (for ns-3's build, as PYTHON2).
+in WORK, so that a second call runs only ours. FILTER selects rows whose name contains it.
+
+Needs git, g++, make, and Python 2.7 for ns-3's build: python2, or the program that PYTHON2 names. Debian has had no
+package of it since version 12; pyenv (`pyenv install 2.7.18`) or its source builds one.
 """
 
 import csv
-import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +66,9 @@ EDITS = {
     ],
 }
 
+PYTHON2 = os.environ.get("PYTHON2", "python2")
 PAYLOAD, HEADERS = 1000, 82
+SEEDS = 10
 BASE_S = 2  # flows start here, as in the files of HPCC's authors
 
 WEB_SEARCH = [(0, 0), (10_000, 15), (20_000, 20), (30_000, 30), (50_000, 40), (80_000, 53), (200_000, 60),
@@ -72,7 +76,17 @@ WEB_SEARCH = [(0, 0), (10_000, 15), (20_000, 20), (30_000, 30), (50_000, 40), (8
 
 
 def run(command, **options):
-    return subprocess.run(command, check=True, **options)
+    status = subprocess.run(command, check=False, **options).returncode
+    if status != 0:
+        sys.exit(f"'{' '.join(str(word) for word in command)}' ended with status {status}; its messages are above")
+
+
+def ns3_program(work):
+    return work / "hpcc/simulation/build/scratch/third"
+
+
+def htsim_program(work, name):
+    return work / "htsim/sim/datacenter" / name
 
 
 # --- Networks: hosts, switches, and links (a, b, Gb/s) of 1 us; hosts come first.
@@ -130,6 +144,8 @@ WORKLOADS = {
 
 # --- Transports.
 
+# In ns-3, DCQCN's notifications are marks in acknowledgements. ACK_HIGH_PRIO lets these pass data at hosts only: in
+# switches they wait behind data, because no key sets the switches' attribute (see ns3). So ours wait too.
 # HPCC's run.py for 100 Gb/s: constants of its configuration; ECN thresholds in KB for 100 and 400 Gb/s.
 NS3_COMMON = dict(CLAMP_TARGET_RATE=0, FAST_RECOVERY_TIMES=1, RATE_AI="20Mb/s", RATE_HAI="200Mb/s", VAR_WIN=0,
                   HAS_WIN=0, FAST_REACT=0, ACK_HIGH_PRIO=1, EWMA_GAIN=0.00390625, ALPHA_RESUME_INTERVAL=1,
@@ -169,21 +185,43 @@ OURS = {
 OURS |= {name: OURS[name.removesuffix(LIMIT)] for name in NS3}
 
 
+def missing_tools(work):
+    """Returns what the references' builds need and this machine lacks, with the remedy, or None."""
+    if not (not ns3_program(work).exists() or not htsim_program(work, "htsim_swift").exists()):
+        return None
+    for tool in ("git", "g++", "make"):
+        if not shutil.which(tool):
+            return f"{tool} is missing; install it, because it builds the references"
+    version = "import sys; sys.exit(sys.version_info[:2] != (2, 7))"
+    try:
+        is_right = subprocess.run([PYTHON2, "-c", version], capture_output=True, check=False).returncode == 0
+    except OSError:
+        is_right = False
+    if is_right:
+        return None
+    return (f"'{PYTHON2}' is not Python 2.7, which ns-3's build needs; install it (Debian 12 has no package, "
+            "`pyenv install 2.7.18` builds one) and name it, as in PYTHON2=~/.pyenv/versions/2.7.18/bin/python2.7")
+
+
 def clone(work, name, source):
-    path = work / name
+    """Clones and edits a reference, unless it is there. An interrupted call leaves nothing under its name."""
+    path, part = work / name, work / f"{name}.part"
     if path.exists():
-        return False
+        return
+    shutil.rmtree(part, ignore_errors=True)
     url, commit = source
-    run(["git", "clone", "--quiet", "--no-checkout", url, path])
-    run(["git", "-C", path, "checkout", "--quiet", commit])
-    return True
+    run(["git", "clone", "--quiet", "--no-checkout", url, part])
+    run(["git", "-C", part, "checkout", "--quiet", commit])
+    edit(part, name)
+    part.rename(path)
 
 
-def edit(work, prefix):
+def edit(source, of):
     for name, replacements in EDITS.items():
-        if not name.startswith(prefix):
+        prefix, _, rest = name.partition("/")
+        if prefix != of:
             continue
-        path = work / name
+        path = source / rest
         text = path.read_text()
         for old, new in replacements:
             if old not in text:
@@ -193,16 +231,15 @@ def edit(work, prefix):
 
 
 def build(work):
-    if clone(work, "hpcc", HPCC):
-        edit(work, "hpcc/")
-        python2 = os.environ.get("PYTHON2", "python2")
+    clone(work, "hpcc", HPCC)
+    if not ns3_program(work).exists():
         at = work / "hpcc/simulation"
         flags = dict(os.environ, CXXFLAGS="-w -std=gnu++11 -O2")
         modules = "--enable-modules=applications,point-to-point,internet"
-        run([python2, "waf", "configure", "--build-profile=optimized", "--disable-python", modules], cwd=at, env=flags)
-        run([python2, "waf", "build"], cwd=at)
-    if clone(work, "htsim", HTSIM):
-        edit(work, "htsim/")
+        run([PYTHON2, "waf", "configure", "--build-profile=optimized", "--disable-python", modules], cwd=at, env=flags)
+        run([PYTHON2, "waf", "build"], cwd=at)
+    clone(work, "htsim", HTSIM)
+    if not htsim_program(work, "htsim_swift").exists():
         at = work / "htsim/sim"
         run(["make", "libhtsim.a", "CFLAGS=-w -std=c++11 -O3"], cwd=at)
         run(["make", "-C", "datacenter", "htsim_roce", "htsim_swift"], cwd=at)
@@ -238,9 +275,11 @@ def write_matrix(path, hosts, flows, size_of):
     path.write_text("\n".join(lines) + "\n")
 
 
-def ns3(work, folder, transport):
-    """Returns the completion times in microseconds of HPCC's ns-3, and whether all flows finished."""
-    name = transport.replace(", ", "-").replace(" ", "-")
+def ns3(work, folder, transport, has_priority=False, seed=1):
+    """Returns the completion times in microseconds of HPCC's ns-3. With `has_priority`, its switches forward
+    acknowledgements before data."""
+    name = transport.replace(", ", "-").replace(" ", "-") + ("-priority" if has_priority else "")
+    name += f"-seed-{seed}" if seed > 1 else ""
     out = folder / f"ns3-{name}.fct"
     if not out.exists():
         keys = dict(NS3[transport], USE_DYNAMIC_PFC_THRESHOLD=1, PACKET_PAYLOAD_SIZE=PAYLOAD,
@@ -255,9 +294,10 @@ def ns3(work, folder, transport):
                     QLEN_MON_START=9_000_000_000, QLEN_MON_END=9_000_000_001)
         config = folder / f"ns3-{name}.txt"
         config.write_text("".join(f"{key} {value}\n" for key, value in keys.items()))
-        built = work / "hpcc/simulation/build"
-        environment = dict(os.environ, LD_LIBRARY_PATH=str(built))
-        run([built / "scratch/third", config], env=environment, stdout=subprocess.DEVNULL, cwd=folder)
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(work / "hpcc/simulation/build"))
+        environment |= {"NS_GLOBAL_VALUE": f"RngRun={seed}",
+                        "NS_ATTRIBUTE_DEFAULT": f"ns3::SwitchNode::AckHighPrio={int(has_priority)}"}
+        run([ns3_program(work), config], env=environment, stdout=subprocess.DEVNULL, cwd=folder)
         (folder / "fct.tmp").rename(out)
     return [int(line.split()[6]) / 1000 for line in out.read_text().splitlines()]
 
@@ -271,7 +311,7 @@ def htsim(work, folder, network, flows, transport):
     size_of = lambda size: math.ceil(size / PAYLOAD) * packet
     if not out.exists():
         write_matrix(folder / "a.cm", network["hosts"], flows, size_of)
-        program = work / "htsim/sim/datacenter" / ("htsim_swift" if is_swift else "htsim_roce")
+        program = htsim_program(work, "htsim_swift" if is_swift else "htsim_roce")
         command = [program, "-tm", folder / "a.cm", "-topo", folder / "a.topo", "-nodes", str(network["hosts"]),
                    "-mtu", str(packet), "-linkspeed", "100000", "-end", "400000", "-o", folder / "htsim.dat"]
         command += ["-q", "30000"]
@@ -288,12 +328,14 @@ def htsim(work, folder, network, flows, transport):
     return result
 
 
-def ours(crosslane, folder, transport):
-    """Returns our completion times in microseconds, our processor seconds and events."""
+def ours(crosslane, folder, transport, has_priority=False, seed=1):
+    """Returns our completion times in microseconds. With `has_priority`, DCQCN's notifications pass data."""
     switches, endpoints = OURS[transport]
+    if transport.startswith("DCQCN") and not has_priority:
+        endpoints += "cnp_priority = false\n"
     window_packets = 512 if transport.endswith(LIMIT) else 1_000_000
     (folder / "ours.toml").write_text(
-        f'version = 1\n[topology]\nkind = "ns3"\nfile = "{folder}/topology.txt"\n'
+        f'version = 1\nseed = {seed}\n[topology]\nkind = "ns3"\nfile = "{folder}/topology.txt"\n'
         f'[switches]\npfc = true\nbuffer_bytes = "32 MiB"\n{switches}'
         f'[workload]\nkind = "ns3"\nfile = "{folder}/flow.txt"\n'
         f'[transport]\npolicy = "go-back-n"\nmtu_bytes = {PAYLOAD}\n{NIC}'
@@ -303,9 +345,8 @@ def ours(crosslane, folder, transport):
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode not in (0, 1) or not answer.stdout:
         print(f"{transport}: {answer.stderr.strip()}", file=sys.stderr)
-        return [], {}
-    rows = list(csv.DictReader(out.open()))
-    return [float(row["fct_us"]) for row in rows if row["fct_us"]], json.loads(answer.stdout)
+        return []
+    return [float(row["fct_us"]) for row in csv.DictReader(out.open()) if row["fct_us"]]
 
 
 def rank(values, share):
@@ -331,11 +372,38 @@ def row(name, transport, of, values, reference, measured):
     return head + " | ".join(cells) + " |"
 
 
+def print_seeds(work, crosslane):
+    """Prints how far DCQCN's permutation depends on the seed of the switches' marks, and on the priority of what
+    carries them back."""
+    name = "permutation, 2 MB"
+    folder = folder_of(work, name)
+    print(f"\nDCQCN, {name}, seeds 1 to {SEEDS}: lowest and highest median and p99 in us.\n")
+    print("| transport | simulator | p50 | p99 |")
+    print("|---|---|---|---|", flush=True)
+    for transport in ("DCQCN, ConnectX", "DCQCN, paper"):
+        for simulator, times in (
+            ("ns-3, marks wait behind data", lambda seed: ns3(work, folder, transport, False, seed)),
+            ("ours, notifications wait behind data", lambda seed: ours(crosslane, folder, transport, False, seed)),
+            ("ns-3, marks pass data", lambda seed: ns3(work, folder, transport, True, seed)),
+            ("ours, notifications pass data (default)", lambda seed: ours(crosslane, folder, transport, True, seed)),
+        ):
+            runs = [times(seed) for seed in range(1, SEEDS + 1)]
+            cells = []
+            for share in (0.5, 0.99):
+                ranks = [rank(values, share) for values in runs]
+                cells.append(f"{min(ranks):.0f} to {max(ranks):.0f}")
+            print(f"| {transport} | {simulator} | {' | '.join(cells)} |", flush=True)
+
+
 def main():
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
     work, crosslane = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
     chosen = sys.argv[3] if len(sys.argv) == 4 else ""
+    if (lack := missing_tools(work)) is not None:
+        sys.exit(lack)
+    if not crosslane.is_file():
+        sys.exit(f"there is no program {crosslane}; build it with cargo build --release")
     work.mkdir(parents=True, exist_ok=True)
     build(work)
     print("| workload | transport | reference | its flows | ours | p50 us | ours | ratio | p99 us | ours | ratio |")
@@ -355,12 +423,14 @@ def main():
             if of_htsim and not is_possible:
                 continue
             theirs = htsim(work, folder, network, flows, transport) if of_htsim else ns3(work, folder, transport)
-            measured, _ = ours(crosslane, folder, transport)
+            measured = ours(crosslane, folder, transport)
             of = "htsim" if of_htsim else "ns-3"
             print(row(name, transport.replace(" (htsim)", ""), of, len(flows), theirs, measured), flush=True)
             near[transport.endswith(LIMIT)].append(is_near(theirs, measured))
     for kind, of_kind in (("others", near[False]), (LIMIT[2:], near[True])):
         print(f"\nWithin 10% in median and p99: {sum(of_kind)} of {len(of_kind)} rows ({kind}).")
+    if chosen in "permutation, 2 MB / DCQCN":
+        print_seeds(work, crosslane)
 
 
 if __name__ == "__main__":
