@@ -26,7 +26,8 @@ impl Simulated {
     pub fn open(name: &str) -> Result<Self> {
         // The name of a file may contain the sign too, but hardly together with an equals sign.
         let is_change = |&(at, _): &(usize, &str)| {
-            built_in(&name[..at]).is_some() || name[at + 1..].split('+').all(|change| change.contains('='))
+            let is_base = built_in(&name[..at]).is_some() || name[..at].ends_with(".toml") && !name.ends_with(".toml");
+            is_base || name[at + 1..].split('+').all(|change| change.contains('='))
         };
         let (base, changes) = match name.match_indices('+').find(is_change) {
             Some((at, _)) => (&name[..at], name[at + 1..].split('+').collect()),
@@ -134,6 +135,8 @@ mod tests {
         assert!(error.is_wrong_use() && error.to_string().contains("nonsense"), "{error}");
         let error = Simulated::open("hsw+device.tags").err().unwrap();
         assert!(error.is_wrong_use() && error.to_string().contains("SECTION.KEY=VALUE"), "{error}");
+        let error = Simulated::open("mine.toml+device.tags").err().unwrap();
+        assert!(error.to_string().contains("cannot access mine.toml:"), "{error}");
         let remote = Test { numa: Numa::Remote, ..test(Kind::BwRd) };
         let error = Simulated::open("hsw").unwrap().check(&remote).unwrap_err();
         assert!(error.is_wrong_use() && error.to_string().contains("hsw"), "{error}");

@@ -147,8 +147,12 @@ impl System {
     /// # Errors
     /// The file is invalid; the error has one line.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, HostError> {
-        let mut parameters = Parameters::parse(file, text)?;
-        if !parameters::has_own_section(text, "prediction") {
+        let mut table = parameters::table(file, text)?;
+        // The errors that a base states are not those of a file that changes it.
+        table.remove("prediction");
+        let own = parameters::own_section(text, "prediction").map(|section| table.insert("prediction".into(), section));
+        let mut parameters = Parameters::from_table(file, text, table)?;
+        if own.is_none() {
             parameters.prediction = Some(Prediction::unchecked(format!("the parameters of {file}")));
         }
         Ok(Self { name: file.to_owned(), parameters })
@@ -561,6 +565,8 @@ mod tests {
             (prediction(own).rests_on.as_str(), prediction(own).latency_error_percent),
             ("a data sheet", Some(5.0))
         );
+        let own = prediction("base = \"ice-lake\"\n[prediction]\nrests_on = \"a data sheet\"\n");
+        assert_eq!(own, Prediction::unchecked("a data sheet".into()), "without the errors of the base");
     }
 
     #[test]

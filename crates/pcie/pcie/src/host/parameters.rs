@@ -32,6 +32,8 @@ const BUILT_IN: [(&str, &str); 12] = [
 
 /// Files that describe no system and only serve as a base.
 const PARTIAL: [&str; 2] = ["nfp-6000", "nic-gen4"];
+/// Largest error that a prediction may state; of a larger one, nothing is known.
+const ERROR_PERCENT_MAX: f64 = 1000.0;
 /// Longest chain of bases.
 const BASES_MAX: usize = 8;
 /// Largest number of tags of a device: a tag has ten bits.
@@ -323,7 +325,8 @@ pub fn built_in(name: &str) -> Option<&'static str> {
 /// Returns the error of a file's `key`, such as `iommu.walk_ns`, with the line if the file itself has the key.
 fn invalid(file: &str, text: &str, key: &str, what: String) -> ParameterError {
     let line = line_of(text, key).map(|line| format!("line {line}, "));
-    let location = line.unwrap_or_default() + key;
+    // The file as a whole has no key.
+    let location = if key == "." { "line 1".to_owned() } else { line.unwrap_or_default() + key };
     ConfigError::Invalid { file: file.to_owned(), location, what }.into()
 }
 
@@ -364,7 +367,14 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
 pub fn table(file: &str, text: &str) -> Result<Table, ParameterError> {
     let mut merged: Table = config::parse(file, text)?;
     for _ in 0..BASES_MAX {
-        let Some(Value::String(base)) = merged.remove("base") else { return Ok(merged) };
+        let base = match merged.remove("base") {
+            Some(Value::String(base)) => base,
+            Some(other) => {
+                let what = format!("{} is not a name; write that of a system as in base = \"hsw\"", other.type_str());
+                return Err(invalid(file, text, "base", what));
+            }
+            None => return Ok(merged),
+        };
         let Some(base_text) = built_in(&base) else { return Err(unknown(&base)) };
         let mut lower: Table = config::parse(&base, base_text)?;
         overlay(&mut lower, merged);
@@ -374,9 +384,9 @@ pub fn table(file: &str, text: &str) -> Result<Table, ParameterError> {
     Err(invalid(file, text, "base", what))
 }
 
-/// Returns whether the text of a file itself has this section; a base of it does not count.
-pub fn has_own_section(text: &str, section: &str) -> bool {
-    text.parse::<Table>().is_ok_and(|table| table.contains_key(section))
+/// Returns a section of the text of a file itself; a base of it does not count.
+pub fn own_section(text: &str, section: &str) -> Option<Value> {
+    text.parse::<Table>().ok()?.remove(section)
 }
 
 fn unknown(name: &str) -> ParameterError {
@@ -428,13 +438,27 @@ impl Parameters {
             invalid(file, text, &key, what + remedy(&key))
         })?;
         let error = |(key, what): (&str, String)| invalid(file, text, key, what);
+        parameters.check_texts().map_err(error)?;
         parameters.check_ranges().map_err(error)?;
         parameters.check_together().map_err(error)?;
         Ok(parameters)
     }
 
+    /// Checks the texts, which results contain in a line.
+    fn check_texts(&self) -> Result<(), (&'static str, String)> {
+        let rests_on = self.prediction.as_ref().map(|prediction| ("prediction.rests_on", &prediction.rests_on));
+        for (key, text) in [("description", &self.description)].into_iter().chain(rests_on) {
+            if text.trim().is_empty() || text.contains(char::is_control) {
+                return Err((key, "is empty or longer than a line; write one line of text".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
     fn check_ranges(&self) -> Result<(), (&'static str, String)> {
-        for (key, value, min, max) in self.counts().into_iter().chain(self.shares()).chain(self.times()) {
+        let errors = self.prediction.iter().flat_map(Prediction::errors_percent);
+        let errors = errors.map(|(key, value)| (key, value, 0.0, ERROR_PERCENT_MAX));
+        for (key, value, min, max) in self.counts().into_iter().chain(self.shares()).chain(self.times()).chain(errors) {
             if !(min..=max).contains(&value) {
                 return Err((key, format!("{value} is out of range; choose {min} to {max}")));
             }

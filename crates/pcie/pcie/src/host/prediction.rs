@@ -34,6 +34,16 @@ impl Prediction {
         Self { rests_on, latency_error_percent: None, bandwidth_error_percent: None, iommu_error_percent: None }
     }
 
+    /// Returns the stated errors with the keys of a parameter file.
+    pub fn errors_percent(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let all = [
+            ("prediction.latency_error_percent", self.latency_error_percent),
+            ("prediction.bandwidth_error_percent", self.bandwidth_error_percent),
+            ("prediction.iommu_error_percent", self.iommu_error_percent),
+        ];
+        all.into_iter().filter_map(|(key, error)| Some((key, error?)))
+    }
+
     /// Returns the stated error of the figures of `test`, in percent of them.
     pub fn error_percent(&self, test: &Test) -> Option<f64> {
         let is_translated = test.iommu != Iommu::Off;

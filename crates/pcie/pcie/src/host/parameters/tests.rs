@@ -31,6 +31,11 @@ fn an_error_names_file_line_key_and_remedy() {
         ("[device]\ntags = 0", &["line 3", "device.tags", "1 to 1024"]),
         ("[link]\nmps_bytes = 300", &["line 3", "link.mps_bytes", "300", "power of two"]),
         ("[tails]\nquantiles = [[0.5, 1.0]]", &["line 3", "tails.quantiles", "share 0 to share 1"]),
+        ("[prediction]\nrests_on = \"\"", &["line 3", "prediction.rests_on", "one line"]),
+        ("[prediction]\nrests_on = \"a\\nb\"", &["line 3", "prediction.rests_on", "one line"]),
+        ("[prediction]\nrests_on = \"a\"\nlatency_error_percent = nan", &["line 4", "NaN", "0 to 1000"]),
+        ("[prediction]\nrests_on = \"a\"\niommu_error_percent = -5", &["line 4", "iommu_error_percent", "-5"]),
+        ("[prediction]\nlatency_error_percent = 5", &["rests_on"]),
         ("[nonsense]", &["line 2", "nonsense", "iommu"]),
         ("[iommu", &["line 2"]),
     ] {
@@ -40,6 +45,10 @@ fn an_error_names_file_line_key_and_remedy() {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
     }
+    let error = Parameters::parse("mine.toml", "base = 5").unwrap_err().to_string();
+    assert!(error.contains("line 1, base: integer is not a name"), "{error}");
+    let error = Parameters::parse("mine.toml", "").unwrap_err().to_string();
+    assert_eq!(error, "mine.toml, line 1: missing field 'description'");
     let error = Parameters::parse("mine.toml", "base = \"p4\"").unwrap_err().to_string();
     assert!(error.contains("p4") && error.contains("hsw"), "{error}");
     let error = Parameters::parse("mine.toml", "description = \"bare\"").unwrap_err().to_string();
