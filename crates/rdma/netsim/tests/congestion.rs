@@ -170,3 +170,18 @@ fn notifications_pass_data_unless_told_otherwise() {
     let (short, long) = (before.network.queue_max_bytes, behind.network.queue_max_bytes);
     assert!(2 * long > 3 * short, "{short} {long}");
 }
+
+/// Small buffers drop most of an incast again and again, which must not use up a flow's eight timeouts.
+#[test]
+fn an_incast_through_a_small_buffer_finishes() {
+    for (bytes, policy, control) in [200_000, 1_000_000].into_iter().flat_map(|bytes| {
+        ["go-back-n", "srnic", "irn"]
+            .into_iter()
+            .flat_map(move |policy| ["none", "dctcp", "dcqcn"].map(|control| (bytes, policy, control)))
+    }) {
+        let switches = format!("buffer_bytes = {bytes}");
+        let result = run(15, 1_000_000, &switches, &format!("policy = \"{policy}\"\ncongestion = \"{control}\""));
+        let found = (result.flows_ended, result.flows_failed, result.network.dropped_packets > 0);
+        assert_eq!(found, (15, 0, true), "{bytes} {policy} {control}: {result:?}");
+    }
+}

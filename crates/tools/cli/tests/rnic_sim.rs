@@ -86,6 +86,12 @@ fn flows_that_do_not_finish_are_counted_and_fail_the_run() {
     assert_eq!((counts, number(&report, "ack_timeout_us")), ([4.0, 0.0, 0.0, 4.0], 67_108.864));
     let run = crosslane(&["rnic", "sim", "run", &path]);
     assert!(String::from_utf8_lossy(&run.stdout).contains("0 failed, 4 did not finish"), "{run:?}");
+    let (_directory, path) = scenario("kind = \"incast\"\nsenders = 3\nbytes = 400000\n[lines]\nloss = 0.02\n");
+    let text = std::fs::read_to_string(&path).unwrap().replace("[transport]", "[transport]\nack_timeout = \"off\"");
+    std::fs::write(&path, text).unwrap();
+    let run = crosslane(&["rnic", "sim", "run", &path]);
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.code() == Some(1) && error.contains("nothing sends them again: give an ack_timeout"), "{error}");
     let refused = crosslane(&["rnic", "sim", "fct", "--ack-timeout", "1e30"]);
     assert_fails(&refused, 2, &["'1e30' is not an ACK timeout; write auto, off, or a time"]);
 }

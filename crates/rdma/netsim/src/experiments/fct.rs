@@ -67,8 +67,6 @@ pub struct FctResult {
     /// The two timeouts that `irn` has instead, unless an ACK timeout was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irn_timeouts_us: Option<[f64; 2]>,
-    /// The latest end of the run; if it ended earlier with unfinished flows, nothing more would have happened.
-    pub until_us: f64,
     /// Slowdowns of the flows that finished: completion time divided by ideal completion time.
     pub slowdown: SummaryStats,
     /// Slowdowns by flow size, 5% of the flows per bin.
@@ -159,7 +157,6 @@ impl FctExperiment {
                 RetransmitTimeout::LowHigh { low, high, .. } => Some([low, high].map(|span| span.ns() / 1e3)),
                 _ => None,
             },
-            until_us: self.until.since(Time::ZERO).ns() / 1e3,
             slowdown: SummaryStats::of(&mut slowdowns),
             bins: size_bins(&finished),
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),

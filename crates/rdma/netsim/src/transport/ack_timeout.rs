@@ -19,14 +19,18 @@ const CODE_MAX: u8 = 31;
 /// delay a packet has no bound that is worth computing.
 const LOSSLESS_CODE: u8 = 14;
 
+/// The shortest default. A flow fails after eight timeouts in a row, which must outlast the losses of an incast: with
+/// small buffers, whose queues drain in 10 to 60 us, most flows of an incast failed otherwise.
+const LEAST: Span = Span::from_ps(1_000_000_000);
+
 /// The longest timeout that can be given, in nanoseconds: 2 hours.
 const TIMEOUT_NS_MAX: f64 = 7.2e12;
 
 /// The ACK timeout of queue pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckTimeout {
-    /// Fits the network: the round trip plus the time in which the longest possible queue drains. Never with priority
-    /// flow control, unless links lose packets: then 67 ms. `irn` has its published timeouts.
+    /// Fits the network: the round trip plus the time in which the longest possible queue drains, at least 1 ms. Never
+    /// with priority flow control, unless links lose packets: then 67 ms. `irn` has its published timeouts.
     #[default]
     Auto,
     /// Senders never retransmit without a negative acknowledgement, as in the lossless networks of the literature.
@@ -46,7 +50,7 @@ impl AckTimeout {
         match self {
             Self::Off => 0,
             Self::AtLeast(span) => code_of(span),
-            Self::Auto if network.switches.pfc.is_none() => code_of(round_trip + longest_queue(network)),
+            Self::Auto if network.switches.pfc.is_none() => code_of((round_trip + longest_queue(network)).max(LEAST)),
             Self::Auto if network.impairments.is_empty() => 0,
             Self::Auto => LOSSLESS_CODE,
         }
@@ -161,6 +165,9 @@ mod tests {
             AckTimeout::Auto.code(&network, Span::ZERO)
         });
         assert!(codes.is_sorted() && codes[3] == CODE_MAX, "{codes:?}");
+        network.switches.buffer_bytes = 100_000;
+        let span = AckTimeout::of_code(AckTimeout::Auto.code(&network, Span::ZERO)).unwrap();
+        assert!(span >= LEAST && span < LEAST * 2, "{span}");
         network.switches.alpha = f64::MAX;
         codes[0] = AckTimeout::Auto.code(&network, Span::ZERO);
         assert_eq!(codes[0], CODE_MAX);

@@ -382,11 +382,13 @@ fn all_finished(result: &FctResult) -> Result<()> {
     if flows_ended == flows {
         return Ok(());
     }
-    let is_stuck = result.simulated_us < result.until_us;
+    // Without a timeout, what is lost at the end of a message is never sent again.
+    let are_losses_final =
+        result.ack_timeout_us.is_none() && result.network.dropped_packets + result.network.lost_packets > 0;
     let remedy = match (*flows_failed > 0, *flows_unfinished > 0) {
         (true, false) => "give a longer ack_timeout, or lose fewer packets",
         (true, true) => "give a longer ack_timeout and a later until",
-        _ if is_stuck => "senders wait for responses that were lost: give an ack_timeout",
+        (false, true) if are_losses_final => "packets were lost, and nothing sends them again: give an ack_timeout",
         _ => "give a later until",
     };
     bail!(
