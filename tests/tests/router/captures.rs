@@ -1,7 +1,9 @@
 //! `crosslane router capture`.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
+use std::process::Stdio;
 
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
@@ -60,6 +62,20 @@ fn a_port_is_captured_in_both_directions() {
     capturing.wait(WAIT_MAX).must_succeed();
     assert!(pings(&file).len() <= 1);
 
+    // It ends when its reader has gone, also if no frame arrives.
+    let mut piped = lab.command("capture", &["--node", "a", "--port", "eth0", "--write", "-"]);
+    let mut piped = piped.stdout(Stdio::piped()).spawn().expect("a process");
+    let mut reader = piped.stdout.take().expect("a pipe");
+    reader.read_exact(&mut [0; 12]).expect("a header");
+    drop(reader);
+    let mut status = None;
+    wait_until("its end", || {
+        status = piped.try_wait().expect("a child");
+        status.is_some()
+    });
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
+
+    let before = fs::read(&file).expect("a file");
     let refused = |arguments: &[&str], words: &[&str]| {
         let finished = lab.finish("capture", arguments);
         assert!(!finished.status.success() && words.iter().all(|word| finished.stderr.contains(word)), "{finished}");
@@ -67,4 +83,10 @@ fn a_port_is_captured_in_both_directions() {
     refused(&["--node", "a", "--port", "eth7", "--write", name], &["eth7", "choose one of eth0"]);
     refused(&["--node", "z", "--port", "eth0", "--write", name], &["'z'", "a, b"]);
     refused(&["--node", "a", "--port", "eth0", "--write", "/nowhere/x"], &["/nowhere/x"]);
+    assert!(!before.is_empty() && fs::read(&file).expect("a file") == before, "mistakes keep an existing file");
+
+    let capturing = capture(&[]);
+    lab.finish("down", &[]).must_succeed();
+    let ended = capturing.wait(WAIT_MAX).must_exit_with(1);
+    assert!(ended.stderr.contains("node 'a' has ended the capture"), "{ended}");
 }

@@ -6,12 +6,12 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pcap_file::DataLink;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
 use pcap_file::pcapng::blocks::interface_statistics::{InterfaceStatisticsBlock, InterfaceStatisticsOption};
 use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeaderOption};
+use pcap_file::{DataLink, Endianness};
 use router::PortId;
 
 /// Bytes that wait for the reader, beyond what the pipe holds.
@@ -75,7 +75,9 @@ impl Capture {
     /// Starts a capture into a pipe whose descriptor does not block.
     pub fn new(settings: CaptureSettings, pipe: OwnedFd) -> Self {
         let text = |text: String| Cow::Owned(text);
+        // In this order, the high half of all time stamps comes first, as it must (section 4.6).
         let section = SectionHeaderBlock {
+            endianness: Endianness::Big,
             options: vec![SectionHeaderOption::UserApplication(text("crosslane router capture".to_owned()))],
             ..SectionHeaderBlock::default()
         };
@@ -173,8 +175,7 @@ impl Capture {
         let nanoseconds = since_1970(SystemTime::now()).as_nanos() as u64;
         let block = InterfaceStatisticsBlock {
             interface_id: 0,
-            // The high half of the time stamp comes first, whatever the order of bytes (section 4.6).
-            timestamp: if cfg!(target_endian = "little") { nanoseconds.rotate_left(32) } else { nanoseconds },
+            timestamp: nanoseconds,
             options: vec![
                 InterfaceStatisticsOption::IsbIfRecv(self.recorded + self.lost),
                 InterfaceStatisticsOption::IsbIfDrop(self.lost),
@@ -223,6 +224,10 @@ mod tests {
                     packets.push((packet.data.into_owned(), flags));
                 }
                 Block::InterfaceStatistics(statistics) => {
+                    // The reader takes it for one number, whose high half is first only in this order of bytes.
+                    assert_eq!(bytes[..12], [0x0a, 0x0d, 0x0d, 0x0a, 0, 0, 0, 60, 0x1a, 0x2b, 0x3c, 0x4d]);
+                    let age = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_nanos(statistics.timestamp));
+                    assert!(age.is_ok_and(|age| age < Duration::from_secs(3600)), "{statistics:?}");
                     let drop = statistics.options.iter().find_map(|option| match option {
                         InterfaceStatisticsOption::IsbIfDrop(lost) => Some(*lost),
                         _ => None,

@@ -64,8 +64,7 @@ const PEER_METRICS: [(Head, PeerValue); 11] = [
 ];
 
 type NodeValue = fn(&Status) -> u64;
-const NODE_METRICS: [(Head, NodeValue); 16] = [
-    (("crosslane_router_start_time_ns", "gauge", "Start of the node, since 1970."), |status| status.started_at_ns),
+const NODE_METRICS: [(Head, NodeValue); 15] = [
     (("crosslane_router_routes_announced", "gauge", "Destinations that the node announces."), |status| {
         status.routes.announced
     }),
@@ -110,6 +109,9 @@ const NODE_METRICS: [(Head, NodeValue); 16] = [
 pub fn render(status: &Status) -> String {
     let mut text = String::new();
     let node = escaped(&status.node);
+    let name = begin(&mut text, ("crosslane_router_start_time_seconds", "gauge", "Start of the node, since 1970."));
+    let (seconds, milliseconds) = (status.started_at_ns / 1_000_000_000, status.started_at_ns / 1_000_000 % 1000);
+    let _ = writeln!(text, "{name}{{node=\"{node}\"}} {seconds}.{milliseconds:03}");
     for (head, value) in NODE_METRICS {
         let name = begin(&mut text, head);
         let _ = writeln!(text, "{name}{{node=\"{node}\"}} {}", value(status));
