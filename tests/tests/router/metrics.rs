@@ -52,3 +52,36 @@ fn metrics_agree_with_the_status() {
     lab.finish("down", &[]).must_succeed();
     assert!(!socket.exists());
 }
+
+/// A counter that went back would be taken for a restart.
+#[test]
+fn counters_stay_with_their_ports_when_the_file_moves_these() {
+    let test = "counters_stay_with_their_ports_when_the_file_moves_these";
+    let Some(lab) = Lab::new(test, &["a", "b", "h1", "h2"]) else { return };
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    let (eth0, tap0) = (
+        "[[nodes.ports]]\ndevice = \"eth0\"\n",
+        "[[nodes.ports]]\ndevice = \"tap0\"\nkind = \"tap\"\naddresses = [\"10.9.0.1/24\"]\n",
+    );
+    lab.write(&PLAIN.replacen(eth0, &format!("{eth0}{tap0}"), 1));
+    lab.up();
+    lab.ping("h1", "10.77.2.2").must_succeed();
+    let packets = |device: &str| {
+        let status = lab.node(0);
+        let port = status["ports"].as_array().expect("ports").iter().find(|port| port["device"] == device);
+        port.expect("a port")["traffic"]["received_packets"].as_u64().expect("a number")
+    };
+    let before = packets("eth0");
+    assert!(before >= 2, "{before}");
+    lab.write(&PLAIN.replacen(eth0, &format!("{tap0}{eth0}"), 1));
+    lab.finish("reload", &[]).must_succeed();
+    assert!(packets("eth0") >= before && packets("tap0") < before, "{} {}", packets("eth0"), packets("tap0"));
+    // Another port at the former place begins at 0.
+    lab.write(&PLAIN.replacen(eth0, &format!("{}{eth0}", tap0.replace("tap0", "tap1")), 1));
+    lab.finish("reload", &[]).must_succeed();
+    assert!(packets("eth0") >= before && packets("tap1") < before);
+    lab.ping("h1", "10.77.2.2").must_succeed();
+    assert!(packets("eth0") > before);
+    lab.finish("down", &[]).must_succeed();
+}

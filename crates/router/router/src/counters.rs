@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{NODES_MAX, PORTS_MAX};
+use crate::{NODES_MAX, PORTS_MAX, PortId};
 
 /// Number of packets and bytes. Of a large packet, its segments count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -235,6 +235,15 @@ impl Default for Counters {
 }
 
 impl Counters {
+    /// Gives each port the counters of the port that had this index before; others begin at 0.
+    pub(crate) fn renumber_ports(&mut self, former: &[Option<PortId>]) {
+        let mut ports = vec![PortCounters::default(); usize::from(PORTS_MAX)];
+        for (port, former) in ports.iter_mut().zip(former) {
+            *port = former.map(|former| self.ports[usize::from(former.0)].clone()).unwrap_or_default();
+        }
+        self.ports = ports;
+    }
+
     /// Returns the number of packets dropped for a reason, of all origins.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops.count(reason) + self.ports.iter().map(|port| port.drops.count(reason)).sum::<u64>()

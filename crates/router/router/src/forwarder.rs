@@ -422,6 +422,11 @@ impl Forwarder {
         self.neighbours.iter()
     }
 
+    /// Lets the counters follow ports whose numbers change: to each, from the one that it had, if any.
+    pub fn renumber_counters(&mut self, former: &[Option<PortId>]) {
+        self.counters.renumber_ports(former);
+    }
+
     /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters

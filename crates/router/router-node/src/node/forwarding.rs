@@ -397,6 +397,7 @@ impl ForwardingThread {
             forwarder.remove_port(now, *port, pool, output);
             output.to_port(*port).drain(..).for_each(|frame| pool.free(frame));
         }
+        forwarder.renumber_counters(stays);
         let mut former = std::mem::take(&mut self.ports);
         let mut take_former = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
         self.ports = stays.iter().map(&mut take_former).collect();

@@ -97,7 +97,7 @@ pub fn main(options: &Options) -> Result<()> {
             0 if options.count.is_none() => {
                 let (port, node) = (&options.port, &options.node);
                 bail!(
-                    "node '{node}' has ended the capture: it, or its port {port}, is down; see 'crosslane router status'"
+                    "node '{node}' has ended the capture: it or its port {port} is down; see 'crosslane router status'"
                 );
             }
             0 => break,
