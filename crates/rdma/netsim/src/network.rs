@@ -79,6 +79,8 @@ impl NetworkConfig {
 pub struct Network<E: Endpoint> {
     queue: EventQueue<PackedEvent>,
     now: Time,
+    /// When the last event was handled. The clock may go on to the end of a run without events.
+    last_event: Time,
     arena: PacketArena<E::Header>,
     ports: Vec<Port>,
     /// By port: the node that it belongs to.
@@ -130,6 +132,7 @@ impl<E: Endpoint> Network<E> {
         Self {
             queue,
             now: Time::ZERO,
+            last_event: Time::ZERO,
             arena: PacketArena::new(config.switches.pfc.is_some() || config.switches.trimming),
             switches: switches(config, &owners, &extras),
             ports: ports(topology, &extras),
@@ -196,6 +199,7 @@ impl<E: Endpoint> Network<E> {
     }
 
     fn handle(&mut self, event: Event) {
+        self.last_event = self.now;
         match event {
             Event::Arrive { port, packet } => self.arrive(port, packet),
             Event::TxDone { port } => self.tx_done(port),
@@ -204,6 +208,11 @@ impl<E: Endpoint> Network<E> {
             Event::Pause { port, is_on } => self.pause(port, is_on),
             Event::Stop => {}
         }
+    }
+
+    /// Returns the virtual time of the last event.
+    pub fn last_event(&self) -> Time {
+        self.last_event
     }
 
     /// Returns the virtual time.

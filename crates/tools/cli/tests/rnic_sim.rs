@@ -92,6 +92,13 @@ fn flows_that_do_not_finish_are_counted_and_fail_the_run() {
     let run = crosslane(&["rnic", "sim", "run", &path]);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.code() == Some(1) && error.contains("nothing sends them again: give an ack_timeout"), "{error}");
+    let run = crosslane(&["rnic", "sim", "run", &path, "--json"]);
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert!(number(&report, "simulated_us") < 100_000.0, "nothing happens after the losses: {report}");
+    let directory = tempfile::tempdir().unwrap();
+    let pcap = directory.path().join("a.pcap").display().to_string();
+    let run = crosslane(&["rnic", "sim", "run", &path, "--pcap", &pcap, "--pcap-host", "4"]);
+    assert_fails(&run, 2, &["--pcap-host 4: take 0 to 3"]);
     let refused = crosslane(&["rnic", "sim", "fct", "--ack-timeout", "1e30"]);
     assert_fails(&refused, 2, &["'1e30' is not an ACK timeout; write auto, off, or a time"]);
 }

@@ -50,7 +50,7 @@ pub struct FctResult {
     pub provenance: Provenance,
     /// Events simulated.
     pub events: u64,
-    /// Virtual time at the end of the run.
+    /// Virtual time of the last event; the run ends with it, or at its latest end.
     pub simulated_us: f64,
     /// Number of hosts.
     pub hosts: u32,
@@ -140,7 +140,7 @@ impl FctExperiment {
         let endpoints = network.endpoint_counters();
         let mut slowdowns: Vec<f64> = finished.iter().map(|flow| flow.slowdown).collect();
         let mut fcts_us: Vec<f64> = finished.iter().map(|flow| flow.fct.ns() / 1000.0).collect();
-        let passed = network.now().since(Time::ZERO);
+        let passed = network.last_event().since(Time::ZERO);
         let flows_failed = network.endpoints().iter().map(RdmaEndpoint::failed).sum::<u64>() as usize;
         let gbps = endpoints.delivered_bytes as f64 * 8.0 / passed.ns().max(1.0);
         Ok(FctResult {

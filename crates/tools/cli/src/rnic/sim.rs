@@ -178,6 +178,10 @@ fn create(path: &Path) -> Result<BufWriter<File>> {
 impl Outputs {
     /// Runs an experiment, and writes the files requested.
     fn run(&self, experiment: &FctExperiment) -> Result<FctResult> {
+        let hosts = experiment.network.topology.hosts();
+        if let Some(host) = self.pcap_host.filter(|host| *host >= hosts) {
+            return Err(WrongUse::of(format!("--pcap-host {host}: take 0 to {}", hosts - 1)).into());
+        }
         let mut flows = self.flows.as_deref().map(create).transpose()?;
         let mut series = self.series.as_deref().map(create).transpose()?;
         let mut observers = Observers {
