@@ -128,7 +128,7 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(text, "{name}{{node=\"{node}\",port=\"{}\"}} {}", escaped(&port.device), value(port));
         }
     }
-    let help = "Packets dropped that were received at the port or to be sent there, by reason.";
+    let help = "Packets received at the port, or to be sent there, that the router dropped or left to the kernel.";
     let name = begin(&mut text, ("crosslane_router_port_drops_total", "counter", help));
     for port in &status.ports {
         let labels = format!("node=\"{node}\",port=\"{}\"", escaped(&port.device));
