@@ -7,9 +7,9 @@ use volmem::{CACHE_LINE_BYTES, Region};
 
 use super::interface::InterconnectError;
 
-/// 128 KiB: about a hundred full messages of small packets, or three of large ones. Both directions fit a second-level
-/// cache.
-pub(super) const SLOTS: u64 = 2048;
+/// 512 KiB: eight large packets of 64 KiB, or several hundred full messages of small ones. A sender without room polls
+/// for it or sleeps: in 128 KiB, TCP streams took twice the processor time (docs/results/router.md).
+pub(super) const SLOTS: u64 = 8192;
 pub(super) const LAYOUT: Layout = Layout::packed(SLOTS, 0);
 /// Offset of the word with the peer's [`Ack`]: a cache line of its own between the lane's words and its ring.
 pub(super) const ACK_OFFSET: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;

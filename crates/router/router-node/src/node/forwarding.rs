@@ -19,8 +19,9 @@ use super::liveness::Heartbeat;
 use super::messages::{Command, Notifier, Report, Snapshot};
 use crate::interconnect::{Interconnect, PeerState};
 
-/// Idle iterations before the thread blocks: about as long as blocking and waking up take.
-const IDLE_POLLS_MAX: u32 = 64;
+/// Idle time before the thread blocks. On two cores, a thread that polls for longer keeps one from the hosts and from
+/// other nodes: with 40 us, packets take twice as long or more (docs/results/router.md).
+const IDLE_NS_MAX: u64 = 5_000;
 /// Retry interval for packets that a port had no room for.
 const RETRY_NS: u64 = 100_000;
 /// Maximum time for which the thread blocks: a longer gap means that the process was suspended.
@@ -104,18 +105,20 @@ impl ForwardingThread {
 
     /// Runs until a command stops the thread, or the control thread has ended.
     pub fn run(mut self) {
-        let (mut idle_polls, mut was_busy) = (0, false);
+        let mut was_busy = false;
         self.parts.heartbeat.begin();
         self.polled_at = self.now();
+        let mut busy_at = self.polled_at;
         while !self.is_stopping {
             self.parts.heartbeat.begin_iteration();
             self.detect_suspension();
             self.parts.interconnect.begin_iteration(self.interconnect_clock.time(self.polled_at), was_busy);
             was_busy = self.poll_once();
-            idle_polls = if was_busy { 0 } else { idle_polls + 1 };
-            if idle_polls > IDLE_POLLS_MAX {
+            if was_busy {
+                busy_at = self.polled_at;
+            } else if self.polled_at.ns() - busy_at.ns() > IDLE_NS_MAX {
                 self.sleep();
-                idle_polls = 0;
+                busy_at = self.now();
             }
         }
     }
@@ -173,8 +176,11 @@ impl ForwardingThread {
             is_busy |= self.receive(index);
         }
         is_busy |= self.receive_from_kernel();
-        is_busy |= self.receive_from_nodes();
-        let now = self.now();
+        // An idle iteration reads the clock once.
+        let now = if is_busy { self.now() } else { self.polled_at };
+        let has_received = self.receive_from_nodes(now);
+        is_busy |= has_received;
+        let now = if has_received { self.now() } else { now };
         if self.parts.forwarder.next_timer().is_some_and(|due| due <= now) {
             let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
             forwarder.poll(now, pool, output);
@@ -234,8 +240,7 @@ impl ForwardingThread {
         true
     }
 
-    fn receive_from_nodes(&mut self) -> bool {
-        let now = self.now();
+    fn receive_from_nodes(&mut self, now: Time) -> bool {
         let interconnect_now = self.interconnect_clock.time(now);
         let ForwardingParts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
         let is_busy = interconnect.poll(interconnect_now, pool, &mut self.received_parcels, VECTOR_PACKETS_MAX);
@@ -250,13 +255,13 @@ impl ForwardingThread {
     /// Sends what is queued. Returns whether anything was sent.
     fn transmit(&mut self) -> bool {
         let mut is_busy = false;
-        let interconnect_now = self.interconnect_clock.time(self.now());
-        let ForwardingParts { pool, output, kernel, interconnect, nodes, .. } = &mut self.parts;
+        let ForwardingParts { pool, output, kernel, interconnect, nodes, begun, .. } = &mut self.parts;
         for node in (0..*nodes as u8).map(NodeId) {
             let queue = output.to_node(node);
             if !queue.is_empty() {
                 self.parcels.extend(queue.drain(..).map(|parcel| (parcel.hop, parcel.packet)));
-                interconnect.send(interconnect_now, pool, node, &mut self.parcels);
+                let now = Time::from_ns(begun.elapsed().as_nanos() as u64);
+                interconnect.send(self.interconnect_clock.time(now), pool, node, &mut self.parcels);
                 is_busy = true;
             }
         }
