@@ -24,7 +24,7 @@ const STEP_CHOICES: [f64; 6] = [1.0, 2.0, 4.0, 5.0, 10.0, 20.0];
 const LETTER_WIDTH: f64 = 7.8;
 const LABEL_HEIGHT: f64 = 14.0;
 const LABEL_DISTANCE: f64 = 5.0;
-/// Exponents of powers of ten that are written as decimals; others are written as powers.
+/// Exponents of powers of ten that are written as decimals. An axis with others writes all its labels as powers.
 const EXPONENTS_WRITTEN_OUT: std::ops::RangeInclusive<f64> = -3.0..=4.0;
 
 /// The scale of an axis, with its title.
@@ -62,11 +62,12 @@ impl Axis {
         position.is_finite().then_some(position)
     }
 
-    fn label(self, position: f64) -> String {
+    /// Returns the label of a tick of an axis that shows `span`.
+    fn label(self, position: f64, span: &Range<f64>) -> String {
         match self {
             Self::Bytes(_) => units::size(4f64.powf(position).round() as u64),
-            Self::Decades(_) => decade_label(position),
-            Self::Linear(_) | Self::EvenBytes(_) => linear_label(position),
+            Self::Decades(_) => decade_label(position, span),
+            Self::Linear(_) | Self::EvenBytes(_) => decimal(position, 3),
             Self::Percent(_) => format!("{position:.0}"),
         }
     }
@@ -102,18 +103,18 @@ impl Axis {
     }
 }
 
-fn decade_label(exponent: f64) -> String {
-    let digit = (10f64.powf(exponent - exponent.floor())).round();
-    if !EXPONENTS_WRITTEN_OUT.contains(&exponent.floor()) {
-        let times = if digit > 1.0 { format!("{digit}·") } else { String::new() };
-        format!("{times}10{}", superscript(exponent.floor() as i64))
-    } else if digit > 1.0 || exponent != exponent.round() {
-        linear_label(10f64.powf(exponent))
-    } else if exponent < 0.0 {
-        format!("{:.*}", (-exponent).round() as usize, 10f64.powf(exponent))
-    } else {
-        format!("{:.0}", 10f64.powf(exponent))
+/// Returns the label of a power of ten, or a multiple of one, on an axis that shows `span`.
+fn decade_label(exponent: f64, span: &Range<f64>) -> String {
+    if [span.start, span.end].iter().all(|end| EXPONENTS_WRITTEN_OUT.contains(&end.floor())) {
+        return decimal(10f64.powf(exponent), 6);
     }
+    // Logarithms of powers of ten may be inexact.
+    let power = (exponent + 1e-9).floor();
+    let times = match decimal(10f64.powf(exponent - power), 3).as_str() {
+        "1" => String::new(),
+        digits => format!("{digits}·"),
+    };
+    format!("{times}10{}", superscript(power as i64))
 }
 
 fn superscript(number: i64) -> String {
@@ -128,9 +129,9 @@ fn superscript(number: i64) -> String {
     number.to_string().chars().map(digit).collect()
 }
 
-/// Returns a position as text, without digits that come from rounding errors.
-fn linear_label(position: f64) -> String {
-    let text = format!("{position:.3}");
+/// Returns a number as text, without digits that come from rounding errors.
+fn decimal(number: f64, digits: usize) -> String {
+    let text = format!("{number:.digits$}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
@@ -262,7 +263,7 @@ fn have_room(axis: Axis, span: &Range<f64>, ticks: &[f64], extent: Extent) -> bo
     };
     let per_unit = length / (span.end - span.start);
     let size = |tick: f64| match is_horizontal {
-        true => axis.label(tick).chars().count() as f64 * LETTER_WIDTH,
+        true => axis.label(tick, span).chars().count() as f64 * LETTER_WIDTH,
         false => LABEL_HEIGHT,
     };
     ticks
@@ -272,7 +273,7 @@ fn have_room(axis: Axis, span: &Range<f64>, ticks: &[f64], extent: Extent) -> bo
 
 impl ValueFormatter<f64> for Ticked {
     fn format_ext(&self, value: &f64) -> String {
-        self.axis.label(*value)
+        self.axis.label(*value, &self.span)
     }
 }
 
@@ -303,16 +304,23 @@ mod tests {
 
     #[test]
     fn labels_are_decimals_sizes_or_powers_of_ten() {
-        assert_eq!(Axis::Bytes("").label(3.0), "64 B");
-        assert_eq!(Axis::Bytes("").label(5.0), "1 KiB");
-        assert_eq!(Axis::Decades("").label(-2.0), "0.01");
-        assert_eq!(Axis::Decades("").label(3.0), "1000");
-        assert_eq!(Axis::Decades("").label(-6.0), "10⁻⁶");
-        assert_eq!(Axis::Decades("").label(12.0), "10¹²");
-        assert_eq!(Axis::Decades("").label(2e-5_f64.log10()), "2·10⁻⁵");
-        assert_eq!(Axis::Percent("").label(40.0), "40");
-        assert_eq!(Axis::Linear("").label(0.30000000000000004), "0.3");
-        assert_eq!(Axis::Linear("").label(-0.0), "0");
+        let label = |axis: Axis, position| axis.label(position, &(0.0..4.0));
+        assert_eq!(label(Axis::Bytes(""), 3.0), "64 B");
+        assert_eq!(label(Axis::Bytes(""), 5.0), "1 KiB");
+        assert_eq!(label(Axis::Percent(""), 40.0), "40");
+        assert_eq!(label(Axis::Linear(""), 0.30000000000000004), "0.3");
+        assert_eq!(label(Axis::Linear(""), -0.0), "0");
+    }
+
+    #[test]
+    fn all_labels_of_decades_are_decimals_or_all_are_powers() {
+        let labels = |low: f64, high: f64| labels(&Ticked::new(Axis::Decades(""), low.log10()..high.log10(), LONG));
+        assert_eq!(labels(1e-3, 1e1), ["0.001", "0.01", "0.1", "1", "10"]);
+        assert_eq!(labels(1e-5, 1.0), ["10⁻⁵", "10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰"]);
+        assert_eq!(labels(1e3, 2e5), ["10³", "2·10³", "5·10³", "10⁴", "2·10⁴", "5·10⁴", "10⁵", "2·10⁵"]);
+        assert_eq!(labels(2e-3, 5e-3)[..3], ["0.002", "0.0025", "0.003"]);
+        assert_eq!(labels(2e-6, 5e-6)[..3], ["2·10⁻⁶", "2.5·10⁻⁶", "3·10⁻⁶"]);
+        assert_eq!(labels(5e11, 1e13), ["5·10¹¹", "10¹²", "2·10¹²", "5·10¹²", "10¹³"]);
     }
 
     #[test]
@@ -392,7 +400,7 @@ mod tests {
         assert!(have_room(decades.axis, &decades.span, &decades.labelled, short), "{:?}", labels(&decades));
         assert!(decades.labelled.len() >= 3);
         let three = Ticked::new(Axis::Decades(""), 2.0..5.0, Extent::Horizontal(200.0));
-        assert_eq!(labels(&three), ["100", "1000", "10000", "10⁵"]);
+        assert_eq!(labels(&three), ["10²", "10³", "10⁴", "10⁵"]);
         let upright = Ticked::new(Axis::Decades(""), 2.0..5.0, Extent::Vertical(200.0));
         assert_eq!(labels(&upright).len(), 10);
     }
