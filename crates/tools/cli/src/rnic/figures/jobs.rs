@@ -37,8 +37,8 @@ impl Job {
     pub fn run(&self) -> Result<Vec<FigureRow>, ExperimentError> {
         match self {
             Self::ByQps(plan) => {
-                let by_chance = if plan.qp_order == QpOrder::Random { ", by chance" } else { "" };
-                let (series, x) = (plan.transport.policy.name().to_owned() + by_chance, f64::from(plan.qps));
+                let order = if plan.qp_order == QpOrder::Random { ", random order" } else { "" };
+                let (series, x) = (plan.transport.policy.name().to_owned() + order, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
                 let mut rows = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
                 if plan.transport.policy == TransportPolicy::SrnicPaged {
