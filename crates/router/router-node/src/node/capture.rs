@@ -36,9 +36,9 @@ pub enum Direction {
 pub struct CaptureSettings {
     /// The port.
     pub port: PortId,
-    /// Its name, and the node's.
+    /// The name of the port's device.
     pub device: String,
-    /// See [`CaptureSettings::device`].
+    /// The name of the node.
     pub node: String,
     /// Largest number of bytes kept of a frame.
     pub frame_bytes_max: u32,
