@@ -411,7 +411,7 @@ fn fct_summary(result: &FctResult, wall_s: f64) -> String {
     };
     format!(
         "{flows_ended} of {flows} flows of {hosts} hosts completed in {simulated_us:.0} us, {flows_failed} failed, \
-         {flows_unfinished} did not finish, modelled; {} events in {wall_s:.1} s, measured: {:.2} M a second\n\
+         {flows_unfinished} did not finish, modelled; {} events in {wall_s:.2} s, measured: {:.2} M a second\n\
          ACK timeout {ack_timeout}; {} packets dropped, {} marked, {} retransmitted, {} of them \
          spuriously; longest queue {} B; {:.3} Gb/s a host\n",
         result.events,
