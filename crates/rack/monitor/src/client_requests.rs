@@ -71,7 +71,7 @@ impl NodeState {
             let status = self.status();
             let programs = stats_page::reader::read_rack(&self.settings.node_run_dir().directory).ok();
             let programs = programs.as_ref().map(|programs| &programs.processes[..]);
-            self.metrics.respond(&metrics::render(&status, programs));
+            self.metrics.respond(&metrics::render(&status, programs), now_ns);
         }
     }
 }

@@ -163,10 +163,10 @@ impl Monitor {
         descriptors.extend(state.device.descriptor().filter(|_| !state.is_server_gone));
         descriptors.extend(self.doorbell.descriptor());
         descriptors.extend(state.proxy.channel().map(AsFd::as_fd));
-        descriptors.extend(state.metrics.descriptors());
         descriptors.extend(state.subscription.as_ref().map(RackSubscription::descriptor));
         let mut polled: Vec<PollFd<'_>> =
             descriptors.iter().map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)).collect();
+        polled.extend(state.metrics.descriptors().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let timeout =
             Timespec { tv_sec: (remaining_ns / 1_000_000_000) as i64, tv_nsec: (remaining_ns % 1_000_000_000) as i64 };
         // The result is not needed: the next iteration checks everything.

@@ -152,7 +152,7 @@ impl Node {
         let filters_at = descriptors.len();
         descriptors.extend(self.filters.wakes().map(|fd| (fd, PollFlags::IN)));
         let metrics_at = descriptors.len();
-        descriptors.extend(self.metrics.descriptors().map(|fd| (fd, PollFlags::IN)));
+        descriptors.extend(self.metrics.descriptors());
         let mut polled: Vec<PollFd<'_>> =
             descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
         let timeout = Timespec::try_from(Duration::from_nanos(left_ns)).expect("a second at most");

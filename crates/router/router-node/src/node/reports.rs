@@ -32,7 +32,7 @@ impl Node {
                 Report::Snapshot(snapshot) => {
                     let status = self.status(&snapshot);
                     if std::mem::take(&mut self.awaits_metrics) {
-                        self.metrics.respond(&metrics::render(&status));
+                        self.metrics.respond(&metrics::render(&status), now_ns);
                     }
                     self.clients.respond_status(&Response::Status(Box::new(status)));
                 }
