@@ -1,7 +1,7 @@
 //! Configuration files in TOML. Every error is one line that names the file, the line, the key, the value and the
 //! remedy.
 //!
-//! * [`read`] and [`parse`] deserialize a whole file; [`nanoseconds`], [`bytes`] and [`meters`] are for serde's
+//! * [`read`] and [`parse`] deserialize a whole file, [`read_text`] returns its text; [`nanoseconds`], [`bytes`] and [`meters`] are for serde's
 //!   `deserialize_with` and accept a number or a text with a unit.
 //! * [`read_bytes`], [`utf8`], [`check_version`] and [`parse_described`] are the steps of reading a file that describes
 //!   a deployment: its size is bounded and its version is checked before its keys.
@@ -33,6 +33,9 @@ pub enum ConfigError {
         /// The operating system's error.
         reason: String,
     },
+    /// The file is not text; one line with file, line and remedy.
+    #[error("{0}")]
+    NotText(String),
     /// The file is not TOML, or a key is missing, unknown or has an invalid value.
     #[error("{file}, {location}: {what}")]
     Invalid {
@@ -50,9 +53,17 @@ pub enum ConfigError {
 /// # Errors
 /// When it cannot be read, is not TOML, or a key is missing, unknown or has an invalid value.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
+    parse(&path.display().to_string(), &read_text(path)?)
+}
+
+/// Reads the text of a file.
+///
+/// # Errors
+/// When it cannot be read or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
     let file = path.display().to_string();
-    match std::fs::read_to_string(path) {
-        Ok(text) => parse(&file, &text),
+    match std::fs::read(path) {
+        Ok(bytes) => utf8(&file, &bytes).map(str::to_owned).map_err(ConfigError::NotText),
         Err(error) => Err(ConfigError::Unreadable { file, reason: error.to_string() }),
     }
 }
@@ -269,8 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn a_file_that_is_missing_or_no_text_is_named() {
         let error = read::<File>(Path::new("/no/such.toml")).unwrap_err().to_string();
         assert!(error.contains("/no/such.toml") && error.ends_with("check the path"), "{error}");
+        let program = std::env::current_exe().unwrap();
+        let error = read::<File>(&program).unwrap_err().to_string();
+        assert_eq!(error, format!("{}, line 1: not UTF-8; save the file as UTF-8", program.display()));
     }
 }

@@ -9,6 +9,7 @@ mod trace;
 use std::path::Path;
 use std::str::FromStr;
 
+use config::ConfigError;
 use thiserror::Error;
 
 use crate::endpoint::Flow;
@@ -17,14 +18,9 @@ use crate::topology::{HostId, Topology, TopologyError};
 /// A file that cannot be imported.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ImportError {
-    /// The file cannot be read.
-    #[error("{file}: {reason}; check the path")]
-    Unreadable {
-        /// The file's path.
-        file: String,
-        /// The error text of the system.
-        reason: String,
-    },
+    /// The file cannot be read or is not text.
+    #[error(transparent)]
+    Unreadable(#[from] ConfigError),
     /// A line is invalid.
     #[error("{file}, line {line}: {what}")]
     Line {
@@ -160,11 +156,7 @@ impl FlowFormat {
 }
 
 fn read(path: &Path) -> Result<(String, String), ImportError> {
-    let file = path.display().to_string();
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok((file, text)),
-        Err(error) => Err(ImportError::Unreadable { file, reason: error.to_string() }),
-    }
+    Ok((path.display().to_string(), config::read_text(path)?))
 }
 
 /// The text of a file, with its name for errors.

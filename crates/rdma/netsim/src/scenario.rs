@@ -95,11 +95,7 @@ impl Scenario {
     /// # Errors
     /// When it cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let file = path.display().to_string();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&file, &text),
-            Err(error) => Err(ConfigError::Unreadable { file, reason: error.to_string() }),
-        }
+        Self::parse(&path.display().to_string(), &config::read_text(path)?)
     }
 
     /// Parses the text of a scenario file.
