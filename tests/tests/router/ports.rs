@@ -385,6 +385,27 @@ fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
     }
 }
 
+/// The kernel handles the frames of a bridge's member itself.
+#[test]
+fn a_port_that_joins_a_bridge_stays_closed_until_it_leaves() {
+    let namespaces = ["a", "b", "h1", "h2"];
+    let Some(lab) = Lab::new("a_port_that_joins_a_bridge_stays_closed_until_it_leaves", &namespaces) else { return };
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    lab.write(PLAIN);
+    lab.ip("b", &["link", "add", "br0", "type", "bridge"]);
+    lab.ip("b", &["link", "set", "eth0", "master", "br0"]);
+    lab.finish("up", &[]).must_fail_in_one_line(2, &["interface 'eth0': it belongs to 'br0'"]);
+    lab.ip("b", &["link", "set", "eth0", "nomaster"]);
+    lab.up();
+    lab.ping("h1", "10.77.2.2").must_succeed();
+    lab.ip("b", &["link", "set", "eth0", "master", "br0"]);
+    lab.wait_for_route("a", "10.77.2.2", None);
+    lab.ip("b", &["link", "set", "eth0", "nomaster"]);
+    lab.wait_for_route("a", "10.77.2.2", Some("b"));
+    lab.ping("h1", "10.77.2.2").must_succeed();
+}
+
 /// Routes of `ip route` with a router on no network of the port, with a router of the other IP version, and of type
 /// `throw`, which ends the lookup.
 #[test]

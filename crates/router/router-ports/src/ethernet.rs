@@ -6,6 +6,7 @@ use std::io;
 use router::Port;
 
 use crate::interface::{Interface, InterfaceError};
+use crate::netlink::{NetlinkError, Requests};
 use crate::packet_socket::PacketSocket;
 use crate::xdp::{LocalAddresses, Mode, XdpError, XdpPort};
 
@@ -47,6 +48,25 @@ pub enum OpenError {
     /// The interface does not exist or is not suitable.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
+    /// The kernel handles the frames of the interface as those of another one.
+    #[error(
+        "interface '{name}': it belongs to '{controller}': take it out with 'ip link set {name} nomaster', or, if \
+         '{controller}' is a bridge or a bond, make that the port"
+    )]
+    Member {
+        /// The interface.
+        name: String,
+        /// The bridge, bond, VRF, ... that it belongs to.
+        controller: String,
+    },
+    /// What the interface belongs to cannot be found out.
+    #[error("interface '{name}': {source}")]
+    Netlink {
+        /// The interface.
+        name: String,
+        /// The error of the kernel.
+        source: NetlinkError,
+    },
     /// AF_XDP was requested and is not available.
     #[error("interface '{name}': no AF_XDP: {reason}; AF_PACKET works with every interface")]
     Xdp {
@@ -81,6 +101,9 @@ pub fn open(
     local: &LocalAddresses,
 ) -> Result<Ethernet, OpenError> {
     let interface = Interface::by_name(name)?;
+    if let Some(controller) = controller_of(&interface)? {
+        return Err(OpenError::Member { name: name.to_string(), controller });
+    }
     let mut fallback_reason = None;
     if backend != Some(Backend::PacketSocket) {
         match open_xdp(&interface, backend.is_some(), vlans, local) {
@@ -93,6 +116,13 @@ pub fn open(
         PacketSocket::open(&interface).map_err(|source| OpenError::PacketSocket { name: name.to_string(), source })?;
     let details = "receive ring, batched sends".to_string();
     Ok(Ethernet { port: Box::new(port), interface, backend: Backend::PacketSocket, details, fallback_reason })
+}
+
+/// Returns the name of the interface that this one belongs to.
+fn controller_of(interface: &Interface) -> Result<Option<String>, OpenError> {
+    let controller = Requests::open().and_then(|mut requests| requests.controller_of(interface.index));
+    let controller = controller.map_err(|source| OpenError::Netlink { name: interface.name.clone(), source })?;
+    Ok(controller.map(|index| index.name().unwrap_or_else(|| index.to_string())))
 }
 
 fn open_xdp(
@@ -134,7 +164,6 @@ mod tests {
 
     use super::*;
     use crate::TunTap;
-    use crate::netlink::Requests;
     use crate::test_network::{TestNetwork, port_name};
 
     fn by_xdp(side: usize) -> Box<dyn Port + Send> {
@@ -198,6 +227,21 @@ mod tests {
             assert!(error.starts_with("interface 'port1': no AF_XDP: its MTU of 9000 B exceeds "), "{error}");
             let error = open("none", None, &[], &local).err().unwrap().to_string();
             assert!(error.starts_with("interface 'none': not in this network namespace"), "{error}");
+        };
+        network.node.within(test).unwrap();
+    }
+
+    #[test]
+    fn a_member_of_a_bridge_is_no_port_and_the_bridge_is() {
+        let Some(network) = TestNetwork::new("a_member_of_a_bridge", 1500) else { return };
+        let test = || {
+            let member = Interface::by_name(port_name(0)).unwrap().index;
+            let mut requests = Requests::open().unwrap();
+            assert_eq!(requests.controller_of(member).unwrap(), None);
+            requests.add_bridge("bridge0", &[member]).unwrap();
+            let error = open(port_name(0), None, &[], &LocalAddresses::new()).err().unwrap().to_string();
+            assert!(error.starts_with("interface 'port0': it belongs to 'bridge0': take it out with "), "{error}");
+            open("bridge0", None, &[], &LocalAddresses::new()).unwrap();
         };
         network.node.within(test).unwrap();
     }

@@ -15,6 +15,14 @@ use crate::system::checked;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceIndex(pub u32);
 
+impl InterfaceIndex {
+    /// Returns the kernel's name of the interface in the calling thread's network namespace.
+    pub fn name(self) -> Option<String> {
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        rustix::net::netdevice::index_to_name(socket.ok()?, self.0).ok()
+    }
+}
+
 impl fmt::Display for InterfaceIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "interface {}", self.0)

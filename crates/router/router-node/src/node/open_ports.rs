@@ -48,10 +48,10 @@ pub struct OpenedInterface {
 }
 
 impl OpenedInterface {
-    /// Returns whether the port still receives all frames of the interface.
+    /// Returns whether the port still receives all frames of the interface, and nothing else handles them.
     pub fn still_matches(&self, link: &Link) -> bool {
         let has_its_mac = self.mac.is_none() || link.mac.is_none() || self.mac == link.mac;
-        has_its_mac && link.mtu_bytes <= self.mtu_bytes
+        has_its_mac && link.mtu_bytes <= self.mtu_bytes && link.controller.is_none()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 
 use router::PortId;
+use router_ports::Interface;
 use tracing::{info, warn};
 
 use super::error::NodeError;
@@ -118,9 +119,11 @@ impl Node {
         }
     }
 
-    /// Schedules another attempt. Each error is logged once; a missing device was logged before.
-    pub(super) fn reopen_later(&mut self, index: usize, error: &NodeError, now_ns: u64) {
-        let has_device = self.local.link(PortId(index as u8)).is_some();
+    /// Schedules another attempt; until then, the port's routes are not announced. Each error is logged once; a missing
+    /// device was logged before.
+    fn reopen_later(&mut self, index: usize, error: &NodeError, now_ns: u64) {
+        self.local.set_interface(PortId(index as u8), None);
+        let has_device = Interface::by_name(&self.settings.node().ports[index].device).is_ok();
         let state = &mut self.ports[index];
         state.reopen_at_ns = Some(now_ns + REOPEN_NS);
         let fault = Some(error.to_string()).filter(|_| has_device);
@@ -140,7 +143,7 @@ impl Node {
             let Some(link) = self.local.link(port) else { continue };
             if self.ports[index].opened_interface.take_if(|opened| !opened.still_matches(link)).is_some() {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
-                info!(port = self.device(port), "reopened for MTU {}{mac}", link.mtu_bytes);
+                info!(port = self.device(port), "its interface has changed, now with MTU {}{mac}", link.mtu_bytes);
                 self.close_to_reopen(index);
             }
         }

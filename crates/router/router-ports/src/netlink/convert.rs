@@ -39,11 +39,15 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
         mtu_bytes: 0,
         is_up: header.flags.contains(LinkFlags::Up),
         has_carrier: header.flags.contains(LinkFlags::LowerUp),
+        controller: None,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(bytes) => link.mtu_bytes = *bytes,
+            LinkAttribute::Controller(index) => {
+                link.controller = Some(*index).filter(|it| *it != 0).map(InterfaceIndex)
+            }
             LinkAttribute::Address(mac) if header.link_layer_type == LinkLayerType::Ether => {
                 link.mac = mac.as_slice().try_into().ok().map(MacAddress);
             }

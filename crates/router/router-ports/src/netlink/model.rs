@@ -58,6 +58,8 @@ pub struct Link {
     pub is_up: bool,
     /// Whether it has a carrier.
     pub has_carrier: bool,
+    /// The interface that it belongs to, such as a bridge, a bond or a VRF.
+    pub controller: Option<InterfaceIndex>,
 }
 
 /// An address of this node.

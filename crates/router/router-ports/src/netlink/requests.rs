@@ -16,6 +16,7 @@ use netlink_packet_route::route::{
 use packet::ethernet::MacAddress;
 use rustix::net::RecvFlags;
 
+use super::convert;
 use super::model::PROTOCOL_CROSSLANE;
 use super::monitor::routes_of;
 use super::socket::{NetlinkError, Socket, refused};
@@ -79,6 +80,16 @@ impl Requests {
         message.header.index = interface.0;
         message.attributes.push(LinkAttribute::Mtu(bytes));
         self.request(format!("an MTU of {bytes} B on {interface}"), Message::SetLink(message), 0)
+    }
+
+    /// Returns the interface that an interface belongs to, such as a bridge, a bond or a VRF.
+    pub fn controller_of(&mut self, interface: InterfaceIndex) -> Result<Option<InterfaceIndex>, NetlinkError> {
+        let mut message = LinkMessage::default();
+        message.header.index = interface.0;
+        match self.socket.ask(Message::GetLink(message))? {
+            Some(Message::NewLink(message)) => Ok(convert::link(&message).and_then(|link| link.controller)),
+            _ => Ok(None),
+        }
     }
 
     fn set_link(

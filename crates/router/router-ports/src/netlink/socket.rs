@@ -190,6 +190,16 @@ impl Socket {
         Ok(false)
     }
 
+    /// Sends a request that is not a dump, and returns the answer, if it can be parsed.
+    pub fn ask(&mut self, request: RouteNetlinkMessage) -> Result<Option<RouteNetlinkMessage>, NetlinkError> {
+        let (mut bytes, mut answer) = (Vec::new(), None);
+        // The acknowledgement ends the answers, as the end of a dump does.
+        let sequence = self.write(request, NLM_F_ACK, &mut bytes);
+        self.send(&bytes)?;
+        self.receive_dump(sequence, &mut |raw| answer = raw.read().ok())?;
+        Ok(answer)
+    }
+
     /// Dumps a table of another netlink family: sends a request of this kind and contents, and passes the contents of
     /// each answer to `each`; if the table changed during the dump, calls `restart` and dumps again.
     pub fn dump_raw<T>(

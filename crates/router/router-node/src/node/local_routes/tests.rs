@@ -12,7 +12,15 @@ const KERNEL_HOP: AnnouncedHop = AnnouncedHop { port: u8::MAX, adjacency: 0 };
 
 fn link(index: InterfaceIndex, name: &str, is_up: bool) -> Change {
     let mac = Some(MacAddress([2, 0, 0, 0, 0, index.0 as u8]));
-    Change::Link(Link { index, name: name.to_owned(), mac, mtu_bytes: 1500, is_up, has_carrier: is_up })
+    Change::Link(Link {
+        index,
+        name: name.to_owned(),
+        mac,
+        mtu_bytes: 1500,
+        is_up,
+        has_carrier: is_up,
+        controller: None,
+    })
 }
 
 fn port_of_file(device: &str) -> PortOfNode {
