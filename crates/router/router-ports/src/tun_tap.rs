@@ -6,6 +6,8 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use router::{Packet, Pool, Port, PortLosses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,6 +45,11 @@ const REST_BYTES: usize = 64 << 10;
 /// `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN`: the kernel leaves checksums and large TCP packets to this
 /// process.
 const OFFLOADS: libc::c_ulong = 1 | 2 | 4 | 8;
+
+/// How long an interface that another process has open is tried again, and how often: a process that was killed closes
+/// it only when the kernel has freed the process's memory.
+const BUSY_MAX: Duration = Duration::from_millis(500);
+const BUSY_RETRY: Duration = Duration::from_millis(10);
 
 /// Calls of [`Port::receive`] without a read after a read that found nothing: a read is a system call, which takes
 /// longer than all else in an idle iteration of a node.
@@ -92,10 +99,19 @@ impl TunTap {
             .map_err(refused("opening /dev/net/tun"))?;
         let mut request = request(name);
         request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
-        // SAFETY: `request` is an `ifreq` with a name and flags, which TUNSETIFF reads and writes, and is alive during
-        // the call.
-        let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) };
-        checked(result).map_err(refused("creating it"))?;
+        let begin = Instant::now();
+        loop {
+            // SAFETY: `request` is an `ifreq` with a name and flags, which TUNSETIFF reads and writes, and is alive
+            // during the call.
+            let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) };
+            match checked(result) {
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && begin.elapsed() < BUSY_MAX => {
+                    thread::sleep(BUSY_RETRY);
+                }
+                Err(error) => return Err(refused("creating it")(error)),
+            }
+        }
         // SAFETY: TUNSETOFFLOAD takes flags, and no pointer.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, OFFLOADS) };
         checked(result).map_err(refused("setting its offloads"))?;
@@ -384,6 +400,19 @@ mod tests {
             }
             let error = TunTap::open_tun("tap7").err().unwrap().to_string();
             assert!(error.starts_with("interface 'tap7': creating it: "), "{error}");
+            let error = TunTap::open_tap("tap7").err().unwrap().to_string();
+            assert!(error.contains("busy"), "{error}");
+            // The process that has it open ends meanwhile.
+            let (opening, is_opening) = std::sync::mpsc::channel();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    is_opening.recv().unwrap();
+                    thread::sleep(BUSY_RETRY);
+                    drop(tap);
+                });
+                opening.send(()).unwrap();
+                TunTap::open_tap("tap7").unwrap();
+            });
         };
         namespace.within(test).unwrap();
     }
