@@ -116,6 +116,11 @@ impl ConfigDiff {
                 None => self.lines.push(format!("port '{}' is new, by {}", port.device, port.kind.as_str())),
             }
         }
+        let devices: Vec<&str> = new.ports.iter().map(|port| port.device.as_str()).collect();
+        let former = |device: &&str| old.ports.iter().position(|former| former.device == *device);
+        if !devices.iter().filter_map(former).is_sorted() {
+            self.lines.push(format!("ports: their order is now {}", devices.join(", ")));
+        }
         self.list_added_and_removed(&old.routes, &new.routes, |route| {
             let via = route.via.map_or_else(String::new, |via| format!(" via {via}"));
             format!("route to {}{via} by '{}' with metric {}", route.to, route.port, route.metric)
@@ -179,6 +184,8 @@ namespace = "b"
 [[nodes.ports]]
 device = "eth0"
 "#;
+
+    const PORT_TAP0: &str = "[[nodes.ports]]\ndevice = \"tap0\"\nkind = \"tap\"\naddresses = [\"10.9.0.1/24\"]\n";
 
     /// A replaced text, its replacement, the expected lines, and the ports that stay open.
     type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a [Option<usize>]);
@@ -260,6 +267,14 @@ device = "eth0"
             after("10.9.0.1/24\"", "10.9.0.3/24\"", 1).unwrap(),
             ConfigDiff { lines: vec![], kept_ports: vec![Some(0)] }
         );
+    }
+
+    #[test]
+    fn another_order_of_the_ports_is_listed() {
+        let [first, second] = ["[[nodes.ports]]\ndevice = \"eth0\"\n\n", PORT_TAP0];
+        let changes = after(&format!("{first}{second}"), &format!("{second}\n{first}"), 0).unwrap();
+        assert_eq!(changes.lines, ["ports: their order is now tap0, eth0"]);
+        assert_eq!(changes.kept_ports, [Some(1), Some(0)]);
     }
 
     #[test]
