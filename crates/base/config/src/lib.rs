@@ -1,8 +1,8 @@
 //! Configuration files in TOML. Every error is one line that names the file, the line, the key, the value and the
 //! remedy.
 //!
-//! * [`read`] and [`parse`] deserialize a whole file, [`read_text`] returns its text; [`nanoseconds`], [`bytes`] and [`meters`] are for serde's
-//!   `deserialize_with` and accept a number or a text with a unit.
+//! * [`read`] and [`parse`] deserialize a whole file, [`read_text`] returns its text; [`nanoseconds`], [`bytes`] and
+//!   [`meters`] are for serde's `deserialize_with` and accept a number or a text with a unit.
 //! * [`read_bytes`], [`utf8`], [`check_version`] and [`parse_described`] are the steps of reading a file that describes
 //!   a deployment: its size is bounded and its version is checked before its keys.
 //! * [`InvalidKey`] is the error of a check of parsed values; [`message_at`] finds the line of its key.
