@@ -23,6 +23,7 @@ impl Connection {
     ) -> Result<(usize, bool), Errno> {
         let mut sent = 0;
         self.switch_for_order();
+        self.switch_for_stream();
         loop {
             let guard = self.lock_for_generation(generation, &self.send_lock)?;
             if self.awaits_handshake.load(Ordering::Relaxed) {

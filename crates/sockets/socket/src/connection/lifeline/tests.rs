@@ -142,6 +142,23 @@ fn a_busy_connection_gets_lanes() {
 }
 
 #[test]
+fn a_stream_in_one_direction_gets_a_lane_though_its_peer_reads_all_of_it() {
+    let _no_child = test_support::spawn::forbid();
+    for is_to_server in [true, false] {
+        let [client, server] = lifeline_pair();
+        let (from, to) = if is_to_server { (&client, &server) } else { (&server, &client) };
+        for round in 0..40_u8 {
+            assert_eq!(from.0.sends_by_lane(), round > 32);
+            assert_eq!(send(from, &[round; 10]), Ok(10));
+            assert_eq!(receive_all(to), [round; 10]);
+        }
+        assert_eq!(send(to, b"at last"), Ok(7));
+        assert_eq!(receive_all(from), b"at last");
+        assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
+    }
+}
+
+#[test]
 fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();

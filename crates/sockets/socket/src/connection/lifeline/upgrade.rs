@@ -6,8 +6,8 @@
 //! * `FOLLOW`: the same, in the memory that the receiver of the message has sent.
 //!
 //! The accepting endpoint offers memory once a connection has proved busy; the connecting one attaches it and follows.
-//! An endpoint whose lifeline is full switches without an offer, since its peer may not read for long. An endpoint that
-//! receives a `SWITCH` or `FOLLOW` receives by the lane from then on, and follows if it has not switched itself. An
+//! An endpoint whose lifeline is full switches without an offer, since its peer may not read for long, and so does one
+//! that only sends. An endpoint that receives a `SWITCH` or `FOLLOW` receives by the lane from then on, and follows if it has not switched itself. An
 //! endpoint that cannot attach memory, or must not because several processes hold it, ignores an offer, and the
 //! connection stays as it is. An endpoint that has switched also ignores an offer. If two offers cross, that of the
 //! connecting endpoint is used; if both endpoints switch at the same time, each direction has memory of its own.
@@ -37,6 +37,9 @@ const MESSAGES_MAX: u32 = 4;
 /// Requests to the accepting endpoint, each in one receive or several, before it offers lanes with its next response. A
 /// connection for one request and one response is over by then.
 const REQUESTS_BEFORE_OFFER: u32 = 2;
+/// Sends without a receive in between before an endpoint switches. They take as long as the switch itself; a response,
+/// even one that is written in many parts, is over by then.
+const SENDS_BEFORE_SWITCH: u32 = 32;
 /// The default size of an AF_UNIX stream's buffer (`net.core.wmem_default`).
 const LIFELINE_BYTES: usize = 212_992;
 
@@ -312,6 +315,15 @@ impl Connection {
         }
         if self.tuple().is_some_and(|tuple| lane_peers::is_any(tuple.peer)) {
             lifeline_path.has_switched_for_order.store(true, Ordering::Relaxed);
+            self.switch_to_lanes();
+        }
+    }
+
+    /// Switches to lanes, before a send, if the program has sent for long without receiving anything. The lifeline of a
+    /// peer that reads as fast as this program sends never fills up.
+    pub(super) fn switch_for_stream(&'static self) {
+        // Not above: if the switch fails, it is not tried again before something was received.
+        if self.unanswered_sends.load(Ordering::Relaxed) == SENDS_BEFORE_SWITCH {
             self.switch_to_lanes();
         }
     }
