@@ -7,11 +7,11 @@
 //!
 //! The accepting endpoint offers memory once a connection has proved busy; the connecting one attaches it and follows.
 //! An endpoint whose lifeline is full switches without an offer, since its peer may not read for long, and so does one
-//! that only sends. An endpoint that receives a `SWITCH` or `FOLLOW` receives by the lane from then on, and follows if it
-//! has not switched itself. An endpoint that cannot attach memory, or must not because several processes hold it, ignores
-//! an offer, and the connection stays as it is. An endpoint that has switched also ignores an offer. If two offers cross,
-//! that of the connecting endpoint is used; if both endpoints switch at the same time, each direction has memory of its
-//! own.
+//! that only sends. An endpoint that receives a `SWITCH` or `FOLLOW` receives by the lane from then on, and follows if
+//! it has not switched itself. An endpoint that cannot attach memory, or must not because several processes hold it,
+//! ignores an offer, and the connection stays as it is. An endpoint that has switched also ignores an offer. If two
+//! offers cross, that of the connecting endpoint is used; if both endpoints switch at the same time, each direction has
+//! memory of its own.
 //!
 //! Rings are bytes too: an endpoint rings only once its sends use a lane, and a sender that waits for room in its lane
 //! before its peer has followed polls once a millisecond.
