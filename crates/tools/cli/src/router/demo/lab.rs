@@ -58,7 +58,7 @@ impl<'a> Lab<'a> {
         for (index, node) in NODES.iter().enumerate() {
             lab.add_pair(node, index + 1)?;
         }
-        if ports != "af-packet" {
+        if ports == "af-xdp" {
             lab.disable_offloads()?;
         }
         std::fs::write(lab.cluster(), lab.cluster_text(ports)).context("writing the cluster file")?;
