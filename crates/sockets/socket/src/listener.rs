@@ -122,6 +122,7 @@ impl Listener {
                 fd: inner.descriptors.first().copied().unwrap_or(-1),
                 local: Some(lane.name().address),
                 peer: None,
+                reason: None,
             })
         });
         listener.with(|own| *own = ListenerInner { _slot: slot, ..inner });

@@ -47,7 +47,7 @@ pub(crate) struct Identity {
     pub(crate) state: AtomicU32,
     pub(crate) generation: AtomicU32,
     pub(crate) fd: AtomicI32,
-    /// `DataPath`, role and flags, one byte each.
+    /// `DataPath`, role, flags, and `FallbackReason` plus one or 0, one byte each.
     pub(crate) kind: AtomicU32,
     pub(crate) opened_at_ns: AtomicU64,
     pub(crate) local_ip: [AtomicU64; 2],

@@ -113,6 +113,8 @@ pub struct Connection {
     pub local: Option<SocketAddr>,
     /// The other side's address.
     pub peer: Option<SocketAddr>,
+    /// Why it uses kernel TCP, if it does and the library recorded it.
+    pub reason: Option<FallbackReason>,
     /// When it was opened, in nanoseconds since 1970.
     pub opened_at_ns: u64,
     /// Bytes sent by this process.
@@ -326,7 +328,7 @@ fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
         return None;
     }
     let kind = slot.u32(offset_of!(Slot, identity.kind));
-    let [path, role, ..] = kind.to_le_bytes();
+    let [path, role, _, reason] = kind.to_le_bytes();
     let sender = offset_of!(Slot, sender);
     let receiver = offset_of!(Slot, receiver);
     Some(Connection {
@@ -336,6 +338,7 @@ fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
         inherited: kind & FLAG_INHERITED != 0,
         local: decode_address(slot, offset_of!(Slot, identity.local_ip), offset_of!(Slot, identity.local_port)),
         peer: decode_address(slot, offset_of!(Slot, identity.peer_ip), offset_of!(Slot, identity.peer_port)),
+        reason: usize::from(reason).checked_sub(1).and_then(|index| FallbackReason::ALL.get(index).copied()),
         opened_at_ns: slot.u64(offset_of!(Slot, identity.opened_at_ns)),
         bytes_sent: slot.u64(sender + offset_of!(Direction, bytes)),
         bytes_received: slot.u64(receiver + offset_of!(Direction, bytes)),

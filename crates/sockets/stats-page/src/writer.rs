@@ -46,6 +46,8 @@ pub struct NewConnection {
     pub local: Option<SocketAddr>,
     /// The other side's address, as the program sees it.
     pub peer: Option<SocketAddr>,
+    /// Why it uses kernel TCP, if it does.
+    pub reason: Option<FallbackReason>,
 }
 
 /// The page of one process. Lives as long as the process: create it once, at the first `listen` or `connect`.
@@ -417,7 +419,8 @@ fn reset_counters(header: &Header) {
 impl Identity {
     fn open(&self, connection: &NewConnection, opened_at_ns: u64) {
         self.fd.store(connection.fd, Relaxed);
-        self.kind.store(connection.path as u32 | (connection.role as u32) << 8, Relaxed);
+        let reason = connection.reason.map_or(0, |reason| reason as u32 + 1);
+        self.kind.store(connection.path as u32 | (connection.role as u32) << 8 | reason << 24, Relaxed);
         self.opened_at_ns.store(opened_at_ns, Relaxed);
         self.set_addresses(connection.local, connection.peer);
         self.generation.fetch_add(1, Relaxed);

@@ -24,7 +24,7 @@ fn stats_in(rack: &Path) -> &'static StatsPage {
 fn connection(path: DataPath, fd: i32) -> NewConnection {
     let local: SocketAddr = "127.77.0.2:40000".parse().unwrap();
     let peer: SocketAddr = "[2001:db8::1]:6379".parse().unwrap();
-    NewConnection { path, role: Role::Connect, fd, local: Some(local), peer: Some(peer) }
+    NewConnection { path, role: Role::Connect, fd, local: Some(local), peer: Some(peer), reason: None }
 }
 
 fn only_process(rack: &Path) -> Process {

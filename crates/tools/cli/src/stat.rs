@@ -272,9 +272,9 @@ mod tests {
         let peer: SocketAddr = "127.77.0.2:41234".parse().unwrap();
         let local: SocketAddr = "127.77.0.1:6379".parse().unwrap();
         let open = |path, fd| {
-            let connection =
-                stats_page::NewConnection { path, role: Role::Accept, fd, local: Some(local), peer: Some(peer) };
-            page.open_connection(&connection)
+            let reason = (path == DataPath::Kernel).then_some(FallbackReason::PlainClient);
+            let (role, local, peer) = (Role::Accept, Some(local), Some(peer));
+            page.open_connection(&stats_page::NewConnection { path, role, fd, local, peer, reason })
         };
         let slots = vec![open(DataPath::Lane, 8), open(DataPath::Kernel, 9)];
         slots[0].add_sent(2048);

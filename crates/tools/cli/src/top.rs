@@ -332,6 +332,7 @@ mod tests {
             fd: 77,
             local: None,
             peer: "127.77.0.1:80".parse().ok(),
+            reason: None,
         };
         let slot = stats_page::StatsPage::create(&config).open_connection(&connection);
         slot.add_sent(4096);

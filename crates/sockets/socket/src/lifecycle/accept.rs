@@ -185,6 +185,7 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
         role: Role::Accept,
         local: None,
         peer,
+        reason: Some(FallbackReason::PlainClient),
     });
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     if entry::can_hold(accepted) {

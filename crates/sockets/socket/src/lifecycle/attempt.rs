@@ -98,16 +98,16 @@ pub(super) fn fall_back(
     destination: SocketAddr,
     reason: FallbackReason,
 ) -> Outcome {
-    process_stats::count_fallback(reason);
     // A socket that connects to itself reaches no other program, so no lane is missing.
     if settings().require_lane && reason != FallbackReason::ToItself {
+        process_stats::count_fallback(reason);
         warn_user(&format_args!(
             "connect to {destination}: no lane: {}; refused by --require-lane",
             reason.explanation()
         ));
         return refuse(fd);
     }
-    record_kernel_connection(fd, stream, destination);
+    record_kernel_connection(fd, stream, destination, reason);
     Outcome::Kernel
 }
 
@@ -139,14 +139,21 @@ pub(super) fn bound_to_loopback(is_v6: bool) -> Result<(OwnedFd, SocketAddr), Er
     Ok((socket, address))
 }
 
-/// Records on the stats page that the kernel connects the socket.
-pub(super) fn record_kernel_connection(fd: RawFd, stream: &'static Stream, destination: SocketAddr) {
+/// Counts the reason, and records on the stats page that the kernel connects the socket.
+pub(super) fn record_kernel_connection(
+    fd: RawFd,
+    stream: &'static Stream,
+    destination: SocketAddr,
+    reason: FallbackReason,
+) {
+    process_stats::count_fallback(reason);
     let slot = process_stats::page().open_connection(&stats_page::NewConnection {
         fd,
         path: DataPath::Kernel,
         role: Role::Connect,
         local: None,
         peer: Some(destination),
+        reason: Some(reason),
     });
     stream.with(|inner| inner.slot = Some(slot));
 }
@@ -220,6 +227,7 @@ pub(super) fn record_lane_connection(
         role,
         local: Some(tuple.local),
         peer: Some(tuple.peer),
+        reason: None,
     })
 }
 

@@ -4,7 +4,6 @@ use super::attempt::{
     Attempt, Established, Outcome, attempt, bound_to_loopback, fall_back, install, record_kernel_connection, replace,
 };
 use super::{already_connected, family, pending};
-use crate::accounting::process_stats;
 use crate::connection::Connection;
 use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
@@ -99,8 +98,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return Outcome::Kernel;
     }
     if !settings().applies_to(destination.port()) {
-        process_stats::count_fallback(FallbackReason::PortRule);
-        record_kernel_connection(fd, stream, destination);
+        record_kernel_connection(fd, stream, destination, FallbackReason::PortRule);
         return Outcome::Kernel;
     }
     let is_pending = pending::is_pending(stream);
@@ -111,8 +109,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     }
     if is_denied == Ok(true) {
         // The kernel returns its own error; `--require-lane` has nothing to add to a refusal.
-        process_stats::count_fallback(FallbackReason::ConnectDenied);
-        record_kernel_connection(fd, stream, destination);
+        record_kernel_connection(fd, stream, destination, FallbackReason::ConnectDenied);
         return Outcome::Kernel;
     }
     if !is_pending && is_v6 && is_v4_mapped(destination) && inspect::is_v6only(fd) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::Serialize;
+use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, Process, Snapshot};
 
 use super::proxies::{Proxies, ProxyReport};
@@ -60,6 +61,8 @@ struct ConnectionReport {
     inherited: bool,
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
+    /// Why it uses kernel TCP.
+    reason: Option<&'static str>,
     bytes_sent: u64,
     bytes_received: u64,
     messages_sent: u64,
@@ -146,6 +149,7 @@ impl ConnectionReport {
             inherited: connection.inherited,
             local: connection.local,
             peer: connection.peer,
+            reason: connection.reason.map(FallbackReason::name),
             bytes_sent: connection.bytes_sent,
             bytes_received: connection.bytes_received,
             messages_sent: connection.messages_sent,
