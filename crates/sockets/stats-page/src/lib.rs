@@ -21,10 +21,12 @@ mod rack;
 pub mod reader;
 mod switch;
 mod terms;
+mod variables;
 mod writer;
 
 pub use layout::SLOTS;
 pub use rack::{OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
 pub use switch::switch;
 pub use terms::{DataPath, FallbackReason, Role, node_address, node_name};
+pub use variables::{RULES, VARIABLES, Variable};
 pub use writer::{ConnectionSlot, NewConnection, PageConfig, StatsPage, own_program_name};

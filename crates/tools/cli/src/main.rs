@@ -9,6 +9,7 @@ mod down;
 mod elf;
 mod lanes;
 mod library;
+mod manual;
 mod monitor;
 mod output;
 mod pcie;
@@ -86,6 +87,11 @@ enum Command {
     /// Model an RDMA NIC: its memory and its behaviour in a simulated network
     #[command(subcommand)]
     Rnic(rnic::Command),
+    /// Print the completions of a shell
+    Completions(manual::CompletionOptions),
+    /// Write the manual pages of all commands
+    #[command(hide = true)]
+    Manual(manual::ManualOptions),
     /// Run and inspect router nodes that forward as one router: the nodes of a cluster file
     #[command(subcommand)]
     Router(router::Command),
@@ -141,6 +147,8 @@ fn main() -> ExitCode {
         Command::Pcie(command) => pcie::main(command),
         Command::Rnic(command) => rnic::main(command),
         Command::Router(command) => router::main(command),
+        Command::Completions(options) => manual::completions(options, Arguments::command()),
+        Command::Manual(options) => manual::manual(options, Arguments::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

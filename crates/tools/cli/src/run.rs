@@ -7,13 +7,53 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow, bail};
 use rack::PortList;
+use stats_page::{RULES, VARIABLES};
 
 use crate::rack_choice::{LoadedRack, RackChoice};
 use crate::wrong_use::WrongUse;
 use crate::{library, program, rack_dir};
 
+/// A server and its client.
+pub const EXAMPLE: &str = "\
+crosslane run --node a -- redis-server --port 6379 --protected-mode no
+crosslane run --node b -- redis-cli -h 127.77.0.1 -p 6379 ping";
+
+/// The exit codes; sentences.
+pub const EXIT_STATUS: &str = "The program replaces this command, so its exit code is that of the program. Before \
+                               that: 1 if it cannot be run, or --require-lane rules it out; 2 after wrong use.";
+
+/// Columns of the long help.
+const HELP_COLUMNS: usize = 98;
+
+/// Returns what the long help says behind the options: variables, exit codes, an example.
+fn long_help() -> String {
+    let mut text = String::from("Environment of the program:\n");
+    for variable in VARIABLES {
+        text += &format!("  {}={}\n{}", variable.name, variable.value, paragraph(variable.meaning, 10));
+    }
+    text +=
+        &format!("\n{}\nExit codes:\n{}\nExample, in two terminals:\n", paragraph(RULES, 2), paragraph(EXIT_STATUS, 2));
+    EXAMPLE.lines().for_each(|line| text += &format!("  {line}\n"));
+    text
+}
+
+/// Returns a text as lines with an indentation.
+fn paragraph(text: &str, indentation: usize) -> String {
+    let (mut lines, mut line) = (String::new(), String::new());
+    for word in text.split_whitespace() {
+        if indentation + line.len() + 1 + word.len() > HELP_COLUMNS && !line.is_empty() {
+            lines += &format!("{:indentation$}{line}\n", "");
+            line.clear();
+        }
+        line += if line.is_empty() { "" } else { " " };
+        line += word;
+    }
+    lines + &format!("{:indentation$}{line}\n", "")
+}
+
 /// Options of `crosslane run`.
 #[derive(clap::Args)]
+#[command(after_long_help = long_help())]
 pub struct Options {
     /// Node of the program: a to z for 127.77.0.1 to 127.77.0.26, an address in 127.77.0.0/16, or a node of the rack
     /// file

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
+use stats_page::VARIABLES;
+
 /// Maximum number of ranges in a list of ports.
 const RANGES_MAX: usize = 1024;
 
@@ -76,16 +78,6 @@ fn parse_range(entry: &str) -> Result<RangeInclusive<u16>, PortListError> {
     if first > last { Err(PortListError::Backwards(entry.to_owned())) } else { Ok(first..=last) }
 }
 
-/// The variables that the library reads.
-const KNOWN: [&str; 7] = [
-    "CROSSLANE_EXCEPT",
-    "CROSSLANE_FILTERS",
-    "CROSSLANE_NODE",
-    "CROSSLANE_OFF",
-    "CROSSLANE_ONLY",
-    "CROSSLANE_RACK",
-    "CROSSLANE_REQUIRE_LANE",
-];
 /// The prefix of all of them.
 const PREFIX: &str = "CROSSLANE_";
 /// Maximum number of unknown variables that a warning names.
@@ -160,11 +152,11 @@ impl Settings {
 pub fn unknown_variables(names: impl Iterator<Item = OsString>) -> Option<String> {
     let names = names.map(|name| name.to_string_lossy().into_owned());
     let mut unknown: Vec<String> =
-        names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(&name.as_str())).collect();
+        names.filter(|name| name.starts_with(PREFIX) && !VARIABLES.iter().any(|known| known.name == name)).collect();
     unknown.sort();
     let named: Vec<String> = unknown.iter().take(UNKNOWN_NAMED_MAX).map(|name| shown(name)).collect();
     let more = if unknown.len() > named.len() { ", ..." } else { "" };
-    let known = KNOWN.join(", ");
+    let known = VARIABLES.map(|variable| variable.name).join(", ");
     let line = || format!("{}{more}: no variable of crosslane, and ignored; known are {known}", named.join(", "));
     (!named.is_empty()).then(line)
 }
