@@ -30,6 +30,29 @@ use socket::lifecycle;
 use socket::process::identity;
 use socket::process::settings::settings;
 
+/// The release, which `crosslane run` compares with its own: an ELF note (elf(5)) of type 1 with the owner
+/// `Crosslane`.
+#[repr(C, align(4))]
+struct ReleaseNote {
+    name_bytes: u32,
+    contents_bytes: u32,
+    kind: u32,
+    name: [u8; 12],
+    contents: [u8; RELEASE.len()],
+}
+
+const RELEASE: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
+
+#[used]
+#[unsafe(link_section = ".note.crosslane")]
+static RELEASE_NOTE: ReleaseNote = ReleaseNote {
+    name_bytes: 10,
+    contents_bytes: RELEASE.len() as u32,
+    kind: 1,
+    name: *b"Crosslane\0\0\0",
+    contents: *RELEASE.first_chunk().unwrap(),
+};
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOAD: extern "C" fn() = load;

@@ -8,6 +8,7 @@
 
 mod floors;
 mod launch;
+mod old_glibc;
 mod probe;
 mod process;
 mod progress;

@@ -66,6 +66,21 @@ pub fn is_library(path: &Path) -> bool {
         .is_ok_and(|header| header.e_machine(LittleEndian) == MACHINE && header.e_type(LittleEndian) == elf::ET_DYN)
 }
 
+/// Returns the release of Crosslane's library: the contents of the note with the owner `Crosslane`.
+pub fn release(path: &Path) -> Option<String> {
+    let data = ReadCache::new(File::open(path).ok()?);
+    let header = Header::parse(&data).ok()?;
+    for segment in header.program_headers(LittleEndian, &data).ok()? {
+        let Ok(Some(mut notes)) = segment.notes(LittleEndian, &data) else { continue };
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == b"Crosslane" {
+                return String::from_utf8(note.desc().to_vec()).ok();
+            }
+        }
+    }
+    None
+}
+
 /// Returns the kind of an ELF program of this word size and byte order; an error if its tables contradict each other.
 fn kind_of(data: &ReadCache<File>) -> object::Result<Kind> {
     let header = Header::parse(data)?;

@@ -6,26 +6,41 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::elf;
+use crate::wrong_use::WrongUse;
 
 const NAME: &str = "libcrosslane.so";
-/// Folders relative to the command's folder: that of a build, and those of an installation.
+/// The release of this command.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
+/// Folders relative to the command's folder: that of a build or of a copy, and that of an installation.
 const RELATIVE_FOLDERS: [&str; 3] = [".", "../lib/crosslane", "../lib"];
-/// Folders into which packages install the library.
-const SYSTEM_FOLDERS: [&str; 4] =
-    ["/usr/local/lib/crosslane", "/usr/lib/crosslane", "/usr/lib/x86_64-linux-gnu/crosslane", "/usr/lib64/crosslane"];
+/// Folders of installations that do not belong to the command.
+const SYSTEM_FOLDERS: [&str; 2] = ["/usr/local/lib/crosslane", "/usr/lib/crosslane"];
+/// Folders below them, the last of which is the folder itself. An installation uses the one that glibc's loader
+/// replaces `$LIB` by (ld.so(8)): that of Debian, or that of other distributions.
+const LIB_FOLDERS: [&str; 4] = ["lib/x86_64-linux-gnu", "lib64", "lib", "."];
 
-/// Returns the path of the library: the given one, or the first in the default folders.
+/// Returns the path of the library: the given one, or the first in the default folders, which must be of this release.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
-    match given {
-        Some(path) => find_given(path, "--library"),
-        None => find_given(&find_in_default_folders()?, "--library"),
+    if let Some(path) = given {
+        return find_given(path, "--library");
     }
+    let found = find_given(&find_in_default_folders()?, "--library")?;
+    let release = elf::release(&found).unwrap_or_else(|| "unknown".to_owned());
+    if release != RELEASE {
+        let (command, library) = (command_path()?, found.display());
+        bail!(WrongUse::of(format!(
+            "'{}' is of release {RELEASE}, and the library '{library}' of release {release}; install both from one \
+             release, or give --library",
+            command.display()
+        )));
+    }
+    Ok(found)
 }
 
 /// Checks the library that the option `option` names and returns its canonical path.
 pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
     if !path.is_file() {
-        bail!("no library '{}'; check {option}", path.display());
+        bail!(WrongUse::of(format!("no library '{}'; check {option}", path.display())));
     }
     let found = std::fs::canonicalize(path).with_context(|| format!("library '{}'", path.display()))?;
     check(&found, option)?;
@@ -33,17 +48,23 @@ pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
 }
 
 fn find_in_default_folders() -> Result<PathBuf> {
-    let command = std::env::current_exe().context("finding the path of this command")?;
+    let command = command_path()?;
     let folder = command.parent().unwrap_or(Path::new("/"));
     let relative = RELATIVE_FOLDERS.iter().map(|relative| folder.join(relative));
-    let mut folders = relative.chain(SYSTEM_FOLDERS.iter().map(PathBuf::from));
-    match folders.find_map(|folder| Some(folder.join(NAME)).filter(|path| path.is_file())) {
-        Some(path) => Ok(path),
-        None => bail!(
-            "no {NAME} beside {} or under /usr/lib/crosslane; build it with 'cargo build --release' or give --library",
+    let folders = relative.chain(SYSTEM_FOLDERS.iter().map(PathBuf::from));
+    let mut paths = folders.flat_map(|folder| LIB_FOLDERS.map(|lib| folder.join(lib).join(NAME)));
+    paths.find(|path| path.is_file()).ok_or_else(|| {
+        WrongUse::of(format!(
+            "no {NAME} beside {} nor in ../lib/crosslane, /usr/local/lib/crosslane or /usr/lib/crosslane; install the \
+             library too, or give --library",
             command.display()
-        ),
-    }
+        ))
+        .into()
+    })
+}
+
+fn command_path() -> Result<PathBuf> {
+    std::env::current_exe().context("finding the path of this command")
 }
 
 /// Returns the name for LD_PRELOAD under which only glibc's loader finds the library. musl's loader would load it, fail
@@ -59,11 +80,13 @@ pub fn preload_name(library: &Path) -> OsString {
 
 fn check(path: &Path, option: &str) -> Result<()> {
     if !elf::is_library(path) {
-        bail!("'{}' is not a shared library for this machine; check {option}", path.display());
+        bail!(WrongUse::of(format!("'{}' is not a shared library for this machine; check {option}", path.display())));
     }
     // The loader splits LD_PRELOAD at these characters and has no way to quote them (ld.so(8)).
     if path.to_string_lossy().contains([' ', ':', '\t', '\n']) {
-        bail!("'{}' contains a blank or a colon, which LD_PRELOAD cannot contain; move the library", path.display());
+        let shown = path.display();
+        let what = "contains a blank or a colon, which LD_PRELOAD cannot contain; move the library";
+        bail!(WrongUse::of(format!("'{shown}' {what}")));
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let fixture = Self { folder: tempfile::tempdir().unwrap() };
-        fixture.compile("library.so", "int crosslane_nothing;", &["-shared", "-fPIC"]);
+        fixture.compile("library.so", &release_note(env!("CARGO_PKG_VERSION")), &["-shared", "-fPIC"]);
         fs::DirBuilder::new().mode(0o700).create(fixture.path("rack")).unwrap();
         fixture
     }
@@ -62,6 +62,13 @@ impl Fixture {
         command.env_remove("LD_PRELOAD");
         command
     }
+}
+
+/// Returns a source with the note by which the command knows the release of the library.
+fn release_note(release: &str) -> String {
+    let section = r#".pushsection .note.crosslane,\"a\",@note\n"#;
+    let head = format!(r#".long 10, {}, 1\n.asciz \"Crosslane\"\n.balign 4\n"#, release.len());
+    format!(r#"__asm__("{section}{head}.ascii \"{release}\"\n.balign 4\n.popsection");"#)
 }
 
 /// Copies a file in another process. Processes that concurrent tests start would inherit a descriptor that is open for
@@ -130,14 +137,14 @@ fn a_file_that_is_not_a_library_is_rejected() {
         command.args([OsStr::new("run"), "--library".as_ref(), library.as_ref(), "--".as_ref(), "true".as_ref()]);
         command.output().unwrap()
     };
-    assert_fails(&with(Path::new("/no/such.so")), 1, &["/no/such.so", "--library"]);
-    assert_fails(&with(&fixture.script("text.so", "no library")), 1, &["text.so", "not a shared library"]);
+    assert_fails(&with(Path::new("/no/such.so")), 2, &["/no/such.so", "--library"]);
+    assert_fails(&with(&fixture.script("text.so", "no library")), 2, &["text.so", "not a shared library"]);
     let library = fixture.path("library.so").display().to_string();
     let compared = crosslane(&["bench", "sockets", "--library", &library, "--baseline", "/no/such.so"]);
-    assert_fails(&compared, 1, &["/no/such.so", "check --baseline"]);
+    assert_fails(&compared, 2, &["/no/such.so", "check --baseline"]);
     let blank = fixture.path("with blank.so");
     fs::copy(fixture.path("library.so"), &blank).unwrap();
-    assert_fails(&with(&blank), 1, &["with blank.so", "LD_PRELOAD"]);
+    assert_fails(&with(&blank), 2, &["with blank.so", "LD_PRELOAD"]);
 }
 
 /// Returns the name under which only glibc's loader finds the library.
@@ -164,7 +171,7 @@ fn only_a_loader_that_expands_lib_finds_the_library() {
 fn the_library_is_found_beside_the_command_and_in_its_tree() {
     let fixture = Fixture::new();
     fs::create_dir_all(fixture.path("bin")).unwrap();
-    fs::create_dir_all(fixture.path("lib/crosslane")).unwrap();
+    fs::create_dir_all(fixture.path("lib/crosslane/lib64")).unwrap();
     let command = fixture.path("bin/crosslane");
     copy(Path::new(CROSSLANE), &command);
     let run = || {
@@ -173,9 +180,9 @@ fn the_library_is_found_beside_the_command_and_in_its_tree() {
         command.env_remove("LD_PRELOAD").output().unwrap()
     };
     if !Path::new("/usr/lib/crosslane").exists() && !Path::new("/usr/local/lib/crosslane").exists() {
-        assert_fails(&run(), 1, &["no libcrosslane.so", "cargo build --release", "--library"]);
+        assert_fails(&run(), 2, &["no libcrosslane.so", "install the library", "--library"]);
     }
-    for folder in ["lib/crosslane", "bin"] {
+    for folder in ["lib/crosslane", "lib/crosslane/lib64", "bin"] {
         let library = fixture.path(folder).join("libcrosslane.so");
         fs::copy(fixture.path("library.so"), &library).unwrap();
         let found = stdout(&run());
@@ -444,6 +451,7 @@ fn stat_shows_a_process_until_it_ends() {
         fd: 12,
         local: None,
         peer: "127.77.0.1:6379".parse().ok(),
+        reason: None,
     };
     let slot = page.open_connection(&connection);
     slot.add_sent(3 << 20);

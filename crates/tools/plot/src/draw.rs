@@ -336,7 +336,7 @@ fn spaced(points: &[(i32, i32)], index: usize) -> Vec<(i32, i32)> {
     let mut found = Vec::new();
     for pair in points.windows(2) {
         let (dx, dy) = (f64::from(pair[1].0 - pair[0].0), f64::from(pair[1].1 - pair[0].1));
-        let length = dx.hypot(dy);
+        let length = (dx * dx + dy * dy).sqrt();
         let mut along = left;
         while along <= length && length > 0.0 {
             let share = along / length;
