@@ -59,8 +59,13 @@ fn the_c_example_runs_with_the_static_library() {
 
 #[test]
 fn the_c_example_runs_with_the_shared_library() {
-    let folder = libraries();
-    let folder = folder.to_str().expect("a path in UTF-8");
+    // Installed, the library has a name with its version, and the one for the linker is a link to it.
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = libraries().join("libcrosslane_lane.so");
+    for name in ["libcrosslane_lane.so.0", "libcrosslane_lane.so"] {
+        std::os::unix::fs::symlink(&library, folder.path().join(name)).expect("a link");
+    }
+    let folder = folder.path().to_str().expect("a path in UTF-8");
     let run_path = format!("-Wl,-rpath,{folder}");
     assert_runs(&compile("in_place_shared", &["-L", folder, "-lcrosslane_lane", &run_path]));
 }
