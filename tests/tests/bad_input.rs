@@ -68,9 +68,9 @@ fn a_missing_library_is_named() {
     paths::copy_program(&paths::crosslane(), &alone);
     let rack = Rack::new();
     let mut command = rack.bare_command(&alone);
-    must_fail(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
-    must_fail(&mut rack.run(&["--library", "/no/such.so"], "true"), 1, &["/no/such.so"]);
-    must_fail(&mut rack.run(&["--library", "/etc/passwd"], "true"), 1, &["/etc/passwd"]);
+    must_fail(command.args(["run", "--", "true"]), 2, &["libcrosslane.so"]);
+    must_fail(&mut rack.run(&["--library", "/no/such.so"], "true"), 2, &["/no/such.so"]);
+    must_fail(&mut rack.run(&["--library", "/etc/passwd"], "true"), 2, &["/etc/passwd"]);
 }
 
 // --- programs that cannot take lanes -------------------------------------------------------------------------------
