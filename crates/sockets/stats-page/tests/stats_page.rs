@@ -70,7 +70,10 @@ fn a_reader_sees_what_was_written() {
     let stats = stats_in(rack.path());
     assert!(stats.is_published());
     let lane = stats.open_connection(&connection(DataPath::Lane, 7));
-    let kernel = stats.open_connection(&NewConnection { role: Role::Accept, ..connection(DataPath::Kernel, 8) });
+    // The last reason, whose number is the largest.
+    let reason = FallbackReason::ALL.last().copied();
+    let by_kernel = NewConnection { role: Role::Accept, reason, ..connection(DataPath::Kernel, 8) };
+    let kernel = stats.open_connection(&by_kernel);
     lane.add_sent(100);
     lane.add_sent(20);
     lane.add_received(5);
@@ -95,6 +98,7 @@ fn a_reader_sees_what_was_written() {
         (second.fd, second.path, second.role, second.bytes_received),
         (8, DataPath::Kernel, Role::Accept, 1 << 40)
     );
+    assert_eq!((first.reason, second.reason), (None, reason));
 
     lane.set_fd(9);
     lane.set_addresses(None, None);
