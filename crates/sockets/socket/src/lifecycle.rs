@@ -77,13 +77,12 @@ pub fn check_environment() {
 
 /// Records a socket that the program has just created: `domain`, `kind` and `protocol` as in `socket(2)`.
 pub fn note_socket(fd: RawFd, domain: i32, kind: i32, protocol: i32) {
-    if sandbox::is_confined() {
-        return;
-    }
     let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM
         && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if is_tcp && !settings().off && entry::can_hold(fd) {
+    if is_tcp && sandbox::is_confined() {
+        process_stats::count_under_filter();
+    } else if is_tcp && !settings().off && entry::can_hold(fd) {
         note_stream(fd, domain == libc::AF_INET6, OptionRecord::default(), None);
     }
 }

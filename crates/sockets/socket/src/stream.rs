@@ -27,6 +27,8 @@ pub(crate) struct StreamInner {
     pub(crate) descriptors: Vec<RawFd>,
     pub(crate) options: OptionRecord,
     pub(crate) slot: Option<ConnectionSlot>,
+    /// The row of `crosslane stat` for a listener without lanes.
+    pub(crate) listener_slot: Option<ConnectionSlot>,
     pub(crate) port_choice: PortChoice,
     /// A connect that waits in the background.
     pub(crate) pending: Option<PendingConnect>,

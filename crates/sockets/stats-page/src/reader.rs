@@ -56,7 +56,7 @@ pub struct Process {
     pub started_at_ns: u64,
     /// Open connections that have a slot.
     pub connections: Vec<Connection>,
-    /// Listeners that accept lanes.
+    /// Listeners: with lanes, or by kernel TCP only.
     pub listeners: Vec<Connection>,
     /// Totals of the lane path.
     pub lane: Totals,
@@ -190,6 +190,15 @@ pub fn read_rack(rack: &Path) -> std::io::Result<Snapshot> {
     }
     snapshot.processes.sort_by_key(|process| process.pid);
     Ok(snapshot)
+}
+
+/// Reads the page of one process, whether or not it still runs, and removes nothing.
+///
+/// # Errors
+/// Those of the file and of its contents; `EPERM` if another user owns the file.
+pub fn read_file(path: &Path) -> Result<Process, PageError> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
+    decode(&read_used(&file::open_page(rustix::fs::CWD, &path)?)?)
 }
 
 fn open_folder(path: &Path) -> Result<Fd, Errno> {

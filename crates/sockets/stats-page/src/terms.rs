@@ -64,7 +64,7 @@ impl Role {
 }
 
 macro_rules! fallback_reasons {
-    ($($(#[$doc:meta])* $variant:ident => $name:literal, $why:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident => $name:literal, $why:literal, $remedy:literal;)*) => {
         /// Why a connection that could have had a lane uses kernel TCP.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
@@ -83,6 +83,11 @@ macro_rules! fallback_reasons {
             pub fn explanation(self) -> &'static str {
                 match self { $(Self::$variant => $why,)* }
             }
+
+            /// Returns what to do about it, in a few words.
+            pub fn remedy(self) -> &'static str {
+                match self { $(Self::$variant => $remedy,)* }
+            }
         }
     };
 }
@@ -91,57 +96,108 @@ macro_rules! fallback_reasons {
 fallback_reasons! {
     /// No accelerated listener has the address.
     NoListener => "no_listener",
-        "no listener with lanes has that address; its server may run without crosslane, or in another rack";
+        "no listener with lanes has that address; its server may run without crosslane, or in another rack",
+        "start the server with crosslane run and the same --rack";
     /// The address does not belong to this machine.
-    RemoteAddress => "remote_address", "the address is not on this machine, or in another network namespace of it";
+    RemoteAddress => "remote_address",
+        "the address is not on this machine, or in another network namespace of it",
+        "join the two machines by a rack file, or run both programs in one network namespace";
     /// `--only` or `--except` excludes the port.
-    PortRule => "port_rule", "the port is excluded by --only or --except";
+    PortRule => "port_rule",
+        "the port is excluded by --only or --except",
+        "change --only or --except (CROSSLANE_ONLY, CROSSLANE_EXCEPT) of the program that excludes it";
     /// The two libraries have different protocol versions.
-    VersionMismatch => "version_mismatch", "the other side runs another version of crosslane";
+    VersionMismatch => "version_mismatch",
+        "the other side runs another version of crosslane",
+        "restart the program that runs the older library";
     /// The listener's queue was full.
-    BacklogFull => "backlog_full", "the listener's backlog was full";
+    BacklogFull => "backlog_full",
+        "the listener's backlog was full",
+        "raise the backlog of the server and net.core.somaxconn";
     /// The rack directory could not be used.
-    RackUnavailable => "rack_unavailable", "the rack directory cannot be used; see crosslane doctor";
+    RackUnavailable => "rack_unavailable",
+        "the rack directory cannot be used; see crosslane doctor",
+        "make it a directory of the program's user with mode 0700, on a file system that it can write to";
     /// Memory, descriptors or a table ran out.
-    ResourceLimit => "resource_limit", "memory, descriptors or /dev/shm ran out";
+    ResourceLimit => "resource_limit",
+        "memory, descriptors or /dev/shm ran out",
+        "raise ulimit -n, the memory limit of the cgroup, or the size of /dev/shm";
     /// The other side declined a lane.
-    PeerRefused => "peer_refused", "the other side declined a lane";
+    PeerRefused => "peer_refused",
+        "the other side declined a lane",
+        "run both programs as one user";
     /// A program without Crosslane connected to an accelerated listener.
     PlainClient => "plain_client",
-        "the client used kernel TCP: it runs without crosslane, or crosslane stat shows its reason";
+        "the client used kernel TCP: it runs without crosslane, or crosslane stat shows its reason",
+        "start the client with crosslane run, or ask crosslane explain about it";
     /// The program asked for something lanes do not offer.
-    UnsupportedCall => "unsupported_call", "the program asked for something lanes do not offer";
+    UnsupportedCall => "unsupported_call",
+        "the program asked for something lanes do not offer",
+        "disable the socket option: docs/limits.md lists those that need the kernel";
     /// The handshake was interrupted or invalid.
-    HandshakeFailed => "handshake_failed", "the handshake was interrupted or invalid";
+    HandshakeFailed => "handshake_failed",
+        "the handshake was interrupted or invalid",
+        "connect again; if it persists, restart the server";
     /// The network namespaces differ.
-    NamespaceDiffers => "namespace_differs", "the two programs are in different network namespaces";
+    NamespaceDiffers => "namespace_differs",
+        "the two programs are in different network namespaces",
+        "run both in one network namespace, or join the namespaces as nodes of a rack file";
     /// The link to the other node is not up, or the monitor of this one does not answer.
-    LinkDown => "link_down", "the link to that node is down; see crosslane status";
+    LinkDown => "link_down",
+        "the link to that node is down; see crosslane status",
+        "bring the node up: crosslane up";
     /// A socket connected to its own address.
-    ToItself => "to_itself", "the socket connected to itself: there is no second program";
+    ToItself => "to_itself",
+        "the socket connected to itself: there is no second program",
+        "nothing: such a connection stays in the kernel";
     /// The rack's access rules do not allow this node to connect there.
-    AccessDenied => "access_denied", "the rack's access rules deny it";
+    AccessDenied => "access_denied",
+        "the rack's access rules deny it",
+        "allow it in the rack file";
     /// The connection's spans of the windows could not be mapped.
-    WindowUnmapped => "window_unmapped", "its spans of the windows cannot be mapped in this program";
+    WindowUnmapped => "window_unmapped",
+        "its spans of the windows cannot be mapped in this program",
+        "give the program access to the device or the shared memory of the windows";
     /// A connection from the program's port to that address still exists, perhaps only at the other side.
-    PortInUse => "port_in_use", "an earlier connection from that port to that address still exists";
+    PortInUse => "port_in_use",
+        "an earlier connection from that port to that address still exists",
+        "close the earlier connection, or do not bind the port before connecting";
     /// `--filters honour`: packet filters of the loopback interface must see the connection.
-    PacketFilters => "packet_filters", "packet filters are honoured: --filters honour";
+    PacketFilters => "packet_filters",
+        "packet filters are honoured: --filters honour",
+        "run the program without --filters honour and without CROSSLANE_FILTERS";
     /// A security module, such as Landlock, denies the program this connection.
-    ConnectDenied => "connect_denied", "a security module denies the program this connection";
+    ConnectDenied => "connect_denied",
+        "a security module denies the program this connection",
+        "allow the port in the rules of Landlock, AppArmor or SELinux";
     /// Another user created the kernel's listener at the address.
-    OtherUser => "other_user", "the server belongs to another user";
+    OtherUser => "other_user",
+        "the server belongs to another user",
+        "run both programs as one user";
     /// The rack directory does not belong to the current user of the program.
     RackOfOtherUser => "rack_of_other_user",
-        "the rack directory belongs to another user; the program may have changed its user";
+        "the rack directory belongs to another user; the program may have changed its user",
+        "start the program as its final user, or give it a directory of that user with --rack";
     /// No source port is free.
-    NoFreePort => "no_free_port", "no source port is free for one more connection to that address";
+    NoFreePort => "no_free_port",
+        "no source port is free for one more connection to that address",
+        "widen net.ipv4.ip_local_port_range, or keep connections open";
     /// Another listener of the rack has the address.
-    NameTaken => "name_taken", "another listener of the rack has that address";
+    NameTaken => "name_taken",
+        "another listener of the rack has that address",
+        "end the other listener, which crosslane stat shows";
     /// The proxy could not listen on behalf of another node's server.
-    ProxyCannotListen => "proxy_cannot_listen", "the proxy of this node cannot listen for that server; see its log";
+    ProxyCannotListen => "proxy_cannot_listen",
+        "the proxy of this node cannot listen for that server; see its log",
+        "free the address on this node";
     /// `crosslane lanes off`.
-    SwitchedOff => "switched_off", "lanes are switched off in the rack: crosslane lanes on";
+    SwitchedOff => "switched_off",
+        "lanes are switched off in the rack: crosslane lanes on",
+        "crosslane lanes on, then connect again";
+    /// A system call filter or an address family restriction denies what lanes need.
+    Sandbox => "sandbox",
+        "a sandbox denies the program what lanes need: AF_UNIX sockets or memory files",
+        "allow AF_UNIX and memfd_create, or connect before the program installs its own filter";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);

@@ -38,3 +38,9 @@ pub(crate) fn after_fork_in_child() {
         page.forked_child();
     }
 }
+
+/// Counts a socket that stays on kernel TCP because the program has put itself under a system call filter. The page is
+/// not created here: that would take system calls, which the filter may forbid.
+pub(crate) fn count_under_filter() {
+    PAGE.get().inspect(|page| page.count_fallback(FallbackReason::Sandbox));
+}

@@ -4,6 +4,7 @@ use super::attempt::{
     Attempt, Established, Outcome, attempt, bound_to_loopback, fall_back, install, record_kernel_connection, replace,
 };
 use super::{already_connected, family, pending};
+use crate::accounting::process_stats;
 use crate::connection::Connection;
 use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
@@ -31,7 +32,10 @@ const REMOTE_WAIT_NS: u64 = 5_000_000;
 /// Connects `fd` to `destination`, by a lane if possible.
 pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     match (entry::get(fd), destination) {
-        (Entry::Stream(_), _) if sandbox::is_confined() => Outcome::Kernel,
+        (Entry::Stream(_), _) if sandbox::is_confined() => {
+            process_stats::count_under_filter();
+            Outcome::Kernel
+        }
         (Entry::Confined(connection), Ok(_)) => Outcome::Complete(already_connected(connection)),
         (Entry::Connection(connection), Ok(_)) => Outcome::Complete(already_connected(connection)),
         (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => {
@@ -97,6 +101,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         // The kernel is connecting it already: a second call gets its result.
         return Outcome::Kernel;
     }
+    // A listener that was shut down may connect.
+    stream.with(|inner| inner.listener_slot = None);
     if !settings().applies_to(destination.port()) {
         record_kernel_connection(fd, stream, destination, FallbackReason::PortRule);
         return Outcome::Kernel;

@@ -11,7 +11,7 @@ use crate::rendezvous::{self, LaneListener};
 use crate::stream::{STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use stats_page::FallbackReason;
+use stats_page::{DataPath, FallbackReason, Role};
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -50,9 +50,23 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     });
     match with_deferral {
         Ok((lane, deferral)) => signals::without_handlers(|| promote(fd, stream, lane, deferral)),
-        Err(reason) => process_stats::count_fallback(reason),
+        Err(reason) => record_kernel_listener(fd, stream, bound, reason),
     }
     Ok(())
+}
+
+/// Counts the reason, and records on the stats page that clients connect by kernel TCP only.
+fn record_kernel_listener(fd: RawFd, stream: &'static Stream, bound: SocketAddr, reason: FallbackReason) {
+    process_stats::count_fallback(reason);
+    let slot = process_stats::page().open_connection(&stats_page::NewConnection {
+        fd,
+        path: DataPath::Kernel,
+        role: Role::Listen,
+        local: Some(bound),
+        peer: None,
+        reason: Some(reason),
+    });
+    stream.with(|inner| inner.listener_slot = Some(slot));
 }
 
 fn add_lane(
@@ -113,26 +127,31 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
 /// one again.
 pub fn shutdown_listener(listener: &'static Listener) {
     // No handler that closes the socket may run between the steps.
-    signals::without_handlers(|| demote(listener, |fd| epoll::forget_listener(fd, listener), |_| ()));
+    signals::without_handlers(|| _ = demote(listener, |fd| epoll::forget_listener(fd, listener), |_| ()));
 }
 
 /// Removes the lane listener: clients connect by kernel TCP only from now on.
 pub(super) fn leave_to_kernel(listener: &'static Listener) {
-    process_stats::count_fallback(FallbackReason::UnsupportedCall);
-    signals::without_handlers(|| demote(listener, |_| (), epoll::adopt_stream));
+    let name = listener.with(|inner| inner.lane.as_ref().map(|lane| lane.name().address));
+    let stream = signals::without_handlers(|| demote(listener, |_| (), epoll::adopt_stream));
+    if let (Some((fd, stream)), Some(bound)) = (stream, name) {
+        record_kernel_listener(fd, stream, bound, FallbackReason::UnsupportedCall);
+    }
 }
 
 /// Makes a listener a plain TCP socket. `before` and `after` are called for each of its descriptors, before and after
-/// the change.
-fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(RawFd)) {
+/// the change. Returns the first descriptor and the socket, unless it was closed meanwhile.
+fn demote(
+    listener: &'static Listener,
+    before: impl Fn(RawFd),
+    after: impl Fn(RawFd),
+) -> Option<(RawFd, &'static Stream)> {
     // SAFETY: the hidden descriptor is open as long as the listener, one of whose descriptors the calling program uses.
     let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
     let _ = rustix::net::shutdown(lane, rustix::net::Shutdown::Both);
     let is_nonblocking = listener.is_nonblocking();
     let inner = listener.with(std::mem::take::<ListenerInner>);
-    if inner.descriptors.is_empty() {
-        return; // It was closed meanwhile.
-    }
+    let first = *inner.descriptors.first()?; // Otherwise it was closed meanwhile.
     let stream = STREAMS.take();
     stream.with(|own| {
         *own = StreamInner {
@@ -150,6 +169,7 @@ fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(Ra
         after(descriptor);
     }
     LISTENERS.release(listener);
+    Some((first, stream))
 }
 
 fn set_mode(fd: RawFd, is_nonblocking: bool) {

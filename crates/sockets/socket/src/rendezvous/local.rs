@@ -33,6 +33,7 @@ use crate::rendezvous::directory::{ListenerName, Rack, RackLock, is_in_any_rack,
 use crate::rendezvous::handshake::Handshake;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::name_key::NameKey;
+use crate::rendezvous::reasons;
 use segment::{Segment, Side};
 
 /// Number of descriptors of a handshake that are received before the rest is discarded; a valid handshake has one.
@@ -196,6 +197,13 @@ impl NoLane {
         }
     }
 
+    /// Returns the reason for a lifeline or memory that could not be created.
+    pub(super) fn of_creation_error(errno: Errno) -> Self {
+        let denied = reasons::is_denied(errno);
+        let reason = if denied { FallbackReason::Sandbox } else { FallbackReason::HandshakeFailed };
+        Self::resource_limit_or(reason)(errno)
+    }
+
     /// Returns a conversion of errors: `ResourceLimit` for an exhausted resource, and `reason` for all others.
     pub(super) fn resource_limit_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
         move |errno| match errno {
@@ -300,11 +308,11 @@ pub fn connect_in(rack: &Rack, request: &ConnectRequest) -> Result<Connected, No
 }
 
 pub(super) fn new_lifeline() -> Result<OwnedFd, NoLane> {
-    unix_stream().map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
+    unix_stream().map_err(NoLane::of_creation_error)
 }
 
 pub(super) fn new_memory() -> Result<(Segment, OwnedFd), NoLane> {
-    Segment::create(Side::Connector).map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
+    Segment::create(Side::Connector).map_err(NoLane::of_creation_error)
 }
 
 /// Connects the lifeline to a listener. `prepare` obtains what the connection needs, before the first listener is

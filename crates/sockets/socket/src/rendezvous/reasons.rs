@@ -68,9 +68,15 @@ pub fn of_rack_error(errno: Errno) -> FallbackReason {
     match errno {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
         Errno::CANCELED => FallbackReason::SwitchedOff,
+        Errno::AFNOSUPPORT | Errno::NOSYS => FallbackReason::Sandbox,
         Errno::ACCESS | Errno::PERM if directory::is_owned_by_other_user() => FallbackReason::RackOfOtherUser,
         _ => FallbackReason::RackUnavailable,
     }
+}
+
+/// Returns whether the creation of a socket or of memory failed because a filter or a security module denies it.
+pub fn is_denied(errno: Errno) -> bool {
+    matches!(errno, Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT | Errno::NOSYS)
 }
 
 /// Returns the owner of the TCP listener that the kernel would connect to, if there is one in this network namespace.
