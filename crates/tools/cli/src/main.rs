@@ -7,12 +7,14 @@ mod device_server;
 mod doctor;
 mod down;
 mod elf;
+mod explain;
 mod lanes;
 mod library;
 mod manual;
 mod monitor;
 mod output;
 mod pcie;
+mod processes;
 mod program;
 mod proxy;
 mod rack_choice;
@@ -53,6 +55,8 @@ enum Command {
     Run(run::Options),
     /// Show processes, connections with their paths, bytes by path, and fallbacks with their reasons
     Stat(stat::Options),
+    /// Show why sockets of running programs, or of a program that is not running yet, do not use lanes
+    Explain(explain::Options),
     /// Show what stat shows, updated continuously
     Top(top::Options),
     /// Switch lanes for new connections of a rack off or on while its programs run
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
     let done = match &arguments.command {
         Command::Run(options) => run::main(options),
         Command::Stat(options) => stat::main(options),
+        Command::Explain(options) => explain::main(options),
         Command::Top(options) => top::main(options),
         Command::Lanes(options) => lanes::main(options),
         Command::Rack(RackCommand::Example(options)) => rack_example::main(options),

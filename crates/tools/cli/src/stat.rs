@@ -1,5 +1,6 @@
 //! `crosslane stat`: prints the statistics pages of the processes of a rack.
 
+mod all;
 mod proxies;
 mod report;
 
@@ -12,6 +13,7 @@ use stats::{Align, Table};
 use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, Process, Snapshot, Totals};
 
+use crate::processes::Processes;
 use crate::rack_choice::RackChoice;
 use crate::{lanes, output, rack_dir};
 use proxies::Proxies;
@@ -26,10 +28,21 @@ pub struct Options {
     /// The rack: a rack file, its address in etcd, or a directory [default: as for run]
     #[arg(long, value_name = "FILE|ETCD|DIR")]
     pub rack: Option<PathBuf>,
+    /// Show all rack directories that this user may read, with users and control groups; for root, those of all users
+    #[arg(long, conflicts_with = "rack")]
+    pub all: bool,
 }
 
 /// Prints one snapshot.
 pub fn main(options: &Options) -> Result<()> {
+    if options.all {
+        let processes = Processes::scan()?;
+        let racks = all::racks(&processes);
+        return match options.json {
+            true => output::print_json(&Report::of_all(&racks)),
+            false => output::print(&all::describe(&racks)),
+        };
+    }
     let rack = RackChoice::new(options.rack.as_deref())?;
     let snapshot = read(&rack.directories())?;
     let proxies = Proxies::of(&rack);
@@ -186,6 +199,7 @@ fn connections(snapshot: &Snapshot) -> Table {
 fn listeners(snapshot: &Snapshot) -> Table {
     let mut table = Table::new(&[
         ("LISTENER", Align::Left),
+        ("PATH", Align::Left),
         ("PROGRAM", Align::Left),
         ("PID", Align::Right),
         ("FD", Align::Right),
@@ -195,6 +209,7 @@ fn listeners(snapshot: &Snapshot) -> Table {
         for listener in process.listeners.iter().filter(|listener| !listener.inherited) {
             table.row(vec![
                 address(listener.local),
+                listener.path.name().to_owned(),
                 process.program.clone(),
                 process.pid.to_string(),
                 listener.fd.to_string(),

@@ -35,7 +35,7 @@ pub struct Options {
 pub fn main(options: &Options) -> Result<()> {
     let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     if options.json || !live {
-        return stat::main(&stat::Options { json: options.json, rack: options.rack.clone() });
+        return stat::main(&stat::Options { json: options.json, rack: options.rack.clone(), all: false });
     }
     let rack = RackChoice::new(options.rack.as_deref())?;
     let screen = Screen::new(stat::read(&rack.directories())?, rack);

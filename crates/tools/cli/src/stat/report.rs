@@ -2,14 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use serde::Serialize;
 use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, Process, Snapshot};
 
+use super::all::{Member, Rack};
 use super::proxies::{Proxies, ProxyReport};
 use crate::lanes;
+use crate::processes::program::user_name;
 use crate::rack_choice::RackChoice;
+
+/// The version of the JSON output, which docs/stat.schema.json describes.
+const SCHEMA: &str = "crosslane-stat/1";
 
 /// The output of `crosslane stat --json`.
 #[derive(Serialize)]
@@ -21,11 +27,47 @@ pub struct Report<'a> {
     /// For a rack file, the proxy of each node on each of its links.
     proxies: &'a [ProxyReport],
     unreadable: Vec<UnreadableReport<'a>>,
+    /// With --all, the rack directories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    racks: Option<Vec<RackReport<'a>>>,
+}
+
+/// A rack directory and what listens in it.
+#[derive(Serialize)]
+struct RackReport<'a> {
+    directory: &'a Path,
+    uid: u32,
+    user: String,
+    lanes_off: bool,
+    listeners: Vec<RackListenerReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct RackListenerReport<'a> {
+    #[serde(flatten)]
+    listener: ListenerReport,
+    pid: u32,
+    program: &'a str,
+    #[serde(flatten)]
+    owner: OwnerReport<'a>,
+}
+
+/// Who runs a process.
+#[derive(Clone, Serialize)]
+struct OwnerReport<'a> {
+    rack: &'a Path,
+    /// The process number where this command runs; `pid` is that in the process's own namespace.
+    host_pid: Option<i32>,
+    uid: Option<u32>,
+    user: Option<String>,
+    cgroup: Option<&'a str>,
 }
 
 #[derive(Serialize)]
 struct ProcessReport<'a> {
     pid: u32,
+    #[serde(flatten)]
+    owner: Option<OwnerReport<'a>>,
     program: &'a str,
     node: Option<String>,
     started_at_ns: u64,
@@ -41,15 +83,19 @@ struct ProcessReport<'a> {
 #[derive(Serialize)]
 struct ListenerReport {
     fd: i32,
+    /// `lane`, or `kernel` if clients connect by kernel TCP only.
+    path: &'static str,
     inherited: bool,
     local: Option<SocketAddr>,
+    /// Why it has no lanes.
+    reason: Option<&'static str>,
     opened_at_ns: u64,
 }
 
 impl ListenerReport {
     fn new(listener: &Connection) -> Self {
-        let Connection { fd, inherited, local, opened_at_ns, .. } = *listener;
-        Self { fd, inherited, local, opened_at_ns }
+        let Connection { fd, path, inherited, local, reason, opened_at_ns, .. } = *listener;
+        Self { fd, path: path.name(), inherited, local, reason: reason.map(FallbackReason::name), opened_at_ns }
     }
 }
 
@@ -96,25 +142,90 @@ struct UnreadableReport<'a> {
 
 impl<'a> Report<'a> {
     pub fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &RackChoice) -> Self {
-        let unreadable =
-            |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
         let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
         Self {
-            schema: "crosslane-stat/1",
+            schema: SCHEMA,
             lanes_off: rack.directories().iter().any(|directory| lanes::are_off(directory)),
             processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
             proxies: &proxies.links,
-            unreadable: snapshot.unreadable.iter().map(unreadable).chain(silent).collect(),
+            unreadable: snapshot.unreadable.iter().map(UnreadableReport::new).chain(silent).collect(),
+            racks: None,
         }
+    }
+
+    /// Returns the report on all racks.
+    pub fn of_all(racks: &'a [Rack<'a>]) -> Self {
+        let processes = racks.iter().flat_map(|rack| {
+            let report = |member: &'a Member<'a>| ProcessReport {
+                owner: Some(OwnerReport::new(rack, member)),
+                node: member.process.node.map(stats_page::node_name),
+                ..ProcessReport::without_node(&member.process)
+            };
+            rack.members.iter().map(report)
+        });
+        let unreadable = racks.iter().flat_map(|rack| &rack.unreadable);
+        Self {
+            schema: SCHEMA,
+            lanes_off: racks.iter().any(|rack| rack.lanes_off),
+            processes: processes.collect(),
+            proxies: &[],
+            unreadable: unreadable.map(UnreadableReport::new).collect(),
+            racks: Some(racks.iter().map(RackReport::new).collect()),
+        }
+    }
+}
+
+impl<'a> RackReport<'a> {
+    fn new(rack: &'a Rack<'a>) -> Self {
+        let listeners = rack.members.iter().flat_map(|member| {
+            let own = member.process.listeners.iter().filter(|listener| !listener.inherited);
+            own.map(|listener| RackListenerReport {
+                listener: ListenerReport::new(listener),
+                pid: member.process.pid,
+                program: &member.process.program,
+                owner: OwnerReport::new(rack, member),
+            })
+        });
+        Self {
+            directory: &rack.directory,
+            uid: rack.uid,
+            user: user_name(rack.uid),
+            lanes_off: rack.lanes_off,
+            listeners: listeners.collect(),
+        }
+    }
+}
+
+impl<'a> OwnerReport<'a> {
+    fn new(rack: &'a Rack<'a>, member: &'a Member<'a>) -> Self {
+        Self {
+            rack: &rack.directory,
+            host_pid: member.program.map(|program| program.pid),
+            uid: member.program.map(|program| program.uid),
+            user: member.program.map(|program| user_name(program.uid)),
+            cgroup: member.program.and_then(|program| program.cgroup.as_deref()),
+        }
+    }
+}
+
+impl<'a> UnreadableReport<'a> {
+    fn new(page: &'a reader::Unreadable) -> Self {
+        Self { name: &page.name, error: page.error.to_string() }
     }
 }
 
 impl<'a> ProcessReport<'a> {
     fn new(process: &'a Process, rack: &RackChoice) -> Self {
+        let node = process.node.map(|address| rack.node_name(address));
+        Self { node, ..Self::without_node(process) }
+    }
+
+    fn without_node(process: &'a Process) -> Self {
         Self {
             pid: process.pid,
+            owner: None,
             program: &process.program,
-            node: process.node.map(|address| rack.node_name(address)),
+            node: None,
             started_at_ns: process.started_at_ns,
             listeners: process.listeners.iter().map(ListenerReport::new).collect(),
             connections: process.connections.iter().map(ConnectionReport::new).collect(),

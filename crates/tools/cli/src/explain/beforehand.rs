@@ -1,0 +1,157 @@
+//! What a command line would use: the program is examined, and each listener of this machine is a possible destination.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rack::PortList;
+use stats_page::{DataPath, FallbackReason};
+
+use super::reason::Reason;
+use super::socket::OtherSide;
+use crate::processes::tcp::TcpSocket;
+use crate::processes::{Obstacle, Processes, Program};
+use crate::rack_choice::RackChoice;
+use crate::wrong_use::WrongUse;
+use crate::{lanes, library, program, rack_dir};
+
+/// What a command line would use.
+pub struct Forecast<'a> {
+    /// The file of the program.
+    pub program: PathBuf,
+    /// The rack directory that it would use.
+    pub rack: PathBuf,
+    /// Why it would have no lanes at all.
+    pub reason: Option<Reason>,
+    /// The listeners that it could connect to.
+    pub destinations: Vec<Destination<'a>>,
+}
+
+/// A listener, and what a connection to it would use.
+pub struct Destination<'a> {
+    /// Its address.
+    pub address: SocketAddr,
+    /// What a connection would use.
+    pub path: DataPath,
+    /// Why not a lane.
+    pub reason: Option<Reason>,
+    /// The program that listens.
+    pub other_side: OtherSide<'a>,
+}
+
+/// Returns what a command line, given as the program's name and its arguments, would use in a rack.
+///
+/// # Errors
+/// Wrong use, if there is no such program or no such rack.
+pub fn forecast<'a>(processes: &'a Processes, command: &[OsString], rack: Option<&Path>) -> Result<Forecast<'a>> {
+    let search = std::env::var_os("PATH");
+    let name = command.first().ok_or_else(|| WrongUse::of("no program given; name one after --"))?;
+    let program = program::resolve(name, search.as_deref()).map_err(WrongUse::of)?;
+    library::find(None)?;
+    let rack = match RackChoice::new(rack)? {
+        RackChoice::Directory(directory) => directory,
+        RackChoice::File(rack) => {
+            let what = "describes several nodes; give the directory of one, which crosslane status shows";
+            return Err(WrongUse::of(format!("{} {what}", rack.shown())).into());
+        }
+    };
+    let reason = whole_program(&program, search.as_deref(), &rack);
+    let rules = PortRules::from_environment()?;
+    let mut destinations: Vec<Destination<'_>> =
+        processes.own_table().listeners().map(|socket| destination(processes, socket, &rack, &rules, reason)).collect();
+    destinations.sort_by_key(|destination| (destination.address.port(), destination.address));
+    destinations.dedup_by_key(|destination| destination.address);
+    Ok(Forecast { program, rack, reason, destinations })
+}
+
+/// Returns why the program would have no lanes at all.
+fn whole_program(path: &Path, search: Option<&std::ffi::OsStr>, rack: &Path) -> Option<Reason> {
+    let off = std::env::var_os("CROSSLANE_OFF").and_then(|value| stats_page::switch(value.as_encoded_bytes()));
+    if off == Some(true) {
+        return Some(Reason::Program(Obstacle::OffByVariable));
+    }
+    if let Some(found) = program::obstacle(path, search) {
+        return Some(Reason::Program(match found {
+            program::Obstacle::Static(_) => Obstacle::Static,
+            program::Obstacle::OtherLoader(..) => Obstacle::OtherCLibrary,
+            program::Obstacle::Go(_) => Obstacle::Go,
+            program::Obstacle::OtherMachine(_) => Obstacle::OtherArchitecture,
+            program::Obstacle::Privileged(..) => Obstacle::Privileged,
+            program::Obstacle::Unknown(_) => Obstacle::NotLoaded,
+        }));
+    }
+    if lanes::are_off(rack) {
+        return Some(Reason::Recorded(FallbackReason::SwitchedOff));
+    }
+    let is_usable = !rack.exists() || rack_dir::check_private(rack).is_ok();
+    (!is_usable).then_some(Reason::Recorded(FallbackReason::RackUnavailable))
+}
+
+/// The port rules that the environment gives a program.
+struct PortRules {
+    only: Option<PortList>,
+    except: Option<PortList>,
+}
+
+impl PortRules {
+    fn from_environment() -> Result<Self> {
+        let list = |name: &str| -> Result<Option<PortList>> {
+            let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+            let text = value.to_string_lossy();
+            text.parse().map(Some).map_err(|error| WrongUse::of(format!("{name}='{text}': {error}")).into())
+        };
+        Ok(Self { only: list("CROSSLANE_ONLY")?, except: list("CROSSLANE_EXCEPT")? })
+    }
+
+    fn allow(&self, port: u16) -> bool {
+        let is_in = |list: &Option<PortList>, absent| list.as_ref().map_or(absent, |list| list.contains(port));
+        is_in(&self.only, true) && !is_in(&self.except, false)
+    }
+}
+
+fn destination<'a>(
+    processes: &'a Processes,
+    socket: &'a TcpSocket,
+    rack: &Path,
+    rules: &PortRules,
+    reason: Option<Reason>,
+) -> Destination<'a> {
+    let program = processes.holder(socket.inode, 0);
+    let other_side = OtherSide { program, uid: socket.uid, is_in_same_namespace: true, reason: None };
+    let reason = match reason {
+        Some(reason) => Some(reason),
+        None if !rules.allow(socket.local.port()) => Some(Reason::Recorded(FallbackReason::PortRule)),
+        None => obstacle_at(socket, program, rack),
+    };
+    let path = if reason.is_some() { DataPath::Kernel } else { DataPath::Lane };
+    Destination { address: socket.local, path, reason, other_side }
+}
+
+/// Returns why a connection to a listener would have no lane, from what the program that listens shows.
+fn obstacle_at(socket: &TcpSocket, server: Option<&Program>, rack: &Path) -> Option<Reason> {
+    if socket.uid != rustix::process::geteuid().as_raw() {
+        return Some(Reason::Recorded(FallbackReason::OtherUser));
+    }
+    let no_listener = Reason::Recorded(FallbackReason::NoListener);
+    let Some(server) = server else { return Some(no_listener) };
+    if let Some(obstacle) = server.obstacle() {
+        return Some(Reason::Peer(obstacle));
+    }
+    if server.rack().is_some_and(|other| !is_same(&server.seen_from_here(&other), rack)) {
+        return Some(Reason::OtherRack);
+    }
+    match server.recorded(socket.inode) {
+        Some(listener) if listener.path == DataPath::Kernel => {
+            listener.reason.map(Reason::Recorded).or(Some(no_listener))
+        }
+        Some(_) => None,
+        None => Some(no_listener),
+    }
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    identity(one).is_some_and(|one| Some(one) == identity(other))
+}

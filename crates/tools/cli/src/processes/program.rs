@@ -1,0 +1,282 @@
+//! One program as `/proc` shows it.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use procfs::ProcResult;
+use procfs::process::{FDTarget, MMapPath, Process};
+use stats_page::reader::{self, Connection, PageError};
+
+use crate::elf::{self, Kind};
+
+/// The name of the library's file.
+const LIBRARY: &str = "libcrosslane.so";
+/// What the kernel appends to the path of a mapped file that was removed.
+const DELETED: &str = " (deleted)";
+/// `AT_SECURE` of the auxiliary vector: the loader ignores LD_PRELOAD (getauxval(3)).
+const AT_SECURE: u64 = 23;
+/// The controller whose cgroup is named, where there is no cgroup of version 2.
+const CONTROLLER: &str = "memory";
+
+/// A running program.
+#[derive(Debug)]
+pub struct Program {
+    /// Its process number in the namespace of this command.
+    pub pid: i32,
+    /// The name of its file, or of the process where that cannot be read.
+    pub name: String,
+    /// Its effective user.
+    pub uid: u32,
+    /// The inode of its network namespace.
+    pub namespace: u64,
+    /// Its control group.
+    pub cgroup: Option<String>,
+    /// The inodes of its sockets, by descriptor.
+    pub sockets: BTreeMap<i32, u64>,
+    /// Crosslane's library, if it is loaded.
+    pub library: Option<Library>,
+    environment: HashMap<OsString, OsString>,
+    page: Option<MappedPage>,
+    /// What the page says about the sockets, by inode: descriptors may have been duplicated.
+    recorded: HashMap<u64, Connection>,
+    obstacle: OnceCell<Option<Obstacle>>,
+}
+
+/// The library as a program has loaded it.
+#[derive(Clone, Debug)]
+pub struct Library {
+    /// Its path as the program sees it.
+    pub path: PathBuf,
+    /// Its release; `None` if the file was replaced or removed, or cannot be read.
+    pub release: Option<String>,
+}
+
+/// A statistics page that a program has mapped.
+#[derive(Debug)]
+struct MappedPage {
+    rack: PathBuf,
+    contents: Result<reader::Process, PageError>,
+}
+
+/// Why a program has no lanes at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Obstacle {
+    /// Statically linked.
+    Static,
+    /// Built by the Go compiler.
+    Go,
+    /// Linked against another C library.
+    OtherCLibrary,
+    /// For another processor or word size.
+    OtherArchitecture,
+    /// The kernel runs it with more privileges than its user has.
+    Privileged,
+    /// LD_PRELOAD names the library, and the loader did not load it.
+    LibraryMissing,
+    /// Nothing names the library.
+    NotLoaded,
+    /// `CROSSLANE_OFF`.
+    OffByVariable,
+}
+
+impl Program {
+    /// Reads the state of a process.
+    ///
+    /// # Errors
+    /// Those of `/proc`: the process may have ended, or belong to another user.
+    pub fn read(process: &Process) -> ProcResult<Self> {
+        let status = process.status()?;
+        let mut sockets = BTreeMap::new();
+        for descriptor in process.fd()?.flatten() {
+            if let FDTarget::Socket(inode) = descriptor.target {
+                sockets.insert(descriptor.fd, inode);
+            }
+        }
+        let root = PathBuf::from(format!("/proc/{}/root", process.pid()));
+        let maps = process.maps()?;
+        let mapped = || {
+            maps.iter().filter_map(|map| match &map.pathname {
+                MMapPath::Path(path) => Some(path.as_path()),
+                _ => None,
+            })
+        };
+        let library = mapped().find(|path| is_library(path)).map(|path| Library {
+            path: without_mark(path),
+            release: if is_deleted(path) { None } else { elf::release(&within(&root, path)) },
+        });
+        let page = mapped().find_map(|path| MappedPage::new(path, &root));
+        let contents = page.as_ref().and_then(|page| page.contents.as_ref().ok());
+        let entries = contents.into_iter().flat_map(|page| page.connections.iter().chain(&page.listeners));
+        let recorded = entries.filter_map(|entry| Some((*sockets.get(&entry.fd)?, entry.clone()))).collect();
+        let file = process.exe().ok().and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()));
+        Ok(Self {
+            pid: process.pid(),
+            name: file.map_or(status.name, |name| name.trim_end_matches(DELETED).to_owned()),
+            uid: status.euid,
+            namespace: network_namespace(process)?,
+            cgroup: cgroup(process),
+            sockets,
+            library,
+            environment: process.environ()?,
+            page,
+            recorded,
+            obstacle: OnceCell::new(),
+        })
+    }
+
+    /// Returns why the program has no lanes at all. `None` if the library is loaded and active.
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        *self.obstacle.get_or_init(|| self.find_obstacle())
+    }
+
+    fn find_obstacle(&self) -> Option<Obstacle> {
+        let kind = elf::inspect(Path::new(&format!("/proc/{}/exe", self.pid)));
+        if matches!(kind, Ok(Kind::Go)) {
+            return Some(Obstacle::Go);
+        }
+        if self.library.is_some() {
+            let off = self.variable("CROSSLANE_OFF").and_then(|value| stats_page::switch(value.as_bytes()));
+            return (off == Some(true)).then_some(Obstacle::OffByVariable);
+        }
+        Some(match kind {
+            Ok(Kind::Static) => Obstacle::Static,
+            Ok(Kind::OtherLoader(_)) => Obstacle::OtherCLibrary,
+            Ok(Kind::OtherMachine) => Obstacle::OtherArchitecture,
+            _ if self.is_secure() => Obstacle::Privileged,
+            _ if self.variable("LD_PRELOAD").is_some_and(names_library) => Obstacle::LibraryMissing,
+            _ => Obstacle::NotLoaded,
+        })
+    }
+
+    fn is_secure(&self) -> bool {
+        let vector = Process::new(self.pid).and_then(|process| process.auxv());
+        vector.is_ok_and(|vector| vector.get(&AT_SECURE).is_some_and(|value| *value != 0))
+    }
+
+    /// Returns an environment variable that the program was started with, unless it is empty.
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.environment.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
+    }
+
+    /// Returns what the program publishes about its connections.
+    pub fn page(&self) -> Option<&reader::Process> {
+        self.page.as_ref().and_then(|page| page.contents.as_ref().ok())
+    }
+
+    /// Returns what the program publishes about the socket with an inode.
+    pub fn recorded(&self, inode: u64) -> Option<&Connection> {
+        self.recorded.get(&inode)
+    }
+
+    /// Returns why the page of the program cannot be read.
+    pub fn page_error(&self) -> Option<PageError> {
+        self.page.as_ref().and_then(|page| page.contents.as_ref().err()).copied()
+    }
+
+    /// Returns the rack directory of the program, as it sees the file system, if its library is active.
+    pub fn rack(&self) -> Option<PathBuf> {
+        if let Some(page) = &self.page {
+            return Some(page.rack.clone());
+        }
+        let variable = |name: &str| self.variable(name).map(OsStr::to_owned);
+        self.library.as_ref().filter(|_| self.obstacle().is_none()).map(|_| stats_page::rack_dir(variable, self.uid))
+    }
+
+    /// Returns the path by which this command reaches a file that the program sees at `path`.
+    pub fn seen_from_here(&self, path: &Path) -> PathBuf {
+        within(&PathBuf::from(format!("/proc/{}/root", self.pid)), path)
+    }
+
+    /// Returns whether the descriptor is a TCP socket. The kernel's list lacks sockets that are not bound.
+    pub fn is_tcp(&self, fd: i32) -> bool {
+        let mut name = [0u8; 16];
+        let path = format!("/proc/{}/fd/{fd}", self.pid);
+        let length = rustix::fs::getxattr(path, c"system.sockprotoname", &mut name).unwrap_or(0);
+        let name = name[..length.min(16)].split(|byte| *byte == 0).next().unwrap_or_default();
+        [&b"TCP"[..], b"TCPv6", b"MPTCP", b"MPTCPv6"].contains(&name)
+    }
+}
+
+impl MappedPage {
+    /// Reads the page if the path of a mapping is that of one.
+    fn new(path: &Path, root: &Path) -> Option<Self> {
+        let folder = path.parent().filter(|folder| folder.ends_with(stats_page::STAT_FOLDER))?;
+        let rack = folder.ancestors().nth(Path::new(stats_page::STAT_FOLDER).components().count())?.to_owned();
+        Some(Self { rack, contents: reader::read_file(&within(root, path)) })
+    }
+}
+
+/// Returns the inode of a process's network namespace.
+pub fn network_namespace(process: &Process) -> ProcResult<u64> {
+    let namespaces = process.namespaces()?;
+    let found = namespaces.0.get(OsStr::new("net")).map(|namespace| namespace.identifier);
+    found.ok_or(procfs::ProcError::NotFound(None))
+}
+
+/// Returns the name of a user, or its number if it has no name.
+pub fn user_name(uid: u32) -> String {
+    uzers::get_user_by_uid(uid).map_or_else(|| uid.to_string(), |user| user.name().to_string_lossy().into_owned())
+}
+
+fn cgroup(process: &Process) -> Option<String> {
+    let groups = process.cgroups().ok()?;
+    let unified = groups.0.iter().find(|group| group.hierarchy == 0);
+    let of_controller = || groups.0.iter().find(|group| group.controllers.iter().any(|name| name == CONTROLLER));
+    unified.filter(|group| group.pathname != "/").or_else(of_controller).or(unified).map(|group| group.pathname.clone())
+}
+
+fn is_library(path: &Path) -> bool {
+    without_mark(path).file_name() == Some(OsStr::new(LIBRARY))
+}
+
+fn names_library(list: &OsStr) -> bool {
+    list.as_bytes()
+        .split(|byte| matches!(byte, b':' | b' '))
+        .any(|entry| is_library(Path::new(OsStr::from_bytes(entry))))
+}
+
+fn is_deleted(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(DELETED.as_bytes())
+}
+
+fn without_mark(path: &Path) -> PathBuf {
+    let bytes = path.as_os_str().as_bytes();
+    PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED.as_bytes()).unwrap_or(bytes)))
+}
+
+/// Returns an absolute path below another root.
+fn within(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_is_a_program_without_the_library() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let program = Program::read(&Process::myself().unwrap()).unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&listener);
+        assert!(program.sockets.contains_key(&fd) && program.is_tcp(fd));
+        assert_eq!(program.obstacle(), Some(Obstacle::NotLoaded));
+        assert!(program.library.is_none() && program.page().is_none() && program.rack().is_none());
+        assert_eq!(program.uid, rustix::process::geteuid().as_raw());
+        let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let stream = std::os::fd::AsRawFd::as_raw_fd(&stream);
+        assert!(!program.is_tcp(stream), "a UNIX socket");
+    }
+
+    #[test]
+    fn the_library_is_found_in_lists_and_in_maps() {
+        assert!(names_library(OsStr::new("/a.so:/usr/$LIB/../libcrosslane.so")));
+        assert!(names_library(OsStr::new("libcrosslane.so /b.so")));
+        assert!(!names_library(OsStr::new("/a.so:/crosslane.so")));
+        assert!(is_library(Path::new("/usr/lib/libcrosslane.so (deleted)")));
+        assert!(is_deleted(Path::new("/x (deleted)")) && !is_deleted(Path::new("/x")));
+        assert_eq!(within(Path::new("/proc/7/root"), Path::new("/a/b")), Path::new("/proc/7/root/a/b"));
+    }
+}

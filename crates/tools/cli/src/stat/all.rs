@@ -1,0 +1,180 @@
+//! `crosslane stat --all`: every rack directory that the user may read.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use stats::{Align, Table};
+use stats_page::reader::{self, Process, Unreadable};
+
+use super::{address, age_since, open_of_total};
+use crate::processes::program::user_name;
+use crate::processes::{Processes, Program};
+use crate::{lanes, rack_dir};
+
+/// A rack directory.
+pub struct Rack<'a> {
+    /// Its path as this command reaches it: below `/proc/PID/root` if it is in another mount namespace.
+    pub directory: PathBuf,
+    /// Its owner.
+    pub uid: u32,
+    /// Whether lanes are switched off in it.
+    pub lanes_off: bool,
+    /// The processes that publish their state in it.
+    pub members: Vec<Member<'a>>,
+    /// The pages that could not be read.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A process of a rack.
+pub struct Member<'a> {
+    /// What it publishes.
+    pub process: Process,
+    /// What `/proc` shows of it, if the caller may examine it.
+    pub program: Option<&'a Program>,
+}
+
+/// Returns the rack directories of all programs and those in the usual places that the caller may read, by path.
+pub fn racks(processes: &Processes) -> Vec<Rack<'_>> {
+    let of_programs = processes.all().filter_map(|program| {
+        let rack = program.rack()?;
+        let from_here = program.seen_from_here(&rack);
+        Some(if identity(&rack)? == identity(&from_here)? { rack } else { from_here })
+    });
+    let mut found = BTreeMap::new();
+    // Paths of this mount namespace are preferred.
+    for directory in usual_places().into_iter().chain(of_programs) {
+        if let Some(identity) = identity(&directory) {
+            let known = found.entry(identity).or_insert_with(|| directory.clone());
+            if known.starts_with("/proc") {
+                *known = directory;
+            }
+        }
+    }
+    let mut racks: Vec<Rack<'_>> = found.into_values().filter_map(|directory| rack(processes, directory)).collect();
+    racks.sort_by(|one, other| one.directory.cmp(&other.directory));
+    racks
+}
+
+/// Returns the directories in which programs meet if no other is named, of all users, and those of nodes below them.
+fn usual_places() -> Vec<PathBuf> {
+    let in_memory = entries(Path::new("/dev/shm"));
+    let in_memory = in_memory.into_iter().filter(|path| has_prefix(path, "crosslane-"));
+    let of_sessions = entries(Path::new("/run/user")).into_iter().map(|session| session.join("crosslane"));
+    let bases: Vec<PathBuf> = in_memory.chain(of_sessions).chain([rack_dir::base(), rack_dir::chosen(None)]).collect();
+    let nodes = bases.iter().flat_map(|base| entries(&base.join("racks"))).flat_map(|rack| entries(&rack));
+    let nodes: Vec<PathBuf> = nodes.collect();
+    bases.into_iter().chain(nodes).collect()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn has_prefix(path: &Path, prefix: &str) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+}
+
+/// Returns the device and inode of a directory.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir).map(|found| (found.dev(), found.ino()))
+}
+
+/// Reads a rack directory. Returns `None` if the caller may not read it, or no program has ever met in it.
+fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
+    if !directory.join(stats_page::STAT_FOLDER).is_dir() {
+        return None;
+    }
+    let uid = std::fs::metadata(&directory).ok()?.uid();
+    let snapshot = reader::read_rack(&directory).ok()?;
+    let member = |process: Process| {
+        let program = processes.all().find(|program| program.page().is_some_and(|page| is_same(page, &process)));
+        Member { process, program }
+    };
+    Some(Rack {
+        lanes_off: lanes::are_off(&directory),
+        uid,
+        members: snapshot.processes.into_iter().map(member).collect(),
+        unreadable: snapshot.unreadable,
+        directory,
+    })
+}
+
+/// Returns whether two readings are of one page: a process number occurs once in each namespace.
+fn is_same(one: &Process, other: &Process) -> bool {
+    (one.pid, one.started_at_ns) == (other.pid, other.started_at_ns)
+}
+
+/// Returns the racks as tables.
+pub fn describe(racks: &[Rack<'_>]) -> String {
+    if racks.is_empty() {
+        return "No rack directory that this user may read.\n".to_owned();
+    }
+    let rack = |rack: &Rack<'_>| {
+        let off = if rack.lanes_off { ", lanes are switched off" } else { "" };
+        let mut text = format!("Rack {} of user {}{off}\n", rack.directory.display(), user_name(rack.uid));
+        for table in [members(rack), listeners(rack)].into_iter().filter(|table| !table.is_empty()) {
+            text += &format!("\n{}", table.render());
+        }
+        for page in &rack.unreadable {
+            text += &format!("\nPage {} omitted: {}.\n", page.name, page.error);
+        }
+        if rack.members.is_empty() { text + "No program uses it.\n" } else { text }
+    };
+    racks.iter().map(rack).collect::<Vec<_>>().join("\n")
+}
+
+fn members(rack: &Rack<'_>) -> Table {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("PROGRAM", Align::Left),
+        ("PID", right),
+        ("USER", Align::Left),
+        ("LANES", right),
+        ("WINDOWS", right),
+        ("KERNEL", right),
+        ("MEMORY", right),
+        ("UP", right),
+        ("CGROUP", Align::Left),
+    ]);
+    for member in &rack.members {
+        let process = &member.process;
+        let mut row = vec![process.program.clone(), pid(member), user(member)];
+        row.extend([&process.lane, &process.window, &process.kernel].map(open_of_total));
+        row.extend([units::bytes(process.lane_memory_bytes), age_since(process.started_at_ns), cgroup(member)]);
+        table.row(row);
+    }
+    table
+}
+
+fn listeners(rack: &Rack<'_>) -> Table {
+    let mut table = Table::new(&[
+        ("LISTENER", Align::Left),
+        ("PATH", Align::Left),
+        ("PROGRAM", Align::Left),
+        ("PID", Align::Right),
+        ("USER", Align::Left),
+        ("CGROUP", Align::Left),
+    ]);
+    for member in &rack.members {
+        for listener in member.process.listeners.iter().filter(|listener| !listener.inherited) {
+            let path = listener.path.name().to_owned();
+            let program = member.process.program.clone();
+            table.row(vec![address(listener.local), path, program, pid(member), user(member), cgroup(member)]);
+        }
+    }
+    table
+}
+
+/// The process number here, or in the process's own namespace where it is not known here.
+fn pid(member: &Member<'_>) -> String {
+    member.program.map_or_else(|| member.process.pid.to_string(), |program| program.pid.to_string())
+}
+
+fn user(member: &Member<'_>) -> String {
+    member.program.map_or_else(|| "-".to_owned(), |program| user_name(program.uid))
+}
+
+fn cgroup(member: &Member<'_>) -> String {
+    member.program.and_then(|program| program.cgroup.clone()).unwrap_or_else(|| "-".to_owned())
+}

@@ -1,0 +1,315 @@
+//! `crosslane explain` and `crosslane stat --all`: the path of each socket, and the reason for it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use system_tests::paths::{self, repository};
+use system_tests::port::{Server, start_server};
+use system_tests::rack::command_as_nobody;
+use system_tests::{Finished, Process, Rack, WAIT_MAX, c, is_root};
+
+const ENDPOINT: &str = include_str!("explain/endpoint.c");
+
+/// The program with the sockets.
+fn endpoint() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| c::build_text("endpoint", ENDPOINT, &["-O1", "-Wall", "-Wextra", "-Werror"]))
+}
+
+fn finish(command: &mut Command) -> Finished {
+    Process::start(command).wait(WAIT_MAX)
+}
+
+/// Parses JSON and checks it against a schema of docs/.
+#[track_caller]
+fn valid(text: &str, schema: &str) -> Value {
+    let schema = std::fs::read_to_string(repository().join("docs").join(schema)).expect("a schema");
+    let validator = jsonschema::validator_for(&serde_json::from_str(&schema).expect("JSON")).expect("a schema");
+    let value: Value = serde_json::from_str(text).expect("JSON");
+    let errors: Vec<String> =
+        validator.iter_errors(&value).map(|error| format!("{error} at {}", error.instance_path)).collect();
+    assert!(errors.is_empty(), "{errors:?} in {text}");
+    value
+}
+
+#[track_caller]
+fn explain(options: &[&str]) -> Value {
+    let mut command = Rack::new().bare_command(paths::crosslane());
+    let output = finish(command.arg("explain").args(options).arg("--json")).must_succeed().stdout;
+    valid(&output, "explain.schema.json")
+}
+
+#[track_caller]
+fn sockets_of(process: &Process) -> Vec<Value> {
+    explain(&["--pid", &process.pid().to_string()])["sockets"].as_array().expect("a list").clone()
+}
+
+/// Returns the path and the reason of the socket whose peer has a port.
+#[track_caller]
+fn to_port(process: &Process, port: u16) -> (String, Option<String>) {
+    let sockets = sockets_of(process);
+    let has_port = |socket: &&Value| socket["peer"].as_str().is_some_and(|peer| peer.ends_with(&format!(":{port}")));
+    let socket = sockets.iter().find(has_port).unwrap_or_else(|| panic!("no peer with port {port} in {sockets:?}"));
+    let text = |key: &str| socket[key].as_str().map(str::to_owned);
+    (text("path").expect("a path"), text("reason"))
+}
+
+#[track_caller]
+fn assert_kernel(process: &Process, port: u16, reason: &str) {
+    assert_eq!(to_port(process, port), ("kernel".to_owned(), Some(reason.to_owned())), "{}", process.name());
+}
+
+#[track_caller]
+fn assert_lane(process: &Process, port: u16) {
+    assert_eq!(to_port(process, port), ("lane".to_owned(), None), "{}", process.name());
+}
+
+/// Starts a program that prints a line when its sockets are ready.
+fn ready(command: &mut Command) -> Process {
+    let process = Process::start(command);
+    process.wait_until("its sockets", WAIT_MAX, |process| process.stdout().contains("ready"));
+    process
+}
+
+fn client(mut command: Command, ports: &[u16]) -> Process {
+    ready(command.arg("connect").args(ports.iter().map(u16::to_string)))
+}
+
+fn server(command: impl Fn() -> Command) -> Server {
+    start_server(|port| {
+        let mut command = command();
+        command.arg("serve").arg(port.to_string());
+        command
+    })
+}
+
+#[test]
+fn a_lane_and_all_that_a_client_holds_is_shown() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let program = client(rack.run(&[], endpoint()), &[listener.port]);
+    assert_lane(&program, listener.port);
+    let sockets = sockets_of(&program);
+    let of = |path: &str| sockets.iter().filter(|socket| socket["path"] == path).count();
+    assert_eq!((of("lane"), of("kernel"), sockets.len()), (2, 1, 3), "a copy, one unconnected, no UDP: {sockets:?}");
+    let other = &sockets[0]["other_side"];
+    assert_eq!(other["pid"].as_u64(), Some(listener.process.pid().into()), "{other}");
+    assert!(sockets.iter().any(|socket| socket["reason"] == "not_connected"), "{sockets:?}");
+    let at_server = sockets_of(&listener.process);
+    let roles: Vec<(&str, &str)> =
+        at_server.iter().filter_map(|socket| Some((socket["role"].as_str()?, socket["path"].as_str()?))).collect();
+    assert_eq!(roles, [("listen", "lane"), ("accept", "lane")]);
+    let text = finish(rack.bare_command(paths::crosslane()).args(["explain", "--port", &listener.port.to_string()]));
+    let text = text.must_succeed().stdout;
+    assert_eq!(text.matches("endpoint (process ").count(), 2, "both programs: {text}");
+}
+
+#[test]
+fn programs_that_do_not_load_the_library_are_told_apart() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let fixed = c::build_text("static-endpoint", ENDPOINT, &["-static"]);
+    let mark = "__attribute__((section(\".go.buildinfo\"), used)) static const char mark[] = \"Go\";\n";
+    let go = c::build_text("go-endpoint", &(mark.to_owned() + ENDPOINT), &[]);
+    let mut off = rack.run(&[], endpoint());
+    off.env("CROSSLANE_OFF", "1");
+    let mut missing = rack.bare_command(endpoint());
+    missing.env("LD_PRELOAD", "/no/libcrosslane.so");
+    for (command, reason) in [
+        (rack.bare_command(endpoint()), "not_loaded"),
+        (rack.run(&[], &fixed), "static_program"),
+        // Its sockets are the C library's, which a real one's are not.
+        (rack.bare_command(&go), "go_program"),
+        (off, "off_by_variable"),
+        (missing, "library_missing"),
+    ] {
+        let program = client(command, &[listener.port]);
+        assert_kernel(&program, listener.port, reason);
+        let at_server = sockets_of(&listener.process);
+        let accepted = at_server.iter().find(|socket| {
+            socket["role"] == "accept" && socket["other_side"]["pid"].as_u64() == Some(program.pid().into())
+        });
+        let accepted = accepted.unwrap_or_else(|| panic!("{reason}: {at_server:?}"));
+        assert_eq!(accepted["reason"].as_str(), Some(format!("peer_{reason}").as_str()));
+    }
+    let plain = server(|| rack.bare_command(endpoint()));
+    assert_kernel(&client(rack.run(&[], endpoint()), &[plain.port]), plain.port, "peer_not_loaded");
+}
+
+#[test]
+fn rules_switches_and_racks_are_told_apart() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let open = server(|| rack.run(&[], endpoint()));
+    let port = open.port.to_string();
+    let program = client(rack.run(&["--except", &port], endpoint()), &[open.port]);
+    assert_kernel(&program, open.port, "port_rule");
+    let at_server = sockets_of(&open.process);
+    assert!(at_server.iter().any(|socket| socket["reason"] == "port_rule"), "the client's rule: {at_server:?}");
+
+    let excluded = server(|| rack.run(&["--only", "1"], endpoint()));
+    let program = client(rack.run(&[], endpoint()), &[excluded.port]);
+    assert_kernel(&program, excluded.port, "port_rule");
+    let at_server = sockets_of(&excluded.process);
+    assert!(at_server.iter().all(|socket| socket["reason"] == "port_rule"), "{at_server:?}");
+    assert_eq!(at_server.len(), 2, "the listener and the client: {at_server:?}");
+
+    let elsewhere = Rack::new();
+    let stranger = server(|| elsewhere.run(&[], endpoint()));
+    assert_kernel(&client(rack.run(&[], endpoint()), &[stranger.port]), stranger.port, "other_rack");
+
+    let before = client(rack.run(&[], endpoint()), &[open.port]);
+    finish(rack.crosslane("lanes").arg("off")).must_succeed();
+    let after = client(rack.run(&[], endpoint()), &[open.port]);
+    assert_lane(&before, open.port);
+    assert_kernel(&after, open.port, "switched_off");
+    assert_eq!(finish(rack.crosslane("lanes").arg("on")).must_succeed().code(), Some(0));
+}
+
+#[test]
+fn options_sandboxes_and_inherited_sockets_are_told_apart() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let port = listener.port.to_string();
+    let signals = ready(rack.run(&[], endpoint()).args(["signals", &port]));
+    assert_kernel(&signals, listener.port, "unsupported_call");
+
+    let filtered = ready(rack.run(&[], endpoint()).args(["filter", &port, &port]));
+    let sockets = sockets_of(&filtered);
+    let reasons: Vec<&Value> = sockets.iter().map(|socket| &socket["reason"]).collect();
+    assert_eq!(
+        reasons,
+        [&Value::Null, &"sandbox".into()],
+        "one from before the filter, one from after it: {sockets:?}"
+    );
+
+    let mut denied = rack.bare_command(endpoint());
+    let run = rack.run(&[], endpoint());
+    denied.arg("deny-unix").arg(run.get_program()).args(run.get_args());
+    assert_kernel(&client(denied, &[listener.port]), listener.port, "sandbox");
+
+    let mut passed = rack.bare_command(endpoint());
+    let run = rack.run(&[], endpoint());
+    passed.args(["pass", &port]).arg(run.get_program()).args(run.get_args()).arg("hold");
+    assert_kernel(&ready(&mut passed), listener.port, "not_seen");
+}
+
+#[test]
+fn a_page_of_another_release_is_reported() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let plain = server(|| rack.bare_command(endpoint()));
+    let program = client(rack.run(&[], endpoint()), &[plain.port]);
+    let page = rack.path().join("v1/stat").join(program.pid().to_string());
+    let file = std::fs::File::options().write(true).open(page).expect("a page");
+    // The version follows the eight bytes of the magic number.
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0x7f], 8).expect("a page");
+    assert_kernel(&program, plain.port, "other_release");
+}
+
+#[test]
+fn programs_of_other_users_are_named_but_not_examined() {
+    if !is_root() {
+        println!("skipped: only root can start programs of another user");
+        return;
+    }
+    let Some(rack) = Rack::with_lanes() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
+    let (program, command) = (folder.path().join("endpoint"), folder.path().join("crosslane"));
+    paths::copy_program(endpoint(), &program);
+    paths::copy_program(&paths::crosslane(), &command);
+    let other = server(|| command_as_nobody(&program));
+    assert_kernel(&client(rack.run(&[], endpoint()), &[other.port]), other.port, "other_user");
+
+    let own = server(|| rack.run(&[], endpoint()));
+    let as_nobody = |options: &[&str]| finish(command_as_nobody(&command).arg("explain").args(options));
+    let (pid, port) = (own.process.pid().to_string(), own.port.to_string());
+    as_nobody(&["--pid", &pid]).must_fail_in_one_line(2, &[&pid, "user root", "run this as root"]);
+    as_nobody(&["--port", &port]).must_fail_in_one_line(2, &[&port, "user root"]);
+    let seen = as_nobody(&["--pid", &other.process.pid().to_string(), "--json"]).must_succeed().stdout;
+    let seen = valid(&seen, "explain.schema.json");
+    assert_eq!(seen["sockets"][0]["reason"], "not_loaded");
+    assert_eq!(seen["processes"][0]["uid"], 65534);
+}
+
+#[test]
+fn what_cannot_be_explained_is_refused_in_one_line() {
+    let refused = |options: &[&str], words: &[&str]| {
+        finish(Command::new(paths::crosslane()).arg("explain").args(options)).must_fail_in_one_line(2, words);
+    };
+    let ended = Process::start(&mut Command::new("true"));
+    let pid = ended.pid().to_string();
+    ended.wait(WAIT_MAX);
+    refused(&["--pid", &pid], &["no process", &pid, "--pid"]);
+    refused(&["--pid", "0"], &["'0'"]);
+    refused(&["--pid", "x"], &["'x'"]);
+    refused(&["--port", "65536"], &["'65536'"]);
+    refused(&["--port", "1"], &["no TCP socket has port 1", "--port"]);
+    refused(&["--pid", "1", "--port", "1"], &["cannot be used with"]);
+    refused(&["--", "/no/such/program"], &["'/no/such/program'", "check the path"]);
+    refused(&["--rack", "/no/such", "--", "true"], &["'/no/such'", "--rack"]);
+}
+
+#[test]
+fn a_command_line_is_judged_beforehand() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let (fast, plain) = (server(|| rack.run(&[], endpoint())), server(|| rack.bare_command(endpoint())));
+    let rack_path = rack.path().to_str().expect("UTF-8");
+    let judge = |program: &Path, only: Option<u16>| {
+        let mut command = rack.bare_command(paths::crosslane());
+        only.inspect(|port| _ = command.env("CROSSLANE_ONLY", port.to_string()));
+        let program = program.to_str().expect("UTF-8");
+        command.args(["explain", "--json", "--rack", rack_path, "--", program, "connect", "1"]);
+        valid(&finish(&mut command).must_succeed().stdout, "explain.schema.json")
+    };
+    let reason_to = |forecast: &Value, port: u16| -> Value {
+        let to = forecast["destinations"].as_array().expect("a list").iter();
+        let mut to = to.filter(|to| to["address"].as_str().is_some_and(|at| at.ends_with(&format!(":{port}"))));
+        to.next().unwrap_or_else(|| panic!("no {port} in {forecast}"))["reason"].clone()
+    };
+    let forecast = judge(endpoint(), None);
+    assert_eq!((&forecast["path"], &forecast["reason"]), (&"lane".into(), &Value::Null));
+    assert_eq!(reason_to(&forecast, fast.port), Value::Null);
+    assert_eq!(reason_to(&forecast, plain.port), "peer_not_loaded");
+    let forecast = judge(endpoint(), Some(plain.port));
+    assert_eq!(reason_to(&forecast, fast.port), "port_rule");
+    let fixed = c::build_text("static-endpoint-2", ENDPOINT, &["-static"]);
+    let forecast = judge(&fixed, None);
+    assert_eq!((&forecast["path"], &forecast["reason"]), (&"kernel".into(), &"static_program".into()));
+    assert_eq!(reason_to(&forecast, fast.port), "static_program");
+    finish(rack.crosslane("lanes").arg("off")).must_succeed();
+    assert_eq!(judge(endpoint(), None)["reason"], "switched_off");
+}
+
+#[test]
+fn all_racks_are_listed_with_their_listeners() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let other = Rack::new();
+    let first = server(|| rack.run(&[], endpoint()));
+    let second = server(|| other.run(&["--only", "1"], endpoint()));
+    let stat = |json: &[&str]| {
+        finish(rack.bare_command(paths::crosslane()).args(["stat", "--all"]).args(json)).must_succeed().stdout
+    };
+    let report = valid(&stat(&["--json"]), "stat.schema.json");
+    for (rack, server, path, reason) in
+        [(&rack, &first, "lane", Value::Null), (&other, &second, "kernel", "port_rule".into())]
+    {
+        let racks = report["racks"].as_array().expect("a list");
+        let directory = rack.path().to_str().expect("UTF-8");
+        let found = racks.iter().find(|found| found["directory"] == directory).unwrap_or_else(|| panic!("{report}"));
+        let listener = &found["listeners"][0];
+        assert_eq!(listener["local"].as_str(), Some(format!("127.0.0.1:{}", server.port).as_str()));
+        assert_eq!((&listener["path"], &listener["reason"]), (&path.into(), &reason));
+        assert_eq!(listener["host_pid"].as_u64(), Some(server.process.pid().into()));
+        assert_eq!(found["uid"], listener["uid"]);
+        assert!(listener["user"].is_string() && listener["cgroup"].is_string(), "{listener}");
+    }
+    let text = stat(&[]);
+    for word in ["USER", "CGROUP", "LISTENER", "endpoint", &format!("127.0.0.1:{}", first.port)] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+    let plain = finish(rack.crosslane("stat").arg("--json")).must_succeed().stdout;
+    valid(&plain, "stat.schema.json");
+    finish(rack.crosslane("stat").arg("--all")).must_fail_in_one_line(2, &["--all", "--rack"]);
+}
