@@ -86,8 +86,8 @@ pub(crate) fn page_name_pid(name: &[u8]) -> Option<u32> {
 pub(crate) enum Occupant {
     /// Its writer is running.
     Live,
-    /// Its writer has exited; the file has been removed.
-    Removed,
+    /// Its writer has exited.
+    Stale,
 }
 
 /// Opens `v1/stat` in the rack directory, creating missing folders below the rack directory. Refuses a folder that
@@ -139,7 +139,7 @@ pub(crate) fn create(folder: BorrowedFd<'_>, pid: u32) -> Result<PageFile, Errno
                 Ok(Some((fd, stat))) => return Ok(PageFile { fd, suffix, stat }),
                 Ok(None) => {}
                 Err(Errno::EXIST) => match remove_if_stale(folder, name.as_c_str()) {
-                    Ok(Occupant::Removed) | Err(Errno::NOENT) => {}
+                    Ok(Occupant::Stale) | Err(Errno::NOENT) => {}
                     Ok(Occupant::Live) | Err(_) => break,
                 },
                 Err(error) => return Err(error),
@@ -175,14 +175,22 @@ pub(crate) fn remove_if_stale(folder: BorrowedFd<'_>, name: &CStr) -> Result<Occ
 
 /// As [`remove_if_stale`], for a file that is already open.
 pub(crate) fn remove_open_if_stale(folder: BorrowedFd<'_>, name: &CStr, fd: &Fd) -> Result<Occupant, Errno> {
-    match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => return Ok(Occupant::Live),
-        Err(error) => return Err(error),
+    if let Occupant::Live = occupant(fd)? {
+        return Ok(Occupant::Live);
     }
     let ours = rustix::fs::fstat(fd)?;
     remove_if_same(folder, name, ours.st_dev, ours.st_ino)?;
-    Ok(Occupant::Removed)
+    Ok(Occupant::Stale)
+}
+
+/// Returns whether the writer of a page that is open still runs, which locks it. If it does not, the page is locked by
+/// this descriptor.
+pub(crate) fn occupant(fd: &Fd) -> Result<Occupant, Errno> {
+    match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Occupant::Stale),
+        Err(Errno::WOULDBLOCK) => Ok(Occupant::Live),
+        Err(error) => Err(error),
+    }
 }
 
 /// Opens a page for reading; refuses anything but a regular file of this user.

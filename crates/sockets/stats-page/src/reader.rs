@@ -174,15 +174,31 @@ impl From<Errno> for PageError {
 
 /// Reads every page of a rack and removes those of dead processes. A rack that does not exist has no processes.
 pub fn read_rack(rack: &Path) -> std::io::Result<Snapshot> {
+    read(rack, StalePages::Remove)
+}
+
+/// Reads every page of a rack and changes nothing: the directory may belong to a user who has placed links in it.
+pub fn read_foreign_rack(rack: &Path) -> std::io::Result<Snapshot> {
+    read(rack, StalePages::Keep)
+}
+
+/// What to do with the pages of dead processes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StalePages {
+    Remove,
+    Keep,
+}
+
+fn read(rack: &Path, stale: StalePages) -> std::io::Result<Snapshot> {
     let folder = match open_folder(&rack.join(STAT_FOLDER)) {
         Err(Errno::NOENT) => return Ok(Snapshot::default()),
         other => other?,
     };
     let mut snapshot = Snapshot::default();
     for name in page_names(&folder)? {
-        match read_page(&folder, &name) {
+        match read_page(&folder, &name, stale) {
             Ok(Some(process)) => snapshot.processes.push(process),
-            Ok(None) => snapshot.stale_removed += 1,
+            Ok(None) => snapshot.stale_removed += usize::from(stale == StalePages::Remove),
             // The process ended meanwhile.
             Err(PageError::Io(number)) if number.get() == Errno::NOENT.raw_os_error() => {}
             Err(error) => snapshot.unreadable.push(Unreadable { name: name.to_string_lossy().into_owned(), error }),
@@ -221,11 +237,15 @@ fn page_names(folder: &Fd) -> Result<Vec<CString>, Errno> {
     Ok(names)
 }
 
-/// Reads a page. Returns `None` if it was stale and has been removed.
-fn read_page(folder: &Fd, name: &std::ffi::CStr) -> Result<Option<Process>, PageError> {
+/// Reads a page. Returns `None` if it is stale.
+fn read_page(folder: &Fd, name: &std::ffi::CStr, stale: StalePages) -> Result<Option<Process>, PageError> {
     let fd = file::open_page(folder.as_fd(), name)?;
-    match file::remove_open_if_stale(folder.as_fd(), name, &fd)? {
-        Occupant::Removed => Ok(None),
+    let occupant = match stale {
+        StalePages::Remove => file::remove_open_if_stale(folder.as_fd(), name, &fd)?,
+        StalePages::Keep => file::occupant(&fd)?,
+    };
+    match occupant {
+        Occupant::Stale => Ok(None),
         Occupant::Live => decode(&read_used(&fd)?).map(Some),
     }
 }

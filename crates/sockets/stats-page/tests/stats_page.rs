@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, MutexGuard};
 
 use proptest::prelude::*;
-use stats_page::reader::{PageError, Process, Snapshot, decode, read_rack};
+use stats_page::reader::{PageError, Process, Snapshot, decode, read_foreign_rack, read_rack};
 use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection, PageConfig, Role, SLOTS, StatsPage};
 
 fn rack() -> tempfile::TempDir {
@@ -282,6 +282,7 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
         libc::waitpid(pid, std::ptr::null_mut(), 0);
     }
     assert!(stat.join(pid.to_string()).exists());
+    assert_eq!(read_foreign_rack(rack.path()).unwrap(), Snapshot::default(), "stays");
     assert_eq!(read_rack(rack.path()).unwrap(), Snapshot { stale_removed: 1, ..Snapshot::default() });
     assert!(!stat.join(pid.to_string()).exists());
 }

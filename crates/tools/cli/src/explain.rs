@@ -1,5 +1,5 @@
-//! `crosslane explain`: the path of each TCP socket of running programs, and why it is not a lane; or what a command line
-//! would use.
+//! `crosslane explain`: the path of each TCP socket of running programs, and why it is not a lane; or what a command
+//! line would use.
 
 mod beforehand;
 mod reason;

@@ -113,7 +113,7 @@ impl<'a> Examination<'a> {
         }
     }
 
-    /// Returns the role of a connection that the library has not recorded: accepted, if a socket listens at its address.
+    /// Returns the role of an unrecorded connection: accepted, if a socket listens at its address.
     fn likely_role(&self, socket: &TcpSocket) -> Role {
         let table = self.processes.table(self.program.namespace);
         let is_server = table.is_some_and(|table| table.listener_at(socket.local).is_some());
@@ -172,7 +172,7 @@ fn kernel_listener<'a>(program: &'a Program, socket: &TcpSocket) -> Option<&'a C
     without_lanes.find(|listener| listener.local.is_some_and(|local| local.port() == socket.local.port()))
 }
 
-/// Returns the reason that the library of a program has recorded for a connection, or for the listener that accepted it.
+/// Returns the reason that a program's library has recorded for a connection, or for the listener that accepted it.
 fn recorded_reason(program: &Program, socket: &TcpSocket) -> Option<FallbackReason> {
     let recorded = program.recorded(socket.inode).or_else(|| kernel_listener(program, socket));
     recorded.and_then(|recorded| recorded.reason)

@@ -114,7 +114,7 @@ impl Program {
         let file = process.exe().ok().and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()));
         Ok(Self {
             pid: process.pid(),
-            name: file.map_or(status.name, |name| name.trim_end_matches(DELETED).to_owned()),
+            name: printable(file.as_deref().unwrap_or(&status.name).trim_end_matches(DELETED)),
             uid: status.euid,
             namespace: network_namespace(process)?,
             cgroup: cgroup(process),
@@ -225,7 +225,16 @@ fn cgroup(process: &Process) -> Option<String> {
     let groups = process.cgroups().ok()?;
     let unified = groups.0.iter().find(|group| group.hierarchy == 0);
     let of_controller = || groups.0.iter().find(|group| group.controllers.iter().any(|name| name == CONTROLLER));
-    unified.filter(|group| group.pathname != "/").or_else(of_controller).or(unified).map(|group| group.pathname.clone())
+    unified
+        .filter(|group| group.pathname != "/")
+        .or_else(of_controller)
+        .or(unified)
+        .map(|group| printable(&group.pathname))
+}
+
+/// Replaces control characters, which could manipulate a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 fn is_library(path: &Path) -> bool {

@@ -82,11 +82,13 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Reads a rack directory. Returns `None` if the caller may not read it, or no program has ever met in it.
 fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
-    if !directory.join(stats_page::STAT_FOLDER).is_dir() {
+    let uid = std::fs::metadata(&directory).ok()?.uid();
+    // Where a link leads, its owner decides.
+    let folders = Path::new(stats_page::STAT_FOLDER).ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    if !folders.map(|folder| directory.join(folder)).all(|folder| is_folder_of(uid, &folder)) {
         return None;
     }
-    let uid = std::fs::metadata(&directory).ok()?.uid();
-    let snapshot = reader::read_rack(&directory).ok()?;
+    let snapshot = reader::read_foreign_rack(&directory).ok()?;
     let member = |process: Process| {
         let program = processes.all().find(|program| program.page().is_some_and(|page| is_same(page, &process)));
         Member { process, program }
@@ -98,6 +100,10 @@ fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
         unreadable: snapshot.unreadable,
         directory,
     })
+}
+
+fn is_folder_of(uid: u32, path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == uid)
 }
 
 /// Returns whether two readings are of one page: a process number occurs once in each namespace.
