@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 use system_tests::paths::{self, repository};
-use system_tests::port::{Server, start_server};
+use system_tests::port::{Server, free_port, start_server};
 use system_tests::rack::command_as_nobody;
-use system_tests::{Finished, Process, Rack, WAIT_MAX, c, is_root};
+use system_tests::{Finished, Process, Rack, WAIT_MAX, c, is_root, netns, wait_until};
 
 const ENDPOINT: &str = include_str!("explain/endpoint.c");
 
@@ -312,4 +312,101 @@ fn all_racks_are_listed_with_their_listeners() {
     let plain = finish(rack.crosslane("stat").arg("--json")).must_succeed().stdout;
     valid(&plain, "stat.schema.json");
     finish(rack.crosslane("stat").arg("--all")).must_fail_in_one_line(2, &["--all", "--rack"]);
+}
+
+/// A network namespace that a cable joins to this one; it is removed again.
+struct Neighbour {
+    name: String,
+    address: String,
+}
+
+impl Neighbour {
+    fn new() -> Self {
+        let id = std::process::id();
+        let name = format!("explain-{id}");
+        let network = format!("10.{}.{}", 64 + id / 256 % 64, id % 256);
+        netns::add(&name);
+        let ip = |words: &str| finish(Command::new(paths::tool("ip")).args(words.split(' '))).must_succeed();
+        ip(&format!("link add xe{id} type veth peer name xe{id}-b netns {name}"));
+        ip(&format!("addr add {network}.1/24 dev xe{id}"));
+        ip(&format!("link set xe{id} up"));
+        netns::ip(&name, &["addr", "add", &format!("{network}.2/24"), "dev", &format!("xe{id}-b")]);
+        netns::ip(&name, &["link", "set", &format!("xe{id}-b"), "up"]);
+        Self { name, address: format!("{network}.2") }
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        netns::delete_all(&self.name);
+    }
+}
+
+#[test]
+fn a_program_in_another_network_namespace_is_found() {
+    let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
+    let neighbour = Neighbour::new();
+    let run = rack.run(&[], endpoint());
+    let mut command = netns::command(&neighbour.name, run.get_program());
+    let port = free_port();
+    command.args(run.get_args()).args(["serve", &format!("{}:{port}", neighbour.address)]);
+    let server = Process::start(&mut command);
+    let connect = || {
+        let mut command = rack.run(&[], endpoint());
+        Process::start(command.arg("connect").arg(format!("{}:{port}", neighbour.address)))
+    };
+    let mut program = connect();
+    wait_until("a connection", || {
+        if !program.is_running() {
+            program = connect();
+        }
+        program.stdout().contains("ready")
+    });
+    assert_kernel(&program, port, "namespace_differs");
+    assert!(server.is_running());
+}
+
+#[test]
+fn a_rack_in_another_mount_namespace_is_found() {
+    let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
+    let script = "mount -t tmpfs none /mnt && mkdir -m 700 /mnt/rack && exec \"$@\"";
+    let inner = start_server(|port| {
+        let mut command = rack.bare_command(paths::tool("unshare"));
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(paths::crosslane());
+        command.args(["run", "--rack", "/mnt/rack", "--"]).arg(endpoint()).args(["serve", &port.to_string()]);
+        command
+    });
+    assert_kernel(&client(rack.run(&[], endpoint()), &[inner.port]), inner.port, "other_rack");
+    let output = finish(rack.bare_command(paths::crosslane()).args(["stat", "--all", "--json"])).must_succeed().stdout;
+    let report = valid(&output, "stat.schema.json");
+    let directory = format!("/proc/{}/root/mnt/rack", inner.process.pid());
+    let racks = report["racks"].as_array().expect("a list");
+    let found = racks.iter().find(|rack| rack["directory"] == directory.as_str());
+    assert_eq!(found.unwrap_or_else(|| panic!("{report}"))["listeners"][0]["path"], "lane");
+}
+
+/// A worker that `fork` has made shows what its parent has opened.
+#[test]
+fn a_forked_process_shows_what_it_inherited() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let script = "\
+import os, socket, sys, time
+server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+if os.fork() == 0:
+    client, _ = server.accept()
+    print('child', os.getpid(), flush=True)
+time.sleep(1000)
+";
+    let forked = start_server(|port| {
+        let mut command = rack.run(&[], paths::python());
+        command.args(["-c", script, &port.to_string()]);
+        command
+    });
+    let program = client(rack.run(&[], endpoint()), &[forked.port]);
+    assert_lane(&program, forked.port);
+    forked.process.wait_until("a child", WAIT_MAX, |process| process.stdout().contains("child"));
+    let pid = forked.process.stdout().split_whitespace().nth(1).expect("a number").to_owned();
+    let sockets = explain(&["--pid", &pid])["sockets"].clone();
+    let paths: Vec<&Value> = sockets.as_array().expect("a list").iter().map(|socket| &socket["path"]).collect();
+    assert_eq!(paths, ["lane", "lane"], "the listener of its parent, and its own connection: {sockets}");
 }

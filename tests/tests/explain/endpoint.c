@@ -1,6 +1,7 @@
 // A program with TCP sockets in the states that `crosslane explain` tells apart.
-// usage: endpoint serve PORT              accept and keep all clients
-//        endpoint connect PORT...         connect to each port, with an unconnected socket and a copy of the first
+// usage: endpoint serve [ADDRESS:]PORT    accept and keep all clients
+//        endpoint connect [ADDRESS:]PORT...
+//                                         connect to each port, with an unconnected socket and a copy of the first
 //        endpoint signals PORT            connect a socket that asks for SIGIO
 //        endpoint filter PORT PORT        connect, install a filter that allows everything, connect
 //        endpoint deny-unix PROGRAM ARGS  run a program that cannot create AF_UNIX sockets
@@ -26,9 +27,16 @@ static void die(const char *what) {
     exit(1);
 }
 
-static struct sockaddr_in address(const char *port) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(port))};
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+// Parses PORT or ADDRESS:PORT.
+static struct sockaddr_in address(const char *text) {
+    const char *colon = strchr(text, ':');
+    char ip[64] = "127.0.0.1";
+    if (colon)
+        snprintf(ip, sizeof ip, "%.*s", (int)(colon - text), text);
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    at.sin_port = htons((unsigned short)atoi(colon ? colon + 1 : text));
+    if (inet_pton(AF_INET, ip, &at.sin_addr) != 1)
+        die(text);
     return at;
 }
 

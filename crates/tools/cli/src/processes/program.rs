@@ -26,7 +26,7 @@ const CONTROLLER: &str = "memory";
 pub struct Program {
     /// Its process number in the namespace of this command.
     pub pid: i32,
-    /// The name of its file, or of the process where that cannot be read.
+    /// The name that it publishes or that the kernel has, with more than the kernel's 15 characters where they are known.
     pub name: String,
     /// Its effective user.
     pub uid: u32,
@@ -111,10 +111,10 @@ impl Program {
         let contents = page.as_ref().and_then(|page| page.contents.as_ref().ok());
         let entries = contents.into_iter().flat_map(|page| page.connections.iter().chain(&page.listeners));
         let recorded = entries.filter_map(|entry| Some((*sockets.get(&entry.fd)?, entry.clone()))).collect();
-        let file = process.exe().ok().and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()));
+        let published = contents.map(|page| page.program.clone());
         Ok(Self {
             pid: process.pid(),
-            name: printable(file.as_deref().unwrap_or(&status.name).trim_end_matches(DELETED)),
+            name: published.unwrap_or_else(|| printable(&name(process, &status.name))),
             uid: status.euid,
             namespace: network_namespace(process)?,
             cgroup: cgroup(process),
@@ -230,6 +230,13 @@ fn cgroup(process: &Process) -> Option<String> {
         .or_else(of_controller)
         .or(unified)
         .map(|group| printable(&group.pathname))
+}
+
+/// Returns the name of a process: that of its file, if the kernel's name is a part of it.
+fn name(process: &Process, of_kernel: &str) -> String {
+    let file =
+        process.exe().ok().and_then(|path| Some(without_mark(&path).file_name()?.to_string_lossy().into_owned()));
+    file.filter(|file| file.starts_with(of_kernel)).unwrap_or_else(|| of_kernel.to_owned())
 }
 
 /// Replaces control characters, which could manipulate a terminal.

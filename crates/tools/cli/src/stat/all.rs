@@ -39,7 +39,7 @@ pub fn racks(processes: &Processes) -> Vec<Rack<'_>> {
     let of_programs = processes.all().filter_map(|program| {
         let rack = program.rack()?;
         let from_here = program.seen_from_here(&rack);
-        Some(if identity(&rack)? == identity(&from_here)? { rack } else { from_here })
+        Some(if identity(&rack) == identity(&from_here) { rack } else { from_here })
     });
     let mut found = BTreeMap::new();
     // Paths of this mount namespace are preferred.
