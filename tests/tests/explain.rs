@@ -8,7 +8,7 @@ use serde_json::Value;
 use system_tests::paths::{self, repository};
 use system_tests::port::{Server, free_port, start_server};
 use system_tests::rack::command_as_nobody;
-use system_tests::{Finished, Process, Rack, WAIT_MAX, c, is_root, netns, wait_until};
+use system_tests::{Finished, LocalNodes, Process, Rack, WAIT_MAX, c, is_root, local_nodes, netns, wait_until};
 
 const ENDPOINT: &str = include_str!("explain/endpoint.c");
 
@@ -409,4 +409,20 @@ time.sleep(1000)
     let sockets = explain(&["--pid", &pid])["sockets"].clone();
     let paths: Vec<&Value> = sockets.as_array().expect("a list").iter().map(|socket| &socket["path"]).collect();
     assert_eq!(paths, ["lane", "lane"], "the listener of its parent, and its own connection: {sockets}");
+}
+
+#[test]
+fn a_connection_between_nodes_is_on_a_window() {
+    let nodes = LocalNodes::of_file(&local_nodes::example(&["--nodes", "2"]));
+    nodes.finish("up", &[]).must_succeed();
+    let listener = start_server(|port| {
+        let mut command = nodes.run(0);
+        command.arg(endpoint()).args(["serve", &format!("127.77.0.1:{port}")]);
+        command
+    });
+    let mut command = nodes.run(1);
+    let program = ready(command.arg(endpoint()).args(["connect", &format!("127.77.0.1:{}", listener.port)]));
+    let sockets = sockets_of(&program);
+    assert_eq!((&sockets[0]["path"], &sockets[0]["reason"]), (&"window".into(), &Value::Null), "{sockets:?}");
+    assert_eq!(sockets[0]["other_side"]["pid"].as_u64(), Some(listener.process.pid().into()));
 }

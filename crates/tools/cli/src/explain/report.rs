@@ -18,6 +18,9 @@ use crate::stat;
 /// The version of the JSON output.
 pub const SCHEMA: &str = "crosslane-explain/1";
 
+/// What is said of a library whose release cannot be read.
+const REPLACED: &str = "whose file was replaced";
+
 /// The output for running programs.
 #[derive(Serialize)]
 pub struct Report {
@@ -224,7 +227,7 @@ pub fn describe(programs: &[&Program], sockets: &[Socket<'_>]) -> String {
                 socket.state.name().to_owned(),
                 stat::address(socket.local),
                 stat::address(socket.peer),
-                socket.other_side.as_ref().map_or_else(|| "-".to_owned(), other_side),
+                socket.other_side.as_ref().map_or_else(|| "-".to_owned(), |other| other_side(other, program)),
                 socket.reason.map_or_else(|| "-".to_owned(), Reason::name),
             ]);
         }
@@ -240,7 +243,7 @@ fn headline(program: &Program) -> String {
     let state = match (program.obstacle(), &program.library, program.rack()) {
         (Some(obstacle), ..) => Reason::Program(obstacle).explanation(),
         (None, Some(library), Some(rack)) => {
-            let release = library.release.as_deref().unwrap_or("whose file was replaced");
+            let release = library.release.as_deref().unwrap_or(REPLACED);
             format!("library {release}, rack {}", rack.display())
         }
         _ => "the library is loaded".to_owned(),
@@ -248,11 +251,19 @@ fn headline(program: &Program) -> String {
     format!("{name} (process {pid}, user {user}): {state}\n")
 }
 
-fn other_side(other: &OtherSide<'_>) -> String {
-    let user = user_name(other.uid);
+fn other_side(other: &OtherSide<'_>, program: &Program) -> String {
     let recorded = other.reason.map_or_else(String::new, |reason| format!(", says {}", reason.name()));
+    let release = |program: &Program| program.library.as_ref().map(|library| library.release.clone());
+    let differing = other.program.and_then(release).filter(|theirs| release(program).is_some_and(|own| own != *theirs));
+    let differing = differing.map(|release| format!(", library {}", release.as_deref().unwrap_or(REPLACED)));
+    named(other) + &recorded + &differing.unwrap_or_default()
+}
+
+/// Returns the name of the program at the other side, or its user.
+fn named(other: &OtherSide<'_>) -> String {
+    let user = user_name(other.uid);
     match other.program {
-        Some(program) => format!("{} ({}, {user}){recorded}", program.name, program.pid),
+        Some(program) => format!("{} ({}, {user})", program.name, program.pid),
         None => format!("user {user}"),
     }
 }
@@ -286,7 +297,7 @@ pub fn describe_forecast(forecast: &Forecast<'_>) -> String {
         table.row(vec![
             address.to_string(),
             path.name().to_owned(),
-            other_side(server),
+            named(server),
             reason.map_or_else(|| "-".to_owned(), Reason::name),
         ]);
     }
