@@ -413,7 +413,7 @@ time.sleep(1000)
 
 #[test]
 fn a_connection_between_nodes_is_on_a_window() {
-    let nodes = LocalNodes::of_file(&local_nodes::example(&["--nodes", "2"]));
+    let nodes = LocalNodes::of_file(&local_nodes::with_long_silence(&local_nodes::example(&["--nodes", "2"])));
     nodes.finish("up", &[]).must_succeed();
     let listener = start_server(|port| {
         let mut command = nodes.run(0);
