@@ -8,6 +8,7 @@ use object::LittleEndian;
 use object::elf;
 use object::read::ReadCache;
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use rustix::fs::OFlags;
 
 /// A kind of program. The dynamic loader of this machine's C library loads Crosslane's library into `Dynamic` only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +69,7 @@ pub fn is_library(path: &Path) -> bool {
 
 /// Returns the release of Crosslane's library: the contents of the note with the owner `Crosslane`.
 pub fn release(path: &Path) -> Option<String> {
-    let data = ReadCache::new(File::open(path).ok()?);
+    let data = ReadCache::new(open_regular(path).ok()?);
     let header = Header::parse(&data).ok()?;
     for segment in header.program_headers(LittleEndian, &data).ok()? {
         let Ok(Some(mut notes)) = segment.notes(LittleEndian, &data) else { continue };
@@ -79,6 +80,13 @@ pub fn release(path: &Path) -> Option<String> {
         }
     }
     None
+}
+
+/// Opens a regular file. A pipe, which would have to be waited for, is refused.
+fn open_regular(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 /// Returns the kind of an ELF program of this word size and byte order; an error if its tables contradict each other.
@@ -136,6 +144,14 @@ mod tests {
     #[test]
     fn this_test_is_a_dynamic_program() {
         assert_eq!(inspect(&std::env::current_exe().unwrap()).unwrap(), Kind::Dynamic);
+    }
+
+    #[test]
+    fn a_pipe_at_the_path_of_a_library_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("libcrosslane.so");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(release(&pipe), None);
     }
 
     #[test]
