@@ -1,5 +1,6 @@
 //! `crosslane explain` and `crosslane stat --all`: the path of each socket, and the reason for it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -196,6 +197,28 @@ fn options_sandboxes_and_inherited_sockets_are_told_apart() {
 }
 
 #[test]
+fn racks_that_cannot_be_used_are_told_apart() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let open_to_others = Rack::new();
+    std::fs::set_permissions(open_to_others.path(), PermissionsExt::from_mode(0o755)).expect("a folder");
+    let program = client(open_to_others.run(&[], endpoint()), &[listener.port]);
+    assert_kernel(&program, listener.port, "rack_unavailable");
+    if is_root() {
+        let script = "\
+import os, socket, sys, time
+os.setuid(65534)
+connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+print('ready', flush=True)
+time.sleep(1000)
+";
+        let mut command = rack.run(&[], paths::python());
+        let changed = ready(command.args(["-c", script, &listener.port.to_string()]));
+        assert_kernel(&changed, listener.port, "rack_of_other_user");
+    }
+}
+
+#[test]
 fn a_page_of_another_release_is_reported() {
     let Some(rack) = Rack::with_lanes() else { return };
     let plain = server(|| rack.bare_command(endpoint()));
@@ -215,7 +238,7 @@ fn programs_of_other_users_are_named_but_not_examined() {
     }
     let Some(rack) = Rack::with_lanes() else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("a folder");
     let (program, command) = (folder.path().join("endpoint"), folder.path().join("crosslane"));
     paths::copy_program(endpoint(), &program);
     paths::copy_program(&paths::crosslane(), &command);
