@@ -128,8 +128,8 @@ fallback_reasons! {
         "run both programs as one user";
     /// A program without Crosslane connected to an accelerated listener.
     PlainClient => "plain_client",
-        "the client used kernel TCP: it runs without crosslane, or crosslane stat shows its reason",
-        "start the client with crosslane run, or ask crosslane explain about it";
+        "the client used kernel TCP: it runs without crosslane, or crosslane explain shows its reason",
+        "start the client with crosslane run";
     /// The program asked for something lanes do not offer.
     UnsupportedCall => "unsupported_call",
         "the program asked for something lanes do not offer",

@@ -89,7 +89,8 @@ pub fn nothing_running(rack: &RackChoice) -> String {
         RackChoice::Directory(_) => String::new(),
         RackChoice::File(_) => format!("--rack {rack} "),
     };
-    format!("Nothing runs over crosslane in {rack}.\n{start} {option}--node a -- PROGRAM ARGS...\n")
+    let others = "All rack directories: crosslane stat --all";
+    format!("Nothing runs over crosslane in {rack}.\n{start} {option}--node a -- PROGRAM ARGS...\n{others}\n")
 }
 
 /// Returns the snapshot as tables.

@@ -26,7 +26,7 @@ const CONTROLLER: &str = "memory";
 pub struct Program {
     /// Its process number in the namespace of this command.
     pub pid: i32,
-    /// The name that it publishes or that the kernel has, with more than the kernel's 15 characters where they are known.
+    /// The name that it publishes, or else that of its file or of the kernel.
     pub name: String,
     /// Its effective user.
     pub uid: u32,
