@@ -142,6 +142,12 @@ fallback_reasons! {
     ProxyCannotListen => "proxy_cannot_listen", "the proxy of this node cannot listen for that server; see its log";
     /// `crosslane lanes off`.
     SwitchedOff => "switched_off", "lanes are switched off in the rack: crosslane lanes on";
+    /// The address space of this process is limited (`RLIMIT_AS`).
+    AddressSpaceLimited => "address_space_limited",
+        "the program's address space is limited (ulimit -v, LimitAS=), and each lane reserves 64 MiB of it";
+    /// A filter of system calls denies this process AF_UNIX sockets.
+    NoUnixSockets => "no_unix_sockets",
+        "the program may not make AF_UNIX sockets (RestrictAddressFamilies=, or another filter)";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);

@@ -68,6 +68,7 @@ pub fn of_rack_error(errno: Errno) -> FallbackReason {
     match errno {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
         Errno::CANCELED => FallbackReason::SwitchedOff,
+        Errno::AFNOSUPPORT => FallbackReason::NoUnixSockets,
         Errno::ACCESS | Errno::PERM if directory::is_owned_by_other_user() => FallbackReason::RackOfOtherUser,
         _ => FallbackReason::RackUnavailable,
     }
