@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use system_tests::paths::{library, package_file, python, tool};
+use system_tests::paths::{copy_program, library, package_file, python, tool};
 use system_tests::port::free_port;
 use system_tests::rack::command_as_nobody;
 use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, is_root, start_server};
@@ -191,6 +191,93 @@ fn a_program_that_changed_its_user_reports_the_owner_of_the_rack() {
     assert!(output.contains("no lane: the rack directory belongs to another user"), "{output}");
 }
 
+/// A client that may make no AF_UNIX sockets.
+fn without_unix_sockets(rack: &Rack, options: &[&str], port: u16) -> Command {
+    let run = rack.run(options, python());
+    let mut command = rack.bare_command(python());
+    command.arg(package_file("python/without_unix_sockets.py")).arg(run.get_program()).args(run.get_args());
+    command.args(["-c", HOLDING_CLIENT]).arg(port.to_string());
+    command
+}
+
+#[test]
+fn a_program_that_may_make_no_unix_sockets_has_its_reason() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = echo_server(&rack);
+    let refused = finish(without_unix_sockets(&rack, &["--require-lane"], listener.port)).must_exit_with(1).stderr;
+    assert!(refused.contains("no lane: a sandbox denies the program what lanes need"), "{refused}");
+    let (client, _input) = Process::start_with_input(&mut without_unix_sockets(&rack, &[], listener.port));
+    client.wait_until("an answer", WAIT_MAX, |client| client.stdout().contains("answered"));
+}
+
+#[test]
+fn a_program_with_a_limited_address_space_uses_kernel_tcp() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let limited =
+        |script: &str| format!("import resource\nresource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n{script}");
+    let listener = echo_server(&rack);
+    let mut client = rack.require_lane(python());
+    client.args(["-c", &limited(HOLDING_CLIENT)]).arg(listener.port.to_string());
+    let refused = finish(client).must_exit_with(1).stderr;
+    assert!(refused.contains("no lane: the program's address space is limited"), "{refused}");
+    let script = limited(&fs::read_to_string(package_file(ECHO_SERVER)).expect("the server"));
+    let server = start_server(|port| {
+        let mut command = rack.run(&[], python());
+        command.arg("-c").arg(&script).arg(port.to_string());
+        command
+    });
+    assert_eq!(counted(&rack, server.port), serde_json::json!({"no_listener": 1}));
+    let stat = rack.stat();
+    let fallbacks = stat.named("python").map(|process| process["fallbacks"]["address_space_limited"].as_u64());
+    assert!(fallbacks.flatten().any(|count| count == 1), "{stat:?}");
+}
+
+#[test]
+fn an_endpoint_that_cannot_map_the_memory_of_a_lane_resets_the_connection() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    // The limit is set when the connection has begun: the server can then map the memory of no lane.
+    let server = "
+import resource, socket, sys
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('listening', flush=True)
+connection, _ = listener.accept()
+used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), -1))
+print('limited', flush=True)
+try:
+    while connection.recv(65536):
+        pass
+except ConnectionResetError:
+    print('reset')
+try:
+    connection.sendall(b'x')
+except BrokenPipeError:
+    print('broken')
+";
+    // More than a lifeline holds, so that the client switches to a lane.
+    let client = "
+import socket, sys
+connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+try:
+    for _ in range(1000):
+        connection.sendall(bytes(100000))
+except (ConnectionResetError, BrokenPipeError):
+    print('failed')
+";
+    let port = free_port();
+    let python_of = |script: &str| {
+        let mut command = rack.run(&[], python());
+        command.args(["-c", script]).arg(port.to_string());
+        Process::start(&mut command)
+    };
+    let server = python_of(server);
+    server.wait_until("a listener", WAIT_MAX, |server| server.stdout().contains("listening"));
+    let client = python_of(client).wait(WAIT_MAX).must_succeed();
+    assert_eq!(client.stdout, "failed\n", "{client}");
+    let server = server.wait(WAIT_MAX).must_succeed();
+    assert_eq!(server.stdout, "listening\nlimited\nreset\nbroken\n", "{server}");
+}
+
 #[test]
 fn a_server_of_another_version_has_its_reason() {
     let Some(rack) = Rack::with_lanes() else { return };
@@ -287,4 +374,41 @@ fn stat_shows_listeners() {
     let output = Process::start(&mut rack.crosslane("stat")).wait(WAIT_MAX).must_succeed().stdout;
     let line = output.lines().find(|line| line.contains(&format!(":{}", server.port))).expect("the listener");
     assert!(output.contains("LISTENER") && line.contains("python"), "{output}");
+}
+
+// --- doctor --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn doctor_names_programs_whose_library_was_replaced() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let scratch = rack.scratch();
+    let copy = scratch.path().join("libcrosslane.so");
+    copy_program(&library(), &copy);
+    let options = ["--library", copy.to_str().expect("UTF-8")];
+    let server = server_by(|| rack.run(&options, python()), ECHO_SERVER);
+    let doctor = || finish(rack.crosslane("doctor")).must_succeed().stdout;
+    let line = |text: &str| {
+        let line = text.lines().find(|line| line.contains("  programs ")).expect("a check");
+        line.to_owned()
+    };
+    assert!(line(&doctor()).starts_with("ok"), "{}", line(&doctor()));
+    // As an installation does: a new file under the old name.
+    fs::remove_file(&copy).expect("a file");
+    copy_program(&library(), &copy);
+    let replaced = line(&doctor());
+    let found = [copy.to_str().expect("UTF-8"), "was replaced", "restart"];
+    assert!(replaced.starts_with("note") && found.iter().all(|word| replaced.contains(word)), "{replaced}");
+    drop(server);
+    assert!(line(&doctor()).starts_with("ok"), "{}", line(&doctor()));
+}
+
+#[test]
+fn doctor_fails_under_a_limit_that_prevents_lanes() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let doctor = rack.crosslane("doctor");
+    let mut limited = rack.bare_command(tool("prlimit"));
+    limited.arg(format!("--as={}", 4_u64 << 30)).arg(doctor.get_program()).args(doctor.get_args());
+    let finished = finish(limited).must_exit_with(1);
+    let line = finished.stdout.lines().find(|line| line.contains("address space")).expect("a check");
+    assert!(line.starts_with("MISSING") && line.contains("LimitAS=infinity"), "{finished}");
 }

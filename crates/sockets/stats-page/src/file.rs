@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
+use crate::rack::KEEP_PAGES;
+
 /// Number of names tried for one pid, which is not unique where several pid namespaces share a rack directory.
 const SUFFIXES_MAX: u32 = 64;
 /// How often a name is tried again if a reader removes the file in between.
@@ -84,7 +86,7 @@ pub(crate) fn page_name_pid(name: &[u8]) -> Option<u32> {
 
 /// The state of a page file.
 pub(crate) enum Occupant {
-    /// Its writer is running.
+    /// Its writer is running, or the folder keeps pages.
     Live,
     /// Its writer has exited.
     Stale,
@@ -166,8 +168,8 @@ fn create_named(folder: BorrowedFd<'_>, name: &CStr) -> Result<Option<(Fd, Stat)
     Ok((stat.st_nlink > 0).then_some((fd, stat)))
 }
 
-/// Removes a page file if its writer has exited. Decides by the lock, which ends with the writer's last mapping, and
-/// never by the pid.
+/// Removes a page file if its writer has exited and the folder keeps no pages. Decides by the lock, which ends with the
+/// writer's last mapping, and never by the pid.
 pub(crate) fn remove_if_stale(folder: BorrowedFd<'_>, name: &CStr) -> Result<Occupant, Errno> {
     let fd = open_page(folder, name)?;
     remove_open_if_stale(folder, name, &fd)
@@ -175,6 +177,9 @@ pub(crate) fn remove_if_stale(folder: BorrowedFd<'_>, name: &CStr) -> Result<Occ
 
 /// As [`remove_if_stale`], for a file that is already open.
 pub(crate) fn remove_open_if_stale(folder: BorrowedFd<'_>, name: &CStr, fd: &Fd) -> Result<Occupant, Errno> {
+    if rustix::fs::fstat(folder)?.st_mode & KEEP_PAGES != 0 {
+        return Ok(Occupant::Live);
+    }
     if let Occupant::Live = occupant(fd)? {
         return Ok(Occupant::Live);
     }

@@ -25,7 +25,7 @@ mod variables;
 mod writer;
 
 pub use layout::SLOTS;
-pub use rack::{OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
+pub use rack::{KEEP_PAGES, OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
 pub use switch::switch;
 pub use terms::{DataPath, FallbackReason, Role, node_address, node_name};
 pub use variables::{RULES, VARIABLES, Variable};

@@ -15,6 +15,10 @@ pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBu
 /// The folder of the pages in a rack directory.
 pub const STAT_FOLDER: &str = "v1/stat";
 
+/// The bit in the mode of a folder of pages that says that its pages stay when their programs have ended:
+/// `crosslane compare` reads them afterwards, in a folder of its own.
+pub const KEEP_PAGES: u32 = 0o1000;
+
 /// The file in a rack directory that switches its lanes off: while it exists, new connections use kernel TCP.
 pub const OFF_FILE: &str = "lanes-off";
 

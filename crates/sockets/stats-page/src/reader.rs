@@ -172,7 +172,8 @@ impl From<Errno> for PageError {
     }
 }
 
-/// Reads every page of a rack and removes those of dead processes. A rack that does not exist has no processes.
+/// Reads every page of a rack and removes those of dead processes, unless the folder keeps them. A rack that does not
+/// exist has no processes.
 pub fn read_rack(rack: &Path) -> std::io::Result<Snapshot> {
     read(rack, StalePages::Remove)
 }

@@ -198,6 +198,10 @@ fallback_reasons! {
     Sandbox => "sandbox",
         "a sandbox denies the program what lanes need: AF_UNIX sockets or memory files",
         "allow AF_UNIX and memfd_create, or connect before the program installs its own filter";
+    /// The address space of this process is limited (`RLIMIT_AS`).
+    AddressSpaceLimited => "address_space_limited",
+        "the program's address space is limited (ulimit -v, LimitAS=), and each lane reserves 64 MiB of it",
+        "remove the limit, and limit memory by the cgroup instead (MemoryMax=)";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);

@@ -12,7 +12,7 @@ pub struct Variable {
 }
 
 /// All variables, sorted by name.
-pub const VARIABLES: [Variable; 7] = [
+pub const VARIABLES: [Variable; 8] = [
     Variable {
         name: "CROSSLANE_EXCEPT",
         value: "PORTS",
@@ -52,6 +52,12 @@ pub const VARIABLES: [Variable; 7] = [
         value: "SWITCH",
         meaning: "On: a connection that cannot use a lane fails, with a line that gives the reason, instead of using \
                   kernel TCP. Default: off.",
+    },
+    Variable {
+        name: "CROSSLANE_STATS",
+        value: "DIRECTORY",
+        meaning: "The directory in which the program's counters are; 'crosslane compare' sets it. It must exist and \
+                  belong to the user. Default: the directory in which programs meet.",
     },
 ];
 

@@ -249,6 +249,39 @@ fn a_page_is_removed_only_after_its_writer_has_exited() {
 }
 
 #[test]
+fn a_folder_that_keeps_pages_has_those_of_all_programs_that_ended() {
+    let _alone = alone();
+    let rack = rack();
+    let folder = rack.path().join("v1/stat");
+    fs::create_dir_all(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700 | stats_page::KEEP_PAGES)).unwrap();
+    // More than the number of processes of which one sweeps.
+    let mut pids: Vec<u32> = (0..20)
+        .map(|_| {
+            in_child(|| {
+                stats_in(rack.path()).count_fallback(FallbackReason::PortRule);
+                true
+            })
+        })
+        .collect();
+    pids.sort_unstable();
+    for _ in 0..2 {
+        let snapshot = read_rack(rack.path()).unwrap();
+        assert_eq!(snapshot.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), pids);
+        assert!(snapshot.processes.iter().all(|process| process.fallbacks["port_rule"] == 1));
+    }
+    // As a program that calls exec does: its pid has a page already.
+    let pid = in_child(|| {
+        let first = stats_in(rack.path());
+        // SAFETY: `first` is not used again.
+        unsafe { first.vanish() };
+        stats_in(rack.path()).is_published()
+    });
+    let snapshot = read_rack(rack.path()).unwrap();
+    assert_eq!(snapshot.processes.iter().filter(|process| process.pid == pid).count(), 2);
+}
+
+#[test]
 fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
     let _alone = alone();
     let rack = rack();

@@ -1,7 +1,10 @@
 //! `crosslane doctor`: checks what this machine offers, what is missing, and how to get it.
 
 mod hardware;
+mod libraries;
+mod limits;
 mod machine;
+mod sandbox;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -9,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use crate::output;
+use crate::{library, output, rack_dir};
 use stats::{Align, Table};
 
 /// Options of `crosslane doctor`.
@@ -85,7 +88,17 @@ pub fn main(options: &Options) -> Result<()> {
 }
 
 fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
-    [machine::checks(rack, library), hardware::checks(), tools::checks()].concat()
+    let directory = rack_dir::chosen(rack);
+    let found = library::find(library).ok();
+    [
+        machine::checks(rack, library),
+        limits::checks(),
+        sandbox::checks(&directory),
+        libraries::checks(found.as_deref(), &directory),
+        hardware::checks(),
+        tools::checks(),
+    ]
+    .concat()
 }
 
 fn describe(checks: &[Check]) -> String {

@@ -49,11 +49,7 @@ pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
 
 fn find_in_default_folders() -> Result<PathBuf> {
     let command = command_path()?;
-    let folder = command.parent().unwrap_or(Path::new("/"));
-    let relative = RELATIVE_FOLDERS.iter().map(|relative| folder.join(relative));
-    let folders = relative.chain(SYSTEM_FOLDERS.iter().map(PathBuf::from));
-    let mut paths = folders.flat_map(|folder| LIB_FOLDERS.map(|lib| folder.join(lib).join(NAME)));
-    paths.find(|path| path.is_file()).ok_or_else(|| {
+    default_paths().into_iter().find(|path| path.is_file()).ok_or_else(|| {
         WrongUse::of(format!(
             "no {NAME} beside {} nor in ../lib/crosslane, /usr/local/lib/crosslane or /usr/lib/crosslane; install the \
              library too, or give --library",
@@ -61,6 +57,15 @@ fn find_in_default_folders() -> Result<PathBuf> {
         ))
         .into()
     })
+}
+
+/// Returns the paths at which the library may be, the preferred ones first.
+pub fn default_paths() -> Vec<PathBuf> {
+    let command = command_path().unwrap_or_default();
+    let folder = command.parent().unwrap_or(Path::new("/"));
+    let relative = RELATIVE_FOLDERS.iter().map(|relative| folder.join(relative));
+    let folders = relative.chain(SYSTEM_FOLDERS.iter().map(PathBuf::from));
+    folders.flat_map(|folder| LIB_FOLDERS.map(|lib| folder.join(lib).join(NAME))).collect()
 }
 
 fn command_path() -> Result<PathBuf> {

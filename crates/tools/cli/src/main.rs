@@ -3,6 +3,7 @@
 //! Exit codes: 0 success, 1 failure, 2 wrong use. An error is one line that names the thing, the value and the remedy.
 
 mod bench_router;
+mod compare;
 mod device_server;
 mod doctor;
 mod down;
@@ -59,6 +60,8 @@ enum Command {
     Explain(explain::Options),
     /// Show what stat shows, updated continuously
     Top(top::Options),
+    /// Run a client command over kernel TCP and over lanes, in alternating rounds, and print both
+    Compare(compare::Options),
     /// Switch lanes for new connections of a rack off or on while its programs run
     Lanes(lanes::Options),
     /// Print, check and store descriptions of racks (machines joined by memory windows)
@@ -134,6 +137,7 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::main(options),
         Command::Explain(options) => explain::main(options),
         Command::Top(options) => top::main(options),
+        Command::Compare(options) => compare::main(options),
         Command::Lanes(options) => lanes::main(options),
         Command::Rack(RackCommand::Example(options)) => rack_example::main(options),
         Command::Rack(RackCommand::Push(options)) => rack_store::push(options),

@@ -51,14 +51,28 @@ fn paragraph(text: &str, indentation: usize) -> String {
     lines + &format!("{:indentation$}{line}\n", "")
 }
 
-/// Options of `crosslane run`.
-#[derive(clap::Args)]
-#[command(after_long_help = long_help())]
-pub struct Options {
+/// What a program joins, and by which library.
+#[derive(clap::Args, Default)]
+pub struct Joining {
     /// Node of the program: a to z for 127.77.0.1 to 127.77.0.26, an address in 127.77.0.0/16, or a node of the rack
     /// file
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
+    /// Rack file, its address in etcd, or directory where programs meet [default: $CROSSLANE_RACK, else under
+    /// $XDG_RUNTIME_DIR or /dev/shm]
+    #[arg(long, value_name = "FILE|ETCD|DIR")]
+    rack: Option<PathBuf>,
+    /// Library to preload [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+}
+
+/// Options of `crosslane run`.
+#[derive(clap::Args)]
+#[command(after_long_help = long_help())]
+pub struct Options {
+    #[command(flatten)]
+    joining: Joining,
     /// Server ports that use lanes, as in 80,443,6000-6100; all others stay on kernel TCP
     #[arg(long, value_name = "PORTS", conflicts_with = "except")]
     only: Option<PortList>,
@@ -72,13 +86,6 @@ pub struct Options {
     /// Fail connections that cannot use a lane, instead of using kernel TCP
     #[arg(long)]
     require_lane: bool,
-    /// Rack file, its address in etcd, or directory where programs meet [default: $CROSSLANE_RACK, else under
-    /// $XDG_RUNTIME_DIR or /dev/shm]
-    #[arg(long, value_name = "FILE|ETCD|DIR")]
-    rack: Option<PathBuf>,
-    /// Library to preload [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
-    #[arg(long, value_name = "PATH")]
-    library: Option<PathBuf>,
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM ARGS")]
     command: Vec<OsString>,
@@ -100,13 +107,13 @@ struct Membership {
 }
 
 impl Membership {
-    fn new(options: &Options) -> Result<Self> {
-        match RackChoice::new(options.rack.as_deref())? {
+    fn new(joining: &Joining) -> Result<Self> {
+        match RackChoice::new(joining.rack.as_deref())? {
             RackChoice::Directory(rack) => {
-                let node = options.node.as_deref().map(check_node).transpose()?;
+                let node = joining.node.as_deref().map(check_node).transpose()?;
                 Ok(Self { rack, node, reachability: Ok(()) })
             }
-            RackChoice::File(rack) => Self::of_node(&rack, options.node.as_deref()),
+            RackChoice::File(rack) => Self::of_node(&rack, joining.node.as_deref()),
         }
     }
 
@@ -133,25 +140,34 @@ fn check_node(text: &str) -> Result<String> {
 
 /// Executes the program; returns only if that fails.
 pub fn main(options: &Options) -> Result<()> {
-    let Some((name, arguments)) = options.command.split_first() else { bail!("no program given; name one after --") };
-    let Membership { rack, node, reachability } = Membership::new(options)?;
+    let required = options.require_lane || inherits_require_lane()?;
+    let mut command = command(&options.joining, &options.command, required)?;
+    set_environment(&mut command, options);
+    let error = command.exec();
+    Err(anyhow!("running {}: {error}; check that this machine can run it", Path::new(command.get_program()).display()))
+}
+
+/// Returns the command that runs a program with the library. What keeps it from lanes is an error if they are required.
+pub fn command(joining: &Joining, words: &[OsString], required: bool) -> Result<Command> {
+    let Some((name, arguments)) = words.split_first() else { bail!("no program given; name one after --") };
+    let Membership { rack, node, reachability } = Membership::new(joining)?;
     let search = std::env::var_os("PATH");
     let path = program::resolve(name, search.as_deref())?;
-    let library = library::find(options.library.as_deref())?;
+    let library = library::find(joining.library.as_deref())?;
     let obstacle = program::obstacle(&path, search.as_deref());
-    let required = options.require_lane || inherits_require_lane()?;
     require_or_warn(required, obstacle.as_ref().map_or(Ok(()), |obstacle| Err(anyhow!("{obstacle}"))))?;
     require_or_warn(required, rack_dir::prepare(&rack).and(reachability))?;
 
     let mut command = Command::new(&path);
-    command.arg0(name).args(arguments);
-    set_environment(&mut command, options, &rack, node.as_deref());
+    command.arg0(name).args(arguments).env("CROSSLANE_RACK", rack);
+    if let Some(node) = node {
+        command.env("CROSSLANE_NODE", node);
+    }
     if !obstacle.is_some_and(|obstacle| obstacle.rejects_library()) {
         command.env("LD_PRELOAD", with_library(std::env::var_os("LD_PRELOAD"), &library));
         command.env("ASAN_OPTIONS", asan_options(std::env::var_os("ASAN_OPTIONS")));
     }
-    let error = command.exec();
-    Err(anyhow!("running {}: {error}; check that this machine can run it", path.display()))
+    Ok(command)
 }
 
 /// Returns whether the environment requires lanes. A program that cannot load the library would not check this itself.
@@ -178,11 +194,7 @@ fn require_or_warn(required: bool, found: Result<()>) -> Result<()> {
     }
 }
 
-fn set_environment(command: &mut Command, options: &Options, rack: &Path, node: Option<&str>) {
-    command.env("CROSSLANE_RACK", rack);
-    if let Some(node) = node {
-        command.env("CROSSLANE_NODE", node);
-    }
+fn set_environment(command: &mut Command, options: &Options) {
     // A port rule given here replaces an inherited rule of either kind.
     for (rule, variable, other) in
         [(&options.only, "CROSSLANE_ONLY", "CROSSLANE_EXCEPT"), (&options.except, "CROSSLANE_EXCEPT", "CROSSLANE_ONLY")]

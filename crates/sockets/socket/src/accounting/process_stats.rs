@@ -11,7 +11,8 @@ static PAGE: OnceLock<&'static StatsPage> = OnceLock::new();
 pub fn page() -> &'static StatsPage {
     PAGE.get_or_init(|| {
         let mut program = [0; _];
-        let rack = directory::ensure_rack_dir(rustix::process::geteuid().as_raw());
+        let of_rack = || directory::ensure_rack_dir(rustix::process::geteuid().as_raw());
+        let rack = settings().stats.clone().unwrap_or_else(of_rack);
         StatsPage::create(&stats_page::PageConfig {
             rack: &rack,
             node: settings().node,

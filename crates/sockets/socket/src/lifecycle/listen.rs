@@ -82,6 +82,9 @@ fn add_lane(
     if settings().honours_filters {
         return Err(FallbackReason::PacketFilters);
     }
+    if limit::is_address_space_limited() {
+        return Err(FallbackReason::AddressSpaceLimited);
+    }
     if stream.with_options(|options| inspect::needs_kernel_tcp(fd, options)) {
         return Err(FallbackReason::UnsupportedCall);
     }

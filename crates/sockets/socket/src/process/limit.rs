@@ -1,4 +1,4 @@
-//! Descriptors for the library when the program has used up its limit; and the number of mappings that lanes may use.
+//! Descriptors for the library when the program has used up its limit; and the mappings that lanes may use.
 //!
 //! A program at its limit can still connect and listen by kernel TCP, which needs no further descriptor. A lane needs a
 //! few, so the soft limit is raised towards the hard limit while they are obtained; hidden descriptors then stay above
@@ -46,6 +46,12 @@ pub fn has_spare_mappings() -> bool {
         MAX.store(max, Ordering::Relaxed);
     }
     MAPPED.load(Ordering::Relaxed) < max / 2
+}
+
+/// Returns whether the address space of this process is limited. It gets no lanes then: each reserves the address range
+/// of its largest size, and the peer may begin to use the lane at a time when this process has no range left.
+pub fn is_address_space_limited() -> bool {
+    getrlimit(Resource::As).current.is_some()
 }
 
 struct Raised(Rlimit);

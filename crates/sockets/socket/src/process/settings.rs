@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use stats_page::VARIABLES;
@@ -100,6 +101,8 @@ pub struct Settings {
     pub require_lane: bool,
     /// Connections between programs of one machine use kernel TCP, so that packet filters see them.
     pub honours_filters: bool,
+    /// The directory of the page of counters, if it is not the rack directory.
+    pub stats: Option<PathBuf>,
     /// The variables with invalid values. The program is not run, because it must not run without what they were to
     /// guarantee.
     pub mistakes: Vec<InvalidVariable>,
@@ -135,9 +138,10 @@ impl Settings {
         let only = reader.read("CROSSLANE_ONLY", parse_ports);
         let except = reader.read("CROSSLANE_EXCEPT", parse_ports);
         let honours_filters = reader.read("CROSSLANE_FILTERS", parse_filters).unwrap_or(false);
+        let stats = reader.read("CROSSLANE_STATS", |text| Ok(PathBuf::from(text)));
         // The other variables have no effect.
         let mistakes = if off { Vec::new() } else { reader.mistakes };
-        Self { off, node, only, except, require_lane, honours_filters, mistakes }
+        Self { off, node, only, except, require_lane, honours_filters, stats, mistakes }
     }
 
     /// Returns whether connections to this server port use lanes.
@@ -304,7 +308,7 @@ mod tests {
         assert_eq!(unknown(&["PATH", "CROSSLANE", "CROSSLANE_ONLY", "CROSSLANE_RACK"]), None);
         let line = unknown(&["CROSSLANE_REQUIRELANE", "CROSSLANE_NODE"]).unwrap();
         assert!(line.starts_with("CROSSLANE_REQUIRELANE: no variable of crosslane, and ignored; known are"), "{line}");
-        assert!(line.ends_with("CROSSLANE_REQUIRE_LANE"), "{line}");
+        assert!(line.ends_with("CROSSLANE_STATS"), "{line}");
         let many = unknown(&["CROSSLANE_A", "CROSSLANE_B", "CROSSLANE_C", "CROSSLANE_D", "CROSSLANE_E"]).unwrap();
         assert!(many.starts_with("CROSSLANE_A, CROSSLANE_B, CROSSLANE_C, CROSSLANE_D, ...: "), "{many}");
     }

@@ -11,6 +11,7 @@ use super::directory::{Rack, netns_cookie};
 use super::local::*;
 use super::remote::ConnectProgress;
 use super::{monitor, reasons, remote};
+use crate::process::limit;
 
 /// Connects to a lane listener in the rack of the calling thread. `bound` is the address that `getsockname` returns for
 /// the program's TCP socket, `shares` says whether the socket shares it with others, and `netns` is the cookie of the
@@ -51,6 +52,9 @@ fn connect_now(request: &ConnectRequest, netns: u64) -> Result<ConnectProgress, 
     let route = route?;
     if crate::process::settings::settings().honours_filters {
         return Err(NoLane::new(FallbackReason::PacketFilters));
+    }
+    if limit::is_address_space_limited() {
+        return Err(NoLane::new(FallbackReason::AddressSpaceLimited));
     }
     let (lifeline, tuple) = match connect_lifeline(&rack, route, lifeline, request.opener, || Ok(())) {
         Err(NoLane { errno: Some(Errno::ADDRINUSE), .. }) if route.port != 0 => return Ok(ConnectProgress::TupleInUse),

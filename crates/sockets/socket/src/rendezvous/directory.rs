@@ -39,4 +39,4 @@ pub use location::{
 };
 pub use lock::RackLock;
 pub(crate) use rack::netns_cookie;
-pub use rack::{Rack, is_in_any_rack};
+pub use rack::{Rack, VERSION, is_in_any_rack};

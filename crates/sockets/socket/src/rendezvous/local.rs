@@ -204,12 +204,14 @@ impl NoLane {
         Self::resource_limit_or(reason)(errno)
     }
 
-    /// Returns a conversion of errors: `ResourceLimit` for an exhausted resource, and `reason` for all others.
+    /// Returns a conversion of errors: `ResourceLimit` for an exhausted resource, `Sandbox` where AF_UNIX sockets are
+    /// denied, and `reason` for all others.
     pub(super) fn resource_limit_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
         move |errno| match errno {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => {
                 Self::with_errno(FallbackReason::ResourceLimit, errno)
             }
+            Errno::AFNOSUPPORT => Self::with_errno(FallbackReason::Sandbox, errno),
             _ => Self::with_errno(reason, errno),
         }
     }

@@ -76,7 +76,7 @@ pub fn of_rack_error(errno: Errno) -> FallbackReason {
 
 /// Returns whether the creation of a socket or of memory failed because a filter or a security module denies it.
 pub fn is_denied(errno: Errno) -> bool {
-    matches!(errno, Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT | Errno::NOSYS)
+    matches!(errno, Errno::PERM | Errno::ACCESS | Errno::NOSYS)
 }
 
 /// Returns the owner of the TCP listener that the kernel would connect to, if there is one in this network namespace.

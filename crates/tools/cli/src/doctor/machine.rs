@@ -1,4 +1,4 @@
-//! Checks of the machine: kernel, memory, descriptors, the rack, the library.
+//! Checks of the machine: kernel, memory, the rack, the library.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -7,15 +7,13 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::process::Resource;
 use rustix::thread::MembarrierQuery;
 
 use super::Check;
-use crate::{lanes, library, rack_dir};
+use crate::{elf, lanes, library, rack_dir};
 
 /// Oldest kernel version with memfd, seals and everything else that lanes use.
 const KERNEL_MIN: (u32, u32) = (4, 14);
-const DESCRIPTORS_FEW: u64 = 1024;
 const SHARED_MEMORY_LOW_BYTES: u64 = 64 << 20;
 
 /// Returns all checks of the machine; those that lanes need come first.
@@ -29,12 +27,10 @@ pub fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
         rack_directory(rack),
         library_loads(library),
         glibc(),
-        descriptors(),
         membarrier(),
         io_uring(),
         huge_pages(),
         pidfd(),
-        seccomp(),
         ptrace(),
     ]
 }
@@ -122,7 +118,10 @@ fn library_loads(given: Option<&Path>) -> Check {
         Err(error) => return with_remedy("library", &format!("{error:#}")),
     };
     match runs_with(&path) {
-        Ok(()) => Check::ok("library", path.display().to_string()),
+        Ok(()) => {
+            let release = elf::release(&path).unwrap_or_else(|| "unknown".to_owned());
+            Check::ok("library", format!("{} (release {release})", path.display()))
+        }
         Err(why) => Check::missing("library", format!("{}: {why}", path.display()), "build it on this machine"),
     }
 }
@@ -149,18 +148,6 @@ fn glibc() -> Check {
             Check::ok("glibc", String::from_utf8_lossy(&output.stdout).trim().to_owned())
         }
         _ => Check::note("glibc", "version unknown", "run programs built for glibc; musl programs are not accelerated"),
-    }
-}
-
-fn descriptors() -> Check {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let show = |value: Option<u64>| value.map_or_else(|| "unlimited".to_owned(), |value| value.to_string());
-    let text = format!("{} (up to {})", show(limit.current), show(limit.maximum));
-    match limit.current {
-        Some(current) if current <= DESCRIPTORS_FEW => {
-            Check::note("open files", text, "ulimit -n 65536 for servers with many connections")
-        }
-        _ => Check::ok("open files", text),
     }
 }
 
@@ -197,19 +184,6 @@ fn pidfd() -> Check {
             Check::note("pidfd", error.to_string(), remedy)
         }
     }
-}
-
-/// Reports the seccomp mode. The checks above try each system call that lanes need; a filter explains their failures.
-fn seccomp() -> Check {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).map_or("", str::trim);
-    let found = match mode {
-        "0" => "no filter",
-        "1" => "strict mode",
-        "2" => "a filter is active and allows what is ok above",
-        _ => "this kernel has no filters",
-    };
-    Check::ok("seccomp", found)
 }
 
 /// Reports the Yama ptrace scope. Debuggers and strace depend on it; lanes do not.

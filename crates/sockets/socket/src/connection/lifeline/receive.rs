@@ -38,7 +38,11 @@ impl Connection {
     ) -> Result<Option<ReceiveAttempt>, Errno> {
         loop {
             if self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
-                self.handle_pending_message()?;
+                self.handle_pending_message().inspect_err(|error| {
+                    if *error == Errno::CONNRESET {
+                        self.take_reported_error();
+                    }
+                })?;
                 self.notify_sets();
             }
             let guard = self.lock_for_generation(generation, &self.receive_lock)?;

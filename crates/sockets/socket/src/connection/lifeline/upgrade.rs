@@ -78,14 +78,25 @@ impl Connection {
         }
     }
 
-    /// Resets the connection because the peer broke the protocol. Returns the error for the call.
+    /// Resets the connection because the peer broke the protocol, or because memory that carries bytes cannot be
+    /// attached. The next call reports the error. The end of the lifeline wakes both endpoints: the peer may have sent
+    /// what nobody will read.
     pub(super) fn abort(&self) -> Errno {
         self.lifeline_path.note_reset();
-        self.lifeline_path.take_error();
         if let Some(lanes) = self.lanes() {
             self.note_corruption(lanes);
+            lanes.segment.store(OwnState::PendingError, self.lifeline_path.error.swap(0, Ordering::Relaxed));
         }
+        let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Both);
         Errno::CONNRESET
+    }
+
+    /// Clears the error of [`Connection::abort`], which the call reports.
+    pub(super) fn take_reported_error(&self) {
+        self.lifeline_path.take_error();
+        if let Some(lanes) = self.lanes() {
+            lanes.segment.store(OwnState::PendingError, 0);
+        }
     }
 
     /// Handles an `OFFER`. The caller holds both locks.

@@ -22,7 +22,7 @@ use crate::process::socket_option::{SocketOption, get_raw};
 use crate::rendezvous::name_key::NameKey;
 
 /// The directory of this version in a rack: programs of another version find neither listeners nor a key there.
-const VERSION: &str = "v4";
+pub const VERSION: &str = "v4";
 /// Maximum number of names that are read at one address: all that can be there, and some foreign entries.
 pub(super) const NAMES_MAX: usize = 4 * MEMBERS_MAX as usize;
 /// Maximum number of addresses of a rack that are read for a list of all names.
