@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stats_page::reader::{PageError, read_rack};
-
 use super::Check;
+use crate::processes::program::{Library, folder_identity};
+use crate::processes::{Processes, Program};
 use crate::{elf, library};
 
 /// The file with libraries that the loader loads into every program (ld.so(8)).
@@ -73,37 +73,30 @@ fn preloaded(variable: &str, file: &str) -> Check {
 
 /// Checks the libraries that the programs of the rack run with: an upgrade replaces the file, not what is loaded.
 fn programs(found: Option<&Path>, rack: &Path) -> Check {
-    let Ok(snapshot) = read_rack(rack) else { return Check::ok("programs", "none in this rack") };
-    let is_foreign = |error: &PageError| matches!(error, PageError::Version { .. } | PageError::Layout);
-    let foreign = snapshot.unreadable.iter().filter(|page| is_foreign(&page.error)).map(|page| page.name.clone());
-    let mut outdated: Vec<String> = foreign.map(|pid| format!("process {pid} (another release)")).collect();
-    let count = snapshot.processes.len() + outdated.len();
-    for process in &snapshot.processes {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", process.pid)).unwrap_or_default();
-        // Nothing is found in a process of another user, or of another PID namespace.
-        if let Some(why) = mapped_library(&maps).and_then(|mapped| difference(&mapped, found)) {
-            outdated.push(format!("{} {} ({why})", process.program, process.pid));
-        }
-    }
+    let (Some(rack), Ok(processes)) = (folder_identity(rack), Processes::scan()) else {
+        return Check::ok("programs", "none in this rack");
+    };
+    let members: Vec<&Program> = processes.all().filter(|program| program.rack_identity() == Some(rack)).collect();
+    let own = found.map(release);
+    let outdated = members.iter().filter_map(|program| {
+        let why = difference(program.library.as_ref()?, own.as_deref())?;
+        Some(format!("{} {} ({why})", program.name, program.pid))
+    });
+    let outdated: Vec<String> = outdated.collect();
     if !outdated.is_empty() {
         let remedy = "restart them to use the installed library; until then they continue with theirs";
         return Check::note("programs", outdated.join(", "), remedy);
     }
-    Check::ok("programs", format!("{count} in this rack, none with another library"))
+    Check::ok("programs", format!("{} in this rack, none with another library", members.len()))
 }
 
-/// Returns the name of Crosslane's library in a list of mappings (proc_pid_maps(5)).
-fn mapped_library(maps: &str) -> Option<String> {
-    let names = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    names.filter(|name| name.trim_end_matches(" (deleted)").ends_with("/libcrosslane.so")).map(str::to_owned).next()
-}
-
-fn difference(mapped: &str, found: Option<&Path>) -> Option<String> {
-    if let Some(path) = mapped.strip_suffix(" (deleted)") {
-        return Some(format!("its library {path} was replaced"));
+/// Returns how the library of a program differs from that of release `own`.
+fn difference(library: &Library, own: Option<&str>) -> Option<String> {
+    let path = library.path.display();
+    match &library.release {
+        None => Some(format!("its library {path} was replaced")),
+        Some(release) => own.is_some_and(|own| own != release).then(|| format!("{path} of release {release}")),
     }
-    let (theirs, own) = (release(Path::new(mapped)), found.map(release)?);
-    (theirs != own).then(|| format!("{mapped} of release {theirs}"))
 }
 
 #[cfg(test)]
@@ -129,13 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_library_of_a_program_is_found_in_its_mappings() {
-        let maps = "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libc.so.6\n\
-                    7f02-7f03 r-xp 00000000 08:01 13 /opt/lib/libcrosslane.so (deleted)\n";
-        let mapped = mapped_library(maps).unwrap();
-        assert_eq!(difference(&mapped, None).unwrap(), "its library /opt/lib/libcrosslane.so was replaced");
-        assert_eq!(mapped_library("7f00-7f01 r-xp 0 08:01 12 /usr/lib/libc.so.6\n"), None);
-        let same = std::env::current_exe().unwrap();
-        assert_eq!(difference(same.to_str().unwrap(), Some(&same)), None);
+    fn a_library_that_was_replaced_or_is_of_another_release_is_named() {
+        let library = |release: Option<&str>| Library { path: "/l.so".into(), release: release.map(str::to_owned) };
+        assert_eq!(difference(&library(None), Some("1")).unwrap(), "its library /l.so was replaced");
+        assert_eq!(difference(&library(Some("2")), Some("1")).unwrap(), "/l.so of release 2");
+        assert_eq!(difference(&library(Some("1")), Some("1")), None);
+        assert_eq!(difference(&library(Some("1")), None), None);
     }
 }

@@ -10,6 +10,7 @@ use stats_page::{DataPath, FallbackReason};
 
 use super::reason::Reason;
 use super::socket::OtherSide;
+use crate::processes::program::folder_identity;
 use crate::processes::tcp::TcpSocket;
 use crate::processes::{Obstacle, Processes, Program};
 use crate::rack_choice::RackChoice;
@@ -138,7 +139,7 @@ fn obstacle_at(socket: &TcpSocket, server: Option<&Program>, rack: &Path) -> Opt
     if let Some(obstacle) = server.obstacle() {
         return Some(Reason::Peer(obstacle));
     }
-    if server.rack().is_some_and(|other| !is_same(&server.seen_from_here(&other), rack)) {
+    if server.rack_identity().is_some_and(|other| folder_identity(rack) != Some(other)) {
         return Some(Reason::OtherRack);
     }
     match server.recorded(socket.inode) {
@@ -148,10 +149,4 @@ fn obstacle_at(socket: &TcpSocket, server: Option<&Program>, rack: &Path) -> Opt
         Some(_) => None,
         None => Some(no_listener),
     }
-}
-
-fn is_same(one: &Path, other: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    identity(one).is_some_and(|one| Some(one) == identity(other))
 }

@@ -190,7 +190,8 @@ fn refined(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
     if let Some(obstacle) = peer.obstacle() {
         return Some(Reason::Peer(obstacle));
     }
-    if peer.pid != program.pid && meet_in_different_racks(program, peer) {
+    let racks = program.rack_identity().zip(peer.rack_identity());
+    if racks.is_some_and(|(own, other)| own != other) {
         return Some(Reason::OtherRack);
     }
     let own = other.reason.filter(|reason| !is_about_the_other_side(*reason));
@@ -200,16 +201,6 @@ fn refined(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
 /// Returns whether a reason says only that the other side has no lanes.
 fn is_about_the_other_side(reason: FallbackReason) -> bool {
     matches!(reason, FallbackReason::NoListener | FallbackReason::PlainClient | FallbackReason::RemoteAddress)
-}
-
-/// Returns whether the rack directories of two programs are different ones.
-fn meet_in_different_racks(one: &Program, other: &Program) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let identity = |program: &Program| {
-        let found = std::fs::metadata(program.seen_from_here(&program.rack()?)).ok()?;
-        Some((found.dev(), found.ino()))
-    };
-    matches!((identity(one), identity(other)), (Some(one), Some(other)) if one != other)
 }
 
 fn owner(found: &std::fs::Metadata) -> u32 {

@@ -3,7 +3,9 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use procfs::ProcResult;
@@ -178,11 +180,16 @@ impl Program {
 
     /// Returns the rack directory of the program, as it sees the file system, if its library is active.
     pub fn rack(&self) -> Option<PathBuf> {
-        if let Some(page) = &self.page {
+        if let Some(page) = self.page.as_ref().filter(|_| self.variable("CROSSLANE_STATS").is_none()) {
             return Some(page.rack.clone());
         }
         let variable = |name: &str| self.variable(name).map(OsStr::to_owned);
         self.library.as_ref().filter(|_| self.obstacle().is_none()).map(|_| stats_page::rack_dir(variable, self.uid))
+    }
+
+    /// Returns the device and inode of its rack directory.
+    pub fn rack_identity(&self) -> Option<(u64, u64)> {
+        folder_identity(&self.seen_from_here(&self.rack()?))
     }
 
     /// Returns the path by which this command reaches a file that the program sees at `path`.
@@ -216,9 +223,15 @@ pub fn network_namespace(process: &Process) -> ProcResult<u64> {
     found.ok_or(procfs::ProcError::NotFound(None))
 }
 
+/// Returns the device and inode of a directory.
+pub fn folder_identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().filter(Metadata::is_dir).map(|found| (found.dev(), found.ino()))
+}
+
 /// Returns the name of a user, or its number if it has no name.
 pub fn user_name(uid: u32) -> String {
-    uzers::get_user_by_uid(uid).map_or_else(|| uid.to_string(), |user| user.name().to_string_lossy().into_owned())
+    let user = nix::unistd::User::from_uid(uid.into()).ok().flatten();
+    user.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
 fn cgroup(process: &Process) -> Option<String> {

@@ -8,7 +8,7 @@ use stats::{Align, Table};
 use stats_page::reader::{self, Process, Unreadable};
 
 use super::{address, age_since, open_of_total};
-use crate::processes::program::user_name;
+use crate::processes::program::{folder_identity, user_name};
 use crate::processes::{Processes, Program};
 use crate::{lanes, rack_dir};
 
@@ -39,12 +39,12 @@ pub fn racks(processes: &Processes) -> Vec<Rack<'_>> {
     let of_programs = processes.all().filter_map(|program| {
         let rack = program.rack()?;
         let from_here = program.seen_from_here(&rack);
-        Some(if identity(&rack) == identity(&from_here) { rack } else { from_here })
+        Some(if folder_identity(&rack) == folder_identity(&from_here) { rack } else { from_here })
     });
     let mut found = BTreeMap::new();
     // Paths of this mount namespace are preferred.
     for directory in usual_places().into_iter().chain(of_programs) {
-        if let Some(identity) = identity(&directory) {
+        if let Some(identity) = folder_identity(&directory) {
             let known = found.entry(identity).or_insert_with(|| directory.clone());
             if known.starts_with("/proc") {
                 *known = directory;
@@ -73,11 +73,6 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 
 fn has_prefix(path: &Path, prefix: &str) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
-}
-
-/// Returns the device and inode of a directory.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir).map(|found| (found.dev(), found.ino()))
 }
 
 /// Reads a rack directory. Returns `None` if the caller may not read it, or no program has ever met in it.
