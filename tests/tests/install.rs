@@ -52,6 +52,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn what_is_installed_carries_a_connection_and_is_removed_again() {
     let folder = TempDir::new().expect("a folder");
     let (tree, prefix) = (tree(&folder), folder.path().join("prefix"));
+    let former_folder = prefix.join("lib/pkgconfig");
+    fs::create_dir_all(&former_folder).expect("a folder");
     install(&tree, &prefix, &[]).must_succeed();
     let rack = TempDir::new().expect("a folder");
     fs::set_permissions(rack.path(), Permissions::from_mode(0o700)).expect("a folder of this user");
@@ -77,6 +79,8 @@ fn what_is_installed_carries_a_connection_and_is_removed_again() {
     fs::write(prefix.join("bin/other"), "").expect("a file");
     install(&tree, &prefix, &["--uninstall"]).must_succeed();
     assert_eq!(files(&prefix), [prefix.join("bin/other")], "another program's file stays");
+    assert!(former_folder.exists(), "a folder that was there before stays");
+    assert!(!prefix.join("share").exists() && !prefix.join("lib/crosslane").exists());
     install(&tree, &prefix, &["--uninstall"]).must_fail_in_one_line(2, &["nothing is installed", "check --prefix"]);
 }
 
