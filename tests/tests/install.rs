@@ -130,7 +130,7 @@ fn a_command_uses_only_a_library_of_its_release() {
 }
 
 #[test]
-fn each_command_has_a_manual_page() {
+fn each_command_and_each_file_format_has_a_manual_page() {
     let folder = TempDir::new().expect("a folder");
     finish(Command::new(paths::crosslane()).arg("manual").arg(folder.path())).must_succeed();
     let page = |name: &str| {
@@ -150,5 +150,13 @@ fn each_command_has_a_manual_page() {
     }
     for text in [page("crosslane-run.1"), page("crosslane-environment.7")] {
         assert!(text.contains("CROSSLANE_REQUIRE_LANE"), "{text}");
+    }
+    assert!(
+        page("crosslane-up.1").contains("crosslane\\-rack\\fR(5)") && page("crosslane-rack.5").contains("window_bytes")
+    );
+    for path in files(folder.path()) {
+        // Debian package groff-base. All warnings, no output.
+        let formatted = finish(Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(&path)).must_succeed();
+        assert_eq!(formatted.stdout + &formatted.stderr, "", "{}", path.display());
     }
 }
