@@ -39,7 +39,8 @@ case $prefix in
     fail "--prefix '$prefix' contains a blank or a colon, which LD_PRELOAD cannot contain; choose another"
     ;;
 esac
-# The names of installed files, one a line, relative to the prefix.
+# The names of installed files, and with a slash at the end of folders that the installation made, one a line, relative
+# to the prefix.
 list=share/crosslane/installed-files
 
 check_writable() { # DIRECTORY
@@ -49,15 +50,21 @@ check_writable() { # DIRECTORY
     [ -w "$directory" ] || fail "'$directory' is not writable; run this as root, or choose another with --prefix"
 }
 
-remove() { # the names on stdin, and the directories that become empty
+remove() { # the names on stdin: files, and folders if they are empty, each after what is in it
     while IFS= read -r name; do
         case $name in
-        '' | /* | *..*) continue ;;
+        '' | /* | *..*) ;;
+        */) rmdir "$prefix/$name" 2>/dev/null || true ;;
+        *) rm -f "$prefix/$name" ;;
         esac
-        rm -f "$prefix/$name"
-        folder=$(dirname "$name")
-        while [ "$folder" != . ] && rmdir "$prefix/$folder" 2>/dev/null; do folder=$(dirname "$folder"); done
     done
+}
+
+make_folder() { # FOLDER: relative to the prefix; notes those that are made
+    [ ! -d "$prefix/$1" ] || return 0
+    [ "$1" = . ] || make_folder "$(dirname "$1")"
+    mkdir "$prefix/$1"
+    printf '%s/\n' "$1" >>"$folders"
 }
 
 refresh_loader() {
@@ -67,9 +74,7 @@ refresh_loader() {
 if [ $action = uninstall ]; then
     [ -f "$prefix/$list" ] || fail "nothing is installed in '$prefix': no '$prefix/$list'; check --prefix"
     check_writable "$prefix/share/crosslane"
-    (cat "$prefix/$list" && printf '%s\n' "$list") >"${TMPDIR:-/tmp}/crosslane-files.$$"
-    remove <"${TMPDIR:-/tmp}/crosslane-files.$$"
-    rm -f "${TMPDIR:-/tmp}/crosslane-files.$$"
+    LC_ALL=C sort -r "$prefix/$list" | remove
     refresh_loader
     echo "removed from $prefix"
     exit 0
@@ -101,23 +106,28 @@ loader=$(loader_folder)
 [ -n "$loader" ] ||
     fail "glibc's loader cannot load '$here/lib/crosslane/libcrosslane.so'; use a machine with x86-64 and glibc 2.34"
 
-mkdir -p "$prefix/${list%/*}" 2>/dev/null || fail "'$prefix' cannot be created; choose another with --prefix"
+mkdir -p "$prefix" 2>/dev/null || fail "'$prefix' cannot be created; choose another with --prefix"
 new=$(mktemp)
-trap 'rm -f "$new"' EXIT
-(cd "$here" && find bin lib include share \( -type f -o -type l \) -print | LC_ALL=C sort) | while IFS= read -r name; do
+folders=$(mktemp)
+trap 'rm -f "$new" "$folders"' EXIT
+[ ! -f "$prefix/$list" ] || grep '/$' "$prefix/$list" >"$folders" || true
+(cd "$here" && find bin lib include share \( -type f -o -type l \) -print) | while IFS= read -r name; do
     target=$name
     [ "$name" != lib/crosslane/libcrosslane.so ] || target=lib/crosslane/$loader/libcrosslane.so
-    mkdir -p "$prefix/$(dirname "$target")"
+    make_folder "$(dirname "$target")"
     # Renamed into place, as running programs may have the former file mapped.
     cp -P "$here/$name" "$prefix/$target.new"
     mv -f "$prefix/$target.new" "$prefix/$target"
     printf '%s\n' "$target" >>"$new"
 done
+make_folder "${list%/*}"
+printf '%s\n' "$list" >>"$new"
 if [ -f "$prefix/$list" ]; then
-    # What an earlier release had, and this one has not.
-    grep -vxFf "$new" "$prefix/$list" | remove || true
+    # What an earlier release had, and this one has not; a folder stays if anything is in it.
+    grep -vxFf "$new" "$prefix/$list" | LC_ALL=C sort -r | remove
 fi
-cp "$new" "$prefix/$list"
+while IFS= read -r name; do [ ! -d "$prefix/$name" ] || printf '%s\n' "$name" >>"$new"; done <"$folders"
+LC_ALL=C sort "$new" >"$prefix/$list"
 chmod 644 "$prefix/$list"
 refresh_loader
 echo "installed $("$prefix/bin/crosslane" --version | head -n 1) in $prefix"

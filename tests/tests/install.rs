@@ -52,6 +52,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn what_is_installed_carries_a_connection_and_is_removed_again() {
     let folder = TempDir::new().expect("a folder");
     let (tree, prefix) = (tree(&folder), folder.path().join("prefix"));
+    let former_folder = prefix.join("lib/pkgconfig");
+    fs::create_dir_all(&former_folder).expect("a folder");
     install(&tree, &prefix, &[]).must_succeed();
     let rack = TempDir::new().expect("a folder");
     fs::set_permissions(rack.path(), Permissions::from_mode(0o700)).expect("a folder of this user");
@@ -77,6 +79,8 @@ fn what_is_installed_carries_a_connection_and_is_removed_again() {
     fs::write(prefix.join("bin/other"), "").expect("a file");
     install(&tree, &prefix, &["--uninstall"]).must_succeed();
     assert_eq!(files(&prefix), [prefix.join("bin/other")], "another program's file stays");
+    assert!(former_folder.exists(), "a folder that was there before stays");
+    assert!(!prefix.join("share").exists() && !prefix.join("lib/crosslane").exists());
     install(&tree, &prefix, &["--uninstall"]).must_fail_in_one_line(2, &["nothing is installed", "check --prefix"]);
 }
 
@@ -126,7 +130,7 @@ fn a_command_uses_only_a_library_of_its_release() {
 }
 
 #[test]
-fn each_command_has_a_manual_page() {
+fn each_command_and_each_file_format_has_a_manual_page() {
     let folder = TempDir::new().expect("a folder");
     finish(Command::new(paths::crosslane()).arg("manual").arg(folder.path())).must_succeed();
     let page = |name: &str| {
@@ -146,5 +150,13 @@ fn each_command_has_a_manual_page() {
     }
     for text in [page("crosslane-run.1"), page("crosslane-environment.7")] {
         assert!(text.contains("CROSSLANE_REQUIRE_LANE"), "{text}");
+    }
+    assert!(
+        page("crosslane-up.1").contains("crosslane\\-rack\\fR(5)") && page("crosslane-rack.5").contains("window_bytes")
+    );
+    for path in files(folder.path()) {
+        // Debian package groff-base. All warnings, no output.
+        let formatted = finish(Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(&path)).must_succeed();
+        assert_eq!(formatted.stdout + &formatted.stderr, "", "{}", path.display());
     }
 }

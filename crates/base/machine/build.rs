@@ -1,4 +1,4 @@
-//! Records the commit and the version that the program is built from.
+//! Records the commit and the version that the program is built from, and the target that it is built for.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,6 +19,8 @@ fn main() {
         }
         _ => ("unknown".to_owned(), version),
     };
+    let target = std::env::var("TARGET").unwrap_or_default();
+    println!("cargo:rustc-env=CROSSLANE_TARGET={target}");
     println!("cargo:rustc-env=CROSSLANE_COMMIT={commit}");
     println!("cargo:rustc-env=CROSSLANE_VERSION={version}");
 }

@@ -14,6 +14,9 @@ pub const COMMIT: &str = env!("CROSSLANE_COMMIT");
 /// The version of the program, with the commit if it is known.
 pub const VERSION: &str = env!("CROSSLANE_VERSION");
 
+/// The target that the program was built for, as Rust names it.
+pub const TARGET: &str = env!("CROSSLANE_TARGET");
+
 /// The machine and the build, as a report states them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {

@@ -47,18 +47,18 @@ pub const FLIT_BYTES: u32 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Generation of the specification, which determines rate and encoding.
+    /// Generation of the specification, 1 to 7, which determines rate and encoding.
     pub generation: Generation,
-    /// Number of lanes.
+    /// Number of lanes: 1, 2, 4, 8, 12, 16 or 32.
     pub lanes: Lanes,
-    /// Maximum payload size (MPS) of a packet.
+    /// Maximum payload size (MPS) of a packet: a power of two from 128 to 4096.
     pub mps_bytes: TransferLimit,
-    /// Maximum read request size (MRRS).
+    /// Maximum read request size (MRRS): a power of two from 128 to 4096.
     pub mrrs_bytes: TransferLimit,
-    /// Read completion boundary (RCB).
+    /// Read completion boundary (RCB): 64 or 128.
     #[serde(default)]
     pub rcb_bytes: ReadBoundary,
-    /// Width of the addresses in requests.
+    /// Width of the addresses in requests: 32 or 64.
     #[serde(default, rename = "address_bits")]
     pub address: AddressWidth,
     /// Whether packets carry an end-to-end checksum of four bytes.

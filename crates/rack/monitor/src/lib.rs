@@ -42,4 +42,5 @@ mod status;
 pub use device::{check_device, open as open_device, server_bytes, vectors};
 pub use error::MonitorError;
 pub use node::Monitor;
+pub use session::VERSION as PROTOCOL_VERSION;
 pub use settings::{EtcdSource, MonitorSettings};

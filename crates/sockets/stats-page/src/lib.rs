@@ -24,7 +24,7 @@ mod terms;
 mod variables;
 mod writer;
 
-pub use layout::SLOTS;
+pub use layout::{SLOTS, VERSION};
 pub use rack::{KEEP_PAGES, OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
 pub use switch::switch;
 pub use terms::{DataPath, FallbackReason, Role, node_address, node_name};

@@ -33,6 +33,7 @@ mod stat;
 mod status;
 mod top;
 mod up;
+mod version;
 mod windows;
 mod wrong_use;
 
@@ -44,7 +45,7 @@ use wrong_use::WrongUse;
 
 /// Sockets of unmodified programs over shared memory instead of the network stack.
 #[derive(Parser)]
-#[command(name = "crosslane", version = machine::VERSION, max_term_width = 100)]
+#[command(name = "crosslane", version = machine::VERSION, long_version = version::LONG.as_str(), max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -96,7 +97,7 @@ enum Command {
     Rnic(rnic::Command),
     /// Print the completions of a shell
     Completions(manual::CompletionOptions),
-    /// Write the manual pages of all commands
+    /// Write the manual pages of all commands and file formats
     #[command(hide = true)]
     Manual(manual::ManualOptions),
     /// Run and inspect router nodes that forward as one router: the nodes of a cluster file

@@ -1,4 +1,9 @@
-//! Shell completions and manual pages, generated from the definitions of the command line.
+//! Shell completions and manual pages, generated from the definitions of the command line, and for file formats from
+//! the project's documents.
+
+mod formats;
+mod markdown;
+mod schema;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +15,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use stats_page::{RULES, VARIABLES};
 
+use self::formats::FORMATS;
 use crate::{output, run};
 
 /// Options of `crosslane completions`.
@@ -33,11 +39,16 @@ pub fn completions(options: &CompletionOptions, mut command: Command) -> Result<
     output::print(&String::from_utf8_lossy(&text))
 }
 
-/// Writes a manual page for each command, and one for the environment, into a directory.
+/// Writes a manual page for each command, for each file format, and for the environment, into a directory.
 pub fn manual(options: &ManualOptions, mut command: Command) -> Result<()> {
     let directory = &options.directory;
     command.build();
     write_commands(directory, &command)?;
+    for format in FORMATS {
+        let mut page = Vec::new();
+        format.page(&mut page)?;
+        write_page(directory, 5, format.name, &page)?;
+    }
     let mut page = Vec::new();
     environment_page(&mut page)?;
     write_page(directory, 7, "crosslane-environment", &page)
@@ -59,12 +70,14 @@ fn write_page(directory: &Path, section: u8, name: &str, page: &[u8]) -> Result<
     let folder = directory.join(format!("man{section}"));
     fs::create_dir_all(&folder).with_context(|| format!("directory '{}'", folder.display()))?;
     let path = folder.join(format!("{name}.{section}"));
-    fs::write(&path, page).with_context(|| format!("page '{}'", path.display()))
+    // No date and no commit, so that a page changes only when its text does. Lines end at words, and names stay whole.
+    let source = format!("crosslane {}", env!("CARGO_PKG_VERSION"));
+    let title = format!(".TH {} {section} \"\" \"{source}\" Crosslane\n.ad l\n.nh\n", name.to_uppercase());
+    fs::write(&path, [title.as_bytes(), page].concat()).with_context(|| format!("page '{}'", path.display()))
 }
 
 fn command_page(command: &Command, name: &str, page: &mut Vec<u8>) -> Result<()> {
-    let man = Man::new(command.clone()).title(name.to_uppercase()).manual("Crosslane").source(source());
-    man.render_title(page)?;
+    let man = Man::new(command.clone());
     man.render_name_section(page)?;
     man.render_synopsis_section(page)?;
     man.render_description_section(page)?;
@@ -99,7 +112,8 @@ fn see_also(command: &Command, name: &str) -> Vec<clap_mangen::roff::Inline> {
     let below = command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
     let below = below.map(|below| below.get_display_name().unwrap_or(below.get_name()).to_owned());
     let commands = parent.into_iter().chain(below).map(|name| (name, "(1)"));
-    let pages = commands.chain([("crosslane-environment".to_owned(), "(7)")]);
+    let formats = FORMATS.iter().filter(|format| format.is_of(name)).map(|format| (format.name.to_owned(), "(5)"));
+    let pages = commands.chain(formats).chain([("crosslane-environment".to_owned(), "(7)")]);
     let mut inlines = Vec::new();
     for (name, section) in pages {
         if !inlines.is_empty() {
@@ -112,7 +126,6 @@ fn see_also(command: &Command, name: &str) -> Vec<clap_mangen::roff::Inline> {
 
 fn environment_page(page: &mut Vec<u8>) -> Result<()> {
     let mut roff = Roff::new();
-    roff.control("TH", ["CROSSLANE-ENVIRONMENT", "7", "", &source(), "Crosslane"]);
     roff.control("SH", ["NAME"])
         .text([roman("crosslane-environment - environment variables of the Crosslane library")]);
     roff.control("SH", ["DESCRIPTION"]).text([roman(
@@ -133,9 +146,4 @@ fn variables(roff: &mut Roff) {
         roff.text([roman(variable.meaning)]);
     }
     roff.control("PP", []).text([roman(RULES)]);
-}
-
-/// The release, without the commit, so that the pages change only when their text does.
-fn source() -> String {
-    format!("crosslane {}", env!("CARGO_PKG_VERSION"))
 }

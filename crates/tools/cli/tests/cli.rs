@@ -108,7 +108,19 @@ fn wrong_use_is_one_line_and_exit_code_2() {
 fn help_and_version_succeed() {
     let version = crosslane(&["--version"]);
     assert!(version.status.success());
-    assert!(stdout(&version).starts_with(concat!("crosslane ", env!("CARGO_PKG_VERSION"))));
+    let release = concat!("crosslane ", env!("CARGO_PKG_VERSION"));
+    assert!(stdout(&version).starts_with(release));
+    // The short form is the first line.
+    let short = crosslane(&["-V"]);
+    assert_eq!(stdout(&short).lines().collect::<Vec<_>>(), [stdout(&version).lines().next().unwrap()]);
+    let rack = stdout(&crosslane(&["rack", "example"]));
+    let (_, rack) = rack.split_once("version = ").expect("a rack file has a version");
+    let rack = format!("rack {},", rack.lines().next().unwrap());
+    for part in
+        [machine::COMMIT, "linux", "features: windows (shm, pci, dax)", "srnic", "rnic-udp", &rack, "crosslane-pcie/1"]
+    {
+        assert!(stdout(&version).contains(part), "{part}: {}", stdout(&version));
+    }
     for command in ["run", "stat", "top", "doctor", "demo", "bench", "bench sockets", ""] {
         let help = Command::new(CROSSLANE).args(command.split_whitespace()).arg("--help").output().unwrap();
         let usage = format!("Usage: crosslane {command}");

@@ -61,7 +61,7 @@ pub enum ParameterError {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
-    /// The file on which this one is based; it is merged before the other keys are read.
+    /// The built-in system on which this file is based; it is merged before the other keys are read.
     #[serde(default)]
     pub base: Option<String>,
     /// Description of processor, chipset and device.
@@ -215,7 +215,7 @@ pub struct IommuParameters {
     pub entries: u32,
     /// Ways of a set; 0 means fully associative.
     pub ways: u32,
-    /// Replacement policy of the IOTLB.
+    /// Replacement policy of the IOTLB: `random`, or `lru` (least recently used).
     pub replacement: Replacement,
     /// Number of reads under consideration at once.
     pub read_queue: u32,

@@ -24,6 +24,9 @@ pub enum InterconnectKind {
 }
 
 impl InterconnectKind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Lane, Self::Window, Self::RnicLane, Self::RnicUdp];
+
     /// Returns the spelling in cluster files.
     pub fn as_str(self) -> &'static str {
         match self {
