@@ -90,10 +90,13 @@ pub fn main(options: &Options) -> Result<()> {
 fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
     let directory = rack_dir::chosen(rack);
     let found = library::find(library).ok();
+    let machine = machine::checks(rack, library);
+    let denied = machine.iter().filter(|check| machine::CALLS.contains(&check.name) && check.status != Status::Ok);
+    let denied: Vec<&str> = denied.map(|check| check.name).collect();
     [
-        machine::checks(rack, library),
+        machine,
         limits::checks(),
-        sandbox::checks(&directory),
+        sandbox::checks(&directory, &denied),
         libraries::checks(found.as_deref(), &directory),
         hardware::checks(),
         tools::checks(),

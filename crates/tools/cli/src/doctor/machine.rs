@@ -16,6 +16,9 @@ use crate::{elf, lanes, library, rack_dir};
 const KERNEL_MIN: (u32, u32) = (4, 14);
 const SHARED_MEMORY_LOW_BYTES: u64 = 64 << 20;
 
+/// The checks that try a system call, which a filter may deny.
+pub const CALLS: [&str; 4] = ["memfd", "AF_UNIX", "membarrier", "pidfd"];
+
 /// Returns all checks of the machine; those that lanes need come first.
 pub fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
     vec![

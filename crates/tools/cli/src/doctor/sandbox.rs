@@ -9,14 +9,15 @@ use super::Check;
 /// Inode of the machine's own user namespace (include/linux/proc_ns.h).
 const USER_NAMESPACE_OF_MACHINE: &str = "user:[4026531837]";
 
-/// Returns all checks. Lanes need none of these, but both programs must be confined alike in some.
-pub fn checks(rack: &Path) -> Vec<Check> {
+/// Returns all checks. Lanes need none of these, but both programs must be confined alike in some. `denied` are the
+/// calls that other checks have tried in vain.
+pub fn checks(rack: &Path, denied: &[&str]) -> Vec<Check> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let link = |path: &str| fs::read_link(path).map(|target| target.display().to_string()).unwrap_or_default();
     let marks: Vec<&str> =
         CONTAINER_MARKS.iter().filter(|(path, _)| Path::new(path).exists()).map(|(_, name)| *name).collect();
     vec![
-        seccomp(&read("/proc/self/status")),
+        seccomp(&read("/proc/self/status"), denied),
         security_module(&read("/proc/self/attr/current")),
         user_namespace(&link("/proc/self/ns/user"), &read("/proc/self/uid_map")),
         network_namespace(&link("/proc/self/ns/net"), rack),
@@ -25,14 +26,18 @@ pub fn checks(rack: &Path) -> Vec<Check> {
     ]
 }
 
-/// Reports the filter of system calls. Other checks try each call that lanes need; a filter explains their failures.
-fn seccomp(status: &str) -> Check {
+/// Reports the filter of system calls, and which of the calls that lanes need it denies.
+fn seccomp(status: &str, denied: &[&str]) -> Check {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
     let privileges = if field("NoNewPrivs:") == "1" { "; no new privileges" } else { "" };
     let found = match field("Seccomp:") {
         "0" => "no filter",
         "1" => "strict mode",
-        "2" => "a filter is active and allows what is ok above",
+        "2" if !denied.is_empty() => {
+            let found = format!("a filter is active, and these fail: {}{privileges}", denied.join(", "));
+            return Check::note("seccomp", found, "allow them (systemd: SystemCallFilter=@system-service)");
+        }
+        "2" => "a filter is active and allows what lanes need",
         _ => "this kernel has no filters",
     };
     Check::ok("seccomp", format!("{found}{privileges}"))
@@ -125,12 +130,9 @@ mod tests {
                        31 30 0:5 /tmp/systemd-private-3f-redis.service-x/tmp /tmp rw - ext4 /dev/a rw\n";
         let rack = tempfile::tempdir().unwrap();
         for (check, status, words) in [
-            (
-                seccomp("NoNewPrivs:\t1\nSeccomp:\t2\n"),
-                Status::Ok,
-                "a filter is active and allows what is ok above; no",
-            ),
-            (seccomp("NoNewPrivs:\t0\nSeccomp:\t0\n"), Status::Ok, "no filter"),
+            (seccomp("NoNewPrivs:\t1\nSeccomp:\t2\n", &[]), Status::Ok, "allows what lanes need; no new privileges"),
+            (seccomp("Seccomp:\t2\n", &["memfd"]), Status::Note, "these fail: memfd"),
+            (seccomp("NoNewPrivs:\t0\nSeccomp:\t0\n", &["memfd"]), Status::Ok, "no filter"),
             (security_module("unconfined\n"), Status::Ok, "unconfined"),
             (security_module("kernel\0"), Status::Note, "profile kernel"),
             (security_module("docker-default (enforce)\n"), Status::Note, "docker-default"),
