@@ -9,18 +9,18 @@ repository=$PWD
 rm -rf --one-file-system "$1"
 mkdir -p "$1"
 work=$(realpath "$1")
-readonly repository work suites=(bookworm trixie)
+commit=$(git rev-parse HEAD) # also if another one follows meanwhile
+readonly repository work commit suites=(bookworm trixie)
 trap 'rm -rf --one-file-system "$work"/root-* "$work"/first "$work"/second' EXIT
 
 # What a build must not depend on differs between the two: the folder, the time zone, the umask.
 build() { # FOLDER
     git clone --quiet "$repository" "$1"
+    git -C "$1" checkout --quiet --detach "$commit"
     "$1/scripts/package" package >"$1.log" 2>&1 || { echo "the packages cannot be built: see $1.log" >&2; exit 1; }
 }
 
 build_twice() {
-    local commit
-    commit=$(git rev-parse --short HEAD)
     build "$work/first"
     (umask 077 && TZ=Asia/Tokyo LC_ALL=C build "$work/second/in/another/folder")
     mv "$work/first/target/packages" "$work/packages"
@@ -29,7 +29,7 @@ build_twice() {
         cmp "$file" "$work/second/in/another/folder/target/packages/${file##*/}"
     done
     rm -rf "$work/first" "$work/second"
-    echo "the packages of $commit, built twice, have the same bytes:"
+    echo "the packages of ${commit::12}, built twice, have the same bytes:"
     (cd "$work/packages" && sha256sum -- *)
 }
 
