@@ -20,6 +20,7 @@ use stats_page::{FallbackReason, KEEP_PAGES, STAT_FOLDER};
 
 use crate::run::Joining;
 use crate::{output, run, signals};
+pub use report::SCHEMA;
 use report::{Connections, Report};
 use trial::Trial;
 

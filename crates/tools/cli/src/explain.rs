@@ -15,6 +15,7 @@ use crate::output;
 use crate::processes::program::user_name;
 use crate::processes::{Processes, Program};
 use crate::wrong_use::WrongUse;
+pub use report::SCHEMA;
 use report::{ForecastReport, Report};
 use socket::Socket;
 

@@ -18,6 +18,7 @@ use crate::rack_choice::RackChoice;
 use crate::{lanes, output, rack_dir};
 use proxies::Proxies;
 use report::Report;
+pub use report::SCHEMA;
 
 /// Options of `crosslane stat`.
 #[derive(clap::Args)]

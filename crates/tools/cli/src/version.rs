@@ -6,6 +6,8 @@ use rack::Backend;
 use rnic::nic::TransportPolicy;
 use router_node::cluster::InterconnectKind;
 
+use crate::{compare, explain, stat};
+
 /// The text of `--version` after the program's name. `-V` prints its first line.
 pub static LONG: LazyLock<String> = LazyLock::new(|| {
     let words = |words: &[&str]| words.join(", ");
@@ -18,11 +20,13 @@ pub static LONG: LazyLock<String> = LazyLock::new(|| {
     let (lane, page) = (segment::LAYOUT_VERSION, stats_page::VERSION);
     let (device, monitor) = (fabric::device::VERSION, monitor::PROTOCOL_VERSION);
     let router = router_node::control::message::VERSION;
+    let output = words(&[stat::SCHEMA, explain::SCHEMA, compare::SCHEMA]);
     format!(
         "{version}\n\
          target: {target}\n\
          features: windows ({backends}), RDMA transports ({transports}), router interconnects ({interconnects})\n\
          files: rack {rack}, cluster {cluster}, scenario {scenario}, {results}\n\
+         JSON output: {output}\n\
          programs and nodes connect if these are the same: lane {lane}, statistics {page}, device {device}, monitor \
          {monitor}, router {router}"
     )

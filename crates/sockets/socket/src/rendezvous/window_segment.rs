@@ -226,6 +226,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_process_that_adopts_an_endpoint_with_a_local_page_continues_where_it_was() {
+        let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let secrets = Secrets { to_acceptor: 9, to_connector: 10 };

@@ -9,7 +9,7 @@ use stats::{Align, Ratio, Table, median, ratios};
 use super::trial::Trial;
 use super::{Side, Trials};
 
-const SCHEMA: &str = "crosslane-compare/1";
+pub const SCHEMA: &str = "crosslane-compare/1";
 
 /// The result of a comparison; docs/compare-result.schema.json describes it.
 #[derive(Serialize)]

@@ -15,7 +15,7 @@ use crate::processes::program::user_name;
 use crate::rack_choice::RackChoice;
 
 /// The version of the JSON output, which docs/stat.schema.json describes.
-const SCHEMA: &str = "crosslane-stat/1";
+pub const SCHEMA: &str = "crosslane-stat/1";
 
 /// The output of `crosslane stat --json`.
 #[derive(Serialize)]
