@@ -85,6 +85,7 @@ fn a_port_is_captured_in_both_directions() {
     refused(&["--node", "a", "--port", "eth0", "--write", "/nowhere/x"], &["/nowhere/x"]);
     assert!(!before.is_empty() && fs::read(&file).expect("a file") == before, "mistakes keep an existing file");
 
+    fs::remove_file(&file).expect("the file");
     let capturing = capture(&[]);
     lab.finish("down", &[]).must_succeed();
     let ended = capturing.wait(WAIT_MAX).must_exit_with(1);
