@@ -14,6 +14,9 @@ use system_tests::{Process, Rack};
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 /// Over kernel TCP the results of a scenario do not depend on the age, so few ages are enough.
 const TCP_AGES: &[&str] = &["unaccepted", "fresh"];
+/// Number of times that all runs are repeated if some differ; only what differs each time fails. Two connections may
+/// be reported in the other order: in 6% of the runs named epoll_order_ with 16 at once (docs/results/connections.md).
+const REPETITIONS_MAX: usize = 3;
 /// Seeds, and the ages of the connections with each. "middle" has two seeds, because a seed chooses the acting
 /// endpoint.
 const PASSES: [(u64, &[&str]); 3] =
@@ -179,8 +182,10 @@ fn connections_of_every_age_behave_as_over_kernel_tcp() {
     assert!(by_tcp.len() >= SCENARIOS_MIN, "only {} scenarios", by_tcp.len());
     let explained = explained();
     let (mut differences, runs_count) = differences(&rack, &by_tcp, &explained);
-    if !differences.is_empty() {
-        // Under heavy load two connections may be reported in the other order, once in some hundred waits.
+    for _ in 0..REPETITIONS_MAX {
+        if differences.is_empty() {
+            break;
+        }
         let again = self::differences(&rack, &by_tcp, &explained).0;
         differences.retain(|one| again.iter().any(|other| (other.seed, &other.run.name) == (one.seed, &one.run.name)));
     }
