@@ -81,6 +81,35 @@ CLIENT(fork_per_connection)
     }
 }
 
+// Each endpoint may switch to lanes in memory of its own, and only one process receives the message that brings the
+// peer's.
+static void exchange_in_children(struct endpoint *me, int fd)
+{
+    meet(me);
+    pid_t writer = fork_child();
+    if (writer == 0) {
+        pattern_send(pattern_new(101), fd, 1 << 20, 50000);
+        _exit(0);
+    }
+    pattern_recv(pattern_new(101), fd, 1 << 20, 50000);
+    wait_child(writer);
+    OK(close(fd));
+}
+
+enum { FORKS_AT_ONCE = 40 };
+
+SERVER(both_endpoints_fork_at_once)
+{
+    for (int i = 0; i < FORKS_AT_ONCE; i++)
+        exchange_in_children(me, accept_from(me->listener));
+}
+CLIENT(both_endpoints_fork_at_once)
+{
+    struct address at = peer_of(me->fd);
+    for (int i = 0; i < FORKS_AT_ONCE; i++)
+        exchange_in_children(me, dial(&at));
+}
+
 TEST(prefork_workers_share_a_listener)
 {
     enum { WORKERS = 4 };

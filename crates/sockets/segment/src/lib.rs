@@ -42,5 +42,5 @@ pub use layout::{CAPACITY_BYTES_MAX, LAYOUT_VERSION, Side, layout_to};
 pub use segment::{LocalPageReceiver, LocalPageSender, Receiver, Secrets, Segment, Sender, TimedReceiver, TimedSender};
 pub use words::{
     BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, HOLDERS_NAMED_MAX, IS_CONFINED, LEFT_SILENTLY, OwnSnapshot, OwnState,
-    PeerStatus, RAISES_SIGNAL, RECEIVES_ONLY, SHUT_BOTH_WAYS,
+    PeerStatus, RAISES_SIGNAL, RECEIVES_ELSEWHERE, RECEIVES_ONLY, SHUT_BOTH_WAYS,
 };

@@ -3,7 +3,7 @@
 use super::{Medium, Segment};
 use crate::words::{
     BY_LANE_RECEIVE, CLOSED_IN_TIME, IS_CONFINED, LEFT_SILENTLY, OwnSnapshot, OwnState, PeerStatus, RAISES_SIGNAL,
-    RECEIVES_ONLY, holder_offset,
+    RECEIVES_ELSEWHERE, RECEIVES_ONLY, holder_offset,
 };
 use fabric::{Inbound, Outbound};
 use volmem::sync::Ordering;
@@ -78,6 +78,11 @@ impl Segment {
     /// Returns whether this endpoint only has its incoming lane in this memory, and everything else in another one.
     pub fn only_receives(&self) -> bool {
         self.load(OwnState::ByLane) & RECEIVES_ONLY != 0
+    }
+
+    /// Returns whether this endpoint has its incoming lane in another memory.
+    pub fn receives_elsewhere(&self) -> bool {
+        self.load(OwnState::ByLane) & RECEIVES_ELSEWHERE != 0
     }
 
     /// Returns the inode of this endpoint's lifeline, 0 while unknown.

@@ -175,6 +175,7 @@ impl Connection {
     /// Returns what a receive that found nothing reports: `Ok(true)` at the end of the stream, `Ok(false)` if it has to
     /// wait.
     pub(super) fn end_of_input(&self, lanes: &Lanes) -> Result<bool, Errno> {
+        self.reset_without_inbound(lanes);
         // First, because it may set an error.
         let peer = self.peer_state(lanes);
         let pending = lanes.segment.load(OwnState::PendingError);
@@ -188,6 +189,17 @@ impl Connection {
         Ok(lanes.observer().is_finished()
             || peer != PeerState::Alive
             || lanes.segment.load(OwnState::Shutdown) & super::SHUTDOWN_READ != 0)
+    }
+
+    /// Resets the connection if this process cannot receive: the input is in memory that came with a message which
+    /// another process that holds the endpoint has consumed. That needs a peer that switches to lanes in the moment in
+    /// which this program forks, and two processes that receive. The caller holds the receive lock.
+    pub(super) fn reset_without_inbound(&self, lanes: &Lanes) {
+        // SAFETY: the cell is written only under both locks, and the caller holds one.
+        let has_inbound = unsafe { &*lanes.inbound.get() }.is_some();
+        if !has_inbound && self.receives_by_lane() && lanes.segment.receives_elsewhere() {
+            self.abort();
+        }
     }
 
     /// Returns whether sends do not reach the peer any more. Unlike [`Connection::may_send`] this changes nothing.

@@ -45,6 +45,9 @@ impl Connection {
         }
         let receive_guard = self.lock_direction(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
+            if wanted & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+                self.reset_without_inbound(lanes);
+            }
             let mut ready = self.input_readiness(lanes);
             drop(receive_guard);
             ready |= self.urgent_readiness(wanted) | self.output_readiness(wanted);

@@ -3,9 +3,12 @@
 use super::super::{Connection, observer};
 use super::message::peek;
 use super::receive::LifelineRead;
+use super::{FOLLOW, Lookahead, SWITCH};
+use crate::descriptor::hidden::close;
 use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use libc::iovec;
 use rustix::io::Errno;
+use segment::OwnState;
 use std::sync::atomic::Ordering;
 
 /// What comes first in a lifeline.
@@ -15,6 +18,14 @@ pub(super) enum NextItem {
     Bytes,
     Message,
     End,
+}
+
+/// Why a call handles messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The program receives, or waits for input.
+    Input,
+    Other,
 }
 
 impl Connection {
@@ -30,7 +41,7 @@ impl Connection {
         }
         // It is too late for an offer.
         self.lifeline_path.is_shared.store(true, Ordering::Relaxed);
-        self.process_messages();
+        self.process_messages(Purpose::Other);
     }
 
     /// Returns, after a receive by the lifeline, whether the stream continues in a lane.
@@ -52,9 +63,10 @@ impl Connection {
         }
     }
 
-    /// Does what [`Connection::process_messages`] does, and notifies the sets with this connection.
+    /// Does what [`Connection::process_messages`] does for a call that is not for input, and notifies the sets with
+    /// this connection.
     pub(in crate::connection) fn process_messages_for_all(&'static self) {
-        self.process_messages();
+        self.process_messages(Purpose::Other);
         self.notify_sets();
     }
 
@@ -67,9 +79,9 @@ impl Connection {
     }
 
     /// Handles the messages that come first in the lifeline. Returns what comes then.
-    pub(super) fn process_messages(&'static self) -> NextItem {
+    pub(super) fn process_messages(&'static self, purpose: Purpose) -> NextItem {
         loop {
-            if let Err(first) = self.process_next_message() {
+            if let Err(first) = self.process_next_message(purpose) {
                 return first;
             }
         }
@@ -79,20 +91,44 @@ impl Connection {
     ///
     /// # Errors
     /// What comes first, if it is not a message or cannot be handled now.
-    fn process_next_message(&'static self) -> Result<(), NextItem> {
+    fn process_next_message(&'static self, purpose: Purpose) -> Result<(), NextItem> {
         {
             let guard = self.lock_direction(&self.receive_lock);
             if guard.is_none() || self.is_incoming_by_lane() {
                 return Err(NextItem::Nothing);
             }
             if !self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
+                let shared = self.lanes().map(|lanes| self.lock_across_processes(lanes, OwnState::ReceiveLock));
+                let Ok(_shared) = shared.transpose() else { return Err(NextItem::Nothing) };
+                if self.is_incoming_by_lane() {
+                    return Err(NextItem::Nothing);
+                }
                 match self.next_in_lifeline() {
+                    NextItem::Message if purpose == Purpose::Other && self.is_message_for_receiver() => {
+                        return Err(NextItem::Message);
+                    }
                     NextItem::Message if matches!(self.receive_message(), Ok(LifelineRead::Message)) => {}
                     first => return Err(first),
                 }
             }
         }
         self.handle_pending_message().map_err(|_| NextItem::Message)
+    }
+
+    /// Returns whether the message that comes first brings memory that only the process which consumes the message can
+    /// attach, while several processes hold this endpoint: the process that receives needs it. The caller holds the
+    /// receive lock.
+    fn is_message_for_receiver(&self) -> bool {
+        let lanes = self.lanes();
+        if !lanes.map_or_else(|| self.may_have_other_holders(), |lanes| self.has_other_holders(lanes)) {
+            return false;
+        }
+        let Lookahead { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } = self.look_ahead() else {
+            return false;
+        };
+        let is_at_hand = lanes.is_some_and(|lanes| self.is_memory_of(lanes, &memory));
+        close(memory);
+        !is_at_hand
     }
 
     /// Returns what comes first in the lifeline. The caller holds the receive lock.

@@ -1,7 +1,7 @@
 //! Readiness and unread bytes of a connection on its lifeline.
 
 use super::super::{Connection, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, urgent};
-use super::dispatch::NextItem;
+use super::dispatch::{NextItem, Purpose};
 use super::message::{OFFER, peek, receive};
 use super::{FOLLOW, SWITCH};
 use crate::descriptor::hidden::close;
@@ -34,7 +34,8 @@ impl Connection {
         let mut first = NextItem::Nothing;
         if may_have_message {
             let messages_before = self.lifeline_path.messages_received.load(Ordering::Relaxed);
-            first = self.process_messages();
+            let is_for_input = wanted & (libc::POLLIN | libc::POLLRDNORM) != 0;
+            first = self.process_messages(if is_for_input { Purpose::Input } else { Purpose::Other });
             if self.receives_by_lane() {
                 return None;
             }

@@ -2,8 +2,8 @@
 
 use super::super::transfer::ReceiveAttempt;
 use super::super::{Connection, MessageFlags, SHUTDOWN_READ, total_bytes};
-use super::SCRATCH_BYTES;
 use super::message::{Message, NO_SPAN, Received, peek_exactly, peek_to_sink, receive, receive_exactly, spans_after};
+use super::{FOLLOW, SCRATCH_BYTES, SWITCH};
 use crate::process::{blocking, limit, signals};
 use libc::iovec;
 use rustix::io::Errno;
@@ -164,6 +164,9 @@ impl Connection {
         if self.receives_by_lane() {
             return true;
         }
+        if self.lifeline_path.has_pending_message.load(Ordering::Relaxed) {
+            return false; // This process has received the message by which the input changes, and not yet handled it.
+        }
         let Some(lanes) = self.lanes() else { return false };
         if self.may_have_other_holders() && lanes.segment.load(OwnState::ByLane) & BY_LANE_RECEIVE != 0 {
             signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
@@ -217,8 +220,16 @@ impl Connection {
         }
     }
 
-    /// Stores a message. Nothing more is received until it has been handled. The caller holds the receive lock.
+    /// Stores a message. Nothing more is received until it has been handled. The caller holds the receive lock, also
+    /// between processes.
     fn store_message(&self, message: Message) {
+        if let Some(lanes) = self.lanes()
+            && matches!(message.kind, SWITCH | FOLLOW)
+            && self.has_other_holders(lanes)
+        {
+            // At once: what follows in the lifeline are rings, which no holder may take for bytes of the program.
+            lanes.segment.note_by_lane(BY_LANE_RECEIVE);
+        }
         // SAFETY: the caller holds the receive lock, which protects the cell.
         unsafe { *self.lifeline_path.pending_message.get() = Some(message) };
         let before = self.lifeline_path.received_with_messages_bytes.fetch_add(1, Ordering::Relaxed);

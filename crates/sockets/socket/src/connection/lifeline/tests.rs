@@ -14,6 +14,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
+mod holders;
+
 fn lifeline() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()

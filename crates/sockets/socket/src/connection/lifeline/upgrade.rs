@@ -19,9 +19,9 @@
 use super::super::lane_kinds::LaneReceiver;
 use super::super::lanes::Lanes;
 use super::super::{Connection, Details, PeerState, SHUTDOWN_WRITE};
-use super::Lookahead;
-use super::lane_peers;
+use super::dispatch::Purpose;
 use super::message::{self, FOLLOW, Message, OFFER, SWITCH, send_message};
+use super::{Lookahead, lane_peers};
 use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::options::OptionRecord;
 use crate::process::clock::{note_ticks, ticks};
@@ -29,7 +29,7 @@ use crate::process::system::is_inheritable;
 use crate::process::{limit, signals, system};
 use crate::rendezvous::local_page::MemoryFds;
 use rustix::io::Errno;
-use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, RECEIVES_ONLY, Segment, Side};
+use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, RECEIVES_ELSEWHERE, RECEIVES_ONLY, Segment, Side};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
@@ -81,7 +81,7 @@ impl Connection {
     /// Resets the connection because the peer broke the protocol, or because memory that carries bytes cannot be
     /// attached. The next call reports the error. The end of the lifeline wakes both endpoints: the peer may have sent
     /// what nobody will read.
-    pub(super) fn abort(&self) -> Errno {
+    pub(in crate::connection) fn abort(&self) -> Errno {
         self.lifeline_path.note_reset();
         if let Some(lanes) = self.lanes() {
             self.note_corruption(lanes);
@@ -131,9 +131,9 @@ impl Connection {
     /// locks.
     fn handle_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
         let Some(memory) = memory else { return Err(self.abort()) };
-        if self.lanes().is_some() {
-            let is_known = memfd_inode(&memory) == self.lifeline_path.inode.load(Ordering::Relaxed);
-            let descriptor = if is_known { Some(memory) } else { self.attach_inbound(memory).map(|()| None)? };
+        if let Some(lanes) = self.lanes() {
+            let is_at_hand = self.is_memory_of(lanes, &memory);
+            let descriptor = if is_at_hand { Some(memory) } else { self.attach_inbound(memory).map(|()| None)? };
             self.begin_to_receive_by_lane();
             // An endpoint that attached the memory in advance has not switched itself.
             self.follow_peer(descriptor);
@@ -153,14 +153,14 @@ impl Connection {
     /// Attaches the memory of a `SWITCH` or `FOLLOW` before the message comes first, so that its contents can be read.
     /// Returns whether it could. The caller holds both locks.
     pub(in crate::connection) fn attach_in_advance(&'static self, memory: OwnedFd) -> bool {
-        let is_known = memfd_inode(&memory) == self.lifeline_path.inode.load(Ordering::Relaxed);
-        if self.lanes().is_some() {
-            if is_known {
+        if let Some(lanes) = self.lanes() {
+            if self.is_memory_of(lanes, &memory) {
                 close(memory);
                 return true;
             }
             return self.attach_inbound(memory).is_ok();
         }
+        let is_known = memfd_inode(&memory) == self.lifeline_path.inode.load(Ordering::Relaxed);
         if let Some(OfferedMemory { segment, memory: own }) = self.withdraw_offer().filter(|_| is_known) {
             close(memory);
             self.begin_lanes(segment, MemorySource::Own(own), 0);
@@ -201,6 +201,14 @@ impl Connection {
         self.announce_earlier_sleepers();
     }
 
+    /// Returns whether `memory`, which a message brings, is attached, for both directions or for the incoming one. The
+    /// caller holds a lock of the connection.
+    pub(super) fn is_memory_of(&self, lanes: &Lanes, memory: &OwnedFd) -> bool {
+        // SAFETY: the cell is written only under both locks, and the caller holds one.
+        let has_inbound = unsafe { &*lanes.inbound.get() }.is_some();
+        has_inbound || memfd_inode(memory) == self.lifeline_path.inode.load(Ordering::Relaxed)
+    }
+
     /// Attaches the memory of the incoming lane, because both endpoints have switched at the same time, each to memory
     /// of its own. The caller holds both locks.
     fn attach_inbound(&self, memory: OwnedFd) -> Result<(), Errno> {
@@ -230,6 +238,7 @@ impl Connection {
         let mut receiver = LaneReceiver::of(&inbound);
         receiver.set_capacity(requested.receive_bytes);
         inbound.note_by_lane(RECEIVES_ONLY);
+        lanes.segment.note_by_lane(RECEIVES_ELSEWHERE);
         // SAFETY: the caller holds both locks, and no thread polls a lane that is not in use.
         unsafe {
             *lanes.receiver.get() = receiver;
@@ -250,7 +259,9 @@ impl Connection {
             return self.sends_by_lane();
         };
         let are_rights_refused = self.lifeline_path.are_rights_refused.load(Ordering::Relaxed);
-        if are_rights_refused || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
+        // The other processes would go on to send by the lifeline.
+        let is_shared = self.lifeline_path.is_shared.load(Ordering::Relaxed) && self.may_have_other_holders();
+        if is_shared || are_rights_refused || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
             descriptor.into_iter().for_each(close);
             return false;
         }
@@ -345,13 +356,8 @@ impl Connection {
     fn memory_for_switch(&self) -> Result<(Segment, OwnedFd, u8), Errno> {
         let own_offer_wins = self.own_offer_wins();
         let offered = self.withdraw_offer();
-        let Lookahead { message, memory, .. } = self.look_ahead();
-        if let Some(memory) = memory {
-            let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_wins);
-            match if counts { Segment::join(&memory, self.lifeline_path.side()) } else { Err(Errno::INVAL) } {
-                Ok(segment) => return Ok((segment, memory, FOLLOW)),
-                Err(_) => close(memory),
-            }
+        if let Some((segment, memory)) = self.memory_from_peer(own_offer_wins) {
+            return Ok((segment, memory, FOLLOW));
         }
         if let Some(OfferedMemory { segment, memory }) = offered
             && let Some(copy) = memory.as_ref().and_then(duplicate_memfd)
@@ -360,10 +366,30 @@ impl Connection {
         }
         let (segment, memory) =
             limit::with_free_descriptor(self.borrow_lifeline(), || create_segment(self.lifeline_path.side()))?;
+        // The creation takes long enough for the peer to switch meanwhile, as it does if both programs fork at once.
+        if let Some((peers_segment, peers_memory)) = self.memory_from_peer(own_offer_wins) {
+            close(memory);
+            return Ok((peers_segment, peers_memory, FOLLOW));
+        }
         // A peer with another capacity would have announced it; a part of this capacity is in the lifeline.
         let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
         segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
         Ok((segment, memory, SWITCH))
+    }
+
+    /// Returns memory that the peer has sent and that this endpoint can switch to, even if bytes before the message are
+    /// unread. The caller holds both locks.
+    fn memory_from_peer(&self, own_offer_wins: bool) -> Option<(Segment, OwnedFd)> {
+        let Lookahead { message, memory, .. } = self.look_ahead();
+        let memory = memory?;
+        let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_wins);
+        match if counts { Segment::join(&memory, self.lifeline_path.side()) } else { Err(Errno::INVAL) } {
+            Ok(segment) => Some((segment, memory)),
+            Err(_) => {
+                close(memory);
+                None
+            }
+        }
     }
 
     /// Sends a message to the peer, unless its kernel refuses descriptors. The caller holds the send lock.
@@ -487,14 +513,22 @@ impl Connection {
     }
 
     /// Prepares for another process that will hold the endpoint: handles pending messages, and switches to lanes if
-    /// possible, whose memory both processes have. Otherwise the endpoint stays on the lifeline forever.
+    /// possible, whose memory both processes have. Otherwise the endpoint stays on the lifeline forever. Memory that
+    /// comes with an unread message is attached as well, since only one of the processes will receive the message.
     pub(in crate::connection) fn settle_lifeline(&'static self) {
         if self.awaits_handshake.load(Ordering::Relaxed) || self.receives_by_lane() {
             return;
         }
-        self.process_messages();
+        self.process_messages(Purpose::Other);
         if !self.switch_to_lanes() {
             self.lifeline_path.is_shared.store(true, Ordering::Relaxed);
+        }
+        let Some(_both) = self.lock_both().filter(|_| self.is_on_lifeline()) else { return };
+        match self.look_ahead() {
+            Lookahead { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } => {
+                self.attach_in_advance(memory);
+            }
+            Lookahead { memory, .. } => memory.into_iter().for_each(close),
         }
     }
 
