@@ -92,7 +92,7 @@ pub const IS_CONFINED: u64 = 4;
 pub const RAISES_SIGNAL: u64 = 8;
 /// In [`OwnState::ByLane`]: this endpoint only receives by this memory. It sends by another one, which it created.
 pub const RECEIVES_ONLY: u64 = 16;
-/// In [`OwnState::ByLane`]: this endpoint only sends by this memory. It receives by another one, which the peer created.
+/// In [`OwnState::ByLane`]: this endpoint only sends by this memory. It receives by one that its peer created.
 pub const RECEIVES_ELSEWHERE: u64 = 32;
 /// In [`OwnState::ByLane`]: both directions.
 pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;
