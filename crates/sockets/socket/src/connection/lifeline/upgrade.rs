@@ -267,6 +267,12 @@ impl Connection {
         }
         let copy = || self.with_details(|details| details.memory.as_ref().and_then(duplicate_memfd));
         let Some(descriptor) = descriptor.or_else(copy) else { return false };
+        self.send_follow(descriptor)
+    }
+
+    /// Sends a `FOLLOW` with any descriptor, and by the lane from then on. Returns `false` if the message cannot be
+    /// sent. The caller holds the send lock.
+    fn send_follow(&self, descriptor: OwnedFd) -> bool {
         self.note_unread();
         let sent = self.send_lane_message(FOLLOW, descriptor.as_fd());
         close(descriptor);
@@ -300,8 +306,13 @@ impl Connection {
         if self.sends_by_lane() {
             return true;
         }
-        if self.lanes().is_some() || !self.may_get_lanes() {
+        if !self.may_get_lanes() {
             return false;
+        }
+        if self.lanes().is_some() {
+            // Attached before the peer's message comes first.
+            let memory = self.with_details(|details| details.memory.as_ref().and_then(duplicate_memfd));
+            return memory.is_some_and(|memory| self.send_follow(memory));
         }
         let (segment, memory, message) = match self.memory_for_switch() {
             Ok(found) => found,

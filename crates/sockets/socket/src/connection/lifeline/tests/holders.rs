@@ -102,3 +102,19 @@ fn a_shared_endpoint_without_lanes_goes_on_to_send_by_the_lifeline() {
     let mut bytes = [0; 20];
     assert_eq!(rustix::io::read(&others, &mut bytes), Ok(15));
 }
+
+#[test]
+fn an_endpoint_that_attached_lanes_early_uses_them_from_a_fork_on() {
+    let _no_child = test_support::spawn::forbid();
+    let (own, peer) = with_bare_peer(Side::Connector);
+    rustix::io::write(&peer, b"by the lifeline, ").unwrap();
+    let peer = switch_crossing(peer);
+    assert_eq!(send(&peer, b"by the lane"), Ok(11));
+    own.0.readiness(libc::POLLPRI);
+    assert!(own.0.lanes().is_some() && !own.0.sends_by_lane());
+    own.0.settle_lifeline();
+    assert!(own.0.sends_by_lane() && !own.0.receives_by_lane());
+    assert_eq!(send(&own, b"by the lane"), Ok(11));
+    assert_eq!(receive_all(&own), b"by the lifeline, by the lane");
+    assert_eq!(receive_all(&peer), b"by the lane");
+}
