@@ -69,7 +69,7 @@ carry_a_connection() {
     exec 9>&-
     wait $client || fail 'the client failed'
     wait $server || fail 'the server failed'
-    [ "$(grep -c '"path": "lane"' "$scratch/stat")" = 2 ] || fail "no lane in: $(cat "$scratch/stat")"
+    [ "$(grep -c '"lane_connections_total": 1' "$scratch/stat")" = 2 ] || fail "no lane in: $(cat "$scratch/stat")"
     rm "$scratch/held" "$scratch/port" "$scratch/answer"
 }
 
