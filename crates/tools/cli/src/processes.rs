@@ -129,5 +129,10 @@ fn why_not_examined(pid: i32) -> WrongUse {
         return WrongUse::of(format!("process {pid} ({name}) belongs to user {user}; run this as {user} or as root"));
     }
     let why = "does not let its user examine it: it changed its user, or has more privileges";
-    WrongUse::of(format!("process {pid} ({name}) {why}; run this as root"))
+    let remedy = if rustix::process::geteuid().is_root() {
+        "run this with all capabilities, outside containers"
+    } else {
+        "run this as root"
+    };
+    WrongUse::of(format!("process {pid} ({name}) {why}; {remedy}"))
 }
