@@ -15,7 +15,7 @@
 use super::bad_address::has_bad_address;
 use super::lane_kinds::{LaneReceiver, LaneSender};
 use super::lanes::Lanes;
-use super::lifeline::{FOLLOW, Lookahead, SWITCH};
+use super::lifeline::Lookahead;
 use super::wait::{BlockingCall, Deadline};
 use super::{Connection, MessageFlags, PeerState, SHUTDOWN_WRITE, reclaim, total_bytes};
 use crate::descriptor::hidden::close;
@@ -325,12 +325,7 @@ impl Connection {
         if !self.is_on_lifeline() || !self.may_get_lanes() || self.unread_as_peeked().is_some() {
             return;
         }
-        match self.look_ahead() {
-            Lookahead { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } => {
-                self.attach_in_advance(memory);
-            }
-            Lookahead { memory, .. } => memory.into_iter().for_each(close),
-        }
+        self.attach_next_memory();
     }
 
     /// Returns `POLLPRI` if it is `wanted` and holds.

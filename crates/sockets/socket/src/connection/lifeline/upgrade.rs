@@ -178,6 +178,17 @@ impl Connection {
         }
     }
 
+    /// Attaches the memory of the first message in advance, if that is a `SWITCH` or `FOLLOW`. The caller holds both
+    /// locks.
+    pub(in crate::connection) fn attach_next_memory(&'static self) {
+        match self.look_ahead() {
+            Lookahead { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } => {
+                self.attach_in_advance(memory);
+            }
+            Lookahead { memory, .. } => memory.into_iter().for_each(close),
+        }
+    }
+
     /// Handles a `FOLLOW`: the peer sends by a lane from here on, in memory that this endpoint has sent. The caller
     /// holds both locks.
     fn handle_follow(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
@@ -535,12 +546,7 @@ impl Connection {
             self.lifeline_path.is_shared.store(true, Ordering::Relaxed);
         }
         let Some(_both) = self.lock_both().filter(|_| self.is_on_lifeline()) else { return };
-        match self.look_ahead() {
-            Lookahead { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } => {
-                self.attach_in_advance(memory);
-            }
-            Lookahead { memory, .. } => memory.into_iter().for_each(close),
-        }
+        self.attach_next_memory();
     }
 
     /// Returns whether the connection consists of its lifeline alone.
