@@ -195,6 +195,9 @@ impl Connection {
     /// another process that holds the endpoint has consumed. That needs a peer that switches to lanes in the moment in
     /// which this program forks, and two processes that receive. The caller holds the receive lock.
     pub(super) fn reset_without_inbound(&self, lanes: &Lanes) {
+        if !self.may_have_other_holders() {
+            return;
+        }
         // SAFETY: the cell is written only under both locks, and the caller holds one.
         let has_inbound = unsafe { &*lanes.inbound.get() }.is_some();
         if !has_inbound && self.receives_by_lane() && lanes.segment.receives_elsewhere() {
