@@ -216,13 +216,14 @@ fn bytes_after_a_message_are_not_received_before_it_is_handled() {
 }
 
 #[test]
-fn both_endpoints_may_switch_at_the_same_time() {
+fn an_endpoint_that_switches_follows_a_message_behind_unread_bytes() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
-    // Bytes before both messages keep each endpoint from finding the other's message before it has switched itself.
     assert_eq!((send(&client, b"c1"), send(&server, b"s1")), (Ok(2), Ok(2)));
     assert!(client.0.switch_to_lanes());
     assert!(server.0.switch_to_lanes());
+    let inode = |endpoint: &OpenEndpoint| endpoint.0.lifeline_path.inode.load(Ordering::Relaxed);
+    assert_eq!(inode(&client), inode(&server), "both use the same memory");
     assert_eq!((send(&client, b"c2"), send(&server, b"s2")), (Ok(2), Ok(2)));
     assert_eq!((receive_all(&client), receive_all(&server)), (b"s1s2".to_vec(), b"c1c2".to_vec()));
     assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
