@@ -405,3 +405,123 @@ TEST(calls_without_memory_to_spare_leave_errno_alone)
         OK(recv(pair.client, bytes, 64, 0));
     }
 }
+
+// ---- numbers that change hands during a call ----------------------------------------------------
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+
+// As the kernel's own call, so that nothing takes the filter for a sandbox that the program enters.
+static long raw_call(long number, long first, long second, long third)
+{
+    register long fourth __asm__("r10") = 0, fifth __asm__("r8") = 0;
+    long result;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(first), "S"(second), "d"(third), "r"(fourth), "r"(fifth)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+// Makes each system call of this thread that may use a socket wait for an answer. Returns the descriptor that reports
+// them.
+static int pause_at_socket_calls(void)
+{
+    static const int calls[] = {SYS_read,    SYS_write, SYS_recvfrom, SYS_recvmsg, SYS_sendto,
+                                SYS_sendmsg, SYS_poll,  SYS_ppoll,    SYS_ioctl};
+    enum { COUNT = sizeof calls / sizeof *calls };
+    struct sock_filter steps[COUNT + 3];
+    steps[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (int i = 0; i < COUNT; i++)
+        steps[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], COUNT - i, 0);
+    steps[COUNT + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    steps[COUNT + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);
+    struct sock_fprog program = {COUNT + 3, steps};
+    CHECK_EQ(raw_call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0), 0);
+    return raw_call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, (long)&program);
+}
+
+struct call_by_copy {
+    int copy, pauses;
+    bool sends;
+    char bytes[8];
+    volatile bool is_over;
+};
+
+static void *call_by_copy(void *argument)
+{
+    struct call_by_copy *call = argument;
+    __atomic_store_n(&call->pauses, pause_at_socket_calls(), __ATOMIC_RELEASE);
+    if (call->pauses >= 0)
+        CHECK_EQ(call->sends ? send(call->copy, "hello", 5, 0) : recv(call->copy, call->bytes, 5, 0), 5);
+    call->is_over = true;
+    return NULL;
+}
+
+// Lets the paused call go on. At its system call number `step`, first closes `number`, which then names a connection
+// that the call has nothing to do with. Returns whether the call made that many.
+static bool change_number_at(struct call_by_copy *call, int step, int number, int other)
+{
+    bool is_changed = false;
+    for (int seen = 0; !call->is_over;) {
+        struct pollfd paused = {.fd = call->pauses, .events = POLLIN};
+        if (poll(&paused, 1, 10) != 1)
+            continue;
+        struct seccomp_notif notice = {0};
+        if (ioctl(call->pauses, SECCOMP_IOCTL_NOTIF_RECV, &notice) != 0)
+            continue;
+        if (seen++ == step) {
+            OK(close(number));
+            CHECK_EQ(dup(other), number);
+            is_changed = true;
+        }
+        struct seccomp_notif_resp answer = {.id = notice.id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+        ioctl(call->pauses, SECCOMP_IOCTL_NOTIF_SEND, &answer);
+    }
+    return is_changed;
+}
+
+static void check_calls_by_copies(bool sends, int round_trips)
+{
+    bool is_changed = true;
+    for (int step = 0; is_changed; step++) {
+        struct pair pair = connected_pair(), other = connected_pair();
+        for (int i = 0; i < round_trips; i++) {
+            ping_pong(pair.client, pair.server);
+            ping_pong(other.client, other.server);
+        }
+        struct call_by_copy call = {.copy = OK(dup(pair.client)), .sends = sends, .pauses = INT32_MAX};
+        if (!sends)
+            say(pair.server, "hello");
+        say(other.server, "secret");
+        pthread_t thread = start_thread(call_by_copy, &call);
+        while (__atomic_load_n(&call.pauses, __ATOMIC_ACQUIRE) == INT32_MAX)
+            usleep(100);
+        if (call.pauses < 0)
+            skip("no notifications of system calls: %s", strerrorname_np(-call.pauses));
+        is_changed = change_number_at(&call, step, pair.client, other.client);
+        join_thread(thread);
+        snprintf(failure_note, sizeof failure_note, "step %d: ", step);
+        if (sends)
+            expect(pair.server, "hello");
+        else
+            CHECK_EQ(memcmp(call.bytes, "hello", 5), 0);
+        expect(other.client, "secret");
+        expect_silent(other.server, POLLIN);
+        ping_pong(other.client, other.server);
+        ping_pong(call.copy, pair.server);
+        OK(close(call.copy));
+        OK(close(call.pauses));
+        OK(close(pair.client)); // the other connection's, after the first change
+        OK(close(pair.server));
+        OK(close(pair.listener));
+        close_pair(&other);
+    }
+}
+
+TEST(a_receive_uses_no_number_that_was_closed_meanwhile) { check_calls_by_copies(false, 0); }
+TEST(a_receive_in_memory_uses_no_number_that_was_closed_meanwhile) { check_calls_by_copies(false, 6); }
+TEST(a_send_uses_no_number_that_was_closed_meanwhile) { check_calls_by_copies(true, 0); }
+TEST(a_send_in_memory_uses_no_number_that_was_closed_meanwhile) { check_calls_by_copies(true, 6); }

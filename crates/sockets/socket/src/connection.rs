@@ -69,7 +69,7 @@ use crate::options::OptionRecord;
 use crate::process::lock::Lock;
 use crate::process::locked::Locked;
 use crate::process::pool::Pool;
-use crate::process::{signals, system};
+use crate::process::{sandbox, signals, system};
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
 use ::wait::AdaptiveSpin;
@@ -365,8 +365,17 @@ impl Connection {
     }
 
     /// Notes that the program has made another descriptor of this connection.
-    pub fn add_descriptor(&self, fd: RawFd) {
+    ///
+    /// From now on the program may close either descriptor during a call on the other one, and its number may belong to
+    /// another file when that call uses the lifeline. So the connection uses a descriptor of its own, if the process
+    /// can have one more.
+    pub fn add_descriptor(&'static self, fd: RawFd) {
         self.with_details(|details| details.descriptors.push(fd));
+        if !sandbox::is_confined()
+            && let Some(_both) = self.lock_both()
+        {
+            let _ = self.retain_lifeline();
+        }
     }
 
     /// Runs `access` on the program's descriptors of this connection.
@@ -382,13 +391,20 @@ impl Connection {
             details.descriptors.first().copied()
         });
         match left {
-            Some(other) => {
-                self.lifeline.store(other, Ordering::Relaxed);
-                if let Some(slot) = self.slot() {
-                    slot.set_fd(other);
-                }
-            }
+            Some(other) => self.rename_lifeline(other),
             None => self.close(),
+        }
+    }
+
+    /// Uses another of the program's descriptors, unless the connection has one of its own. It takes both locks, under
+    /// which bytes are moved, so that no thread uses the previous number any more when the program closes it.
+    pub(crate) fn rename_lifeline(&'static self, fd: RawFd) {
+        if self.lifeline.load(Ordering::Relaxed) > HIDDEN_LIFELINE {
+            let _both = self.lock_both();
+            self.lifeline.store(fd, Ordering::Relaxed);
+        }
+        if let Some(slot) = self.slot() {
+            slot.set_fd(fd);
         }
     }
 

@@ -99,9 +99,12 @@ impl Connection {
         self.calls.defer_close()
     }
 
-    /// Makes the connection use a descriptor of the lifeline that the program does not see, before the program's
-    /// descriptors are closed. The caller holds both locks.
-    fn retain_lifeline(&self) -> Result<(), Errno> {
+    /// Makes the connection use a descriptor of the lifeline that the program does not see and cannot close. The caller
+    /// holds both locks.
+    pub(super) fn retain_lifeline(&self) -> Result<(), Errno> {
+        if self.lifeline.load(Ordering::Relaxed) <= HIDDEN_LIFELINE {
+            return Ok(());
+        }
         let lifeline = self.borrow_lifeline();
         let retained = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
         self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(retained.slot()), Ordering::Relaxed);
@@ -124,8 +127,10 @@ impl Connection {
         let descriptors = self.with_details(|details| details.descriptors.clone());
         if let Err(error) = replace(&descriptors) {
             let _both = self.lock_both();
-            self.lifeline.store(descriptors.first().copied().unwrap_or(-1), Ordering::Relaxed);
-            drop(self.with_details(|details| details.retained_lifeline.take()));
+            if let [fd] = descriptors[..] {
+                self.lifeline.store(fd, Ordering::Relaxed);
+                drop(self.with_details(|details| details.retained_lifeline.take()));
+            }
             return Err(error);
         }
         self.with_details(|details| {

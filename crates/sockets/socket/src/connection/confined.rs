@@ -64,7 +64,7 @@ impl Connection {
             lanes.note_by_lane(IS_CONFINED);
             self.count_as_user(lanes);
             // A peer that relies on rings for room learns that there will be none.
-            self.ring();
+            self.ring_locked();
         }
         true
     }
@@ -333,7 +333,7 @@ impl Connection {
             details.descriptors.first().copied()
         });
         if let Some(other) = remaining {
-            self.lifeline.store(other, Ordering::Relaxed);
+            self.rename_lifeline(other);
             return;
         }
         let Some(_both) = self.lock_both() else { return };
@@ -343,6 +343,7 @@ impl Connection {
             }
             // SAFETY: both locks are held. The slot of the stats page is released with the value.
             unsafe { *self.slot.get() = None };
+            drop(self.with_details(|details| details.retained_lifeline.take()));
         }
     }
 

@@ -38,7 +38,7 @@ impl Connection {
             sender.publish_held() && sender.take_wake_request()
         };
         if wakes_receiver {
-            self.ring();
+            self.ring(&self.send_lock);
         }
     }
 

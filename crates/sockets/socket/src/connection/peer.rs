@@ -282,7 +282,7 @@ impl Connection {
         lanes.publish_status(PeerStatus::Closed, 1);
         // SAFETY: the caller holds the send lock, which protects the sender.
         if unsafe { (*lanes.sender.get()).take_wake_request() } {
-            self.ring();
+            self.ring_locked();
         }
     }
 }

@@ -141,7 +141,7 @@ impl Connection {
         let wakes_sender = receiver.take_wake();
         guard.release();
         if wakes_sender {
-            self.ring();
+            self.ring(&self.receive_lock);
         }
         self.count_received(bytes, flags);
         next
@@ -388,7 +388,7 @@ impl Connection {
         drop(shared);
         drop(guard);
         if wakes_sender {
-            self.ring();
+            self.ring(&self.receive_lock);
         }
         if moved > 0 {
             self.count_received(moved, flags);

@@ -106,7 +106,7 @@ impl Connection {
         let wakes_receiver = sender.take_wake();
         guard.release();
         if wakes_receiver {
-            self.ring();
+            self.ring(&self.send_lock);
         }
         self.count_sent(span.iov_len);
         Some(span.iov_len)
@@ -255,7 +255,7 @@ impl Connection {
         drop(shared);
         drop(guard);
         if wakes_receiver {
-            self.ring();
+            self.ring(&self.send_lock);
         }
         if sent > 0 {
             self.count_sent(sent);

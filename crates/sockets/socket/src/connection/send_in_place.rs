@@ -127,7 +127,7 @@ impl Connection {
         self.note_growth(lanes);
         let Some(filled) = filled? else { return Ok(None) };
         if sender.take_wake_request() {
-            self.ring();
+            self.ring_locked();
         }
         if let Some(slot) = self.slot() {
             slot.add_sent(filled as u64);

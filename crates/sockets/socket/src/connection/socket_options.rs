@@ -156,7 +156,7 @@ impl Connection {
         let receiver = unsafe { &mut *lanes.receiver.get() };
         receiver.set_capacity(receive_bytes);
         if receiver.take_wake_request() {
-            self.ring();
+            self.ring_locked();
         }
     }
 }

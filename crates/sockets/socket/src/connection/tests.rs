@@ -24,7 +24,7 @@ impl Drop for OpenEndpoint {
 }
 
 fn close(connection: &'static Connection) {
-    let fd = connection.lifeline();
+    let fd = connection.with_descriptors(|own| own[0]);
     connection.remove_descriptor(fd);
     // SAFETY: the descriptor was opened by `origin`'s caller and is closed once.
     unsafe { rustix::io::close(fd) };

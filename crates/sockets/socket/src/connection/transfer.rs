@@ -2,6 +2,7 @@
 
 use super::lanes::Lanes;
 use super::{Connection, PeerState};
+use crate::process::lock::Lock;
 use crate::process::{blocking, sandbox, system};
 use lane::Corrupt;
 use libc::iovec;
@@ -82,9 +83,21 @@ impl Connection {
         self.is_open() && self.sends_by_lane() && !sandbox::is_confined()
     }
 
-    /// Wakes the sleepers of the peer by a byte on the lifeline.
+    /// Wakes the sleepers of the peer by a byte on the lifeline. The caller has released `lock`, that of either
+    /// direction; a close takes it too, so that the number is still the lifeline's.
+    ///
+    /// The peer may rely on rings from the moment in which another thread sends the message that sends continue by the
+    /// lane. That thread holds the send lock until the switch is complete.
     #[cold]
-    pub(super) fn ring(&self) {
+    pub(super) fn ring(&'static self, lock: &'static Lock) {
+        let lock = if self.sends_by_lane() { lock } else { &self.send_lock };
+        let _guard = self.lock_direction(lock);
+        self.ring_locked();
+    }
+
+    /// Wakes the sleepers of the peer as [`Connection::ring`] does. The caller holds a lock of the connection.
+    #[cold]
+    pub(super) fn ring_locked(&self) {
         if !self.can_ring() {
             return;
         }

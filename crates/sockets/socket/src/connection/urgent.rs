@@ -231,7 +231,7 @@ impl Connection {
         if raises_signal {
             self.ring_urgently();
         } else if wakes_receiver {
-            self.ring();
+            self.ring(&self.send_lock);
         }
         self.count_sent(1);
         reclaim::sweep_under_pressure();
@@ -463,12 +463,10 @@ impl Connection {
 
     /// Rings as [`Connection::ring`] does, with a signal to the recipient that the peer has named.
     #[cold]
-    fn ring_urgently(&self) {
-        if !self.can_ring() {
-            return;
-        }
-        if system::ring_urgently(self.lifeline()).is_err() {
-            self.ring();
+    fn ring_urgently(&'static self) {
+        let _guard = self.lock_direction(&self.send_lock);
+        if self.can_ring() && system::ring_urgently(self.lifeline()).is_err() {
+            self.ring_locked();
         }
     }
 }

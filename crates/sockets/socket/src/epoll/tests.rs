@@ -75,7 +75,7 @@ struct ProgramEndpoint(OpenEndpoint);
 
 impl ProgramEndpoint {
     fn fd(&self) -> RawFd {
-        self.0.0.lifeline()
+        self.0.0.with_descriptors(|own| own[0])
     }
 }
 

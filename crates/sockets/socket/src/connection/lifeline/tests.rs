@@ -200,7 +200,7 @@ fn bytes_after_a_message_are_not_received_before_it_is_handled() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
     assert!(client.0.switch_to_lanes());
-    client.0.ring();
+    client.0.ring_locked();
     assert_eq!(send(&client, b"by the lane"), Ok(11));
     let (mut bytes, len) = ([0_u8; 20], 20);
     let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
