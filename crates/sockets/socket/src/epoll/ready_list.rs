@@ -90,7 +90,6 @@ pub(super) struct ReadyList {
     pub asleep_since: Option<ReadyTime>,
     inner: Option<HiddenFd>,
     wake_event: Option<HiddenFd>,
-    calls_since_clock: u32,
     kernel_polled_ticks: u64,
     /// Added to the generations in a process that has inherited the set, so that its tokens differ from those that
     /// other processes register in the same kernel objects.

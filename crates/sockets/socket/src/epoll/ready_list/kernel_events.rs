@@ -18,8 +18,6 @@ const HANG_UP: u32 = libc::EPOLLHUP as u32;
 const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
 /// Events read from the inner epoll instance at once.
 const TOKENS: usize = 64;
-/// Waits without polling the kernel, after which the clock is read to see whether polling is due.
-const CALLS_PER_CLOCK_READ: u32 = 8;
 /// For how long a busy program's other descriptors and parked connections may go unpolled.
 const KERNEL_POLL_INTERVAL_US: u64 = 20;
 
@@ -159,12 +157,7 @@ impl ReadyList {
 
     /// Returns whether the kernel has not been polled for [`KERNEL_POLL_INTERVAL_US`].
     #[inline]
-    pub fn is_kernel_poll_due(&mut self) -> bool {
-        self.calls_since_clock += 1;
-        if self.calls_since_clock < CALLS_PER_CLOCK_READ {
-            return false;
-        }
-        self.calls_since_clock = 0;
+    pub fn is_kernel_poll_due(&self) -> bool {
         ticks().wrapping_sub(self.kernel_polled_ticks) > KERNEL_POLL_INTERVAL_US * TICKS_PER_MICROSECOND
     }
 
