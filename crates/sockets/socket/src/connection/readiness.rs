@@ -270,6 +270,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether others than the caller, which may have parked the connection itself, rely on rings.
+    pub fn is_parked_by_others(&self, is_parked_by_caller: bool) -> bool {
+        self.sleepers.is_any() && !(is_parked_by_caller && self.sleepers.is_one())
+    }
+
     /// Ends the sleep that [`Connection::park`] began.
     pub fn unpark(&self) {
         self.sleepers.leave();

@@ -5,6 +5,7 @@ use super::lane_kinds::{HELD_BYTES_MAX, ShortSender};
 use super::lanes::Lanes;
 use super::wait::{BlockingCall, Deadline, Room};
 use super::{Connection, MessageFlags, SHUTDOWN_WRITE, observer, reclaim, total_bytes};
+use crate::process::blocking;
 use crate::process::clock::stamp;
 use lane::INLINE_BYTES;
 use libc::iovec;
@@ -319,12 +320,26 @@ impl Connection {
     }
 
     /// Notes that a send has found no room, so that room found later is an edge. Sets in which the connection is parked
-    /// then poll for room themselves where the peer does not ring.
+    /// poll it again if the peer does not ring, or if room has come since and they may have found it before they could
+    /// know that it is an edge.
     pub(super) fn note_blocked_send(&'static self) {
-        self.send_is_blocked.store(true, Ordering::Relaxed);
-        if self.sends_by_lane() && self.sleepers.is_any() && self.must_poll_for_room(libc::POLLOUT) {
+        // Ordered before the check for sleepers: a set parks the connection before it polls for room.
+        self.send_is_blocked.swap(true, Ordering::SeqCst);
+        if self.sleepers.is_any() && (self.must_poll_for_room(libc::POLLOUT) || self.has_room_again()) {
             observer::notify_change(self);
         }
+    }
+
+    /// Returns whether there is room by the path that sends use.
+    fn has_room_again(&'static self) -> bool {
+        if !self.sends_by_lane() {
+            return blocking::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT != 0;
+        }
+        let _guard = self.lock_direction(&self.send_lock);
+        self.lanes().is_some_and(|lanes| {
+            // SAFETY: the send lock is held, which protects the sender.
+            unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
+        })
     }
 }
 

@@ -95,11 +95,11 @@ pub(crate) fn defer_handlers() -> bool {
 }
 
 /// Returns whether the caller is a signal handler that has interrupted a thread inside a set.
-fn is_inside_a_set() -> bool {
+pub(super) fn is_inside_a_set() -> bool {
     POOL.any(|set| set.lock.is_held_by_this_thread())
 }
 
 /// Returns whether the caller is a signal handler that has interrupted a thread inside a connection or listener.
-fn is_inside_a_socket() -> bool {
+pub(super) fn is_inside_a_socket() -> bool {
     listener::is_inside_a_listener() || crate::connection::is_inside_a_connection()
 }

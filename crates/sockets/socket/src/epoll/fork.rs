@@ -2,6 +2,7 @@
 
 use super::ready_list::ReadyList;
 use super::set::{NESTING, POOL};
+use super::wakeup;
 use crate::process::lock::Lock;
 use std::sync::atomic::Ordering;
 
@@ -39,6 +40,7 @@ pub fn after_fork_in_parent() {
 
 /// Resets all sets in the child, which has one thread. The kernel objects of the sets are shared with the parent.
 pub fn after_fork_in_child() {
+    wakeup::forget_switches();
     for set in POOL.all_during_fork() {
         set.lock.reset();
         set.sleepers.store(0, Ordering::Relaxed);

@@ -198,6 +198,13 @@ impl ReadyList {
         })
     }
 
+    /// Returns the registrations of `target`, which has these descriptors.
+    pub fn registrations_of(&self, target: Target, descriptors: &[RawFd]) -> Vec<u32> {
+        let numbered = descriptors.iter().filter_map(|&fd| self.find(fd));
+        let orphans = self.orphans.iter().copied();
+        numbered.chain(orphans).filter(|&index| self.at(index).target.is(target)).collect()
+    }
+
     pub fn orphan_known_by(&self, fd: RawFd) -> Option<u32> {
         self.orphans.iter().copied().find(|&index| self.at(index).kernel_fd == fd)
     }

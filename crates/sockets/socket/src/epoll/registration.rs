@@ -2,6 +2,7 @@
 
 use super::ready_time::{ReadyTime, ready_time};
 use super::set::EpollSet;
+use super::wakeup::note_switch;
 use crate::connection::{Connection, EdgeCounters};
 use crate::descriptor::table::{self, Kind};
 use crate::listener::Listener;
@@ -233,7 +234,7 @@ impl Registration {
                 return 0;
             }
         }
-        let ready = connection.readiness(wanted);
+        let ready = self.readiness_of(connection, wanted);
         if ready & libc::POLLERR != 0 && !connection.is_open() {
             // A signal handler has closed the connection during this wait; the registration is about to be removed.
             return 0;
@@ -246,6 +247,17 @@ impl Registration {
         let is_news = self.is_fresh || has_happened || ready & !self.last_ready != 0;
         self.last_ready &= ready;
         if is_news { ready } else { 0 }
+    }
+
+    /// Returns the readiness of the connection. The poll may receive the message by which it switches to lanes.
+    #[inline]
+    fn readiness_of(&self, connection: &'static Connection, wanted: i16) -> i16 {
+        let was_on_lifeline = connection.is_on_lifeline();
+        let ready = connection.readiness(wanted);
+        if was_on_lifeline && !connection.is_on_lifeline() && connection.is_parked_by_others(self.is_parked) {
+            note_switch(connection);
+        }
+        ready
     }
 
     fn check_listener(&mut self, listener: &'static Listener) -> i16 {
@@ -323,9 +335,13 @@ impl Registration {
         }
     }
 
-    /// Returns whether nothing wakes a sleeper for it, so that it must be polled from time to time.
-    pub fn is_unwakeable(&self) -> bool {
-        self.lifeline == LifelineState::Unwakeable || self.lacks_wakeup()
+    /// Returns whether nothing wakes a sleeper for it, after an attempt to park it and a poll, so that it must be polled
+    /// from time to time.
+    ///
+    /// Whether it could be parked now does not count. Another thread may have received the peer's message since, but
+    /// the peer was not asked for a wakeup.
+    pub fn needs_polling(&self, is_parked: bool) -> bool {
+        self.is_connection() && self.lifeline != LifelineState::Ended && (!is_parked || self.lacks_wakeup())
     }
 
     /// As [`Registration::lacks_wakeup`], for room in a lane only: the kernel reports room in the lifeline.
@@ -350,7 +366,7 @@ impl Registration {
         if let Target::Connection(connection) = self.target
             && connection.is_on_lifeline()
         {
-            connection.readiness(libc::POLLIN);
+            self.readiness_of(connection, libc::POLLIN);
         }
         self.arrived()
     }

@@ -3,6 +3,7 @@
 use super::deferred_closes::{Close, DeferredCloses};
 use super::ready_list::{HeldRecords, ReadyList};
 use super::registration::{Registration, Target};
+use super::wakeup;
 use crate::descriptor::table::{Kind, Tracked};
 use crate::process::lock::Lock;
 use crate::process::pool::Pool;
@@ -129,13 +130,15 @@ impl EpollSet {
         self.has_inner.load(Ordering::Acquire)
     }
 
-    /// Requests wakeups from the peers of all connections, and adds the set to those that a thread sleeps on.
-    pub(crate) fn add_sleeper(&'static self, asleep: &mut Vec<&'static EpollSet>) {
+    /// Requests wakeups from the peers of all connections, and adds the set to those that a thread sleeps on. Returns
+    /// whether nothing wakes the thread for one of them.
+    pub(crate) fn add_sleeper(&'static self, asleep: &mut Vec<&'static EpollSet>) -> bool {
         self.with(|ready_list| {
             threads::add(&self.sleepers, 1);
             asleep.push(self);
             ready_list.park_all(asleep, HeldRecords::Published);
-        });
+            ready_list.has_unwakeable
+        })
     }
 
     pub(super) fn remove_sleeper(&'static self) {
@@ -148,6 +151,9 @@ impl EpollSet {
         // A signal handler may have run while the lock was held.
         if self.deferred_closes.is_any() {
             self.apply_deferred();
+        }
+        if wakeup::has_noted_switches() {
+            wakeup::pass_on_switches();
         }
         result
     }

@@ -364,6 +364,21 @@ fn one_shot_reports_once_until_it_is_changed() {
 }
 
 #[test]
+fn a_switch_to_lanes_that_one_set_receives_is_passed_on_to_others() {
+    let (input, output) = (Epoll::new(), Epoll::new());
+    let (own, peer) = own_and_peer_on_lifeline();
+    input.add(own.fd(), IN, 1);
+    input.let_all_sleep();
+    // The peer switches, and sends before anyone here can ask to be rung.
+    peer.0.prepare_to_be_sent();
+    send(peer.0, b"x").unwrap();
+    output.add(own.fd(), OUT, 2);
+    assert_eq!(output.now(), [(OUT, 2)]);
+    assert!(!own.0.0.is_on_lifeline(), "the other set has received the message");
+    assert_eq!(input.now(), [(IN, 1)]);
+}
+
+#[test]
 fn a_peer_that_closes_is_reported_to_a_sleeper() {
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();

@@ -173,6 +173,14 @@ impl Call<'_> {
         if self.began.since() == HandlersRun::None { Ok(()) } else { Err(Errno::INTR) }
     }
 
+    /// Returns whether no wakeup announces an awaited event.
+    fn lacks_wakeup(&self) -> bool {
+        self.fds.iter().any(|entry| match Target::of(entry.fd) {
+            Target::Connection(connection) => connection.must_poll_for_room(entry.events),
+            _ => false,
+        })
+    }
+
     fn may_be_ready(&self) -> bool {
         self.fds.iter().any(|entry| match Target::of(entry.fd) {
             Target::Connection(connection) => connection.may_be_ready(entry.events),
@@ -184,11 +192,7 @@ impl Call<'_> {
         let mut entries = kernel_entries(self.fds, true);
         let entries = entries.as_mut_slice();
         let left_ns = self.deadline.left_ns();
-        let lacks_wakeup = |entry: &pollfd| match Target::of(entry.fd) {
-            Target::Connection(connection) => connection.must_poll_for_room(entry.events),
-            _ => false,
-        };
-        let must_poll = background_connects::is_any_pending() || self.fds.iter().any(lacks_wakeup);
+        let must_poll = background_connects::is_any_pending() || self.lacks_wakeup();
         // Another thread may read the message from the lifeline which says that the rest comes by a lane.
         let may_miss_lanes = !threads::is_single() && self.connections().any(Connection::is_on_lifeline);
         let longest_ns = match () {
@@ -225,10 +229,11 @@ impl Call<'_> {
             return self.poll_once(self.needs_kernel).map(SleepOutcome::Ready);
         }
         self.check_signals()?;
-        // A held record becomes readable without a wakeup.
-        let held_ns = self.connections().filter_map(Connection::held_left_ns).min();
-        let held_ns = held_ns.filter(|held_ns| timeout_ns.is_none_or(|timeout_ns| *held_ns < timeout_ns));
-        let timeout_ns = held_ns.or(timeout_ns);
+        // A held record becomes readable without a wakeup, and so does room of which the peer does not notify.
+        let room_ns = (parked.has_unwakeable || self.lacks_wakeup()).then_some(UNWAKEABLE_POLL_NS);
+        let unannounced_ns = self.connections().filter_map(Connection::held_left_ns).chain(room_ns).min();
+        let unannounced_ns = unannounced_ns.filter(|ns| timeout_ns.is_none_or(|timeout_ns| *ns < timeout_ns));
+        let timeout_ns = unannounced_ns.or(timeout_ns);
         let count = match timeout_ns {
             None if self.mask.is_null() => blocking::poll(entries, -1),
             // SAFETY: `poll_lanes` was called with a mask that is null or points to a signal set.
@@ -241,7 +246,7 @@ impl Call<'_> {
         let ready = self.poll_once(false)?;
         Ok(match () {
             () if ready > 0 => SleepOutcome::Ready(ready),
-            () if count == 0 && held_ns.is_none() => SleepOutcome::TimedOut,
+            () if count == 0 && unannounced_ns.is_none() => SleepOutcome::TimedOut,
             () if can_sleep_again => SleepOutcome::Retry,
             () => SleepOutcome::RetryLater,
         })

@@ -158,12 +158,15 @@ pub(super) fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
 /// The connections and sets of a call while a thread sleeps on them.
 pub(super) struct Parked {
     connections: StackList<Option<&'static Connection>>,
+    /// Nothing wakes the thread for a connection in one of the sets.
+    pub(super) has_unwakeable: bool,
     _sleep: SleepGuard,
 }
 
 impl Parked {
     pub(super) fn park(fds: &[pollfd]) -> Self {
         let mut connections = StackList::new(None);
+        let mut has_unwakeable = false;
         let (sleep, ()) = SleepGuard::begin(|asleep| {
             for entry in fds {
                 match Target::of(entry.fd) {
@@ -171,12 +174,12 @@ impl Parked {
                         connection.park(entry.events);
                         connections.push(Some(connection));
                     }
-                    Target::EpollSet(set) => set.add_sleeper(asleep),
+                    Target::EpollSet(set) => has_unwakeable |= set.add_sleeper(asleep),
                     Target::Foreign | Target::Listener(_) => {}
                 }
             }
         });
-        Self { connections, _sleep: sleep }
+        Self { connections, has_unwakeable, _sleep: sleep }
     }
 }
 

@@ -105,6 +105,11 @@ impl ReadyList {
             registration.lifeline = LifelineState::CarriesData;
         }
         registration.park();
+        if !registration.can_be_left_to_kernel() {
+            // Another thread has switched to lanes meanwhile. It notifies only sets in which the connection is parked.
+            registration.unpark();
+            return false;
+        }
         self.set_watch(index, Watch::Parked);
         true
     }

@@ -14,7 +14,7 @@
 use super::{HOT_BEGIN, HeldRecords, ReadyEntry, ReadyList, Slot};
 use crate::epoll::event_buffer::EventBuffer;
 use crate::epoll::ready_time::ReadyTime;
-use crate::epoll::registration::{Registration, Target, Watch};
+use crate::epoll::registration::{LifelineState, Registration, Target, Watch};
 use crate::epoll::set::EpollSet;
 
 /// The largest bound on the number of hot connections. The bound is raised by one for each connection that becomes busy
@@ -146,6 +146,8 @@ impl ReadyList {
         if self.at_mut(index).poll(true) != 0 {
             return true;
         }
+        // The poll may have found that it waits for room, of which the peer does not notify it.
+        let is_parked = is_parked && !self.at(index).lacks_wakeup();
         self.set_watch(index, if is_parked { Watch::Parked } else { Watch::Unparkable });
         false
     }
@@ -393,12 +395,13 @@ impl ReadyList {
         for &index in &self.hot_others {
             let registration = in_use(&mut self.slots, index);
             if let Target::Nested(set) = registration.target {
-                set.add_sleeper(asleep);
+                self.has_unwakeable |= set.add_sleeper(asleep);
             }
             registration.was_reported = false;
             is_quiet &= registration.check(true) == 0;
         }
         let mut hot = std::mem::take(&mut self.hot);
+        hot.extend(std::mem::take(&mut self.unparkable));
         hot.retain(|&index| {
             let registration = self.at_mut(index);
             registration.was_reported = false;
@@ -414,11 +417,8 @@ impl ReadyList {
         });
         is_quiet &= hot.is_empty();
         self.hot = hot;
-        for &index in &self.unparkable {
-            let registration = in_use(&mut self.slots, index);
-            is_quiet &= registration.check(true) == 0;
-            self.has_unwakeable |= registration.is_unwakeable();
-        }
+        // Not whether they could be parked by now: the peers have not been asked.
+        self.has_unwakeable |= self.unparkable.iter().any(|&index| self.at(index).lifeline != LifelineState::Ended);
         is_quiet
     }
 
@@ -430,12 +430,12 @@ impl ReadyList {
         let mut rings = next.is_some_and(|index| !std::mem::take(&mut self.at_mut(index).was_reported));
         for place in 0..self.hot.len() {
             let index = self.hot[place];
-            self.park(index);
+            let is_parked = self.park(index);
             let registration = self.at_mut(index);
             // The sleeping threads know neither when held records are due nor of a connection that cannot be woken for.
             registration.publish_held();
             rings |= !std::mem::take(&mut registration.was_reported) && registration.check(true) != 0;
-            rings |= registration.is_unwakeable();
+            rings |= registration.needs_polling(is_parked);
         }
         for &index in &self.hot_others {
             let registration = in_use(&mut self.slots, index);
@@ -450,11 +450,11 @@ impl ReadyList {
     /// what the kernel was to report from the lifeline; the thread that wakes up therefore polls it. A nested set is
     /// always polled, because its connections have not been asked for wakeups.
     pub fn announce(&mut self, index: u32) {
-        self.park(index);
+        let is_parked = self.park(index);
         let registration = self.at_mut(index);
         registration.publish_held();
         let is_ready = registration.check(true) != 0;
-        if is_ready || registration.is_unwakeable() || matches!(registration.target, Target::Nested(_)) {
+        if is_ready || registration.needs_polling(is_parked) || matches!(registration.target, Target::Nested(_)) {
             self.unpark_for_poll(index);
             self.wake_sleepers();
         }
