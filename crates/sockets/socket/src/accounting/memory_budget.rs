@@ -3,10 +3,11 @@
 //! A memfd has no limit of its own, and an allocation beyond a memory cgroup's limit wakes the OOM killer instead of
 //! failing. So each process accounts for what it allocates, and stays below two limits: half of what `tcp_mem` grants
 //! kernel TCP at most, and three quarters of its memory cgroup's limit. Other processes may use a part of the latter,
-//! so the cgroup's usage is read again whenever a MiB more was charged. At the limit, lanes stay as small as they are.
+//! so the cgroup's usage is read again whenever a MiB more was charged. Page cache does not count, because the kernel
+//! reclaims it when memory is allocated. At the limit, lanes stay as small as they are.
 
 use crate::process::sandbox;
-use crate::process::system::read_text;
+use crate::process::system::{for_each_line, read_text};
 use lane::Budget;
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -32,8 +33,18 @@ static UNCHECKED_BYTES: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug)]
 struct Limits {
     bytes: u64,
-    /// The file with the cgroup's usage, and the bytes that it may reach.
-    cgroup: Option<(CString, u64)>,
+    cgroup: Option<CgroupLimit>,
+}
+
+/// The limit that a memory cgroup sets.
+#[derive(Debug)]
+struct CgroupLimit {
+    /// The bytes that its usage may reach.
+    bytes: u64,
+    usage_file: CString,
+    /// The file with the parts of the usage, and the names of those that the kernel reclaims.
+    stat_file: CString,
+    reclaimable: [&'static str; 2],
 }
 
 /// The budget of this process, as the lanes charge it.
@@ -88,9 +99,11 @@ pub fn init_limits() {
         let tcp_bytes = tcp.map_or(LIMIT_BYTES_DEFAULT, |pages| pages.saturating_mul(PAGE_BYTES) / 2);
         let cgroup = Cgroup::find();
         let limit = cgroup.as_ref().and_then(Cgroup::limit_bytes);
-        let usage_file = cgroup.and_then(|cgroup| cgroup.path_of(cgroup.usage_file()));
-        let share = |limit: u64| limit / 4 * 3;
-        Limits { bytes: tcp_bytes.min(limit.map_or(u64::MAX, share)).max(1), cgroup: usage_file.zip(limit.map(share)) }
+        let share = limit.map(|limit| limit / 4 * 3);
+        Limits {
+            bytes: tcp_bytes.min(share.unwrap_or(u64::MAX)).max(1),
+            cgroup: cgroup.zip(share).and_then(|(cgroup, bytes)| cgroup.limit_to(bytes)),
+        }
     });
 }
 
@@ -102,18 +115,44 @@ fn pages_of_tcp_mem(text: &str) -> Option<u64> {
 /// Returns whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time its
 /// usage was read.
 fn cgroup_has_room(bytes: usize) -> bool {
-    let Some((usage_file, share)) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
+    let Some(cgroup) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
     let spend = |left: usize| left.checked_sub(bytes);
     if UNCHECKED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
         return true;
     }
-    let mut text = [0; 64];
-    let Some(used) = read_text(usage_file.as_c_str(), &mut text).and_then(number_in) else { return true };
-    let left = share.saturating_sub(used);
+    let Some(left) = cgroup.left_bytes(bytes.max(2 * CHECK_EVERY_BYTES)) else { return true };
     let has_room = left >= bytes as u64;
     // Other processes use the rest too, so at most half of it may be charged before the next check.
     UNCHECKED_BYTES.store(usize::try_from(left / 2).unwrap_or(usize::MAX).min(CHECK_EVERY_BYTES), Ordering::Relaxed);
     has_room
+}
+
+impl CgroupLimit {
+    /// Returns how many bytes the usage is below the limit, exactly if that is less than `wanted`. `None` if it cannot
+    /// be read.
+    fn left_bytes(&self, wanted: usize) -> Option<u64> {
+        let mut text = [0; 64];
+        let used = read_text(self.usage_file.as_c_str(), &mut text).and_then(number_in)?;
+        let left = self.bytes.saturating_sub(used);
+        if left >= wanted as u64 {
+            return Some(left);
+        }
+        Some(self.bytes.saturating_sub(used.saturating_sub(self.reclaimable_bytes())))
+    }
+
+    /// Returns the bytes of the usage that the kernel reclaims when other memory is allocated: file pages that are not
+    /// shared memory.
+    fn reclaimable_bytes(&self) -> u64 {
+        let mut sum = 0_u64;
+        for_each_line(self.stat_file.as_c_str(), |line| {
+            if let Some((name, number)) = line.split_once(' ')
+                && self.reclaimable.contains(&name)
+            {
+                sum = sum.saturating_add(number_in(number).unwrap_or(0));
+            }
+        });
+        sum
+    }
 }
 
 /// Parses a number of bytes in the format of cgroups.
@@ -162,8 +201,19 @@ impl Cgroup {
         (lowest < NO_LIMIT_BYTES).then_some(lowest)
     }
 
-    fn usage_file(&self) -> &'static str {
-        if self.is_v2 { "memory.current" } else { "memory.usage_in_bytes" }
+    /// Returns the limit that lanes keep, of `bytes`.
+    fn limit_to(&self, bytes: u64) -> Option<CgroupLimit> {
+        Some(CgroupLimit {
+            bytes,
+            usage_file: self.path_of(if self.is_v2 { "memory.current" } else { "memory.usage_in_bytes" })?,
+            stat_file: self.path_of("memory.stat")?,
+            // In version 1, these include the descendants, as the usage does.
+            reclaimable: if self.is_v2 {
+                ["active_file", "inactive_file"]
+            } else {
+                ["total_active_file", "total_inactive_file"]
+            },
+        })
     }
 
     fn path_of(&self, file: &str) -> Option<CString> {
@@ -194,6 +244,26 @@ mod tests {
         assert_eq!(memory_path("4:memory:/"), Some(""));
         assert_eq!(memory_path("3:cpuset:/"), None);
         assert_eq!(memory_path("0::/user.slice"), None);
+    }
+
+    #[test]
+    fn page_cache_is_room_but_shared_memory_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            CString::new(path.into_os_string().into_encoded_bytes()).unwrap()
+        };
+        let padding = format!("shmem 50\ninactive_anon 50\n{}\n", "long ".repeat(300));
+        let limit = |used: u64| CgroupLimit {
+            bytes: 1000,
+            usage_file: file("memory.current", &format!("{used}\n")),
+            stat_file: file("memory.stat", &format!("{padding}active_file 300\ninactive_file 200\nunevictable 7\n")),
+            reclaimable: ["active_file", "inactive_file"],
+        };
+        assert_eq!(limit(900).left_bytes(400), Some(600), "500 of the 900 bytes are page cache");
+        assert_eq!(limit(2000).left_bytes(400), Some(0));
+        assert_eq!(limit(500).left_bytes(400), Some(500), "enough without knowing the parts");
     }
 
     #[test]

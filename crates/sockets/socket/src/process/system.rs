@@ -227,6 +227,38 @@ pub fn read_text(path: impl rustix::path::Arg, bytes: &mut [u8]) -> Option<&str>
     std::str::from_utf8(&bytes[..length.ok()?]).ok()
 }
 
+/// Longest line that [`for_each_line`] passes on.
+const LINE_BYTES_MAX: usize = 512;
+
+/// Runs `take` on each line of a file of the kernel, and allocates nothing. Lines that are longer than
+/// [`LINE_BYTES_MAX`] or no text are left out. Returns whether the file could be read.
+pub fn for_each_line(path: impl rustix::path::Arg, mut take: impl FnMut(&str)) -> bool {
+    let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
+    let mut bytes = [0; LINE_BYTES_MAX];
+    let mut filled = 0;
+    let result = loop {
+        match rustix::io::read(&file, &mut bytes[filled..]) {
+            Ok(0) => break true,
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => continue,
+            Err(_) => break false,
+        }
+        let mut begin = 0;
+        while let Some(length) = bytes[begin..filled].iter().position(|byte| *byte == b'\n') {
+            if let Ok(line) = std::str::from_utf8(&bytes[begin..begin + length]) {
+                take(line);
+            }
+            begin += length + 1;
+        }
+        // A line that fills the buffer is dropped, and its rest is taken for a line that no caller knows.
+        let kept = if begin == 0 && filled == bytes.len() { filled..filled } else { begin..filled };
+        filled = kept.len();
+        bytes.copy_within(kept, 0);
+    };
+    crate::descriptor::hidden::close(file);
+    result
+}
+
 /// Returns the inode of a socket, which identifies it. `None` where `fd` is not a socket.
 pub(crate) fn inode_of(fd: std::os::fd::RawFd) -> Option<u64> {
     // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
