@@ -50,12 +50,17 @@ impl Budget for ProcessBudget {
         }
         let take = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum as u64 <= limit_bytes());
         let is_within = CHARGED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
-        let is_taken = is_within && cgroup_has_room(bytes);
+        let is_taken = is_within && cgroup_has_room(bytes, true);
         if is_within && !is_taken {
             self.release(bytes);
         }
         publish();
         is_taken
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        let sum = charged_bytes().saturating_add(bytes) as u64;
+        !sandbox::is_confined() && sum <= limit_bytes() && cgroup_has_room(bytes, false)
     }
 
     fn release(&self, bytes: usize) {
@@ -100,10 +105,10 @@ fn pages_of_tcp_mem(text: &str) -> Option<u64> {
 }
 
 /// Returns whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time its
-/// usage was read.
-fn cgroup_has_room(bytes: usize) -> bool {
+/// usage was read. `charges` them.
+fn cgroup_has_room(bytes: usize, charges: bool) -> bool {
     let Some((usage_file, share)) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
-    let spend = |left: usize| left.checked_sub(bytes);
+    let spend = |left: usize| left.checked_sub(bytes).map(|rest| if charges { rest } else { left });
     if UNCHECKED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
         return true;
     }
