@@ -28,6 +28,9 @@ use rustix::io::Errno;
 use segment::{OwnState, PeerStatus, RAISES_SIGNAL, Segment};
 use std::sync::atomic::Ordering;
 
+/// Urgent bytes that one receive passes: a peer that sends nothing else must not keep the caller busy.
+pub(super) const URGENT_PASSED_MAX: u32 = 4096;
+
 /// What the receiver has done with the latest urgent byte.
 #[derive(Debug, Clone, Copy)]
 struct UrgentProgress {
@@ -345,10 +348,17 @@ impl Connection {
         if low_water_bytes <= 1 && !lanes.has_been_urgent() {
             return true;
         }
+        let mut skipped = 0;
         let unread = lanes.observer().unread_bytes_with(|_, is_first| {
-            if is_first && !self.is_urgent_inline() { UrgentHandling::Skip } else { UrgentHandling::Include }
+            skipped += u32::from(is_first);
+            match is_first && !self.is_urgent_inline() {
+                true if skipped > URGENT_PASSED_MAX => UrgentHandling::Stop,
+                true => UrgentHandling::Skip,
+                false => UrgentHandling::Include,
+            }
         });
-        unread.is_ok_and(|bytes| bytes >= low_water_bytes.max(1))
+        // After more urgent bytes than a receive passes there may be others, which later receives find.
+        skipped > URGENT_PASSED_MAX || unread.is_ok_and(|bytes| bytes >= low_water_bytes.max(1))
     }
 
     /// Returns the unread bytes in the lane before the mark. The caller holds the receive lock.
@@ -393,7 +403,10 @@ impl Connection {
         let is_inline = self.is_urgent_inline();
         // SAFETY: the caller holds the receive lock, and each reference ends before the next one is made.
         let receiver = || unsafe { &mut *lanes.receiver.get() };
-        while moved < wanted {
+        for _ in 0..URGENT_PASSED_MAX {
+            if moved >= wanted {
+                return Ok(moved);
+            }
             let next = receiver().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             let Some(urgent) = next else { return Ok(moved) };
             let kind = urgent_handling(urgent, lanes.latest(), begins && moved == 0, is_inline);
@@ -409,6 +422,9 @@ impl Connection {
                 moved += copy(moved)?;
             }
         }
+        // The rest is unread although this receive may report that there is nothing: an edge-triggered watcher needs
+        // another event.
+        self.receives_cut.fetch_add(1, Ordering::Relaxed);
         Ok(moved)
     }
 
