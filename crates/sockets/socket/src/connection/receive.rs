@@ -231,6 +231,7 @@ impl Connection {
             // SAFETY: every span is writable for its length, by this function's contract.
             match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
                 Ok(ReceiveAttempt::Moved(bytes)) => {
+                    call.note_progress();
                     done = skip + bytes;
                     if is_last_attempt || self.is_enough(done, spans, flags) || self.ends_at_mark() {
                         return Ok(done);

@@ -165,7 +165,11 @@ impl Connection {
             let send_again =
                 |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
             match waited.and_then(send_again) {
-                Ok(bytes) => done += bytes,
+                Ok(0) => {}
+                Ok(bytes) => {
+                    call.note_progress();
+                    done += bytes;
+                }
                 Err(error) if done > 0 => {
                     self.defer_error(error);
                     return Ok(done);
