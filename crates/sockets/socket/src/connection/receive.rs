@@ -369,7 +369,10 @@ impl Connection {
             drop(guard);
             return self.attach_before_transfer();
         };
-        let shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
+        let shared = match self.lock_across_processes(lanes, OwnState::ReceiveLock) {
+            Err(Errno::AGAIN) => return Ok(ReceiveAttempt::Nothing),
+            locked => locked?,
+        };
         let mut moved = if was_empty && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
         let mut end = false;
         if moved == 0 {

@@ -119,7 +119,10 @@ impl Connection {
         if self.is_output_closed(lanes) && is_at_end() {
             return Ok(Some(0));
         }
-        let _shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        let _shared = match self.lock_across_processes(lanes, OwnState::SendLock) {
+            Err(Errno::AGAIN) => return Ok(None),
+            locked => locked?,
+        };
         if !self.may_send(lanes, len_bytes)? {
             return fill_and_discard(len_bytes, fill).map(Some);
         }

@@ -1,5 +1,6 @@
 //! Tests of connections with both endpoints in one process.
 
+mod sharing;
 mod windows;
 
 use super::*;

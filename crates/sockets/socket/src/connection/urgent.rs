@@ -213,7 +213,10 @@ impl Connection {
     fn write_urgent_byte(&'static self, generation: u32, byte: u8) -> Result<bool, Errno> {
         let guard = self.lock_for_generation(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
-        let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        let shared = match self.lock_across_processes(lanes, OwnState::SendLock) {
+            Err(Errno::AGAIN) => return Ok(false),
+            locked => locked?,
+        };
         if !self.may_send(lanes, 1)? {
             return Ok(true); // As for ordinary bytes, TCP's buffer accepts it.
         }
@@ -257,7 +260,7 @@ impl Connection {
             return Err(Errno::INVAL);
         }
         let Some(lanes) = self.lanes() else { return Err(Errno::INVAL) };
-        let _shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
+        let _shared = self.lock_as_program_waits(lanes, OwnState::ReceiveLock)?;
         let progress = lanes.progress();
         let Some(urgent) = lanes.pending().filter(|urgent| urgent.number != progress.received) else {
             return Err(Errno::INVAL);
