@@ -2,8 +2,8 @@
 
 Usage: memory_bound.py poll|epoll|threads CGROUP_PROCS
 
-The server joins the cgroup whose file `cgroup.procs` is CGROUP_PROCS. Prints "ok" if clients that read get all that they
-ask for, and the server is idle once it only waits for those that do not.
+The server joins the cgroup whose file `cgroup.procs` is CGROUP_PROCS. Prints "ok" if clients that read get all that
+they ask for, and the server is idle once it only waits for those that do not.
 """
 
 import os

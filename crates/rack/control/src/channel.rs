@@ -19,7 +19,8 @@ use thiserror::Error;
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of descriptors in one packet.
 pub(crate) const DESCRIPTORS_MAX: usize = 200;
-/// The kernel's maximum (`SCM_MAX_FD`). Packets are received with room for it, because the kernel closes the rest itself.
+/// The kernel's maximum (`SCM_MAX_FD`). Packets are received with room for it: the kernel itself closes what does not
+/// fit.
 const RIGHTS_MAX: usize = 253;
 
 /// Why a message could not be sent or parsed.

@@ -1,7 +1,7 @@
 //! Facts about elastic lanes: their rings, capacity, budget and open records.
 
 use super::*;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use volmem::sync::AtomicU64;
 
 #[test]
 fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
@@ -243,23 +243,23 @@ fn a_lane_does_not_grow_beyond_its_budget() {
 
 /// A budget of a number of bytes.
 #[derive(Debug)]
-struct Bytes(AtomicUsize);
+struct Bytes(AtomicU64);
 
 impl Bytes {
     fn new(bytes: usize) -> &'static Self {
-        Box::leak(Box::new(Self(AtomicUsize::new(bytes))))
+        Box::leak(Box::new(Self(AtomicU64::new(bytes as u64))))
     }
 }
 
 impl Budget for Bytes {
     fn charge(&self, bytes: usize) -> bool {
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes as u64)).is_ok()
     }
     fn has_room(&self, bytes: usize) -> bool {
-        self.0.load(Ordering::Relaxed) >= bytes
+        self.0.load(Ordering::Relaxed) >= bytes as u64
     }
     fn release(&self, bytes: usize) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -298,7 +298,7 @@ fn a_lane_goes_on_without_the_memory_that_others_have_taken() {
         for round in 0..200_usize {
             // Others take all that is left, and return it.
             match round % 7 {
-                3 => others_bytes += budget.0.swap(0, Ordering::Relaxed),
+                3 => others_bytes += budget.0.swap(0, Ordering::Relaxed) as usize,
                 6 => budget.release(std::mem::take(&mut others_bytes)),
                 _ => {}
             }

@@ -72,8 +72,8 @@ impl Connection {
     /// this process.
     ///
     /// # Errors
-    /// `AGAIN` if another process holds the direction for longer than it takes to move bytes: a call that may block waits
-    /// as if there were nothing to receive or no room. `CONNRESET` if the word is forged.
+    /// `AGAIN` if another process holds the direction for longer than it takes to move bytes: a call that may block
+    /// then waits as if there were nothing to receive or no room. `CONNRESET` if the word is forged.
     #[inline]
     pub(super) fn lock_across_processes<'a>(
         &self,
