@@ -267,15 +267,15 @@ fn lingering() -> OwnedFd {
 }
 
 #[test]
-fn strangers_at_the_socket_of_a_server_do_not_end_its_accept() {
+fn unknown_peers_at_the_socket_of_a_server_do_not_end_its_accept() {
     let rack = Rack::new();
     let server = start_server(|port| script(rack.require_lane(python()), "accept_once.py", port));
     let at = rendezvous(&rack);
     let pid = Pid::from_raw(server.process.pid() as i32).unwrap();
     // Stopped, so that the server becomes the last holder of each socket.
     kill_process(pid, Signal::STOP).unwrap();
-    let strangers: Vec<_> = (0..3).map(|_| connect_raw(&at)).collect();
-    strangers.iter().for_each(|stranger| send_with_descriptors(stranger, b"GET / HTTP/1.0", &[lingering()]));
+    let peers: Vec<_> = (0..3).map(|_| connect_raw(&at)).collect();
+    peers.iter().for_each(|peer| send_with_descriptors(peer, b"GET / HTTP/1.0", &[lingering()]));
     kill_process(pid, Signal::CONT).unwrap();
     must_echo(&rack, &server);
 }
