@@ -370,7 +370,10 @@ impl Connection {
             return self.attach_before_transfer();
         };
         let shared = match self.lock_across_processes(lanes, OwnState::ReceiveLock) {
-            Err(Errno::AGAIN) => return Ok(ReceiveAttempt::Nothing),
+            Err(Errno::AGAIN) => {
+                self.note_cut_receive();
+                return Ok(ReceiveAttempt::Nothing);
+            }
             locked => locked?,
         };
         let mut moved = if was_empty && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
@@ -399,6 +402,12 @@ impl Connection {
             return Ok(ReceiveAttempt::Moved(moved));
         }
         Ok(if end { ReceiveAttempt::End } else { ReceiveAttempt::Nothing })
+    }
+
+    /// Notes that a receive ends before it has considered all that is unread: edge-triggered watchers get another event.
+    #[cold]
+    pub(super) fn note_cut_receive(&self) {
+        self.receives_cut.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the result of an attempt that found nothing. A call that requests no bytes succeeds if some are unread.

@@ -425,9 +425,7 @@ impl Connection {
                 moved += copy(moved)?;
             }
         }
-        // The rest is unread although this receive may report that there is nothing: an edge-triggered watcher needs
-        // another event.
-        self.receives_cut.fetch_add(1, Ordering::Relaxed);
+        self.note_cut_receive();
         Ok(moved)
     }
 

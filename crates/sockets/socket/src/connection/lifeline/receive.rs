@@ -48,7 +48,10 @@ impl Connection {
             let guard = self.lock_for_generation(generation, &self.receive_lock)?;
             let shared = match self.lanes() {
                 Some(lanes) => match self.lock_across_processes(lanes, OwnState::ReceiveLock) {
-                    Err(Errno::AGAIN) => return Ok(Some(ReceiveAttempt::Nothing)),
+                    Err(Errno::AGAIN) => {
+                        self.note_cut_receive();
+                        return Ok(Some(ReceiveAttempt::Nothing));
+                    }
                     locked => locked?,
                 },
                 None => None,
