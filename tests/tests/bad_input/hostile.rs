@@ -280,6 +280,19 @@ fn unknown_peers_at_the_socket_of_a_server_do_not_end_its_accept() {
     must_echo(&rack, &server);
 }
 
+/// A program that has polled does not expect its next `accept` to block.
+#[test]
+fn an_unknown_peer_of_which_a_server_was_notified_does_not_block_its_accept() {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    let server = Process::start(command.arg(package_file("python/listeners.py")).arg("--poll-and-accept"));
+    server.wait_until("a port", WAIT_MAX, |server| server.stdout().contains('\n'));
+    let peer = connect_raw(&rendezvous(&rack));
+    let output = server.wait(WAIT_MAX).must_succeed().stdout;
+    drop(peer);
+    assert_eq!(output.lines().skip(1).collect::<Vec<_>>(), ["aborted", "nobody"]);
+}
+
 /// Kills clients and servers at random: the peers must see it, and nothing may leak.
 fn kill_at_random_moments(count: &str) {
     // A failure prints the seed.

@@ -42,9 +42,11 @@ pub struct NewConnection {
 /// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// Those of `accept4(2)`. A client that is rejected is none: a blocking call waits for the next one.
+/// Those of `accept4(2)`; `CONNABORTED` when a client was rejected of which the program may have been notified: the call
+/// does not wait for the next one then.
 pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     let deadline_ns = if listener.is_nonblocking() { None } else { deadline_ns(listener) };
+    let was_notified = listener.take_notification() && !listener.is_nonblocking();
     loop {
         // The kernel creates a socket before it checks for a client: polling first costs a third of that.
         let is_nonblocking = listener.is_nonblocking();
@@ -57,6 +59,8 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         if ready.lane {
             match accept_lane(listener, flags) {
                 Err(Errno::AGAIN) => {}
+                Err(Errno::CONNABORTED) if !was_notified => {}
+                Err(Errno::CONNABORTED) => return Err(Errno::CONNABORTED),
                 // A client that has connected by TCP needs one descriptor less.
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     let by_tcp = if ready.tcp { accept_tcp(fd, listener, flags) } else { Ok(None) };
@@ -69,8 +73,9 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         }
         if ready.tcp {
             match accept_tcp(fd, listener, flags) {
-                Err(Errno::AGAIN) if !listener.is_nonblocking() => {}
-                Ok(None) => {}
+                Err(Errno::AGAIN) if !is_nonblocking => {}
+                Ok(None) if is_nonblocking => {}
+                Ok(None) => return Err(Errno::CONNABORTED),
                 Ok(Some(accepted)) => return Ok(accepted),
                 Err(error) => return Err(error),
             }
@@ -78,14 +83,17 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
     }
 }
 
-/// Accepts a lane connection; `AGAIN` when there is none, or only clients that were rejected.
+/// Accepts a lane connection; `CONNABORTED` when only rejected clients came.
 fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
-    for _ in 0..REJECTED_MAX {
-        if let Some(accepted) = accept_lane_once(listener, flags)? {
-            return Ok(accepted);
+    for rejected in 0..REJECTED_MAX {
+        match accept_lane_once(listener, flags) {
+            Ok(Some(accepted)) => return Ok(accepted),
+            Ok(None) => {}
+            Err(Errno::AGAIN) if rejected > 0 => break,
+            Err(error) => return Err(error),
         }
     }
-    Err(Errno::AGAIN)
+    Err(Errno::CONNABORTED)
 }
 
 /// Accepts one lane connection; `None` for a client that was rejected.

@@ -35,7 +35,7 @@ pub struct Accepted {
 /// rejected: their connections are closed.
 ///
 /// # Errors
-/// `AGAIN` when there is none, or only clients that were rejected, and those of `accept4(2)`.
+/// `AGAIN` when there is none, `CONNABORTED` when all clients were rejected, and those of `accept4(2)`.
 pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Errno> {
     if lane_fd < 0 {
         return Err(Errno::BADF);
@@ -46,9 +46,10 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
     let mut socket_flags = SocketFlags::empty();
     socket_flags.set(SocketFlags::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
     socket_flags.set(SocketFlags::CLOEXEC, flags & libc::SOCK_CLOEXEC != 0);
-    for _ in 0..REJECTED_MAX {
+    for rejected in 0..REJECTED_MAX {
         let (lifeline, name) = match rustix::net::acceptfrom_with(listener, socket_flags) {
             Err(Errno::CONNABORTED | Errno::INTR) => continue,
+            Err(Errno::AGAIN) if rejected > 0 => break,
             outcome => outcome?,
         };
         match name.as_ref().and_then(|name| tuple_of(name, key)) {
@@ -58,7 +59,7 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
             _ => discard(lifeline),
         }
     }
-    Err(Errno::AGAIN)
+    Err(Errno::CONNABORTED)
 }
 
 /// The reason why the first message on a lifeline is not a valid handshake.
