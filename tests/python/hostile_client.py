@@ -23,7 +23,12 @@ HEAD, PLACE = FORWARD + 2 * LINE, FORWARD + 2 * LINE + 8
 # The positions of this sender and of the server's, and the number of the ring that the server writes to.
 TAIL, SERVERS_TAIL, SERVERS_RING = BACK + 2 * LINE, RETURN_BACK + 2 * LINE, RETURN_BACK + 2 * LINE + 16
 SERVERS_OPEN = RETURN_BACK + 2 * LINE + 64
+# The credit that the server has seen, the limit up to which it checks none, the position of its first record in the
+# ring, and the ring that it has left.
+CREDIT_SEEN, TAIL_LIMIT, ENTRY, LEFT_RING = (SERVERS_TAIL + offset for offset in (8, 24, 56, 88))
+RING_LAST, RING_SMALL = 10, 0
 PRODUCER_ASLEEP = FORWARD + LINE
+FIN = FORWARD
 # In the server's endpoint, before the lane: its own state. The words that its peer writes follow.
 STATE_BYTES = 384
 STATE = FORWARD - STATE_BYTES
@@ -128,6 +133,25 @@ def forge_open_record(first, then):
     return connection
 
 
+def forge_end_behind_open_record(end):
+    connection = forge_open_record(OPEN | 5, [])
+    connection[FIN] = end
+    connection.send()
+    return connection
+
+
+def forge_no_room():
+    """Forges words by which the server has room in its lane, but none in a ring."""
+    connection = Connection()
+    connection.send()
+    tail = connection[SERVERS_TAIL]
+    connection[SERVERS_RING], connection[LEFT_RING] = RING_SMALL, RING_LAST
+    connection[ENTRY], connection[TAIL_LIMIT] = tail - (SLOTS - 1), 0
+    connection[CREDIT] = connection[CREDIT_SEEN] = tail - SLOTS * 3 // 2
+    connection.send()
+    return connection
+
+
 def steps():
     far = [1, 2, 1 << 40, 1 << 63, WORD, WORD - 1]
     near = [lambda c, by=by: c[HEAD] + by for by in (-1, 1, 33, 1 << 20)]
@@ -149,6 +173,8 @@ def steps():
     for first in (1, 40, 4080, 16_368, 16_369, 65_535):
         for then in ([], [OPEN | 1], [DATA | 1], [OPEN | 65_535], [SWITCH | 1], [0], [OPEN | 50, DATA | 50]):
             yield lambda first=first, then=then: forge_open_record(OPEN | first, then)
+    yield from (lambda end=end: forge_end_behind_open_record(end) for end in (1, 12_345, WORD))
+    yield forge_no_room
 
 
 held = []

@@ -12,6 +12,8 @@ use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, c, is_root, start_
 
 #[path = "bad_input/hostile.rs"]
 mod hostile;
+#[path = "bad_input/memory_bound.rs"]
+mod memory_bound;
 
 /// Checks of the semantics suite that suffice where only the circumstances differ.
 const SAMPLE: [&str; 3] = ["ping_pong_many", "names_agree", "epoll_ping_pong_many"];
@@ -483,6 +485,17 @@ fn connect_without_a_listener_is_refused() {
     let rack = Rack::new();
     let finished = finish(&mut echo_client(&rack, REQUIRED, free_port())).must_exit_with(1);
     assert!(finished.stderr.contains("ConnectionRefusedError"), "{finished}");
+}
+
+/// Longer than a process waits for a lock before it checks who holds it.
+const STOPPED_S: &str = "6";
+
+#[test]
+fn a_process_that_is_stopped_while_it_sends_does_not_reset_the_connection_of_another() {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    let finished = finish(command.arg(package_file("python/stopped_writer.py")).arg(STOPPED_S)).must_succeed();
+    assert_eq!(finished.stdout, "ok\n", "{finished}");
 }
 
 #[test]

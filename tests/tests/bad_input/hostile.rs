@@ -7,12 +7,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Signal, kill_process};
 use segment::Segment;
 use system_tests::paths::{package_file, python};
-use system_tests::{Process, Rack, Server, WAIT_MAX, start_server};
+use system_tests::{Process, Rack, Server, WAIT_MAX, c, start_server, wait_for};
 
 use super::{REQUIRED, echo_server, must_echo, must_echo_with, script, start_echo};
 
@@ -158,13 +160,50 @@ fn clients_that_forge_words_of_connections_shared_with_a_child_do_not_stall_a_se
     forge_words_of_connections_to(&["--with-child"]);
 }
 
-fn forge_words_of_connections_to(options: &[&str]) {
-    let rack = Rack::new();
-    let server = start_server(|port| {
+fn start_selector_echo(rack: &Rack, options: &[&str]) -> Server {
+    start_server(|port| {
         let mut command = script(rack.require_lane(python()), "selector_echo_server.py", port);
         command.args(options);
         command
-    });
+    })
+}
+
+/// The unit of processor times in `/proc` (`USER_HZ`).
+const TICKS_PER_S: f64 = 100.0;
+
+/// Seconds of processor time that a server has used.
+fn cpu_s(server: &Server) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", server.process.pid())).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    let [user, system] = [11, 12].map(|field: usize| fields[field].parse::<f64>().unwrap());
+    (user + system) / TICKS_PER_S
+}
+
+/// How long a silent client is watched, and the processor time that the server may use meanwhile, which includes that
+/// for its timers: a server that spins uses nearly all of the time.
+const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE_CPU_S_MAX: f64 = 0.5;
+
+/// Panics if a server is busy although its clients do nothing.
+#[track_caller]
+fn must_be_idle(server: &Server) {
+    let before_s = cpu_s(server);
+    std::thread::sleep(SILENCE);
+    let used_s = cpu_s(server) - before_s;
+    assert!(used_s < SILENCE_CPU_S_MAX, "{used_s} s of processor time in {SILENCE:?} of silence");
+}
+
+/// Panics unless a server has as few descriptors as it had, once it has noticed that its clients are gone.
+#[track_caller]
+fn must_keep_no_descriptors(server: &Server, before: usize) {
+    wait_for("end of the clients' descriptors", || descriptors_of(server), |count| *count <= before + 1);
+}
+
+fn forge_words_of_connections_to(options: &[&str]) {
+    let rack = Rack::new();
+    let server = start_selector_echo(&rack, options);
+    must_echo(&rack, &server);
+    let descriptors_before = descriptors_of(&server);
     let mut hostile = script(rack.require_lane(python()), "hostile_client.py", server.port);
     let hostile = Process::start(hostile.args(offsets_in_segment()));
     // Forging all words takes some seconds.
@@ -175,8 +214,83 @@ fn forge_words_of_connections_to(options: &[&str]) {
     assert!(has_forged && hostile.is_running(), "{} {}", hostile.stdout(), hostile.stderr());
     must_echo(&rack, &server);
     assert!(!hostile.stdout().contains("reset 0"), "no forged word had an effect");
+    if options.is_empty() {
+        must_be_idle(&server);
+    }
     drop(hostile);
     must_echo(&rack, &server);
+    must_keep_no_descriptors(&server, descriptors_before);
+}
+
+/// A client that passes descriptors on the lifelines of its connections; see `c/hostile/passer.c`.
+fn start_passer(rack: &Rack, server: &Server, arguments: &[&str]) -> Process {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || c::build("passer", &[package_file("c/hostile/passer.c")], &["-O2", "-Wall", "-Wextra", "-Werror"]);
+    let mut command = rack.require_lane(BUILT.get_or_init(build));
+    let passer = Process::start(command.arg(server.port.to_string()).args(arguments));
+    passer.wait_until("descriptors that were passed", WAIT_MAX, |passer| passer.stdout().contains("passed"));
+    passer
+}
+
+#[test]
+fn clients_that_pass_many_descriptors_on_their_connections_leave_none_in_a_server() {
+    let rack = Rack::new();
+    let server = start_selector_echo(&rack, &[]);
+    drop(start_passer(&rack, &server, &["nulls", "5"]));
+    must_echo(&rack, &server);
+    let before = descriptors_of(&server);
+    drop(start_passer(&rack, &server, &["nulls", "60"]));
+    must_echo(&rack, &server);
+    must_keep_no_descriptors(&server, before);
+}
+
+#[test]
+fn clients_that_pass_sockets_that_linger_do_not_stall_a_server() {
+    let rack = Rack::new();
+    let server = start_selector_echo(&rack, &[]);
+    let passer = start_passer(&rack, &server, &["linger"]);
+    must_echo(&rack, &server);
+    must_be_idle(&server);
+    drop(passer);
+    must_echo(&rack, &server);
+}
+
+/// A TCP socket whose last close would wait for a minute: its peer reads nothing of what it has sent.
+fn lingering() -> OwnedFd {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    std::mem::forget(listener); // Closed, it would reset the connection.
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(60))).unwrap();
+    socket.into()
+}
+
+#[test]
+fn unknown_peers_at_the_socket_of_a_server_do_not_end_its_accept() {
+    let rack = Rack::new();
+    let server = start_server(|port| script(rack.require_lane(python()), "accept_once.py", port));
+    let at = rendezvous(&rack);
+    let pid = Pid::from_raw(server.process.pid() as i32).unwrap();
+    // Stopped, so that the server becomes the last holder of each socket.
+    kill_process(pid, Signal::STOP).unwrap();
+    let peers: Vec<_> = (0..3).map(|_| connect_raw(&at)).collect();
+    peers.iter().for_each(|peer| send_with_descriptors(peer, b"GET / HTTP/1.0", &[lingering()]));
+    kill_process(pid, Signal::CONT).unwrap();
+    must_echo(&rack, &server);
+}
+
+/// A program that has polled does not expect its next `accept` to block.
+#[test]
+fn an_unknown_peer_of_which_a_server_was_notified_does_not_block_its_accept() {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    let server = Process::start(command.arg(package_file("python/listeners.py")).arg("--poll-and-accept"));
+    server.wait_until("a port", WAIT_MAX, |server| server.stdout().contains('\n'));
+    let peer = connect_raw(&rendezvous(&rack));
+    let output = server.wait(WAIT_MAX).must_succeed().stdout;
+    drop(peer);
+    assert_eq!(output.lines().skip(1).collect::<Vec<_>>(), ["aborted", "nobody"]);
 }
 
 /// Kills clients and servers at random: the peers must see it, and nothing may leak.

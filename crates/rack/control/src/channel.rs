@@ -17,8 +17,11 @@ use thiserror::Error;
 
 /// Maximum size of a message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of descriptors in one packet; the kernel's limit is 253 (`SCM_MAX_FD`).
+/// Maximum number of descriptors in one packet.
 pub(crate) const DESCRIPTORS_MAX: usize = 200;
+/// The kernel's maximum (`SCM_MAX_FD`). Packets are received with room for it: the kernel itself closes what does not
+/// fit.
+const RIGHTS_MAX: usize = 253;
 
 /// Why a message could not be sent or parsed.
 #[derive(Debug, Error)]
@@ -145,7 +148,7 @@ impl Channel {
     /// If it exceeds the maximum size of a message, or the error of the kernel.
     pub fn receive_packet(&self) -> Result<Received<Vec<u8>>, ChannelError> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RIGHTS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received =
             recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
@@ -158,7 +161,10 @@ impl Channel {
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(some) = message {
-                descriptors.extend(some);
+                // The last close of a socket with this option waits.
+                descriptors.extend(some.inspect(|one| {
+                    let _ = sockopt::set_socket_linger(one, None);
+                }));
             }
         }
         if found.flags.contains(ReturnFlags::TRUNC) {

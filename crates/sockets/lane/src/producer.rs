@@ -71,7 +71,8 @@ pub struct Producer<O, I> {
     prefers_waiting: bool,
     /// Records that are written now are held, and since this millisecond.
     holding_ms: Option<u32>,
-    /// The lane stays in its current rings: there was no memory for a larger one, or none may be used.
+    /// The lane uses only memory that is charged: there was none for a larger ring or for more of the current one, or
+    /// none may be used.
     is_growth_forbidden: bool,
     memory: Account,
 }
@@ -414,7 +415,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub fn announce_sleep(&self) {
         if self.layout.elastic.is_some() {
             let cursor = self.cursor();
-            let needed = cursor.tail.wrapping_sub(self.writable_slots_used(&cursor, false));
+            let needed = self.needed_position(&cursor);
             // The receiver checks for sleepers at multiples of this number, and the next multiple is not beyond the
             // tail.
             let target = needed.wrapping_add(WAKE_EVERY_SLOTS - 1) & !(WAKE_EVERY_SLOTS - 1);

@@ -507,6 +507,26 @@ fn elastic_pair() -> Pair {
 }
 
 /// Reads all unread bytes, and compares them with what was sent.
+#[test]
+fn an_end_of_the_stream_behind_an_open_record_is_an_error() {
+    let layout = Layout::packed_elastic(128, 115);
+    let [senders, receivers] = [(), ()].map(|()| Region::heap(layout.window_bytes()));
+    let (_, mut consumer) = pair_in(layout, &senders, &receivers);
+    let slot = layout.small_offset;
+    receivers.store_u64(slot + 8, Record::Open(5).encode(0), Ordering::Relaxed);
+    receivers.store_u64(slot, tag(SECRET, 0), Ordering::Release);
+    assert_eq!(consumer.read(&mut [0; 16]), Ok(5));
+    assert_eq!(consumer.read(&mut [0; 16]), Ok(0));
+    for fin in [1, 2, 12_345] {
+        receivers.store_u64(layout.fin(), fin, Ordering::Release);
+        let end = Err(Corrupt { what: "end of stream", value: fin });
+        assert_eq!(
+            (consumer.read(&mut [0; 16]), consumer.peek().map(|chunk| chunk.is_some())),
+            (end, end.map(|_| false))
+        );
+    }
+}
+
 fn read_all(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, sent: &[u8]) {
     let mut bytes = vec![0; sent.len() + 1];
     assert_eq!(consumer.read(&mut bytes), Ok(sent.len()));

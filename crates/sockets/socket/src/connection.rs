@@ -168,6 +168,8 @@ pub struct Connection {
     send_is_blocked: AtomicBool,
     /// Number of times that room was found after a blocked send, for edge-triggered readiness.
     room_returns: AtomicU64,
+    /// Number of receives that were ended before all that is unread was considered, for edge-triggered readiness.
+    receives_cut: AtomicU64,
     send_timeout_ns: AtomicU64,
     receive_timeout_ns: AtomicU64,
     /// `SO_RCVLOWAT`: the connection is not readable while fewer bytes are unread. 0 and 1 are equivalent.
@@ -283,7 +285,7 @@ impl Connection {
         let Self {
             lifetime, deferred, calls, spin_history, lifeline, is_nonblocking, spawns_at_open,
             is_orphan, is_transferred, is_confined, is_user, was_handshake_awaited, send_is_blocked, raises_signal,
-            shared_options, by_lane, send_timeout_ns, receive_timeout_ns,
+            shared_options, by_lane, send_timeout_ns, receive_timeout_ns, receives_cut,
             lock_waits, unanswered_sends, low_water_bytes, requested_control,
             // Set by `open`.
             lanes: _, is_plain: _, lifeline_path: _, awaits_handshake: _, slot: _, details: _,
@@ -301,7 +303,7 @@ impl Connection {
         let flags =
             [is_orphan, is_transferred, is_confined, is_user, was_handshake_awaited, send_is_blocked, raises_signal];
         flags.into_iter().for_each(|flag| flag.store(false, Ordering::Relaxed));
-        let words = [shared_options, by_lane, send_timeout_ns, receive_timeout_ns];
+        let words = [shared_options, by_lane, send_timeout_ns, receive_timeout_ns, receives_cut];
         words.into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let counts = [lock_waits, unanswered_sends, low_water_bytes, requested_control];
         counts.into_iter().for_each(|count| count.store(0, Ordering::Relaxed));

@@ -2,5 +2,6 @@
 //! started by `exec` inherits.
 
 pub mod hidden;
+pub(crate) mod received;
 pub mod successor;
 pub mod table;

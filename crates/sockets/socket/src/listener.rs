@@ -27,6 +27,8 @@ pub(crate) use shared_queue::{SharedQueue, close_orphaned_queues};
 pub struct Listener {
     pub(crate) shared: Shared<ListenerInner>,
     is_nonblocking: AtomicBool,
+    /// A wait for readiness has reported a client that came by the lane listener, and no call has accepted since.
+    has_notified: AtomicBool,
 }
 
 // SAFETY: no other type lists this kind, and the fields of the struct have an alignment of 8.
@@ -99,7 +101,16 @@ impl Listener {
 
     /// Returns whether `accept` would find a lane connection, once the watched descriptor is readable.
     pub fn has_lane_client(&'static self) -> bool {
-        deferral::has_client(self)
+        let has_client = deferral::has_client(self);
+        if has_client {
+            self.has_notified.store(true, Ordering::Relaxed);
+        }
+        has_client
+    }
+
+    /// Returns whether the program may have been notified of a client that came by the lane listener, and clears that.
+    pub(crate) fn take_notification(&'static self) -> bool {
+        self.has_notified.swap(false, Ordering::Relaxed)
     }
 
     /// Returns the hidden descriptor and the key of the names that connecting endpoints have.
@@ -126,6 +137,7 @@ impl Listener {
             })
         });
         listener.with(|own| *own = ListenerInner { _slot: slot, ..inner });
+        listener.take_notification();
         listener.set_nonblocking(is_nonblocking);
         listener
     }

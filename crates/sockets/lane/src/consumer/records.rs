@@ -137,11 +137,17 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.inbound.load_u64(self.layout.fin(), order)
     }
 
-    /// Checks that, if nothing is published at the cursor, an announced end of the stream is at the cursor, too.
-    /// Otherwise the reader would wait for a record that cannot arrive.
+    /// Checks that, if nothing is unread at the cursor, an announced end of the stream is at the cursor, too. Otherwise
+    /// the reader would wait for a record that cannot arrive: a sender publishes all records, and closes an open one,
+    /// before it announces the end.
     pub(super) fn check_fin(&self, cursor: &Cursor) -> Result<(), Corrupt> {
         let fin = self.fin(Ordering::Acquire);
-        let is_fine = fin == 0 || cursor.head == fin.wrapping_sub(1) || self.is_published(cursor);
+        if fin == 0 {
+            return Ok(());
+        }
+        let mut end = *cursor;
+        let is_any_left = self.load_record(&mut end)?;
+        let is_fine = is_any_left || (end.record_bytes == 0 && end.head == fin.wrapping_sub(1));
         if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
     }
 }

@@ -40,6 +40,19 @@ impl AvailableRoom {
     }
 }
 
+/// Where the next record of an elastic lane goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placement {
+    /// Into the current ring.
+    Stay,
+    /// Into this larger ring.
+    Grow(u8),
+    /// Into the small ring: the memory of the current one was released, or there is none for more of its slots.
+    Return,
+    /// Nowhere until the receiver has read more.
+    Wait,
+}
+
 impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Does the work of [`Producer::room_by_credit`] for an elastic lane.
     pub(super) fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
@@ -50,13 +63,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if found.slots() < wanted_slots || self.was_released(cursor) {
             found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
         }
-        if cursor.switch.is_none() && self.choose_ring(cursor, &found, wanted_bytes) {
-            found = self.available_room(cursor, found.credit, capacity_slots)?;
+        let mut placed = self.place(cursor, &found, wanted_bytes)?;
+        if placed.is_none() {
+            // Other lanes have used up the memory since: this one goes where it needs none.
+            placed = self.place(cursor, &found, wanted_bytes)?;
         }
-        let mut room_slots = found.slots();
-        if cursor.ring != 0 && room_slots > 0 {
-            room_slots = room_slots.min(self.charge_slots(cursor, room_slots.min(wanted_slots)));
-        }
+        let room_slots = placed.unwrap_or(0);
         // Once the receiver lags, writes share records, which requires that they take this path.
         let lag_slots = self.lag_slots(capacity_slots).saturating_sub(cursor.tail.wrapping_sub(found.credit));
         Ok(self.known_room(cursor, room_slots, room_slots.min(lag_slots)))
@@ -68,18 +80,88 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(AvailableRoom { credit, ring_slots, capacity_left })
     }
 
+    /// Moves the cursor to where the next record goes, and charges its memory. Returns the number of slots that it may
+    /// have, or `None` if the memory could not be charged.
+    fn place(
+        &mut self,
+        cursor: &mut Cursor,
+        found: &AvailableRoom,
+        wanted_bytes: usize,
+    ) -> Result<Option<u64>, Corrupt> {
+        let saved = *cursor;
+        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
+        // The charge below asks the budget.
+        let may_charge = |_| !self.is_growth_forbidden;
+        match self.placement(cursor, found, wanted_bytes, self.prefers_waiting, may_charge) {
+            Placement::Wait => return Ok(Some(0)),
+            Placement::Stay => {}
+            Placement::Return => self.move_to(cursor, 0),
+            Placement::Grow(ring) => {
+                self.move_to(cursor, ring);
+                if !self.charge_ring(cursor) {
+                    *cursor = saved;
+                    self.is_growth_forbidden = true;
+                    return Ok(None);
+                }
+            }
+        }
+        let room = self.available_room(cursor, found.credit, self.capacity_slots())?;
+        if cursor.ring == 0 || room.slots() == 0 {
+            return Ok(Some(room.slots()));
+        }
+        let charged_slots = self.charge_slots(cursor, room.slots().min(wanted_slots));
+        Ok((charged_slots > 0).then(|| room.slots().min(charged_slots)))
+    }
+
+    /// Returns where the next record goes, if `may_charge` says whether the memory of a number of slots can be charged.
+    /// Sends and readiness both use it, so that a lane is writable exactly if a write finds room.
+    fn placement(
+        &self,
+        cursor: &Cursor,
+        found: &AvailableRoom,
+        wanted_bytes: usize,
+        prefers_waiting: bool,
+        may_charge: impl Fn(u64) -> bool,
+    ) -> Placement {
+        if cursor.switch.is_some() {
+            return Placement::Stay;
+        }
+        if self.was_released(cursor) && self.is_drained() {
+            return Placement::Return;
+        }
+        if let Some(ring) = self.larger_ring(cursor, found, wanted_bytes, prefers_waiting)
+            && may_charge(ELASTIC_SLOTS_MIN)
+        {
+            return Placement::Grow(ring);
+        }
+        match () {
+            () if found.slots() == 0 => Placement::Wait,
+            () if self.has_charged_slot(cursor) || may_charge(self.next_charge_slots(cursor)) => Placement::Stay,
+            () if self.has_followed(cursor, found.credit) => Placement::Return,
+            () => Placement::Wait,
+        }
+    }
+
     /// Returns whether the lane is in a larger ring whose memory was released.
     fn was_released(&self, cursor: &Cursor) -> bool {
         cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
     }
 
-    /// Moves the cursor to the ring of the next record. Returns `false` if that is the current ring.
-    fn choose_ring(&mut self, cursor: &mut Cursor, found: &AvailableRoom, wanted_bytes: usize) -> bool {
+    /// Returns whether the receiver has come to the current ring, so that nothing is unread in the others.
+    fn has_followed(&self, cursor: &Cursor, credit: u64) -> bool {
+        credit.wrapping_sub(self.entry(cursor)) as i64 >= 0
+    }
+
+    /// Returns the larger ring that suits a write, if the current one does not and such a ring exists.
+    #[inline]
+    fn larger_ring(
+        &self,
+        cursor: &Cursor,
+        found: &AvailableRoom,
+        wanted_bytes: usize,
+        prefers_waiting: bool,
+    ) -> Option<u8> {
         let AvailableRoom { credit, ring_slots, capacity_left } = *found;
-        if self.was_released(cursor) && self.is_drained() {
-            self.move_to(cursor, 0);
-            return true;
-        }
         let ring = self.ring(cursor);
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX)).min(capacity_left);
         let bulk_slots = ((wanted_bytes / SLOT_BYTES) as u64).min(capacity_left);
@@ -87,32 +169,28 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let holds_writes = if cursor.ring == 0 { 2 } else { RING_PER_WRITE / 2 };
         let is_bulk = bulk_slots * holds_writes > ring.slots_used && ring.slots < BULK_SLOTS;
         let suitable_slots = if wanted_bytes >= BULK_BYTES { BULK_SLOTS } else { STREAM_SLOTS };
-        let grows = is_bulk || (is_full && (ring.slots < suitable_slots || !self.prefers_waiting));
-        grows && !self.is_growth_forbidden && self.grow(cursor, credit, bulk_slots)
+        let grows = is_bulk || (is_full && (ring.slots < suitable_slots || !prefers_waiting));
+        if grows { self.ring_for_writes(cursor, credit, bulk_slots) } else { None }
     }
 
-    /// Moves to a larger ring for writes of `bulk_slots`, if such a ring exists and its memory can be charged.
+    /// Returns the larger ring for writes of `bulk_slots`, if there is one.
     #[cold]
-    fn grow(&mut self, cursor: &mut Cursor, credit: u64, bulk_slots: u64) -> bool {
+    fn ring_for_writes(&self, cursor: &Cursor, credit: u64, bulk_slots: u64) -> Option<u8> {
         let ring = self.ring(cursor);
         let wanted_ring_slots = (bulk_slots * RING_PER_WRITE).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
         let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
         let number = ring_number(wanted_ring_slots);
         // These rings may still contain unread records: rings smaller than the current one, and the ring from which the
         // lane returned to the small one, until the receiver has followed.
-        let has_followed = credit.wrapping_sub(self.entry(cursor)) as i64 >= 0;
-        let left_ring = if cursor.ring == 0 && !has_followed { self.inbound_word(LEFT_RING) as u8 } else { 0 };
+        let is_left_unread = cursor.ring == 0 && !self.has_followed(cursor, credit);
+        let left_ring = if is_left_unread { self.inbound_word(LEFT_RING) as u8 } else { 0 };
         let number = number.max(left_ring.saturating_add(1));
-        if number <= cursor.ring || usize::from(number) > ELASTIC_RINGS {
-            return false;
-        }
-        let saved = *cursor;
-        self.move_to(cursor, number);
-        if !self.charge_ring(cursor) {
-            *cursor = saved;
-            self.is_growth_forbidden = true;
-        }
-        cursor.ring == number
+        (number > cursor.ring && usize::from(number) <= ELASTIC_RINGS).then_some(number)
+    }
+
+    /// Returns whether the memory of this number of slots could be charged now.
+    fn may_charge(&self, slots: u64) -> bool {
+        !self.is_growth_forbidden && self.memory.has_room(slots as usize * SLOT_BYTES)
     }
 
     /// Charges the first slots of a ring that is about to be entered, once.
@@ -128,18 +206,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Charges slots that are used for the first time since their memory was released; returns how many may be used.
     fn charge_slots(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
-        let (entry, ring) = (self.entry(cursor), self.ring(cursor));
-        let end = entry.wrapping_add(ring.slots);
-        let is_first_lap = cursor.tail.wrapping_sub(entry) < ring.slots;
-        if !is_first_lap {
+        if !self.is_first_lap(cursor) {
             return u64::MAX;
         }
-        if self.memory.charged_until.wrapping_sub(entry) > ring.slots {
-            self.memory.charged_until = entry; // Another process has moved the lane to this ring.
-        }
+        let end = self.entry(cursor).wrapping_add(self.ring(cursor).slots);
+        self.memory.charged_until = self.charged_until(cursor);
         while self.memory.charged_until != end && self.charged_slots(cursor) < wanted_slots {
-            let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.charged_until));
-            if !self.memory.charge(slots as usize * SLOT_BYTES) {
+            let slots = self.next_charge_slots(cursor);
+            if self.is_growth_forbidden || !self.memory.charge(slots as usize * SLOT_BYTES) {
                 self.is_growth_forbidden = true;
                 break;
             }
@@ -148,8 +222,33 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if self.memory.charged_until == end { u64::MAX } else { self.charged_slots(cursor) }
     }
 
+    /// Returns the number of slots that are charged next.
+    fn next_charge_slots(&self, cursor: &Cursor) -> u64 {
+        let end = self.entry(cursor).wrapping_add(self.ring(cursor).slots);
+        ACCOUNT_SLOTS.min(end.wrapping_sub(self.charged_until(cursor)))
+    }
+
+    /// Returns the position up to which the current ring is charged.
+    fn charged_until(&self, cursor: &Cursor) -> u64 {
+        let entry = self.entry(cursor);
+        let is_of_ring = self.memory.charged_until.wrapping_sub(entry) <= self.ring(cursor).slots;
+        // Otherwise another process has moved the lane to this ring.
+        if is_of_ring { self.memory.charged_until } else { entry }
+    }
+
+    /// Returns whether the lane uses slots of its ring for the first time.
+    fn is_first_lap(&self, cursor: &Cursor) -> bool {
+        cursor.tail.wrapping_sub(self.entry(cursor)) < self.ring(cursor).slots
+    }
+
+    /// Returns whether the memory of the next slot is charged, or is that of the small ring.
+    fn has_charged_slot(&self, cursor: &Cursor) -> bool {
+        cursor.ring == 0 || !self.is_first_lap(cursor) || self.charged_slots(cursor) > 0
+    }
+
+    /// Returns the number of charged slots in the first lap of the current ring.
     fn charged_slots(&self, cursor: &Cursor) -> u64 {
-        (self.memory.charged_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
+        (self.charged_until(cursor).wrapping_sub(cursor.tail) as i64).max(0) as u64
     }
 
     /// Returns the free slots of the ring, less the slot reserved for a switch record.
@@ -193,15 +292,29 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
     }
 
+    /// Returns the position that the receiver must reach before the lane is writable.
+    pub(super) fn needed_position(&self, cursor: &Cursor) -> u64 {
+        let needed = cursor.tail.wrapping_sub(self.writable_slots_used(cursor, false));
+        let entry = self.entry(cursor);
+        let is_before_entry = (entry.wrapping_sub(needed) as i64) > 0;
+        // Without memory for more of a larger ring the lane returns to the small one, once the receiver has left that.
+        let returns = !self.has_charged_slot(cursor) && !self.may_charge(self.next_charge_slots(cursor));
+        if returns && is_before_entry { entry } else { needed }
+    }
+
     pub(super) fn is_elastic_writable(&self, cursor: &Cursor, in_ring: bool) -> Result<bool, Corrupt> {
         let limit_slots = self.writable_slots_used(cursor, in_ring);
-        let is_within = |credit: u64| {
+        let capacity_slots = self.capacity_slots();
+        let is_writable = |credit: u64| {
             // Credit between two multiples is returned without a wake-up, so it does not count.
-            cursor.tail.wrapping_sub(credit & !(WAKE_EVERY_SLOTS - 1)) <= limit_slots.max(WAKE_EVERY_SLOTS)
+            let used_slots = cursor.tail.wrapping_sub(credit & !(WAKE_EVERY_SLOTS - 1));
+            if used_slots > limit_slots.max(WAKE_EVERY_SLOTS) {
+                return Ok(false);
+            }
+            let found = self.available_room(cursor, credit, capacity_slots)?;
+            let placement = self.placement(cursor, &found, 1, in_ring, |slots| self.may_charge(slots));
+            Ok(placement != Placement::Wait)
         };
-        if is_within(self.inbound_word(CREDIT_SEEN)) {
-            return Ok(true);
-        }
-        self.reload_credit(cursor).map(is_within)
+        Ok(is_writable(self.inbound_word(CREDIT_SEEN))? || is_writable(self.reload_credit(cursor)?)?)
     }
 }

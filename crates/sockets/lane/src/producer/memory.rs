@@ -9,6 +9,8 @@ use fabric::{Inbound, Outbound};
 pub trait Budget: Sync {
     /// Charges `bytes`. Returns `false`, and charges nothing, if fewer are left.
     fn charge(&self, bytes: usize) -> bool;
+    /// Returns whether `bytes` could be charged now.
+    fn has_room(&self, bytes: usize) -> bool;
     /// Returns `bytes` that were charged.
     fn release(&self, bytes: usize);
 }
@@ -19,6 +21,10 @@ struct Unlimited;
 
 impl Budget for Unlimited {
     fn charge(&self, _bytes: usize) -> bool {
+        true
+    }
+
+    fn has_room(&self, _bytes: usize) -> bool {
         true
     }
 
@@ -61,6 +67,10 @@ impl Account {
         let is_charged = self.budget.charge(bytes);
         self.charged_bytes += if is_charged { bytes } else { 0 };
         is_charged
+    }
+
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.budget.has_room(bytes)
     }
 
     fn release(&mut self) {

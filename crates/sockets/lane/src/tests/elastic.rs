@@ -1,6 +1,7 @@
 //! Facts about elastic lanes: their rings, capacity, budget and open records.
 
 use super::*;
+use volmem::sync::AtomicU64;
 
 #[test]
 fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
@@ -221,6 +222,9 @@ fn a_lane_does_not_grow_beyond_its_budget() {
         fn charge(&self, _bytes: usize) -> bool {
             false
         }
+        fn has_room(&self, _bytes: usize) -> bool {
+            false
+        }
         fn release(&self, _bytes: usize) {
             unreachable!("nothing was charged");
         }
@@ -235,4 +239,79 @@ fn a_lane_does_not_grow_beyond_its_budget() {
     read_all(&mut consumer, &bytes[..sent]);
     assert!(consumer.take_wake_request());
     assert_eq!((producer.is_writable(), producer.memory_bytes()), (Ok(true), 0));
+}
+
+/// A budget of a number of bytes.
+#[derive(Debug)]
+struct Bytes(AtomicU64);
+
+impl Bytes {
+    fn new(bytes: usize) -> &'static Self {
+        Box::leak(Box::new(Self(AtomicU64::new(bytes as u64))))
+    }
+}
+
+impl Budget for Bytes {
+    fn charge(&self, bytes: usize) -> bool {
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes as u64)).is_ok()
+    }
+    fn has_room(&self, bytes: usize) -> bool {
+        self.0.load(Ordering::Relaxed) >= bytes as u64
+    }
+    fn release(&self, bytes: usize) {
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+const BUDGETS: [usize; 6] = [0, 32 << 10, 64 << 10, 100 << 10, 224 << 10, 700 << 10];
+const WRITES: [usize; 4] = [1, 300, 5000, 100_000];
+
+#[test]
+fn a_lane_is_writable_exactly_if_a_write_finds_room_whatever_its_budget() {
+    for (budget_bytes, len_bytes) in BUDGETS.into_iter().flat_map(|budget| WRITES.map(|len| (budget, len))) {
+        let (mut producer, mut consumer) = elastic_pair();
+        producer.set_budget(Bytes::new(budget_bytes));
+        let message = vec![6; len_bytes];
+        for round in 0..10 {
+            let at = format!("round {round} with {budget_bytes} bytes by {len_bytes}");
+            while producer.write(&message).unwrap() > 0 {}
+            assert_eq!(producer.is_writable(), Ok(false), "{at}");
+            producer.announce_sleep();
+            assert_eq!(producer.is_writable(), Ok(false), "{at}");
+            while !consumer.take_wake_request() {
+                assert!(consumer.read(&mut [0; 1000]).unwrap() > 0, "all is read, and the sender sleeps: {at}");
+            }
+            assert_eq!(producer.is_writable(), Ok(true), "woken: {at}");
+            assert!(producer.write(&message).unwrap() > 0, "{at}");
+        }
+    }
+}
+
+#[test]
+fn a_lane_goes_on_without_the_memory_that_others_have_taken() {
+    for (budget_bytes, len_bytes) in BUDGETS.into_iter().flat_map(|budget| WRITES.map(|len| (budget, len))) {
+        let budget = Bytes::new(budget_bytes);
+        let (mut producer, mut consumer) = elastic_pair();
+        producer.set_budget(budget);
+        let mut sent_bytes = 0;
+        let mut others_bytes = 0;
+        for round in 0..200_usize {
+            // Others take all that is left, and return it.
+            match round % 7 {
+                3 => others_bytes += budget.0.swap(0, Ordering::Relaxed) as usize,
+                6 => budget.release(std::mem::take(&mut others_bytes)),
+                _ => {}
+            }
+            let is_writable = producer.is_writable().unwrap();
+            let message: Vec<u8> = (0..len_bytes).map(|index| ((sent_bytes + index) % 251) as u8).collect();
+            let written = producer.write(&message).unwrap();
+            assert!(!is_writable || written > 0, "round {round} with {budget_bytes} bytes by {len_bytes}");
+            let mut room = vec![0; (written + round % 5 * 100).min(150_000)];
+            let read_bytes = consumer.read(&mut room).unwrap();
+            let read_before = sent_bytes + written - consumer.unread_bytes().unwrap() - read_bytes;
+            assert!(room[..read_bytes].iter().zip(read_before..).all(|(byte, place)| *byte == (place % 251) as u8));
+            sent_bytes += written;
+        }
+        assert!(sent_bytes > 0 && producer.memory_bytes() <= budget_bytes);
+    }
 }

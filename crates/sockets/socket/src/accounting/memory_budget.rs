@@ -6,12 +6,13 @@
 //! so the cgroup's usage is read again whenever a MiB more was charged. Page cache does not count, because the kernel
 //! reclaims it when memory is allocated. At the limit, lanes stay as small as they are.
 
+use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::process::sandbox;
 use crate::process::system::{for_each_line, read_text};
 use lane::Budget;
 use std::ffi::CString;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes of drained rings that a process keeps without releasing them under pressure: a connection with the next
 /// message then finds its memory in the cache.
@@ -28,6 +29,9 @@ static CHARGED_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LIMITS: OnceLock<Limits> = OnceLock::new();
 /// Bytes that may be charged before the cgroup's usage is read again.
 static UNCHECKED_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Clock ticks when the cgroup last had too little room. For a millisecond nothing is read again: a program that polls
+/// many lanes at the limit would spend its time on that.
+static REFUSED_TICKS: AtomicU64 = AtomicU64::new(0);
 
 /// The limits of this process, read once.
 #[derive(Debug)]
@@ -61,12 +65,17 @@ impl Budget for ProcessBudget {
         }
         let take = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum as u64 <= limit_bytes());
         let is_within = CHARGED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
-        let is_taken = is_within && cgroup_has_room(bytes);
+        let is_taken = is_within && cgroup_has_room(bytes, true);
         if is_within && !is_taken {
             self.release(bytes);
         }
         publish();
         is_taken
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        let sum = charged_bytes().saturating_add(bytes) as u64;
+        !sandbox::is_confined() && sum <= limit_bytes() && cgroup_has_room(bytes, false)
     }
 
     fn release(&self, bytes: usize) {
@@ -113,15 +122,21 @@ fn pages_of_tcp_mem(text: &str) -> Option<u64> {
 }
 
 /// Returns whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time its
-/// usage was read.
-fn cgroup_has_room(bytes: usize) -> bool {
+/// usage was read. `charges` them.
+fn cgroup_has_room(bytes: usize, charges: bool) -> bool {
     let Some(cgroup) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
-    let spend = |left: usize| left.checked_sub(bytes);
+    let spend = |left: usize| left.checked_sub(bytes).map(|rest| if charges { rest } else { left });
     if UNCHECKED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
         return true;
     }
+    if ticks().wrapping_sub(REFUSED_TICKS.load(Ordering::Relaxed)) < TICKS_PER_MILLISECOND {
+        return false;
+    }
     let Some(left) = cgroup.left_bytes(bytes.max(2 * CHECK_EVERY_BYTES)) else { return true };
     let has_room = left >= bytes as u64;
+    if !has_room {
+        REFUSED_TICKS.store(ticks(), Ordering::Relaxed);
+    }
     // Other processes use the rest too, so at most half of it may be charged before the next check.
     UNCHECKED_BYTES.store(usize::try_from(left / 2).unwrap_or(usize::MAX).min(CHECK_EVERY_BYTES), Ordering::Relaxed);
     has_room

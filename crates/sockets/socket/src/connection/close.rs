@@ -6,6 +6,7 @@ use super::{
     wait,
 };
 use crate::descriptor::hidden::{HiddenFd, Need};
+use crate::descriptor::received;
 use crate::process::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::process::{blocking, limit, sandbox, system, threads};
 use rustix::io::Errno;
@@ -75,6 +76,9 @@ impl Connection {
     pub(super) fn close_now(&'static self) {
         self.receive_last_handshake();
         self.process_final_messages();
+        if !self.may_have_other_holders() && !sandbox::is_confined() {
+            received::disable_linger_of_unread(self.borrow_lifeline());
+        }
         // Taken first: once the close is finished, the object may be another connection.
         let retained = self.with_details_unmasked(|details| details.retained_lifeline.take());
         self.finish_close();

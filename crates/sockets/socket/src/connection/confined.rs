@@ -295,7 +295,7 @@ impl Connection {
     ) -> Result<(usize, bool), Errno> {
         let _guard = self.lock_for_generation(generation, &self.send_lock)?;
         let lanes = self.lanes().ok_or(Errno::BADF)?;
-        let _shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        let _shared = self.lock_as_program_waits(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, wanted - skip)? {
             return Ok((self.bytes_accepted_for_closed_peer(wanted - skip), false));
         }

@@ -34,12 +34,14 @@ impl PeerState {
         }
     }
 
+    /// Returns the state in a word that the peer can write. A value without meaning is a reset: a peer that breaks the
+    /// protocol must not pass for one that is connected.
     pub(super) fn from_word(word: u64) -> Self {
         match word {
+            0 => Self::Alive,
             1 => Self::Closed,
             2 => Self::BrokenPipe,
-            3 => Self::Reset,
-            _ => Self::Alive,
+            _ => Self::Reset,
         }
     }
 }

@@ -231,6 +231,7 @@ impl Connection {
         let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());
         // Both only grow, and so does their sum when input changes to a lane.
         let arrivals = arrived.wrapping_add(self.lifeline_arrivals());
+        let arrivals = arrivals.wrapping_add(self.receives_cut.load(Ordering::Relaxed));
         EdgeCounters {
             arrivals: seen.arrivals.max(arrivals),
             ends: seen.ends.max(ends),

@@ -231,6 +231,7 @@ impl Connection {
             // SAFETY: every span is writable for its length, by this function's contract.
             match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
                 Ok(ReceiveAttempt::Moved(bytes)) => {
+                    call.note_progress();
                     done = skip + bytes;
                     if is_last_attempt || self.is_enough(done, spans, flags) || self.ends_at_mark() {
                         return Ok(done);
@@ -368,7 +369,13 @@ impl Connection {
             drop(guard);
             return self.attach_before_transfer();
         };
-        let shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
+        let shared = match self.lock_across_processes(lanes, OwnState::ReceiveLock) {
+            Err(Errno::AGAIN) => {
+                self.note_cut_receive();
+                return Ok(ReceiveAttempt::Nothing);
+            }
+            locked => locked?,
+        };
         let mut moved = if was_empty && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
         let mut end = false;
         if moved == 0 {
@@ -395,6 +402,12 @@ impl Connection {
             return Ok(ReceiveAttempt::Moved(moved));
         }
         Ok(if end { ReceiveAttempt::End } else { ReceiveAttempt::Nothing })
+    }
+
+    /// Notes that a receive ends before it has considered all that is unread: edge-triggered watchers get another event.
+    #[cold]
+    pub(super) fn note_cut_receive(&self) {
+        self.receives_cut.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the result of an attempt that found nothing. A call that requests no bytes succeeds if some are unread.

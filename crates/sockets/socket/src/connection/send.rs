@@ -166,7 +166,11 @@ impl Connection {
             let send_again =
                 |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
             match waited.and_then(send_again) {
-                Ok(bytes) => done += bytes,
+                Ok(0) => {}
+                Ok(bytes) => {
+                    call.note_progress();
+                    done += bytes;
+                }
                 Err(error) if done > 0 => {
                     self.defer_error(error);
                     return Ok(done);
@@ -233,7 +237,10 @@ impl Connection {
         if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
             self.poll_lifeline_periodically(lanes);
         }
-        let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        let shared = match self.lock_across_processes(lanes, OwnState::SendLock) {
+            Err(Errno::AGAIN) => return Ok(0),
+            locked => locked?,
+        };
         // Under the lock, so that a shutdown by another process is either seen here or comes later.
         if !self.may_send(lanes, wanted - skip)? {
             return Ok(self.bytes_accepted_for_closed_peer(wanted - skip));

@@ -63,18 +63,23 @@ impl Connection {
         let generation = self.generation();
         let mut done = 0;
         let mut may_wait = !dont_wait;
+        let mut deadline = None;
         let mut call = BlockingCall::new(self);
         while done < len_bytes {
             let mut fill_rest = |pointer: *mut u8, len: usize| fill(pointer, len, done);
             match self.fill_once(generation, len_bytes - done, flags, may_wait, &is_at_end, &mut fill_rest) {
                 Ok(Some(0)) => break,
-                Ok(Some(bytes)) => done += bytes,
+                Ok(Some(bytes)) => {
+                    call.note_progress();
+                    done += bytes;
+                }
                 Ok(None) if dont_wait => {
                     self.note_blocked_send();
                     return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
                 }
                 Ok(None) => {
-                    let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
+                    let deadline =
+                        *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
                     match self.wait_to_send(generation, &mut call, deadline) {
                         Ok(room) => may_wait = room == Room::InRing,
                         Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
@@ -114,7 +119,10 @@ impl Connection {
         if self.is_output_closed(lanes) && is_at_end() {
             return Ok(Some(0));
         }
-        let _shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        let _shared = match self.lock_across_processes(lanes, OwnState::SendLock) {
+            Err(Errno::AGAIN) => return Ok(None),
+            locked => locked?,
+        };
         if !self.may_send(lanes, len_bytes)? {
             return fill_and_discard(len_bytes, fill).map(Some);
         }

@@ -7,6 +7,7 @@
 use super::lanes::Lanes;
 use super::{Connection, POOL};
 use crate::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
+use crate::process::others::{Activity, activity_of, has_socket};
 use crate::process::system::inode_of;
 use crate::process::{blocking, identity, sandbox, system};
 use rustix::io::Errno;
@@ -19,11 +20,13 @@ const SUSPECT_AFTER_WAITS: u32 = 10;
 const HOLDERS_CHECK_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
 /// How long a fork waits for the handshakes of all clients together.
 const HANDSHAKES_WAIT_NS: u64 = 100_000_000;
-/// How long one call waits for a lock if the program does not block.
+/// How long one attempt waits for a lock.
 const LOCK_WAIT_NS: u64 = 1_000_000;
-/// Number of consecutive failures to take a lock after which the peer must have forged the words, which are in memory
-/// that it can write.
-const LOCK_WAITS_MAX: u32 = 300;
+/// The same while the holder is stopped, in milliseconds, in which the thread sleeps.
+const STOPPED_WAIT_MS: i32 = 1;
+/// Number of consecutive failures to take a lock after which it is checked whether its holder can have taken it: the
+/// peer may have forged the word, which is in memory that it can write.
+pub(super) const LOCK_WAITS_MAX: u32 = 300;
 
 /// The lock of a direction between processes.
 pub(super) struct ProcessGuard<'a> {
@@ -66,7 +69,11 @@ impl Connection {
     }
 
     /// Excludes the other processes that hold this endpoint, if there are any. The caller holds the direction's lock in
-    /// this process. Returns `AGAIN` if another process holds the direction and the program does not block.
+    /// this process.
+    ///
+    /// # Errors
+    /// `AGAIN` if another process holds the direction for longer than it takes to move bytes: a call that may block
+    /// then waits as if there were nothing to receive or no room. `CONNRESET` if the word is forged.
     #[inline]
     pub(super) fn lock_across_processes<'a>(
         &self,
@@ -76,7 +83,7 @@ impl Connection {
         if !self.has_other_holders(lanes) {
             return Ok(None);
         }
-        self.lock_between_processes(&lanes.segment, word, !self.is_nonblocking.load(Ordering::Relaxed)).map(Some)
+        self.lock_between_processes(&lanes.segment, word).map(Some)
     }
 
     /// Does what [`Connection::lock_across_processes`] does, and waits instead of returning `AGAIN`.
@@ -88,36 +95,74 @@ impl Connection {
         if !self.has_other_holders(lanes) {
             return Ok(None);
         }
-        self.lock_between_processes(&lanes.segment, word, true).map(Some)
-    }
-
-    /// Takes the lock `word` between processes.
-    #[cold]
-    fn lock_between_processes<'a>(
-        &self,
-        segment: &'a Segment,
-        word: OwnState,
-        waits: bool,
-    ) -> Result<ProcessGuard<'a>, Errno> {
-        let own = identity::own_process() as u64;
         loop {
-            if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
-                return Err(Errno::CONNRESET);
-            }
-            let Err(holder) = lock_word_briefly(segment, word, own) else {
-                self.lock_waits.store(0, Ordering::Relaxed);
-                return Ok(ProcessGuard { segment, word });
-            };
-            let waited = self.lock_waits.fetch_add(1, Ordering::Relaxed);
-            let is_abandoned = waited >= SUSPECT_AFTER_WAITS && is_dead(holder);
-            if is_abandoned && segment.compare_exchange(word, holder, own).is_ok() {
-                self.lock_waits.store(0, Ordering::Relaxed);
-                return Ok(ProcessGuard { segment, word });
-            }
-            if !waits {
-                return Err(Errno::AGAIN);
+            match self.lock_between_processes(&lanes.segment, word) {
+                Err(Errno::AGAIN) => {}
+                locked => return locked.map(Some),
             }
         }
+    }
+
+    /// Does what [`Connection::lock_across_processes`] does, and waits if the program's calls block.
+    pub(super) fn lock_as_program_waits<'a>(
+        &self,
+        lanes: &'a Lanes,
+        word: OwnState,
+    ) -> Result<Option<ProcessGuard<'a>>, Errno> {
+        if self.is_nonblocking.load(Ordering::Relaxed) {
+            self.lock_across_processes(lanes, word)
+        } else {
+            self.lock_across_processes_blocking(lanes, word)
+        }
+    }
+
+    /// Takes the lock `word` between processes, waiting for a short time.
+    #[cold]
+    fn lock_between_processes<'a>(&self, segment: &'a Segment, word: OwnState) -> Result<ProcessGuard<'a>, Errno> {
+        if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
+            return Err(Errno::CONNRESET);
+        }
+        let own = identity::own_process() as u64;
+        let Err(holder) = self.wait_for_lock(segment, word, own) else {
+            self.lock_waits.store(0, Ordering::Relaxed);
+            return Ok(ProcessGuard { segment, word });
+        };
+        let waited = self.lock_waits.fetch_add(1, Ordering::Relaxed);
+        let is_abandoned = waited >= SUSPECT_AFTER_WAITS && has_ended(holder);
+        if is_abandoned && segment.compare_exchange(word, holder, own).is_ok() {
+            self.lock_waits.store(0, Ordering::Relaxed);
+            return Ok(ProcessGuard { segment, word });
+        }
+        if waited < LOCK_WAITS_MAX {
+            return Err(Errno::AGAIN);
+        }
+        if holder == own || !self.may_be_locked_by(holder) {
+            return Err(Errno::CONNRESET);
+        }
+        // Checked again after as many waits.
+        self.lock_waits.store(SUSPECT_AFTER_WAITS, Ordering::Relaxed);
+        Err(Errno::AGAIN)
+    }
+
+    /// Takes a lock between processes if it becomes free soon. The error is the holder.
+    fn wait_for_lock(&self, segment: &Segment, word: OwnState, own: u64) -> Result<(), u64> {
+        let is_suspect = self.lock_waits.load(Ordering::Relaxed) >= SUSPECT_AFTER_WAITS;
+        if is_suspect && process_of(segment.load(word)).is_some_and(|holder| activity_of(holder) == Activity::Stopped) {
+            blocking::sleep_ms(STOPPED_WAIT_MS);
+            return segment.compare_exchange(word, 0, own).map(|_| ());
+        }
+        lock_word_briefly(segment, word, own)
+    }
+
+    /// Returns whether the lock of a direction can be that of `holder`, which has not released it for long.
+    ///
+    /// The kernel knows which processes hold the endpoint, because they have its lifeline open. One that is inside a
+    /// lane is never in a system call that blocks, so it is stopped or waits for a processor. All others have not taken
+    /// the lock: the peer has forged the word.
+    fn may_be_locked_by(&self, holder: u64) -> bool {
+        let Some(holder) = process_of(holder).filter(|_| !sandbox::is_confined()) else { return false };
+        let is_inside = matches!(activity_of(holder), Activity::Stopped | Activity::Runs);
+        is_inside && inode_of(self.lifeline()).is_some_and(|inode| has_socket(holder, inode))
     }
 
     /// Counts this process, once, among the users: the processes that wait at the endpoint. A process that only sends,
@@ -180,13 +225,24 @@ fn lock_word_briefly(segment: &Segment, word: OwnState, own: u64) -> Result<(), 
     }
 }
 
+/// Returns the process that a word names.
+fn process_of(word: u64) -> Option<i32> {
+    i32::try_from(word).ok().filter(|process| *process > 0)
+}
+
 /// Returns whether a process of this PID namespace does not exist any more.
 fn is_dead(process: u64) -> bool {
     if sandbox::is_confined() {
         return false; // The filter may forbid asking.
     }
-    let Some(process) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return true };
+    let Some(process) = process_of(process).and_then(rustix::process::Pid::from_raw) else { return true };
     rustix::process::test_kill_process(process) == Err(Errno::SRCH)
+}
+
+/// Returns whether a process of this PID namespace runs no more, even if its parent has not noticed that yet.
+fn has_ended(process: u64) -> bool {
+    let is_zombie = || process_of(process).is_some_and(|process| activity_of(process) == Activity::Dead);
+    is_dead(process) || (!sandbox::is_confined() && is_zombie())
 }
 
 /// Returns the open connection of this process whose endpoint `segment` is, if there is one.

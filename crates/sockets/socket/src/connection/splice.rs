@@ -5,6 +5,7 @@
 
 use super::lanes::Lanes;
 use super::transfer::ReceiveAttempt;
+use super::urgent::URGENT_PASSED_MAX;
 use super::wait::{BlockingCall, Deadline};
 use super::{Connection, MessageFlags};
 use crate::process::{blocking, system};
@@ -157,11 +158,16 @@ impl Connection {
         // SAFETY: the caller holds the receive lock, which protects the receiver.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         let mut moved = 0;
+        let mut urgent_left = URGENT_PASSED_MAX;
         while moved < len_bytes {
             let Some(chunk) = receiver.peek().map_err(|corrupt| self.reset_for(lanes, corrupt))? else {
                 // SAFETY: the one byte is a local variable.
                 let write = |mut byte: u8| unsafe { pipe.write(&raw mut byte, 1) };
-                match if moved == 0 { self.splice_urgent(lanes, write) } else { break } {
+                if moved > 0 || urgent_left == 0 {
+                    break;
+                }
+                urgent_left -= 1;
+                match self.splice_urgent(lanes, write) {
                     Ok(Some(bytes)) => moved += bytes,
                     Ok(None) | Err(Errno::AGAIN) => break,
                     Err(error) => return Err(error),

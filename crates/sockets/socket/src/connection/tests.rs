@@ -1,5 +1,7 @@
 //! Tests of connections with both endpoints in one process.
 
+mod sharing;
+mod urgent;
 mod windows;
 
 use super::*;
@@ -130,6 +132,19 @@ fn the_end_comes_after_the_data_and_the_first_send_after_it_succeeds() {
     assert_eq!(send(two.0, b"x"), Ok(1));
     assert_eq!(send(two.0, b"x"), Err(Errno::PIPE));
     assert_eq!(receive(two.0, &mut bytes), Ok(0));
+}
+
+#[test]
+fn a_state_of_the_peer_that_does_not_exist_is_a_reset() {
+    for state in [4, 77, u64::MAX] {
+        let (one, two) = pair(true);
+        two.0.lanes().unwrap().segment.store(OwnState::Peer, state);
+        assert_eq!(receive(two.0, &mut [0; 16]), Ok(0));
+        assert_eq!(send(two.0, b"x"), Err(Errno::PIPE));
+        assert_ne!(two.0.readiness(libc::POLLIN) & libc::POLLHUP, 0);
+        drop(one);
+        assert!(two.0.has_ended());
+    }
 }
 
 #[test]

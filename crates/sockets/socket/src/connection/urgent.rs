@@ -28,6 +28,9 @@ use rustix::io::Errno;
 use segment::{OwnState, PeerStatus, RAISES_SIGNAL, Segment};
 use std::sync::atomic::Ordering;
 
+/// Urgent bytes that one receive passes: a peer that sends nothing else must not keep the caller busy.
+pub(super) const URGENT_PASSED_MAX: u32 = 4096;
+
 /// What the receiver has done with the latest urgent byte.
 #[derive(Debug, Clone, Copy)]
 struct UrgentProgress {
@@ -210,7 +213,10 @@ impl Connection {
     fn write_urgent_byte(&'static self, generation: u32, byte: u8) -> Result<bool, Errno> {
         let guard = self.lock_for_generation(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
-        let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        let shared = match self.lock_across_processes(lanes, OwnState::SendLock) {
+            Err(Errno::AGAIN) => return Ok(false),
+            locked => locked?,
+        };
         if !self.may_send(lanes, 1)? {
             return Ok(true); // As for ordinary bytes, TCP's buffer accepts it.
         }
@@ -254,7 +260,7 @@ impl Connection {
             return Err(Errno::INVAL);
         }
         let Some(lanes) = self.lanes() else { return Err(Errno::INVAL) };
-        let _shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
+        let _shared = self.lock_as_program_waits(lanes, OwnState::ReceiveLock)?;
         let progress = lanes.progress();
         let Some(urgent) = lanes.pending().filter(|urgent| urgent.number != progress.received) else {
             return Err(Errno::INVAL);
@@ -345,10 +351,17 @@ impl Connection {
         if low_water_bytes <= 1 && !lanes.has_been_urgent() {
             return true;
         }
+        let mut skipped = 0;
         let unread = lanes.observer().unread_bytes_with(|_, is_first| {
-            if is_first && !self.is_urgent_inline() { UrgentHandling::Skip } else { UrgentHandling::Include }
+            skipped += u32::from(is_first);
+            match is_first && !self.is_urgent_inline() {
+                true if skipped > URGENT_PASSED_MAX => UrgentHandling::Stop,
+                true => UrgentHandling::Skip,
+                false => UrgentHandling::Include,
+            }
         });
-        unread.is_ok_and(|bytes| bytes >= low_water_bytes.max(1))
+        // After more urgent bytes than a receive passes there may be others, which later receives find.
+        skipped > URGENT_PASSED_MAX || unread.is_ok_and(|bytes| bytes >= low_water_bytes.max(1))
     }
 
     /// Returns the unread bytes in the lane before the mark. The caller holds the receive lock.
@@ -393,7 +406,10 @@ impl Connection {
         let is_inline = self.is_urgent_inline();
         // SAFETY: the caller holds the receive lock, and each reference ends before the next one is made.
         let receiver = || unsafe { &mut *lanes.receiver.get() };
-        while moved < wanted {
+        for _ in 0..URGENT_PASSED_MAX {
+            if moved >= wanted {
+                return Ok(moved);
+            }
             let next = receiver().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             let Some(urgent) = next else { return Ok(moved) };
             let kind = urgent_handling(urgent, lanes.latest(), begins && moved == 0, is_inline);
@@ -409,6 +425,7 @@ impl Connection {
                 moved += copy(moved)?;
             }
         }
+        self.note_cut_receive();
         Ok(moved)
     }
 

@@ -30,6 +30,11 @@ const POLLS_PER_CALL: u32 = 250;
 /// Milliseconds that a thread sleeps while it waits for a handshake.
 const HANDSHAKE_NAP_MS: i32 = 10;
 
+/// Number of consecutive waits of a call that may find memory ready although the call then moves nothing. Other threads
+/// may be faster, but a peer that forges its words can also make memory look ready forever: the call naps from then on,
+/// until its deadline or a signal ends it.
+const READY_IN_VAIN_MAX: u32 = 100;
+
 /// Where a send that has waited may find room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
@@ -131,11 +136,24 @@ thread_local! {
 pub(super) struct BlockingCall {
     connection: &'static Connection,
     has_slept: bool,
+    /// Waits since the call has last moved bytes or slept.
+    waits_in_vain: u32,
 }
 
 impl BlockingCall {
     pub(super) fn new(connection: &'static Connection) -> Self {
-        Self { connection, has_slept: false }
+        Self { connection, has_slept: false, waits_in_vain: 0 }
+    }
+
+    /// Notes that the call has moved bytes.
+    pub(super) fn note_progress(&mut self) {
+        self.waits_in_vain = 0;
+    }
+
+    /// Counts a wait that begins. Returns whether it is to be a nap.
+    fn begin_wait(&mut self) -> bool {
+        self.waits_in_vain += 1;
+        self.waits_in_vain > READY_IN_VAIN_MAX
     }
 
     /// Notes that the call is about to sleep.
@@ -206,6 +224,10 @@ impl Connection {
         deadline: Deadline,
         spin: Spin,
     ) -> Result<(), Errno> {
+        if call.begin_wait() {
+            call.note_sleep();
+            return self.nap(deadline);
+        }
         let (_waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
         let Some(lanes) = lanes.filter(|_| self.receives_by_lane()) else {
             return self.wait_on_lifeline(call, deadline, spin, libc::POLLIN);
@@ -231,6 +253,10 @@ impl Connection {
         call: &mut BlockingCall,
         deadline: Deadline,
     ) -> Result<Room, Errno> {
+        if call.begin_wait() {
+            call.note_sleep();
+            return self.nap(deadline).map(|()| Room::InLargerRing);
+        }
         let (_waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
         let Some(lanes) = lanes.filter(|_| self.sends_by_lane()) else {
             return self.wait_on_lifeline(call, deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
@@ -249,6 +275,7 @@ impl Connection {
         if !self.receives_by_lane() || lanes.segment.peer_is_confined() {
             // The peer does not ring yet, or does not ring any more.
             call.note_sleep();
+            call.waits_in_vain = 0;
             return self.nap(deadline).map(|()| Room::InLargerRing);
         }
         let longest_ms = (!threads::is_single()).then_some(ROOM_POLL_MS);
@@ -272,7 +299,12 @@ impl Connection {
         // The caller drops its waiter; if this thread is cancelled, the destructor of `ASLEEP` does.
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
         announce();
-        let outcome = if is_ready() { Ok(()) } else { sleep() };
+        let outcome = if is_ready() {
+            Ok(())
+        } else {
+            call.waits_in_vain = 0;
+            sleep()
+        };
         ASLEEP.with(|asleep| asleep.end(interrupted));
         outcome
     }

@@ -4,10 +4,12 @@ use super::attempt::{hide, record_lane_connection};
 use super::{family, note_stream, warn_user};
 use crate::accounting::process_stats;
 use crate::connection::{Connection, ConnectionParams, InitialPath};
+use crate::descriptor::received::discard;
 use crate::entry::{self, Entry};
 use crate::listener;
 use crate::listener::Listener;
 use crate::options::inspect;
+use crate::process::clock::now_ns;
 use crate::process::settings::settings;
 use crate::process::signals::{HandlersRun, SignalCheckpoint};
 use crate::process::{blocking, limit};
@@ -40,12 +42,15 @@ pub struct NewConnection {
 /// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// Those of `accept4(2)`; `CONNABORTED` when a client was rejected, which has left the queue: the call does not wait
-/// for the next one, because the program may have been notified of the rejected one.
+/// Those of `accept4(2)`; `CONNABORTED` when a client was rejected of which the program may have been notified: the call
+/// does not wait for the next one then.
 pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
+    let deadline_ns = if listener.is_nonblocking() { None } else { deadline_ns(listener) };
+    let was_notified = listener.take_notification() && !listener.is_nonblocking();
     loop {
         // The kernel creates a socket before it checks for a client: polling first costs a third of that.
-        let ready = if listener.is_nonblocking() { Ready { lane: true, tcp: true } } else { wait(fd, listener)? };
+        let is_nonblocking = listener.is_nonblocking();
+        let ready = if is_nonblocking { Ready { lane: true, tcp: true } } else { wait(fd, listener, deadline_ns)? };
         if !matches!(entry::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
             // The listener was closed or shut down meanwhile, and the object may be that of another one: the call
             // is the kernel's.
@@ -54,7 +59,7 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         if ready.lane {
             match accept_lane(listener, flags) {
                 Err(Errno::AGAIN) => {}
-                Err(Errno::CONNABORTED) if listener.is_nonblocking() => {}
+                Err(Errno::CONNABORTED) if !was_notified => {}
                 Err(Errno::CONNABORTED) => return Err(Errno::CONNABORTED),
                 // A client that has connected by TCP needs one descriptor less.
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
@@ -68,8 +73,8 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         }
         if ready.tcp {
             match accept_tcp(fd, listener, flags) {
-                Err(Errno::AGAIN) if !listener.is_nonblocking() => {}
-                Ok(None) if listener.is_nonblocking() => {}
+                Err(Errno::AGAIN) if !is_nonblocking => {}
+                Ok(None) if is_nonblocking => {}
                 Ok(None) => return Err(Errno::CONNABORTED),
                 Ok(Some(accepted)) => return Ok(accepted),
                 Err(error) => return Err(error),
@@ -113,7 +118,10 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         Opener::Proxy => match receive_handshake(lifeline.as_fd()) {
             Ok(Some((segment, memory))) => InitialPath::Lanes(segment, hide(memory)),
             Ok(None) => InitialPath::Handshake,
-            Err(_) => return Ok(None),
+            Err(_) => {
+                discard(lifeline);
+                return Ok(None);
+            }
         },
     };
     let fd = lifeline.into_raw_fd();
@@ -201,10 +209,17 @@ struct Ready {
     tcp: bool,
 }
 
+/// Returns when a call that begins now gives up (`SO_RCVTIMEO`); `None` for never.
+fn deadline_ns(listener: &'static Listener) -> Option<u64> {
+    let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms())?;
+    Some(now_ns().saturating_add(u64::try_from(timeout_ms).ok()?.saturating_mul(1_000_000)))
+}
+
 /// Waits until one of the two sockets has a client. Spins at first, because a client that has just been served returns
 /// sooner than a blocked thread wakes.
-fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
-    let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
+fn wait(fd: RawFd, listener: &'static Listener, deadline_ns: Option<u64>) -> Result<Ready, Errno> {
+    let left_ms = |deadline_ns: u64| i32::try_from(deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000));
+    let timeout_ms = deadline_ns.map_or(-1, |deadline_ns| left_ms(deadline_ns).unwrap_or(i32::MAX));
     let mut entries = [fd, listener.watched_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let mut polled = Ok(0);
     let began = SignalCheckpoint::now();

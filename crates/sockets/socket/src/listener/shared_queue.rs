@@ -6,6 +6,7 @@
 //! its sending end.
 
 use crate::descriptor::hidden::{self, HiddenFd, Need, close};
+use crate::descriptor::received::discard;
 use crate::process::limit;
 use crate::process::system::inode_of;
 use crate::rendezvous::name_key::NameKey;
@@ -100,7 +101,7 @@ impl SharedQueue {
                 Ok(Some((Accepted { lifeline, tuple: tuple.reversed(), opener }, u64::from_ne_bytes(due_ns))))
             }
             None => {
-                close(lifeline);
+                discard(lifeline);
                 Ok(None)
             }
         }

@@ -1,5 +1,6 @@
 //! System calls without libc, and the state that the kernel keeps for this process.
 
+use crate::descriptor::received::{self, Received};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -337,32 +338,33 @@ fn has_surplus_rings(fd: i32) -> bool {
 
 /// Removes one byte only: other processes may have seen the same surplus, and each of them removes one as well.
 fn take_surplus_ring(fd: i32) -> bool {
-    let mut byte = [0_u8];
-    // SAFETY: the pointer and the length are those of a local array.
-    let received = unsafe { call!(libc::SYS_recvfrom, fd, byte.as_mut_ptr(), byte.len(), libc::MSG_DONTWAIT, 0, 0) };
-    received > 0
+    receive_rings(fd, &mut [0]).is_ok_and(|received| received.bytes > 0)
 }
 
 /// Removes the wake-up bytes from a lifeline. Returns false at the end of the stream.
 ///
 /// # Errors
-/// `CONNRESET`, once, if the peer has reset the stream; `PROTO` if there were other bytes among them.
+/// `CONNRESET`, once, if the peer has reset the stream; `PROTO` if there were other bytes or descriptors among them.
 pub fn drain(fd: i32) -> Result<bool, Errno> {
     let mut bytes = [0_u8; 64];
     for _ in 0..DRAINS_MAX {
-        // SAFETY: the pointer and the length are those of a local array.
-        let received =
-            unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
-        match received {
-            0 => return Ok(false),
-            1.. if bytes[..received as usize].iter().any(|byte| *byte != RING) => return Err(Errno::PROTO),
-            64 => {}
-            1.. => return Ok(true),
-            _ if matches!(error_of(received), Errno::AGAIN | Errno::INTR) => return Ok(true),
-            _ => return Err(error_of(received)),
+        match receive_rings(fd, &mut bytes) {
+            Ok(Received { bytes: 0, .. }) => return Ok(false),
+            Ok(Received { has_rights: true, .. }) => return Err(Errno::PROTO),
+            Ok(received) if bytes[..received.bytes].iter().any(|byte| *byte != RING) => return Err(Errno::PROTO),
+            Ok(Received { bytes: 64, .. }) => {}
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
+            Err(error) => return Err(error),
         }
     }
     Ok(true)
+}
+
+/// Receives wake-up bytes, without blocking. The peer may have sent descriptors instead.
+fn receive_rings(fd: i32, bytes: &mut [u8]) -> Result<Received, Errno> {
+    let spans = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+    // SAFETY: the only span is the slice.
+    unsafe { received::receive(fd, &spans, 0, received::discard) }
 }
 
 /// Returns whether every signal handler of the process has `SA_RESTART`. The kernel interrupts a wait by `poll` in any

@@ -13,10 +13,11 @@ use super::local::*;
 use super::local_page::MemoryFds;
 use super::name_key::NameKey;
 use super::window_segment;
-use crate::descriptor::hidden::close;
+use crate::descriptor::received::discard;
 
-/// Maximum number of unauthenticated clients that one call of `accept` rejects.
-const REJECTED_MAX: usize = 64;
+/// Clients that one call of `accept` rejects, more than a backlog usually holds (`net.core.somaxconn`): those that were
+/// there when the call began do not keep it from finding the next one.
+const REJECTED_MAX: usize = 8192;
 
 /// A new connection, as the endpoint that has called `accept` sees it. Its memory comes by [`receive_handshake`].
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
             Some((tuple, opener)) if is_trusted(lifeline.as_fd(), Some(listener)) == Ok(true) => {
                 return Ok(Accepted { lifeline, tuple: tuple.reversed(), opener });
             }
-            _ => close(lifeline),
+            _ => discard(lifeline),
         }
     }
     Err(Errno::CONNABORTED)
@@ -107,7 +108,7 @@ pub fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Op
     match (outcome, fds.pop()) {
         (Ok(handshake), Some(memfd)) => open_segment(handshake, memfd).map(Some),
         (outcome, memfd) => {
-            fds.into_iter().chain(memfd).for_each(close);
+            fds.into_iter().chain(memfd).for_each(discard);
             Err(outcome.err().unwrap_or(HandshakeRejection::Descriptors(0)))
         }
     }
@@ -126,7 +127,7 @@ fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Optio
         None => match Segment::open(&memory, handshake.secrets) {
             Ok(segment) => Ok((segment, MemoryFds::of_memfd(memory))),
             Err(errno) => {
-                close(memory);
+                discard(memory);
                 Err(errno)
             }
         },

@@ -8,23 +8,24 @@
 //! once, the connection uses kernel TCP. Only a connection to another node takes longer: it is a `RemoteConnect` until
 //! the answer has arrived.
 
-#![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
+#![allow(unsafe_code)] // Descriptor numbers of the program, and what the kernel writes.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
 use stats_page::FallbackReason;
 
 use crate::descriptor::hidden::{HiddenFd, Need, close};
+use crate::descriptor::received;
 use crate::process::socket_option::{SocketOption, get_raw};
 use crate::rendezvous::address::{
     Opener, Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source,
@@ -35,9 +36,6 @@ use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::name_key::NameKey;
 use crate::rendezvous::reasons;
 use segment::{Segment, Side};
-
-/// Number of descriptors of a handshake that are received before the rest is discarded; a valid handshake has one.
-pub(super) const HANDSHAKE_FDS_MAX: usize = 4;
 
 /// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped, the socket is closed, and the
 /// name is removed unless another process still listens on the same socket.
@@ -528,23 +526,17 @@ fn sun_path(address: &SocketAddrAny) -> Option<&[u8]> {
     bytes.get(size_of::<libc::sa_family_t>()..)
 }
 
-/// Receives a message. Returns its length, the descriptors that came with it, and whether there were more than are
-/// accepted.
+/// Receives a message. Returns its length, the descriptors that came with it, and whether there were more than this
+/// process could receive.
 pub(crate) fn receive_with_descriptors(
     lifeline: BorrowedFd<'_>,
     bytes: &mut [u8],
 ) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HANDSHAKE_FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::net::recvmsg(lifeline, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
     let mut fds: Vec<OwnedFd> = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    Ok((received.bytes, fds, received.flags.contains(ReturnFlags::CTRUNC)))
+    let spans = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+    // SAFETY: the only span is the slice.
+    let received = unsafe { received::receive(lifeline.as_raw_fd(), &spans, 0, |fd| fds.push(fd)) }?;
+    Ok((received.bytes, fds, received.is_cut))
 }
 
 /// Sets the modes of a lifeline to those of the program's descriptor that it replaces.

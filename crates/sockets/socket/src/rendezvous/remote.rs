@@ -19,6 +19,7 @@ use super::local::{
     send_with_descriptor, spread_u32,
 };
 use crate::descriptor::hidden::{HiddenFd, Need, close};
+use crate::descriptor::received::discard;
 use crate::process::clock::now_ns;
 use crate::rendezvous::address::{Tuple, canonical, destination};
 use crate::rendezvous::directory::{ListenerName, Rack, RackLock};
@@ -326,7 +327,7 @@ fn apply_reply(connected: Connected, received: ReceivedReply) -> Result<Connecte
             Err(NoLane::with_errno(FallbackReason::PortInUse, errno))
         }
         (_, memory) => {
-            memory.into_iter().for_each(close);
+            memory.into_iter().for_each(discard);
             Err(NoLane::new(FallbackReason::HandshakeFailed))
         }
     }
@@ -337,12 +338,12 @@ fn poll_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     let mut bytes = [0_u8; REPLY_BYTES];
     match receive_with_descriptors(lifeline, &mut bytes) {
         Ok((0, fds, _)) => {
-            fds.into_iter().for_each(close);
+            fds.into_iter().for_each(discard);
             Some(Err(Errno::CONNRESET))
         }
         Ok((length, mut fds, _)) => {
             let memory = fds.pop();
-            fds.into_iter().for_each(close);
+            fds.into_iter().for_each(discard);
             Some(ProxyReply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO))
         }
         Err(Errno::AGAIN | Errno::INTR) => None,

@@ -15,7 +15,7 @@ use volmem::{Alignment, Mapping, Region};
 use super::handshake::WindowSpans;
 use super::local_page::{self, LocalPage, MemoryFds};
 use super::span_lease;
-use crate::descriptor::hidden::close;
+use crate::descriptor::received::discard;
 
 /// The type of sysfs, whose resource files are the BARs of PCI devices.
 const SYSFS_MAGIC: u64 = 0x6265_6572;
@@ -36,7 +36,7 @@ pub(super) fn open_in_windows(
         Ok((segment, None)) => Ok((segment, MemoryFds::of_memfd(memory))),
         Ok((segment, Some(page))) => Ok((segment, MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(page) })),
         Err(errno) => {
-            close(memory);
+            discard(memory);
             Err(errno)
         }
     }

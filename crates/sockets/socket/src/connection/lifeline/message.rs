@@ -6,12 +6,12 @@
 //! program.
 
 use super::super::total_bytes;
-use crate::descriptor::hidden::close;
+use crate::descriptor::received;
 use crate::process::system;
 use libc::iovec;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 /// The sender offers memory for both directions.
 pub(super) const OFFER: u8 = 2;
@@ -19,9 +19,6 @@ pub(super) const OFFER: u8 = 2;
 pub(in crate::connection) const SWITCH: u8 = 3;
 /// After this byte, the sender sends by a lane in the memory that its peer has sent.
 pub(in crate::connection) const FOLLOW: u8 = 4;
-/// Descriptors of one message that are received and closed; a valid message has one.
-const RIGHTS_MAX: usize = 4;
-const CONTROL_WORDS: usize = 8;
 /// Spans that the kernel accepts in one call.
 const SPANS_MAX: usize = 1024;
 /// Size of the buffer that peeks overwrite if they only count.
@@ -47,6 +44,7 @@ pub(super) struct Message {
 /// The result of a receive.
 pub(super) struct Received {
     pub bytes: usize,
+    /// The first descriptor of a file in memory, which is the memory that a message refers to.
     pub rights: Option<OwnedFd>,
     /// Descriptors came, even if none could be received.
     has_rights: bool,
@@ -77,23 +75,19 @@ pub(super) fn spans_after<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iov
 pub(super) unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
     let mut one = [NO_SPAN];
     let spans = spans_after(spans, skip, &mut one);
-    let message = message_of(spans, &mut []);
+    let message = message_of(spans);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the message refers to spans that are readable, by this function's contract, and outlive the call.
     let sent = unsafe { system::call!(libc::SYS_sendmsg, fd, &raw const message, flags) };
     usize::try_from(sent).map_err(|_| system::error_of(sent))
 }
 
-/// Returns a message header for `spans` and `control`.
-fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
+/// Returns a message header for `spans`.
+fn message_of(spans: &[iovec]) -> libc::msghdr {
     // SAFETY: all zeros are a valid, empty message; musl's has padding that a struct literal cannot name.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = spans.as_ptr().cast_mut();
     message.msg_iovlen = spans.len() as _;
-    if !control.is_empty() {
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(control) as _;
-    }
     message
 }
 
@@ -172,7 +166,7 @@ pub(super) unsafe fn peek(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), E
 /// # Safety
 /// Every span is writable for its length.
 unsafe fn peek_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
-    let mut message = message_of(spans, &mut []);
+    let mut message = message_of(spans);
     let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
     // SAFETY: the message refers to spans that are writable, by this function's contract, and outlive the call.
     let seen = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
@@ -180,42 +174,22 @@ unsafe fn peek_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> 
     Ok((bytes, message.msg_flags & libc::MSG_CTRUNC != 0))
 }
 
-/// Receives without blocking.
+/// Receives without blocking. Descriptors that cannot be the memory of a message are closed.
 ///
 /// # Safety
 /// Every span is writable for its length.
 pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<Received, Errno> {
-    let mut control = [0_u64; CONTROL_WORDS];
-    let mut message = message_of(spans, &mut control);
-    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the message refers to spans that are writable, by this function's contract, and to a local control
-    // buffer.
-    let received = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
-    let bytes = usize::try_from(received).map_err(|_| system::error_of(received))?;
     let mut rights = None;
-    let mut has_rights = message.msg_flags & libc::MSG_CTRUNC != 0;
-    // SAFETY: the kernel has filled the control buffer and set its length in the message.
-    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    while !header.is_null() {
-        // SAFETY: `header` is not null, so it refers to a complete header in the control buffer.
-        let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len as usize) };
-        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: `CMSG_LEN` only computes.
-            let count = (len - unsafe { libc::CMSG_LEN(0) } as usize) / size_of::<RawFd>();
-            for index in 0..count.min(RIGHTS_MAX) {
-                // SAFETY: the data are `count` descriptors that this process has just received and owns.
-                let one = unsafe {
-                    OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().add(index).read_unaligned())
-                };
-                if let Some(more) = rights.replace(one) {
-                    close(more);
-                }
-            }
-            has_rights = true;
+    let keep = |one: OwnedFd| {
+        let is_memory = rustix::fs::fcntl_get_seals(&one).is_ok();
+        if is_memory && rights.is_none() {
+            rights = Some(one);
+        } else {
+            received::discard(one);
         }
-        // SAFETY: the present header is complete, and the macro stays inside the control buffer.
-        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
-    }
+    };
+    // SAFETY: every span is writable for its length, by this function's contract.
+    let received::Received { bytes, has_rights, .. } = unsafe { received::receive(fd, spans, flags, keep) }?;
     Ok(Received { bytes, rights, has_rights })
 }
 
@@ -266,7 +240,7 @@ fn with_prefix<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R
 fn split_message(spans: &[iovec], received: Received) -> (usize, Option<Message>) {
     let Received { bytes, rights, has_rights } = received;
     if !has_rights || bytes == 0 {
-        rights.into_iter().for_each(close);
+        rights.into_iter().for_each(received::discard);
         return (bytes, None);
     }
     let mut last = bytes - 1;

@@ -47,7 +47,13 @@ impl Connection {
             }
             let guard = self.lock_for_generation(generation, &self.receive_lock)?;
             let shared = match self.lanes() {
-                Some(lanes) => self.lock_across_processes(lanes, OwnState::ReceiveLock)?,
+                Some(lanes) => match self.lock_across_processes(lanes, OwnState::ReceiveLock) {
+                    Err(Errno::AGAIN) => {
+                        self.note_cut_receive();
+                        return Ok(Some(ReceiveAttempt::Nothing));
+                    }
+                    locked => locked?,
+                },
                 None => None,
             };
             // SAFETY: every span is writable for its length, by this function's contract.
