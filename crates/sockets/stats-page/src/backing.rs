@@ -79,6 +79,7 @@ fn map_created(page: &PageFile, identity: FileIdentity, slots_min: usize) -> Res
         )?
     };
     let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+    exclude_from_core_dumps(base, PAGE_BYTES);
     let mut slots_committed = slots_first;
     let growable = populate(base, 0, FIRST_SLOTS) != Err(Errno::INVAL);
     if !growable && slots_first < FIRST_SLOTS_UNGROWABLE && allocate(page, FIRST_SLOTS_UNGROWABLE).is_ok() {
@@ -101,7 +102,15 @@ pub(crate) fn map_zeroed(bytes: usize) -> Result<NonNull<u8>, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
     let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags)? };
-    NonNull::new(base.cast()).ok_or(Errno::NOMEM)
+    let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+    exclude_from_core_dumps(base, bytes);
+    Ok(base)
+}
+
+/// Leaves a mapping of `bytes` at `base` out of core dumps. Without effect where the kernel refuses.
+fn exclude_from_core_dumps(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the advice changes no memory, only what a core dump has.
+    let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast::<c_void>(), bytes, Advice::LinuxDontDump) };
 }
 
 /// Allocates the memory of slots `first..end`. Returns an error where a store would have killed the program.
@@ -139,6 +148,7 @@ pub(crate) unsafe fn replace_with_zeroes(old: NonNull<u8>) -> Result<(), Errno> 
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: by the contract of this function, `old` is a whole mapping that the caller owns and no other thread uses.
     unsafe { rustix::mm::mmap_anonymous(old.as_ptr().cast(), PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+    exclude_from_core_dumps(old, PAGE_BYTES);
     Ok(())
 }
 
