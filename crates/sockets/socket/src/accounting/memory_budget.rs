@@ -5,6 +5,7 @@
 //! kernel TCP at most, and three quarters of its memory cgroup's limit. Other processes may use a part of the latter,
 //! so the cgroup's usage is read again whenever a MiB more was charged. At the limit, lanes stay as small as they are.
 
+use crate::process::buffer;
 use crate::process::sandbox;
 use crate::process::system::read_text;
 use lane::Budget;
@@ -130,7 +131,7 @@ struct Cgroup {
 
 impl Cgroup {
     fn find() -> Option<Self> {
-        let mut text = [0; 4096];
+        let mut text = buffer::on_heap(4096).ok()?;
         let own = read_text(c"/proc/self/cgroup", &mut text)?;
         let v1 = own.lines().find_map(|line| memory_path(line).map(|path| (path, false)));
         let (path, is_v2) =

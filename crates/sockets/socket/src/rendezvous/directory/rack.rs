@@ -27,8 +27,8 @@ pub const VERSION: &str = "v4";
 pub(super) const NAMES_MAX: usize = 4 * MEMBERS_MAX as usize;
 /// Maximum number of addresses of a rack that are read for a list of all names.
 const ADDRESSES_MAX: usize = 65_536;
-/// Bytes of directory entries that are read at once.
-const LISTING_BYTES: usize = 2048;
+/// Bytes of directory entries that are read at once, on the stack. One with the longest name has 280.
+const LISTING_BYTES: usize = 512;
 /// Maximum number of versions or network namespaces of a rack that are searched for the reason of a missing lane.
 const SIBLINGS_MAX: usize = 64;
 /// Maximum length of a path in an AF_UNIX address, including the terminating zero.
