@@ -152,6 +152,7 @@ pub(super) fn listen_as(
     }
     // Failures are ignored: the sweep only cleans up.
     let _ = rack.sweep();
+    rack.sweep_other_namespaces_once();
     Ok(LaneListener { fd: Some(fd?), name, rack: Arc::clone(rack) })
 }
 
