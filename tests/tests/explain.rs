@@ -108,6 +108,25 @@ fn a_lane_and_all_that_a_client_holds_is_shown() {
 }
 
 #[test]
+fn the_other_side_of_an_ipv4_address_in_ipv6_form_is_named() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let script = "\
+import socket, sys, time
+connection = socket.socket(socket.AF_INET6)
+connection.connect(('::ffff:127.0.0.1', int(sys.argv[1])))
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let program = ready(rack.run(&[], paths::python()).args(["-c", script, &listener.port.to_string()]));
+    assert_lane(&program, listener.port);
+    let sockets = sockets_of(&program);
+    assert_eq!(sockets[0]["other_side"]["pid"].as_u64(), Some(listener.process.pid().into()), "{sockets:?}");
+    let at_server = sockets_of(&listener.process);
+    assert_eq!(at_server[1]["other_side"]["pid"].as_u64(), Some(program.pid().into()), "{at_server:?}");
+}
+
+#[test]
 fn programs_that_do_not_load_the_library_are_told_apart() {
     let Some(rack) = Rack::with_lanes() else { return };
     let listener = server(|| rack.run(&[], endpoint()));
