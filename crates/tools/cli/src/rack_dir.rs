@@ -72,7 +72,8 @@ pub fn check_private(rack: &Path) -> Result<()> {
         bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
     }
     if found.mode() & 0o077 != 0 {
-        bail!("rack '{shown}' is open to other users; chmod 700 it");
+        // Not to be closed to them: it may be a directory of the system.
+        bail!("rack '{shown}' is open to other users; give another with --rack, made by mkdir -m 700");
     }
     Ok(())
 }

@@ -378,7 +378,7 @@ mod tests {
         let rack = private_folder();
         std::fs::set_permissions(rack.path(), PermissionsExt::from_mode(0o750)).unwrap();
         let error = read(&[rack.path().to_owned()]).unwrap_err().to_string();
-        assert!(error.contains("is open to other users; chmod 700 it"), "{error}");
+        assert!(error.contains("is open to other users; give another with --rack"), "{error}");
     }
 
     #[test]
