@@ -24,7 +24,7 @@ const LISTING_BYTES: usize = 512;
 pub(crate) struct Fd(ManuallyDrop<OwnedFd>);
 
 impl Fd {
-    fn new(owned: OwnedFd) -> Self {
+    pub(crate) fn new(owned: OwnedFd) -> Self {
         Self(ManuallyDrop::new(owned))
     }
 }

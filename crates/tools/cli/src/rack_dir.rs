@@ -78,6 +78,16 @@ pub fn check_private(rack: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Returns whether programs of a user meet in a directory: it exists, is the user's, and is not open to others.
+pub fn is_usable(rack: &Path, uid: u32) -> bool {
+    std::fs::symlink_metadata(rack).is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
+}
+
+/// Returns whether the file system of a directory has no room for another page.
+pub fn is_full(rack: &Path) -> bool {
+    rustix::fs::statvfs(rack).is_ok_and(|found| found.f_bavail == 0 || (found.f_files > 0 && found.f_favail == 0))
+}
+
 /// Creates the rack directory if it is missing, and checks that programs can meet in it.
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();

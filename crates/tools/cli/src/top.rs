@@ -11,11 +11,12 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
 use ratatui::{DefaultTerminal, Frame};
 use stats_page::reader::{Connection, Process, Snapshot};
 
 use crate::rack_choice::RackChoice;
+use crate::stat::unpublished::{self, UnpublishedProgram};
 use crate::stat::{self, is_shown};
 
 /// Width of a column of addresses: an IPv4 address and a port.
@@ -80,6 +81,8 @@ type ConnectionKey = (u32, i32, u64);
 struct Screen {
     rack: RackChoice,
     snapshot: Snapshot,
+    /// Programs without a page, found only while there is no page at all.
+    unpublished: Vec<UnpublishedProgram>,
     sampled_at: Instant,
     processes: Rates<u32>,
     connections: Rates<ConnectionKey>,
@@ -91,6 +94,7 @@ impl Screen {
         let mut screen = Self {
             rack,
             snapshot: Snapshot::default(),
+            unpublished: Vec::new(),
             sampled_at: Instant::now(),
             processes: Rates::default(),
             connections: Rates::default(),
@@ -121,6 +125,10 @@ impl Screen {
         self.processes.record(snapshot.processes.iter().map(|process| (process.pid, process_bytes(process))), elapsed);
         let connections = shown(&snapshot).map(|(process, connection)| (key(process, connection), bytes(connection)));
         self.connections.record(connections, elapsed);
+        // What cannot be found out is not shown.
+        let unpublished =
+            snapshot.processes.is_empty().then(|| unpublished::find(&self.rack.directories(), false).ok());
+        self.unpublished = unpublished.flatten().unwrap_or_default();
         self.snapshot = snapshot;
     }
 
@@ -148,7 +156,11 @@ impl Screen {
         let [head, upper, lower] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(self.headline()), head);
         if self.snapshot.processes.is_empty() {
-            frame.render_widget(Paragraph::new(stat::nothing_running(&self.rack)), upper.union(lower));
+            let text = match self.unpublished.is_empty() {
+                true => stat::nothing_running(&self.rack),
+                false => unpublished::describe(&self.unpublished),
+            };
+            frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), upper.union(lower));
             return;
         }
         frame.render_widget(self.process_table(upper.width), upper);
