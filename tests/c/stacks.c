@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <limits.h>
+#include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/select.h>
@@ -237,6 +238,29 @@ static int passed(int fd, char *buffer)
     return fd;
 }
 
+static void listeners(char *buffer)
+{
+    struct address at = ip4("127.0.0.1", 0);
+    int own = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)), one = 1;
+    OK(setsockopt(own, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one));
+    OK(bind(own, ADDRESS(&at), at.size));
+    OK(listen(own, 4));
+    at = name_of(own);
+    CHECK_ERR(accept4(own, NULL, NULL, 0), EAGAIN);
+    int client = OK(socket(AF_INET, SOCK_STREAM, 0));
+    OK(connect(client, ADDRESS(&at), at.size));
+    int server = OK(accept(own, NULL, NULL));
+    say(client, "hello");
+    recv_exact(server, buffer, 5);
+    OK(close(own));
+    OK(close(server));
+    CHECK_EQ(OK(read(client, buffer, 1)), 0);
+    OK(close(client));
+    client = OK(socket(AF_INET, SOCK_STREAM, 0));
+    CHECK_ERR(connect(client, ADDRESS(&at), at.size), ECONNREFUSED);
+    OK(close(client));
+}
+
 static void processes(int fd, char *buffer)
 {
     pid_t child = fork_child();
@@ -247,8 +271,15 @@ static void processes(int fd, char *buffer)
         _exit(1);
     }
     wait_child(child);
-    int status = OK(system("true"));
-    CHECK_EQ(status, 0);
+    CHECK_EQ(OK(system("true")), 0);
+    char *arguments[] = {"true", NULL};
+    CHECK_EQ(posix_spawnp(&child, "true", NULL, NULL, arguments, environ), 0);
+    wait_child(child);
+    if ((child = vfork()) == 0) {
+        execve("/bin/true", arguments, environ);
+        _exit(1);
+    }
+    wait_child(child);
 }
 
 static void every_call_of_a_client(char *buffer)
@@ -269,6 +300,7 @@ static void every_call_of_a_client(char *buffer)
         OK(close(copy));
         exchange(fd, buffer, true);
     }
+    listeners(buffer);
     processes(fd, buffer);
     OK(shutdown(fd, SHUT_RDWR));
     OK(close(fd));
