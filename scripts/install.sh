@@ -111,7 +111,7 @@ new=$(mktemp)
 folders=$(mktemp)
 trap 'rm -f "$new" "$folders"' EXIT
 [ ! -f "$prefix/$list" ] || grep '/$' "$prefix/$list" >"$folders" || true
-(cd "$here" && find bin lib include share \( -type f -o -type l \) -print) | while IFS= read -r name; do
+(cd "$here" && find . -path './?*/*' \( -type f -o -type l \) -print | sed 's|^\./||') | while IFS= read -r name; do
     target=$name
     [ "$name" != lib/crosslane/libcrosslane.so ] || target=lib/crosslane/$loader/libcrosslane.so
     make_folder "$(dirname "$target")"

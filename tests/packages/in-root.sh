@@ -24,12 +24,22 @@ files() {
         -o -path /var/lib/dpkg \) -prune -o -print | grep -vxF /etc/ld.so.cache | LC_ALL=C sort
 }
 
+has_compiler() { command -v cc >/dev/null; }
+
+# With a C compiler, also what programs in C are compiled with.
 install_package() { # deb | archive
     case $1 in
-    deb) apt install /packages/*.deb ;;
+    deb)
+        if has_compiler; then apt install /packages/*.deb; else apt install /packages/crosslane_*.deb; fi
+        ;;
     archive)
         mkdir "$scratch/archive"
-        tar -C "$scratch/archive" --strip-components=1 -xzf /packages/*.tar.gz
+        for archive in /packages/*.tar.gz; do
+            case $archive in
+            *-dev-*) has_compiler || continue ;;
+            esac
+            tar -C "$scratch/archive" --strip-components=1 -xzf "$archive"
+        done
         "$scratch/archive/install.sh" --prefix /usr/local >"$scratch/install.log"
         ;;
     esac
@@ -37,7 +47,7 @@ install_package() { # deb | archive
 
 remove_package() { # deb | archive
     case $1 in
-    deb) apt purge crosslane ;;
+    deb) if has_compiler; then apt purge crosslane libcrosslane-lane-dev; else apt purge crosslane; fi ;;
     archive)
         "$scratch/archive/install.sh" --prefix /usr/local --uninstall >"$scratch/install.log"
         rm -r "$scratch/archive"
@@ -103,6 +113,17 @@ read_manual() {
     [ $pages -gt 20 ] || fail "only $pages manual pages"
 }
 
+# Links of the documents lead to files of the package.
+check_links() { # FOLDER
+    find "$1" -name '*.md' -print | while IFS= read -r document; do
+        perl -ne 'while (/\]\(([^)#\s]+)[^)]*\)/g) { print "$1\n" unless $1 =~ m{://} }' "$document" |
+            while IFS= read -r target; do
+                [ -e "$(dirname "$document")/$target" ] || echo "$document: $target"
+            done
+    done >"$scratch/links"
+    [ ! -s "$scratch/links" ] || fail "links to nothing: $(cat "$scratch/links")"
+}
+
 use() { # deb | archive
     case $1 in
     deb) prefix=/usr ;;
@@ -112,8 +133,13 @@ use() { # deb | archive
     as_user crosslane --version | grep -q '^crosslane [0-9]' || fail 'crosslane --version failed'
     bash -c ". $prefix/share/bash-completion/completions/crosslane && complete -p crosslane" >"$scratch/complete" ||
         fail 'no completion for bash'
+    check_links "$prefix/share/doc/crosslane"
     carry_a_connection
-    ! command -v cc >/dev/null || use_from_c
+    if has_compiler; then
+        use_from_c
+    else
+        [ -z "$(find "$prefix/lib" -name '*.a' -name '*crosslane*')" ] || fail 'a static library without a compiler'
+    fi
     ! command -v man >/dev/null || read_manual "$prefix"
 }
 

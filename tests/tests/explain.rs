@@ -108,6 +108,25 @@ fn a_lane_and_all_that_a_client_holds_is_shown() {
 }
 
 #[test]
+fn the_other_side_of_an_ipv4_address_in_ipv6_form_is_named() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let script = "\
+import socket, sys, time
+connection = socket.socket(socket.AF_INET6)
+connection.connect(('::ffff:127.0.0.1', int(sys.argv[1])))
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let program = ready(rack.run(&[], paths::python()).args(["-c", script, &listener.port.to_string()]));
+    assert_lane(&program, listener.port);
+    let sockets = sockets_of(&program);
+    assert_eq!(sockets[0]["other_side"]["pid"].as_u64(), Some(listener.process.pid().into()), "{sockets:?}");
+    let at_server = sockets_of(&listener.process);
+    assert_eq!(at_server[1]["other_side"]["pid"].as_u64(), Some(program.pid().into()), "{at_server:?}");
+}
+
+#[test]
 fn programs_that_do_not_load_the_library_are_told_apart() {
     let Some(rack) = Rack::with_lanes() else { return };
     let listener = server(|| rack.run(&[], endpoint()));
@@ -406,6 +425,57 @@ fn a_rack_in_another_mount_namespace_is_found() {
     let racks = report["racks"].as_array().expect("a list");
     let found = racks.iter().find(|rack| rack["directory"] == directory.as_str());
     assert_eq!(found.unwrap_or_else(|| panic!("{report}"))["listeners"][0]["path"], "lane");
+}
+
+/// Checks what is said of a server that runs with lanes, but could not create its page.
+fn assert_unpublished(server: &Server, directory: &str, why: &str) {
+    let pid = server.process.pid().to_string();
+    let sockets = sockets_of(&server.process);
+    assert_eq!((&sockets[0]["path"], &sockets[0]["reason"]), (&"unknown".into(), &"unpublished".into()), "{sockets:?}");
+    let explained = finish(Command::new(paths::crosslane()).args(["explain", "--pid", &pid])).must_succeed().stdout;
+    assert!(explained.contains("no page in rack") && !explained.contains("without crosslane"), "{explained}");
+    let stat =
+        |options: &[&str]| finish(Command::new(paths::crosslane()).arg("stat").args(options)).must_succeed().stdout;
+    let text = stat(&["--rack", directory]);
+    for word in ["not shown: endpoint", &pid, directory, why] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+    assert!(!text.contains("Nothing runs"), "{text}");
+    for options in [&["--json", "--rack", directory][..], &["--json", "--all"]] {
+        let report = valid(&stat(options), "stat.schema.json");
+        let unpublished = report["unpublished"].as_array().expect("a list");
+        let found = unpublished.iter().any(|program| program["pid"].as_u64() == Some(server.process.pid().into()));
+        assert!(found, "{report}");
+    }
+}
+
+#[test]
+fn a_program_that_may_not_write_its_page_is_named() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let limited = server(|| {
+        let run = rack.run(&[], endpoint());
+        let mut command = rack.bare_command(paths::tool("prlimit"));
+        command.arg("--fsize=4096").arg(run.get_program()).args(run.get_args());
+        command
+    });
+    assert_unpublished(&limited, rack.path().to_str().expect("UTF-8"), "limit of file sizes");
+    let published = server(|| rack.run(&[], endpoint()));
+    assert_eq!(sockets_of(&published.process)[0]["path"], "lane");
+}
+
+#[test]
+fn a_full_file_system_of_the_rack_directory_is_reported() {
+    let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
+    let script = "mount -t tmpfs -o size=64k none /mnt && mkdir -m 700 /mnt/rack && \
+                  { head -c 100k /dev/zero >/mnt/filler || true; } 2>/dev/null && exec \"$@\"";
+    let inner = start_server(|port| {
+        let mut command = rack.bare_command(paths::tool("unshare"));
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(paths::crosslane());
+        command.args(["run", "--rack", "/mnt/rack", "--"]).arg(endpoint()).args(["serve", &port.to_string()]);
+        command
+    });
+    let directory = format!("/proc/{}/root/mnt/rack", inner.process.pid());
+    assert_unpublished(&inner, &directory, "its file system is full");
 }
 
 /// A worker that `fork` has made shows what its parent has opened.

@@ -139,6 +139,19 @@ fn a_sender_whose_peer_does_not_read_is_accepted_one_to_two_times_what_tcp_accep
     }
 }
 
+#[test]
+fn a_core_dump_leaves_the_memory_of_lanes_out() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let folder = rack.scratch();
+    let mut command = rack.require_lane(python());
+    command.arg(package_file("python/core_dump.py")).current_dir(folder.path());
+    let finished = Process::start(&mut command).wait(RUN_LIMIT).must_succeed();
+    assert!(finished.stdout.starts_with("ok"), "{finished}");
+    if finished.stdout.contains("without") {
+        eprintln!("skipped in part: the machine writes no core file into the working directory");
+    }
+}
+
 fn connections_leave_nothing(count: &str) {
     let rack = Rack::new();
     let mut command = rack.require_lane(python());

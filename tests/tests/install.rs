@@ -84,6 +84,34 @@ fn what_is_installed_carries_a_connection_and_is_removed_again() {
     install(&tree, &prefix, &["--uninstall"]).must_fail_in_one_line(2, &["nothing is installed", "check --prefix"]);
 }
 
+/// Returns the files to which a document links.
+fn targets(document: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string(document).expect("a document");
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link);
+    let files = links.filter(|link| !link.contains("://")).filter_map(|link| link.split('#').next());
+    files.filter(|file| !file.is_empty()).map(|file| document.with_file_name(file)).collect()
+}
+
+#[test]
+fn links_of_installed_documents_lead_to_installed_files() {
+    let folder = TempDir::new().expect("a folder");
+    let documents = tree(&folder).join("share/doc/crosslane");
+    let broken = |documents: &Path| -> Vec<PathBuf> {
+        let all = files(documents).into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
+        all.flat_map(|document| targets(&document)).filter(|target| !target.exists()).collect()
+    };
+    assert!(broken(&documents).is_empty(), "{:?}", broken(&documents));
+    assert!(targets(&documents.join("README.md")).len() > 5, "links to what is installed stay");
+    // As the Debian package has them.
+    fs::rename(documents.join("LICENSE"), documents.join("copyright")).expect("a licence");
+    assert!(!broken(&documents).is_empty(), "the README links to the licence");
+    let script = repository().join("scripts/installed-links.py");
+    finish(Command::new(python()).arg(script).arg(&documents).arg("LICENSE=copyright")).must_succeed();
+    assert!(broken(&documents).is_empty(), "{:?}", broken(&documents));
+    let readme = fs::read_to_string(documents.join("README.md")).expect("a document");
+    assert!(readme.contains("](copyright)") && readme.contains("`ARCHITECTURE.md` in the source"), "{readme}");
+}
+
 #[test]
 fn a_prefix_that_cannot_be_used_is_refused_in_one_line() {
     let folder = TempDir::new().expect("a folder");

@@ -75,11 +75,16 @@ fn valid_variables_print_nothing_and_switches_accept_words() {
 }
 
 #[test]
-fn an_unknown_variable_causes_a_warning_of_one_line() {
+fn an_unknown_variable_causes_one_warning_of_the_command_and_none_of_programs() {
     let Some(rack) = Rack::with_lanes() else { return };
-    let finished = finish(by_hand(&rack, &[("CROSSLANE_REQUIRELANE", "1")], PRINTS_RAN)).must_succeed();
-    assert_eq!(finished.stdout, "ran\n");
-    finished.must_print_one_line(&["crosslane: CROSSLANE_REQUIRELANE: "]);
+    let script = "import subprocess; [subprocess.run(['/bin/true']) for _ in range(3)]; print('ran')";
+    let by_hand = finish(by_hand(&rack, &[("CROSSLANE_REQUIRELANE", "1")], script)).must_succeed();
+    assert_eq!((by_hand.stdout.as_str(), by_hand.stderr.as_str()), ("ran\n", ""));
+    let mut run = rack.run(&[], python());
+    run.args(["-c", script]).env("CROSSLANE_REQUIRELANE", "1");
+    let run = finish(run).must_succeed();
+    assert_eq!(run.stdout, "ran\n");
+    run.must_print_one_line(&["crosslane: CROSSLANE_REQUIRELANE: "]);
 }
 
 #[test]

@@ -10,6 +10,9 @@ const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 ///
 /// The file must not shrink while it is mapped: seal a memfd with `F_SEAL_SHRINK` before mapping it, and check the
 /// seals of a memfd that another process made. Otherwise a peer could truncate it, and every access would raise SIGBUS.
+///
+/// A core dump leaves it out (`MADV_DONTDUMP`), also that of a child: the kernel would read every page of the file, and
+/// so allocate memory for those that nobody has written.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -82,7 +85,11 @@ impl Mapping {
             // SAFETY: the kernel chooses the address, so the new mapping replaces no existing memory.
             match unsafe { libc::mmap(anywhere, len_bytes, protection, libc::MAP_SHARED, file, offset) } {
                 libc::MAP_FAILED => Err(io::Error::last_os_error()),
-                address => Ok(address),
+                address => {
+                    // SAFETY: the range is the new mapping; the advice changes only what a core dump has.
+                    unsafe { libc::madvise(address, len_bytes, libc::MADV_DONTDUMP) };
+                    Ok(address)
+                }
             }
         })?;
         let base = NonNull::new(address.cast()).ok_or(io::ErrorKind::InvalidInput)?;
@@ -220,6 +227,28 @@ mod tests {
             let error = Mapping::at(file.as_fd(), offset_bytes, PAGE_BYTES as usize).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         }
+    }
+
+    /// Returns the kernel's flags of the mapping that begins at an address (proc(5), `VmFlags`).
+    fn flags_of(mapping: &Mapping) -> String {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begin = format!("{:08x}-", mapping.base().addr());
+        let lines = smaps.lines().skip_while(|line| !line.starts_with(&begin));
+        lines.skip(1).find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_core_dump_leaves_every_mapping_out() {
+        let (file, len_bytes) = (file(), PAGE_BYTES as usize);
+        let excluded = |mapping: io::Result<Mapping>| {
+            // Dropped on return: the kernel would join it with the next one.
+            flags_of(&mapping.unwrap()).split_whitespace().any(|flag| flag == "dd")
+        };
+        assert!(excluded(Mapping::new(file.as_fd(), len_bytes)));
+        assert!(excluded(Mapping::at(file.as_fd(), PAGE_BYTES, len_bytes)));
+        assert!(excluded(Mapping::sparse(file.as_fd(), len_bytes)));
+        let alignment = Alignment::new(PAGE_BYTES).unwrap();
+        assert!(excluded(Mapping::around(file.as_fd(), 8, 8, alignment).map(|(mapping, _)| mapping)));
     }
 
     #[test]

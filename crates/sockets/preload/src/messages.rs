@@ -20,6 +20,9 @@ use std::os::fd::BorrowedFd;
 /// More than a message with 253 descriptors needs, the largest number that the kernel accepts, including the memory
 /// that accompanies each connection.
 const CONTROL_BYTES: usize = 8192;
+/// Words of a buffer for control messages that is on the stack, enough for a message with credentials and a descriptor:
+/// a signal handler may receive that.
+const CONTROL_WORDS_FEW: usize = 32;
 
 unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
     // SAFETY: the C program's message, valid as its call requires (manual page).
@@ -249,9 +252,25 @@ fn deadline_ns(time: &timespec) -> Result<u64, Errno> {
     }
 }
 
-/// A buffer for control messages with the required alignment.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
+/// A zeroed buffer for control messages, with the alignment that they require. On the stack only if it is small.
+struct Control {
+    few: [u64; CONTROL_WORDS_FEW],
+    many: Vec<u64>,
+}
+
+impl Control {
+    /// Returns a buffer of at least `len_bytes`, at most [`CONTROL_BYTES`].
+    fn new(len_bytes: usize) -> Self {
+        let words = len_bytes.min(CONTROL_BYTES).div_ceil(size_of::<u64>());
+        Self { few: [0; CONTROL_WORDS_FEW], many: if words > CONTROL_WORDS_FEW { vec![0; words] } else { Vec::new() } }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let words = if self.many.is_empty() { &mut self.few[..] } else { &mut self.many[..] };
+        // SAFETY: any bytes are valid words and the other way round, and the slice covers exactly the words.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+    }
+}
 
 /// Returns the descriptors of a control message, if it carries any.
 unsafe fn rights_of<'a>(header: *const cmsghdr) -> Option<&'a [c_int]> {
@@ -283,7 +302,7 @@ unsafe fn for_each_control(message: *const msghdr, mut visit: impl FnMut(*const 
 
 /// Copies control messages into a buffer, replacing the descriptors in them.
 struct Rewriter<'a> {
-    control: &'a mut Control,
+    control: &'a mut [u8],
     used: usize,
     fits: bool,
 }
@@ -293,12 +312,12 @@ impl Rewriter<'_> {
         // SAFETY: these functions only compute sizes.
         let (space, len) =
             unsafe { (libc::CMSG_SPACE(data.len() as c_uint) as usize, libc::CMSG_LEN(data.len() as c_uint) as usize) };
-        if self.used + space > CONTROL_BYTES {
+        if self.used + space > self.control.len() {
             self.fits = false;
             return;
         }
         let header = cmsghdr { cmsg_len: len as _, cmsg_level: level, cmsg_type: kind };
-        let place = &mut self.control.0[self.used..self.used + space];
+        let place = &mut self.control[self.used..self.used + space];
         place.fill(0);
         // SAFETY: `place` has room for a header, and `CMSG_SPACE` keeps the offsets in the aligned buffer aligned.
         unsafe { place.as_mut_ptr().cast::<cmsghdr>().write(header) };
@@ -349,8 +368,8 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
         if !carries_connection(message) {
             return real::sendmsg(fd, message, flags);
         }
-        let mut control = Control([0; CONTROL_BYTES]);
-        let mut rewriter = Rewriter { control: &mut control, used: 0, fits: true };
+        let mut control = Control::new(CONTROL_BYTES);
+        let mut rewriter = Rewriter { control: control.bytes(), used: 0, fits: true };
         let mut refusal = None;
         for_each_control(message, |header| {
             rewriter.rewrite(header, |rights| {
@@ -370,7 +389,7 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
             return fail(Errno::INVAL);
         }
         let mut copy = *message;
-        copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
+        copy.msg_control = control.bytes().as_mut_ptr().cast::<c_void>();
         copy.msg_controllen = used;
         real::sendmsg(fd, &raw const copy, flags)
     }
@@ -378,26 +397,28 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
 
 /// Receives a message whose descriptors may be connections; their memory is removed before the program sees the
 /// message.
+#[inline(never)] // Other messages need less of the stack.
 unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    let mut control = Control([0; CONTROL_BYTES]);
     // SAFETY: the C program's message, whose copy has a control buffer of this function.
     unsafe {
-        let mut copy = *message;
-        copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
         // The size of the program's buffer, and twice as much for memory that accompanies connections.
-        copy.msg_controllen = ((*message).msg_controllen.saturating_mul(3) + 64).min(CONTROL_BYTES);
+        let control_bytes = ((*message).msg_controllen.saturating_mul(3).saturating_add(64)).min(CONTROL_BYTES);
+        let mut control = Control::new(control_bytes);
+        let mut copy = *message;
+        copy.msg_control = control.bytes().as_mut_ptr().cast::<c_void>();
+        copy.msg_controllen = control_bytes;
         let received = real::recvmsg(fd, &raw mut copy, flags);
         if received < 0 {
             return received;
         }
-        let mut clean = Control([0; CONTROL_BYTES]);
-        let mut rewriter = Rewriter { control: &mut clean, used: 0, fits: true };
+        let mut clean = Control::new(copy.msg_controllen);
+        let mut rewriter = Rewriter { control: clean.bytes(), used: 0, fits: true };
         for_each_control(&raw const copy, |header| {
             rewriter.rewrite(header, |rights| lifecycle::receive_rights(fd, rights));
         });
         let used = rewriter.used;
         let room = (*message).msg_controllen;
-        let (kept, is_cut) = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);
+        let (kept, is_cut) = copy_control(&clean.bytes()[..used], (*message).msg_control.cast::<u8>(), room);
         (*message).msg_controllen = kept;
         (*message).msg_namelen = copy.msg_namelen;
         (*message).msg_flags = copy.msg_flags | if is_cut { libc::MSG_CTRUNC } else { 0 };

@@ -65,8 +65,6 @@ struct Plain {
     /// The memory of the incoming lane, and of the words that the sender of the outgoing lane reads.
     inbound: MemoryInbound,
     outbound: MemoryOutbound,
-    incoming: Layout,
-    outgoing: Layout,
     /// The other endpoint's words, in the outbound memory.
     peers: Region,
 }
@@ -154,6 +152,7 @@ impl Segment {
     ///
     /// # Errors
     /// If `memfd` is not a sealed memfd of exactly this size, or the endpoint is not set up.
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn adopt(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
         Self::view(Arc::new(mapping), side, Secrets::default()).adopt_rest()
@@ -167,6 +166,7 @@ impl Segment {
     ///
     /// # Panics
     /// As [`Segment::in_windows`].
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn adopt_in_windows(inbound: &Region, outbound: &Region, link: Option<ModelledLink>) -> Result<Self, Errno> {
         let (side, secrets) = (Side::Connector, Secrets::default());
         let segment = match link {
@@ -183,6 +183,7 @@ impl Segment {
     ///
     /// # Panics
     /// As [`Segment::with_local_page`].
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn adopt_with_local_page(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region) -> Result<Self, Errno> {
         Self::with_local_page(inbound, outbound, page, Side::Connector, Secrets::default()).adopt_by_side()
     }
@@ -243,8 +244,8 @@ impl Segment {
     /// # Panics
     /// In windows that are not ordinary memory: see [`Segment::timed_sender`] and [`Segment::local_page_sender`].
     pub fn sender(&self) -> Sender {
-        let Plain { inbound, outbound, outgoing, .. } = self.plain();
-        Producer::new(outbound.clone(), inbound.clone(), *outgoing, self.outgoing_secret())
+        let Plain { inbound, outbound, .. } = self.plain();
+        Producer::new(outbound.clone(), inbound.clone(), self.outgoing_layout(), self.outgoing_secret())
     }
 
     /// Returns the receiver of the incoming lane.
@@ -252,8 +253,9 @@ impl Segment {
     /// # Panics
     /// As [`Segment::sender`].
     pub fn receiver(&self) -> Receiver {
-        let Plain { inbound, outbound, incoming, .. } = self.plain();
-        Consumer::new(inbound.clone(), outbound.clone(), *incoming, self.incoming_secret())
+        let Plain { inbound, outbound, .. } = self.plain();
+        let layout = if self.is_in_windows { WINDOW_LAYOUT } else { layout_to(self.side) };
+        Consumer::new(inbound.clone(), outbound.clone(), layout, self.incoming_secret())
     }
 
     /// Stores, on behalf of the other endpoint of new memory, how many unread bytes that endpoint will hold.
@@ -261,9 +263,14 @@ impl Segment {
     /// # Panics
     /// As [`Segment::sender`].
     pub fn presume_capacity(&self, bytes: usize) {
-        let Plain { inbound, outbound, outgoing, .. } = self.plain();
+        let Plain { inbound, outbound, .. } = self.plain();
         // In a memfd, both windows of the lane are the whole memory.
-        Consumer::new(inbound.clone(), outbound.clone(), *outgoing, self.outgoing_secret()).set_capacity(bytes);
+        let secret = self.outgoing_secret();
+        Consumer::new(inbound.clone(), outbound.clone(), self.outgoing_layout(), secret).set_capacity(bytes);
+    }
+
+    fn outgoing_layout(&self) -> Layout {
+        if self.is_in_windows { WINDOW_LAYOUT } else { layout_to(self.side.other()) }
     }
 
     fn plain(&self) -> &Plain {
@@ -295,13 +302,7 @@ impl Segment {
             Side::Connector => (first, second),
             Side::Acceptor => (second, first),
         };
-        let plain = Plain {
-            inbound: MemoryInbound::new(whole.clone()),
-            outbound: MemoryOutbound::new(whole),
-            incoming: layout_to(side),
-            outgoing: layout_to(side.other()),
-            peers,
-        };
+        let plain = Plain { inbound: MemoryInbound::new(whole.clone()), outbound: MemoryOutbound::new(whole), peers };
         Self::of(Medium::Plain(plain), own, side, secrets)
     }
 
@@ -315,13 +316,12 @@ impl Segment {
     ///
     /// # Panics
     /// If a span is of another size.
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn in_windows(inbound: &Region, outbound: &Region, side: Side, secrets: Secrets) -> Self {
         check_spans([inbound, outbound], Self::WINDOW_BYTES);
         let plain = Plain {
             inbound: MemoryInbound::new(inbound.clone()),
             outbound: MemoryOutbound::new(outbound.clone()),
-            incoming: WINDOW_LAYOUT,
-            outgoing: WINDOW_LAYOUT,
             peers: outbound.sub(0, ENDPOINT_BYTES),
         };
         let own = inbound.sub(0, ENDPOINT_BYTES);
@@ -335,6 +335,7 @@ impl Segment {
     ///
     /// # Panics
     /// If a span is of another size.
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn in_modelled_windows(
         inbound: &Region,
         outbound: &Region,
@@ -356,6 +357,7 @@ impl Segment {
     ///
     /// # Panics
     /// If a span, or the local page, is of another size.
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn with_local_page(
         inbound: DeviceMemory,
         outbound: DeviceMemory,

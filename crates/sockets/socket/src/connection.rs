@@ -241,6 +241,7 @@ pub(crate) fn defer_handlers() -> bool {
 
 impl Connection {
     /// Opens a connection. One that awaits a handshake has nothing to read and no room to write.
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn open(params: ConnectionParams, path: InitialPath) -> &'static Self {
         crate::accounting::memory_budget::init_limits();
         hidden::note_lifeline();

@@ -37,7 +37,7 @@ use crate::entry::{self, Entry};
 use crate::epoll;
 use crate::listener::{self, DeferredAccept, LISTENERS};
 use crate::options::OptionRecord;
-use crate::process::settings::{self, settings};
+use crate::process::settings::settings;
 use crate::process::{identity, sandbox, signals, system};
 use crate::rendezvous::address::Family;
 use crate::rendezvous::directory;
@@ -66,9 +66,6 @@ pub fn check_environment() {
     if !settings().mistakes.is_empty() {
         // SAFETY: `_exit` ends the process without running any other code, and the program has not started yet.
         unsafe { libc::_exit(EXIT_WRONG_USE) };
-    }
-    if let Some(line) = settings::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
-        warn_user(&format_args!("{line}"));
     }
     if let Some(line) = directory::missing_configured_directory() {
         warn_user(&format_args!("{line}; there are no lanes without it"));

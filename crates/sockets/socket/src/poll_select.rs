@@ -16,21 +16,23 @@ pub use select::select;
 
 use crate::process::blocking;
 use call::{Deadline, has_result, poll_lanes};
-use entries::{STACK_ENTRIES, is_ours};
+use entries::is_ours;
 use libc::{pollfd, sigset_t};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
 const MILLISECOND_NS: u64 = 1_000_000;
+/// Number of entries that any descriptor limit allows.
+const ENTRIES_UNCHECKED: u64 = 64;
 /// Largest number of entries of a call in a process under a system call filter.
 const CONFINED_ENTRIES_MAX: u64 = 1 << 20;
 
 /// Returns whether a call may have this number of entries: at most the descriptor limit, as in the kernel. The limit is
-/// only read for calls with more than [`STACK_ENTRIES`] entries.
+/// only read for calls with more than [`ENTRIES_UNCHECKED`] entries.
 pub fn allows_entries(entries: u64) -> bool {
     // A filter may forbid reading the limit; by default, the kernel's limit is not higher than this bound.
     let is_confined = crate::process::sandbox::is_confined();
-    entries <= STACK_ENTRIES as u64
+    entries <= ENTRIES_UNCHECKED
         || (is_confined && entries <= CONFINED_ENTRIES_MAX)
         || !is_confined && rustix::process::getrlimit(Resource::Nofile).current.is_none_or(|limit| entries <= limit)
 }

@@ -2,6 +2,7 @@
 
 pub mod background_connects;
 pub mod blocking;
+pub(crate) mod buffer;
 pub(crate) mod callback;
 pub mod clock;
 pub mod identity;

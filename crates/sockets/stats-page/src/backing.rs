@@ -7,12 +7,13 @@
 use std::ffi::{CStr, c_void};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-use crate::file::{self, PageFile};
+use crate::file::{self, Fd, PageFile};
 use crate::layout::{HEADER_BYTES, PAGE_BYTES, SLOT_BYTES, SLOTS};
 
 /// Number of slots that are allocated at once while a page grows: 16 KiB.
@@ -21,6 +22,8 @@ pub(crate) const CHUNK_SLOTS: usize = 64;
 const FIRST_SLOTS: usize = 16;
 /// Number of slots that are allocated initially where the kernel cannot populate memory later (before Linux 5.14).
 const FIRST_SLOTS_UNGROWABLE: usize = 1024;
+/// Name of a mapping of a process whose page is not a file, so that others can tell why there is none.
+pub const UNPUBLISHED_NAME: &str = "crosslane-unpublished";
 /// One in this number of processes, by its pid, removes the pages of killed ones.
 const SWEEP_PIDS: u32 = 16;
 
@@ -42,7 +45,10 @@ pub(crate) struct Backing {
 
 /// Maps a page with at least `slots_min` usable slots: in the rack directory if possible, else in private memory.
 pub(crate) fn map(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
-    map_file(rack, pid, slots_min).or_else(|_| map_private())
+    map_file(rack, pid, slots_min).or_else(|_| {
+        mark_unpublished();
+        map_private()
+    })
 }
 
 fn map_file(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
@@ -79,6 +85,7 @@ fn map_created(page: &PageFile, identity: FileIdentity, slots_min: usize) -> Res
         )?
     };
     let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+    exclude_from_core_dumps(base, PAGE_BYTES);
     let mut slots_committed = slots_first;
     let growable = populate(base, 0, FIRST_SLOTS) != Err(Errno::INVAL);
     if !growable && slots_first < FIRST_SLOTS_UNGROWABLE && allocate(page, FIRST_SLOTS_UNGROWABLE).is_ok() {
@@ -91,6 +98,18 @@ fn allocate(page: &PageFile, slots: usize) -> Result<(), Errno> {
     rustix::fs::fallocate(&page.fd, FallocateFlags::empty(), 0, (HEADER_BYTES + slots * SLOT_BYTES) as u64)
 }
 
+/// Maps inaccessible memory of [`UNPUBLISHED_NAME`], which `/proc/PID/maps` shows. Without effect where the kernel
+/// refuses.
+fn mark_unpublished() {
+    static IS_MARKED: AtomicBool = AtomicBool::new(false);
+    if IS_MARKED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let Ok(empty) = rustix::fs::memfd_create(UNPUBLISHED_NAME, MemfdFlags::CLOEXEC).map(Fd::new) else { return };
+    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory, and nothing accesses it.
+    let _ = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 1, ProtFlags::empty(), MapFlags::SHARED, &empty, 0) };
+}
+
 fn map_private() -> Result<Backing, Errno> {
     Ok(Backing { base: map_zeroed(PAGE_BYTES)?, slots_committed: SLOTS, file: None })
 }
@@ -101,7 +120,15 @@ pub(crate) fn map_zeroed(bytes: usize) -> Result<NonNull<u8>, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
     let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags)? };
-    NonNull::new(base.cast()).ok_or(Errno::NOMEM)
+    let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+    exclude_from_core_dumps(base, bytes);
+    Ok(base)
+}
+
+/// Leaves a mapping of `bytes` at `base` out of core dumps. Without effect where the kernel refuses.
+fn exclude_from_core_dumps(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the advice changes no memory, only what a core dump has.
+    let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast::<c_void>(), bytes, Advice::LinuxDontDump) };
 }
 
 /// Allocates the memory of slots `first..end`. Returns an error where a store would have killed the program.
@@ -139,6 +166,7 @@ pub(crate) unsafe fn replace_with_zeroes(old: NonNull<u8>) -> Result<(), Errno> 
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: by the contract of this function, `old` is a whole mapping that the caller owns and no other thread uses.
     unsafe { rustix::mm::mmap_anonymous(old.as_ptr().cast(), PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+    exclude_from_core_dumps(old, PAGE_BYTES);
     Ok(())
 }
 

@@ -17,12 +17,14 @@ const SUFFIXES_MAX: u32 = 64;
 const ATTEMPTS_MAX: u32 = 8;
 /// Number of directory entries that one sweep checks.
 const SWEEP_ENTRIES_MAX: u32 = 512;
+/// Bytes of directory entries that are read at once, on the stack. One with the longest name has 280.
+const LISTING_BYTES: usize = 512;
 
 /// A descriptor that is closed by a raw system call, because the `close` symbol may be interposed by this library.
 pub(crate) struct Fd(ManuallyDrop<OwnedFd>);
 
 impl Fd {
-    fn new(owned: OwnedFd) -> Self {
+    pub(crate) fn new(owned: OwnedFd) -> Self {
         Self(ManuallyDrop::new(owned))
     }
 }
@@ -219,7 +221,7 @@ pub(crate) fn remove_if_same(folder: BorrowedFd<'_>, name: &CStr, device: u64, i
 /// Removes stale pages among the first entries of the folder, so that killed programs do not fill a rack directory that
 /// no one reads.
 pub(crate) fn sweep(folder: BorrowedFd<'_>) {
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+    let mut buffer = [MaybeUninit::<u8>::uninit(); LISTING_BYTES];
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(listing) = rustix::fs::openat(folder, c".", flags, Mode::empty()).map(Fd::new) else { return };
     let mut entries = RawDir::new(&listing, &mut buffer);

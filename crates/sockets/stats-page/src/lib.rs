@@ -24,6 +24,7 @@ mod terms;
 mod variables;
 mod writer;
 
+pub use backing::UNPUBLISHED_NAME;
 pub use layout::{SLOTS, VERSION};
 pub use rack::{KEEP_PAGES, OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
 pub use switch::switch;

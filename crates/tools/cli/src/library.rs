@@ -25,7 +25,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
         return find_given(path, "--library");
     }
     let found = find_given(&find_in_default_folders()?, "--library")?;
-    let release = elf::release(&found).unwrap_or_else(|| "unknown".to_owned());
+    let release = elf::release(&found).unwrap_or_default();
     if release != RELEASE {
         let (command, library) = (command_path()?, found.display());
         bail!(WrongUse::of(format!(
@@ -44,6 +44,10 @@ pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
     }
     let found = std::fs::canonicalize(path).with_context(|| format!("library '{}'", path.display()))?;
     check(&found, option)?;
+    if elf::release(&found).is_none() {
+        let what = "is a shared library, but not that of crosslane, so programs would have no lanes";
+        bail!(WrongUse::of(format!("'{}' {what}; check {option}", found.display())));
+    }
     Ok(found)
 }
 

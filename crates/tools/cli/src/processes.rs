@@ -93,7 +93,7 @@ impl Processes {
     /// Returns the program at the other side of a connection with a lane.
     pub fn other_side_of_lane(&self, local: SocketAddr, peer: SocketAddr) -> Option<&Program> {
         let holders = self.lane_holders.get_or_init(|| self.lane_holders());
-        self.programs.get(holders.get(&(peer, local))?)
+        self.programs.get(holders.get(&(tcp::canonical(peer), tcp::canonical(local)))?)
     }
 
     fn lane_holders(&self) -> HashMap<(SocketAddr, SocketAddr), i32> {

@@ -72,9 +72,20 @@ pub fn check_private(rack: &Path) -> Result<()> {
         bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
     }
     if found.mode() & 0o077 != 0 {
-        bail!("rack '{shown}' is open to other users; chmod 700 it");
+        // Not to be closed to them: it may be a directory of the system.
+        bail!("rack '{shown}' is open to other users; give another with --rack, made by mkdir -m 700");
     }
     Ok(())
+}
+
+/// Returns whether programs of a user meet in a directory: it exists, is the user's, and is not open to others.
+pub fn is_usable(rack: &Path, uid: u32) -> bool {
+    std::fs::symlink_metadata(rack).is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
+}
+
+/// Returns whether the file system of a directory has no room for another page.
+pub fn is_full(rack: &Path) -> bool {
+    rustix::fs::statvfs(rack).is_ok_and(|found| found.f_bavail == 0 || (found.f_files > 0 && found.f_favail == 0))
 }
 
 /// Creates the rack directory if it is missing, and checks that programs can meet in it.

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow, bail};
 use rack::PortList;
+use socket::process::settings;
 use stats_page::{RULES, VARIABLES};
 
 use crate::rack_choice::{LoadedRack, RackChoice};
@@ -140,6 +141,10 @@ fn check_node(text: &str) -> Result<String> {
 
 /// Executes the program; returns only if that fails.
 pub fn main(options: &Options) -> Result<()> {
+    // Here and not in the library, which each child of the program loads again.
+    if let Some(line) = settings::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+        eprintln!("crosslane: {line}");
+    }
     let required = options.require_lane || inherits_require_lane()?;
     let mut command = command(&options.joining, &options.command, required)?;
     set_environment(&mut command, options);

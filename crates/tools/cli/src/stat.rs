@@ -3,6 +3,7 @@
 mod all;
 mod proxies;
 mod report;
+pub mod unpublished;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -47,10 +48,13 @@ pub fn main(options: &Options) -> Result<()> {
     let rack = RackChoice::new(options.rack.as_deref())?;
     let snapshot = read(&rack.directories())?;
     let proxies = Proxies::of(&rack);
+    let unpublished = unpublished::find(&rack.directories(), !snapshot.processes.is_empty())?;
     if options.json {
-        return output::print_json(&Report::new(&snapshot, &proxies, &rack));
+        return output::print_json(&Report::new(&snapshot, &proxies, unpublished, &rack));
     }
-    output::print(&(describe(&snapshot, &rack) + &proxies.describe() + &switched_off(&rack)))
+    let is_idle = snapshot.processes.is_empty() && unpublished.is_empty();
+    let published = if is_idle { nothing_running(&rack) } else { String::new() } + &describe(&snapshot, &rack);
+    output::print(&(published + &unpublished::describe(&unpublished) + &proxies.describe() + &switched_off(&rack)))
 }
 
 /// Returns a line for each directory in which lanes are switched off.
@@ -96,8 +100,7 @@ pub fn nothing_running(rack: &RackChoice) -> String {
 
 /// Returns the snapshot as tables.
 pub fn describe(snapshot: &Snapshot, rack: &RackChoice) -> String {
-    let mut text =
-        if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot, rack).render() };
+    let mut text = if snapshot.processes.is_empty() { String::new() } else { processes(snapshot, rack).render() };
     for table in
         [listeners(snapshot), connections(snapshot), fallbacks(snapshot)].into_iter().filter(|table| !table.is_empty())
     {
@@ -307,7 +310,7 @@ mod tests {
         let (rack, page, _slots) = rack_with_traffic();
         assert!(page.is_published());
         let (snapshot, chosen) = (read(&directory(&rack)).unwrap(), RackChoice::Directory(rack.path().to_owned()));
-        let json = serde_json::to_value(Report::new(&snapshot, &Proxies::default(), &chosen)).unwrap();
+        let json = serde_json::to_value(Report::new(&snapshot, &Proxies::default(), Vec::new(), &chosen)).unwrap();
         assert_eq!(json["schema"], "crosslane-stat/1");
         let process = &json["processes"][0];
         assert_eq!((&process["program"], &process["node"]), (&"redis-server".into(), &"a".into()));
@@ -367,7 +370,8 @@ mod tests {
     #[test]
     fn an_empty_rack_shows_how_to_start_a_program() {
         let rack = private_folder();
-        let text = describe(&read(&directory(&rack)).unwrap(), &RackChoice::Directory(rack.path().to_owned()));
+        assert!(read(&directory(&rack)).unwrap().processes.is_empty());
+        let text = nothing_running(&RackChoice::Directory(rack.path().to_owned()));
         assert!(text.starts_with("Nothing runs over crosslane"), "{text}");
         assert!(text.contains("crosslane run"), "{text}");
     }
@@ -378,7 +382,7 @@ mod tests {
         let rack = private_folder();
         std::fs::set_permissions(rack.path(), PermissionsExt::from_mode(0o750)).unwrap();
         let error = read(&[rack.path().to_owned()]).unwrap_err().to_string();
-        assert!(error.contains("is open to other users; chmod 700 it"), "{error}");
+        assert!(error.contains("is open to other users; give another with --rack"), "{error}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,16 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
 use ratatui::{DefaultTerminal, Frame};
 use stats_page::reader::{Connection, Process, Snapshot};
 
 use crate::rack_choice::RackChoice;
+use crate::stat::unpublished::{self, UnpublishedProgram};
 use crate::stat::{self, is_shown};
+
+/// Width of a column of addresses: an IPv4 address and a port.
+const ADDRESS_WIDTH_MIN: u16 = 22;
 
 /// Options of `crosslane top`.
 #[derive(clap::Args)]
@@ -76,6 +81,8 @@ type ConnectionKey = (u32, i32, u64);
 struct Screen {
     rack: RackChoice,
     snapshot: Snapshot,
+    /// Programs without a page, found only while there is no page at all.
+    unpublished: Vec<UnpublishedProgram>,
     sampled_at: Instant,
     processes: Rates<u32>,
     connections: Rates<ConnectionKey>,
@@ -87,6 +94,7 @@ impl Screen {
         let mut screen = Self {
             rack,
             snapshot: Snapshot::default(),
+            unpublished: Vec::new(),
             sampled_at: Instant::now(),
             processes: Rates::default(),
             connections: Rates::default(),
@@ -117,6 +125,10 @@ impl Screen {
         self.processes.record(snapshot.processes.iter().map(|process| (process.pid, process_bytes(process))), elapsed);
         let connections = shown(&snapshot).map(|(process, connection)| (key(process, connection), bytes(connection)));
         self.connections.record(connections, elapsed);
+        // What cannot be found out is not shown.
+        let unpublished =
+            snapshot.processes.is_empty().then(|| unpublished::find(&self.rack.directories(), false).ok());
+        self.unpublished = unpublished.flatten().unwrap_or_default();
         self.snapshot = snapshot;
     }
 
@@ -144,7 +156,11 @@ impl Screen {
         let [head, upper, lower] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(self.headline()), head);
         if self.snapshot.processes.is_empty() {
-            frame.render_widget(Paragraph::new(stat::nothing_running(&self.rack)), upper.union(lower));
+            let text = match self.unpublished.is_empty() {
+                true => stat::nothing_running(&self.rack),
+                false => unpublished::describe(&self.unpublished),
+            };
+            frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), upper.union(lower));
             return;
         }
         frame.render_widget(self.process_table(upper.width), upper);
@@ -177,7 +193,7 @@ impl Screen {
             Column::wide("WINDOW BYTES", 12),
             Column::new("KERNEL", 8),
             Column::wide("KERNEL BYTES", 12),
-            Column::new("RATE", 12),
+            Column::second("RATE", 12),
             Column::rest("FALLBACKS", 9),
         ];
         let rows = self.snapshot.processes.iter().map(|process| {
@@ -200,18 +216,22 @@ impl Screen {
     }
 
     fn connection_table(&self, width: u16) -> Table<'static> {
+        let longest = |of: fn(&Connection) -> Option<SocketAddr>| {
+            let shown = shown(&self.snapshot).map(|(_, connection)| stat::address(of(connection)).len());
+            shown.fold(ADDRESS_WIDTH_MIN, |longest, length| longest.max(length as u16))
+        };
         let columns = [
             Column::new("PID", 8),
-            Column::new("FD", 6),
+            Column::second("FD", 6),
             Column::new("PATH", 7),
-            Column::new("ROLE", 8),
-            Column::wide("LOCAL", 22),
-            Column::new("PEER", 22),
+            Column::second("ROLE", 8),
+            Column::wide("LOCAL", longest(|connection| connection.local)),
+            Column::new("PEER", longest(|connection| connection.peer)),
             Column::wide("SENT", 11),
             Column::wide("RECEIVED", 11),
             Column::new("RATE", 12),
             Column::wide("SLEEPS", 9),
-            Column::new("UP", 7),
+            Column::second("UP", 7),
         ];
         let rows = shown(&self.snapshot).map(|(process, connection)| {
             vec![
@@ -236,18 +256,30 @@ impl Screen {
 struct Column {
     head: &'static str,
     width: u16,
-    /// Omitted when not all columns fit.
-    is_wide: bool,
+    rank: Rank,
     takes_rest: bool,
+}
+
+/// Which columns are left out when not all fit: first those of the highest rank. A column that is shown is as wide as
+/// its contents, since a port without its last digits would be another one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Always,
+    Second,
+    Wide,
 }
 
 impl Column {
     const fn new(head: &'static str, width: u16) -> Self {
-        Self { head, width, is_wide: false, takes_rest: false }
+        Self { head, width, rank: Rank::Always, takes_rest: false }
     }
 
     const fn wide(head: &'static str, width: u16) -> Self {
-        Self { is_wide: true, ..Self::new(head, width) }
+        Self { rank: Rank::Wide, ..Self::new(head, width) }
+    }
+
+    const fn second(head: &'static str, width: u16) -> Self {
+        Self { rank: Rank::Second, ..Self::new(head, width) }
     }
 
     const fn rest(head: &'static str, width: u16) -> Self {
@@ -259,7 +291,7 @@ impl Column {
     }
 }
 
-/// Returns a table with all columns if they fit in `width`, otherwise with those that are not wide.
+/// Returns a table with the columns of all ranks that fit in `width`.
 fn table(
     rows: impl Iterator<Item = Vec<String>>,
     columns: &[Column],
@@ -267,8 +299,10 @@ fn table(
     title: &'static str,
 ) -> Table<'static> {
     const FRAME: u16 = 2;
-    let all: u16 = FRAME + columns.iter().map(|column| column.width + 1).sum::<u16>();
-    let is_shown = |column: &&Column| width >= all || !column.is_wide;
+    let widths = |to: Rank| columns.iter().filter(move |column| column.rank <= to).map(|column| column.width + 1);
+    let fits = |rank: &Rank| width >= FRAME + widths(*rank).sum::<u16>() - 1;
+    let shown_to = [Rank::Wide, Rank::Second].into_iter().find(fits).unwrap_or(Rank::Always);
+    let is_shown = |column: &&Column| column.rank <= shown_to;
     let rows = rows.map(|cells| {
         let cells = cells.into_iter().zip(columns).filter(|(_, column)| is_shown(column));
         Row::new(cells.map(|(cell, _)| Cell::from(cell)))
@@ -347,6 +381,11 @@ mod tests {
             assert!(narrow.contains(head), "{head} in\n{narrow}");
         }
         assert!(narrow.contains("served") && narrow.contains("127.77.0.1:80") && !narrow.contains("LOCAL"), "{narrow}");
+        for (width, has_second) in [(79, true), (70, false), (60, false)] {
+            let narrow = drawn_in(&mut screen, width);
+            assert!(narrow.contains("127.77.0.1:80 "), "{narrow}");
+            assert_eq!(narrow.contains("ROLE"), has_second, "{narrow}");
+        }
         let press = |character| Event::Key(KeyCode::Char(character).into());
         assert!(!screen.handle(&press('j')));
         assert!(screen.handle(&press('q')));

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 mod command;
+mod library;
 
 use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 
@@ -20,7 +21,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let fixture = Self { folder: tempfile::tempdir().unwrap() };
-        fixture.compile("library.so", &release_note(env!("CARGO_PKG_VERSION")), &["-shared", "-fPIC"]);
+        library::compile(&fixture.path("library.so"), env!("CARGO_PKG_VERSION"));
         fs::DirBuilder::new().mode(0o700).create(fixture.path("rack")).unwrap();
         fixture
     }
@@ -62,13 +63,6 @@ impl Fixture {
         command.env_remove("LD_PRELOAD");
         command
     }
-}
-
-/// Returns a source with the note by which the command knows the release of the library.
-fn release_note(release: &str) -> String {
-    let section = r#".pushsection .note.crosslane,\"a\",@note\n"#;
-    let head = format!(r#".long 10, {}, 1\n.asciz \"Crosslane\"\n.balign 4\n"#, release.len());
-    format!(r#"__asm__("{section}{head}.ascii \"{release}\"\n.balign 4\n.popsection");"#)
 }
 
 /// Copies a file in another process. Processes that concurrent tests start would inherit a descriptor that is open for
@@ -151,6 +145,8 @@ fn a_file_that_is_not_a_library_is_rejected() {
     };
     assert_fails(&with(Path::new("/no/such.so")), 2, &["/no/such.so", "--library"]);
     assert_fails(&with(&fixture.script("text.so", "no library")), 2, &["text.so", "not a shared library"]);
+    let other = fixture.compile("other.so", "int x;\n", &["-shared", "-fPIC"]);
+    assert_fails(&with(&other), 2, &["other.so", "not that of crosslane", "--library"]);
     let library = fixture.path("library.so").display().to_string();
     let compared = crosslane(&["bench", "sockets", "--library", &library, "--baseline", "/no/such.so"]);
     assert_fails(&compared, 2, &["/no/such.so", "check --baseline"]);
@@ -399,7 +395,7 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o750)).unwrap();
     let long = fixture.path(&"x/".repeat(300));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&long).unwrap();
-    for (rack, word) in [(&long, "too long"), (&shared, "chmod 700")] {
+    for (rack, word) in [(&long, "too long"), (&shared, "give another with --rack")] {
         let run = |strict: &[&str]| {
             let mut command = Command::new(CROSSLANE);
             command.arg("run").arg("--library").arg(fixture.path("library.so")).arg("--rack").arg(rack);
@@ -410,6 +406,22 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
         assert!(error_line(&lenient).contains("kernel TCP"));
         assert_eq!(stdout(&lenient), "ran\n");
     }
+}
+
+#[test]
+fn a_directory_of_the_system_is_not_to_be_closed_to_other_users() {
+    let output = crosslane(&["stat", "--rack", "/etc"]);
+    assert_fails(&output, 1, &["'/etc'", "open to other users", "give another with --rack"]);
+    assert!(!error_line(&output).contains("chmod"), "{output:?}");
+}
+
+#[test]
+fn an_unknown_variable_causes_one_warning_however_many_programs_run() {
+    let fixture = Fixture::new();
+    let mut command = fixture.run(&["--", "sh", "-c", "for i in 1 2 3; do echo; env true; done"]);
+    let output = command.env("CROSSLANE_REQUIRELANE", "1").output().unwrap();
+    assert!(error_line(&output).starts_with("crosslane: CROSSLANE_REQUIRELANE: no variable"), "{output:?}");
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "\n\n\n"));
 }
 
 #[test]

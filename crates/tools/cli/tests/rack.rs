@@ -10,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 mod command;
+mod library;
 
 use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 
@@ -42,6 +43,13 @@ impl Fixture {
 
     fn file(&self) -> PathBuf {
         self.folder.path().join("r.toml")
+    }
+
+    /// Makes a library that does nothing and returns its path.
+    fn library(&self) -> String {
+        let path = self.folder.path().join("library.so");
+        library::compile(&path, env!("CARGO_PKG_VERSION"));
+        path.to_str().unwrap().to_owned()
     }
 
     /// Returns the command with an environment that puts run directories into this folder.
@@ -123,16 +131,9 @@ fn run_needs_a_node_of_the_rack() {
 #[test]
 fn a_node_that_is_not_up_is_a_warning_or_an_error() {
     let fixture = Fixture::new(&[]);
-    let source = std::env::current_exe().unwrap();
-    // Any shared library will do: the test checks only messages.
-    let library = fs::read_dir(source.parent().unwrap())
-        .unwrap()
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "so"))
-        .expect("a build has shared libraries");
-    let library = library.to_str().unwrap();
+    let library = fixture.library();
     let run = |strict: &[&str], program: &[&str]| {
-        let head = ["run", "--library", library, "--rack", "r.toml", "--node", "b"];
+        let head = ["run", "--library", &library, "--rack", "r.toml", "--node", "b"];
         fixture.output(&[&head[..], strict, &["--"], program].concat())
     };
     assert_fails(&run(&["--require-lane"], &["true"]), 1, &["'b'", "not up", "crosslane up --rack r.toml"]);
@@ -712,7 +713,8 @@ fn a_program_with_another_clock_is_refused_if_links_are_modelled() {
             unshare.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
             unshare.current_dir(fixture.folder.path()).output().unwrap()
         };
-        let run = ["run", "--rack", "r.toml", "--node", "a", "--library", CROSSLANE, "--", "/bin/true"];
+        let library = fixture.library();
+        let run = ["run", "--rack", "r.toml", "--node", "a", "--library", &library, "--", "/bin/true"];
         for arguments in [&run[..], &["up", "--rack", "r.toml"]] {
             let output = in_other_namespace(arguments);
             if is_refused {

@@ -6,6 +6,7 @@
 //! so the cgroup's usage is read again whenever a MiB more was charged. Page cache does not count, because the kernel
 //! reclaims it when memory is allocated. At the limit, lanes stay as small as they are.
 
+use crate::process::buffer;
 use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::process::sandbox;
 use crate::process::system::{for_each_line, read_text};
@@ -184,7 +185,7 @@ struct Cgroup {
 
 impl Cgroup {
     fn find() -> Option<Self> {
-        let mut text = [0; 4096];
+        let mut text = buffer::on_heap(4096).ok()?;
         let own = read_text(c"/proc/self/cgroup", &mut text)?;
         let v1 = own.lines().find_map(|line| memory_path(line).map(|path| (path, false)));
         let (path, is_v2) =

@@ -1,7 +1,6 @@
 //! Attaches the memory of lanes to a connection, and keeps the descriptors of that memory, which another process needs
 //! to hold the same endpoint.
 
-use super::lane_kinds::{LaneReceiver, LaneSender};
 use super::lanes::Lanes;
 use super::{Connection, Details, lifeline, sharing};
 use crate::descriptor::hidden;
@@ -13,7 +12,6 @@ use crate::rendezvous;
 use crate::rendezvous::local_page::MemoryFds;
 use rustix::io::Errno;
 use segment::{BY_LANE_BOTH, OwnState, Segment, Side};
-use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
@@ -74,13 +72,9 @@ impl Connection {
     /// Attaches lanes while no signal handler can run. The caller holds both locks. `by_lane` are the directions that
     /// use the lanes at once, in addition to those that a previous holder of this endpoint has noted.
     pub(super) fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
-        let lanes = Lanes {
-            sender: UnsafeCell::new(LaneSender::of(&segment)),
-            receiver: UnsafeCell::new(LaneReceiver::of(&segment)),
-            observer: UnsafeCell::new(LaneReceiver::of(&segment)),
-            segment,
-            inbound: UnsafeCell::new(None),
-        };
+        // SAFETY: the caller holds both locks, and no thread waits on lanes that do not exist yet.
+        unsafe { *self.lanes.get() = Some(Lanes::new(segment)) };
+        let Some(lanes) = self.lanes() else { return };
         // Stamps of a process that has never read the clock could not be compared with those of others.
         note_ticks(ticks());
         self.is_user.store(sharing::register_holder(&lanes.segment), Ordering::Relaxed);
@@ -97,8 +91,6 @@ impl Connection {
             lanes.segment.store(OwnState::Options, self.shared_options.load(Ordering::Relaxed));
             0
         };
-        // SAFETY: the caller holds both locks, and no thread waits on lanes that do not exist yet.
-        unsafe { *self.lanes.get() = Some(lanes) };
         self.awaits_handshake.store(false, Ordering::Relaxed);
         self.use_lanes_for(noted | by_lane);
         self.with_details_unmasked(|details| details.memory = memory);
@@ -156,7 +148,7 @@ impl Connection {
         let Some(lanes) = self.lanes() else { return };
         // SAFETY: the cell is written only under both locks, and the caller holds one.
         let inbound = unsafe { &*lanes.inbound.get() };
-        for segment in std::iter::once(&lanes.segment).chain(inbound) {
+        for segment in std::iter::once(&lanes.segment).chain(inbound.as_deref()) {
             if segment.lifeline_inode() == 0 {
                 segment.store(OwnState::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
             }

@@ -248,7 +248,7 @@ impl Connection {
 
     /// Returns the object to the pool once the connection is closed and no thread polls its lanes.
     pub(super) fn recycle_if_unused(&'static self) {
-        let dropped = {
+        let memory = {
             let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_RECYCLE) };
             if !self.lifetime.try_reclaim() {
                 return;
@@ -256,16 +256,17 @@ impl Connection {
             let Details { memory, tuple, .. } = self.with_details_unmasked(std::mem::take);
             self.forget_growth();
             self.is_plain.store(false, Ordering::Relaxed);
-            // SAFETY: both locks are held, and there is no waiter.
-            let lanes = unsafe { (*self.lanes.get()).take() };
-            if let Some(lanes) = &lanes {
+            if let Some(lanes) = self.lanes() {
                 limit::remove_mapping();
                 let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
                 leads_to.into_iter().for_each(|tuple| lifeline::lane_peers::forget(tuple.peer));
             }
-            (lanes, memory)
+            // Dropped in place, because the stack of a thread may have no room for lanes.
+            // SAFETY: both locks are held, and there is no waiter.
+            unsafe { *self.lanes.get() = None };
+            memory
         };
-        drop(dropped);
+        drop(memory);
         POOL.release(self);
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::accounting::memory_budget;
 use crate::options::SEGMENT_BYTES_MAX;
+use crate::process::buffer;
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Corrupt, MemoryRelease, Producer, ShortRead, Urgent, UrgentHandling};
 use rustix::io::Errno;
@@ -87,6 +88,7 @@ impl LaneSender {
     }
 
     /// Returns the sender of `segment`, of the kind of its memory.
+    #[inline(never)] // Several are made at once, on a stack that may be small.
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
         let special = timed.or_else(|| segment.local_page_sender().map(|sender| Self::LocalPage(Box::new(sender))));
@@ -168,8 +170,8 @@ fn fill_staged<O: Outbound, I: Inbound>(
     corrupt: impl Fn(Corrupt) -> Errno,
 ) -> Result<Option<usize>, Errno> {
     let Some(mut draft) = sender.draft(len_bytes.min(STAGED_BYTES)).map_err(corrupt)? else { return Ok(None) };
-    let mut bytes = [0; STAGED_BYTES];
     let room_bytes = draft.room_bytes().min(STAGED_BYTES);
+    let mut bytes = buffer::on_heap(room_bytes)?;
     let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
     draft.append(&bytes[..filled]);
     draft.publish();
@@ -205,6 +207,7 @@ impl LaneReceiver {
     }
 
     /// Returns the receiver of `segment`, of the kind of its memory.
+    #[inline(never)] // Several are made at once, on a stack that may be small.
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_receiver().map(|receiver| Self::Timed(Box::new(receiver)));
         let special =

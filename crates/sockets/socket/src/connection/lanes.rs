@@ -18,10 +18,23 @@ pub(super) struct Lanes {
     pub(super) segment: Segment,
     /// The memory of the incoming lane, if it is not `segment`: both endpoints have switched to lanes at the same time.
     /// Written under both locks.
-    pub(super) inbound: UnsafeCell<Option<Segment>>,
+    pub(super) inbound: UnsafeCell<Option<Box<Segment>>>,
 }
 
 impl Lanes {
+    /// Returns the lanes in `segment`. Not inlined, so that they are on the stack once only: the stack of a thread may
+    /// be small.
+    #[inline(never)]
+    pub(super) fn new(segment: Segment) -> Self {
+        Self {
+            sender: UnsafeCell::new(LaneSender::of(&segment)),
+            receiver: UnsafeCell::new(LaneReceiver::of(&segment)),
+            observer: UnsafeCell::new(LaneReceiver::of(&segment)),
+            segment,
+            inbound: UnsafeCell::new(None),
+        }
+    }
+
     /// Returns the view of the incoming lane that needs no lock.
     #[inline(always)]
     pub(super) fn observer(&self) -> &LaneReceiver {

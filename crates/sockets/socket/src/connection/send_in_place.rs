@@ -2,6 +2,7 @@
 
 use super::wait::{BlockingCall, Deadline, Room};
 use super::{Connection, MessageFlags, PeerState};
+use crate::process::buffer;
 use crate::process::clock::stamp;
 use crate::process::system;
 use rustix::io::Errno;
@@ -171,7 +172,7 @@ fn fill_and_discard(
     len_bytes: usize,
     fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
-    let mut unsent = [0; CLOSED_PEER_FILE_BYTES_MAX];
     let room_bytes = len_bytes.min(CLOSED_PEER_FILE_BYTES_MAX);
+    let mut unsent = buffer::on_heap(room_bytes)?;
     fill(unsent.as_mut_ptr(), room_bytes).map(|bytes| bytes.min(room_bytes))
 }

@@ -92,7 +92,7 @@ impl Lanes {
     fn incoming(&self) -> &Segment {
         // SAFETY: the cell is written only under both locks and without a waiter; the caller holds a lock or is a
         // waiter.
-        unsafe { &*self.inbound.get() }.as_ref().unwrap_or(&self.segment)
+        unsafe { &*self.inbound.get() }.as_deref().unwrap_or(&self.segment)
     }
 
     /// Returns whether there has ever been an urgent byte.
@@ -120,7 +120,7 @@ impl Lanes {
         let inbound = unsafe { &*self.inbound.get() };
         self.segment.status(PeerStatus::Attached) == 0
             || self.segment.peer_raises_signal()
-            || inbound.as_ref().is_some_and(Segment::peer_raises_signal)
+            || inbound.as_deref().is_some_and(Segment::peer_raises_signal)
     }
 }
 

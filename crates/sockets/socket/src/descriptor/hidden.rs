@@ -35,6 +35,8 @@ const MARKER_NUMBER_MAX: u64 = 739;
 const MARKER_TRIES: i32 = 16;
 /// The marker's name; the names of all memfds of the library begin with `crosslane`.
 const MARKER_NAME: &std::ffi::CStr = c"crosslane-marker";
+/// Bytes of directory entries that are read at once, on the stack.
+const LISTING_BYTES: usize = 512;
 const MARKER_LINK: &[u8] = b"/memfd:crosslane-marker (deleted)";
 
 /// By slot: 0 if free; else the descriptor's number plus one, with [`OPTIONAL`]; or [`CLAIMED`] or [`RELEASED`].
@@ -561,7 +563,7 @@ pub fn visible_end(end: RawFd) -> Result<RawFd, Errno> {
 fn for_each_open(mut visit: impl FnMut(RawFd)) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+    let mut buffer = [MaybeUninit::<u8>::uninit(); LISTING_BYTES];
     let mut entries = RawDir::new(&folder, &mut buffer);
     let mut result = Ok(());
     while let Some(entry) = entries.next() {

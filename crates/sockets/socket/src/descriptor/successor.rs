@@ -4,10 +4,11 @@
 //! without accepting its connections, and clients would wait forever. In case of doubt the answer is no; clients then
 //! use kernel TCP.
 //!
-//! Nothing here allocates or takes a lock, because signal handlers and the children of `fork` and `vfork` call it.
+//! Nothing here uses the heap or takes a lock, because signal handlers and the children of `fork` and `vfork` call it.
 
 #![allow(unsafe_code)] // Strings that C programs pass to `exec`.
 
+use crate::process::buffer::MappedBuffer;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ const SCRIPTS_MAX: usize = 5;
 const BEGINNING_BYTES: usize = 256;
 /// `PATH_MAX`.
 const PATH_BYTES: usize = 4096;
+/// Longest path of a dynamic linker that is compared with that of this process; a longer one counts as another.
+const LINKER_PATH_BYTES: usize = 512;
 /// Search path for programs named without a slash, if `PATH` is not set.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 /// Number of a program's segments that are searched.
@@ -154,7 +157,8 @@ fn with_c_string<R>(bytes: &[u8], then: impl FnOnce(&CStr) -> R) -> Option<R> {
 
 /// Runs `then` on the path of a file in a directory; an empty `dir` is the current directory.
 fn with_joined<R>(dir: &[u8], name: &[u8], then: impl FnOnce(&CStr) -> R) -> Option<R> {
-    let mut buffer = [0_u8; PATH_BYTES];
+    let mut buffer = MappedBuffer::new(PATH_BYTES).ok()?;
+    let buffer = buffer.bytes();
     let slash: &[u8] = if dir.is_empty() { b"" } else { b"/" };
     let mut len = 0;
     for part in [dir, slash, name] {
@@ -249,8 +253,8 @@ fn has_own_linker(file: BorrowedFd<'_>, header: &[u8]) -> bool {
         }
         let kind = u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]);
         if kind == libc::PT_INTERP {
-            let mut path = [0; PATH_BYTES];
-            let len = word(&segment, 32).map_or(0, |len| len.min(PATH_BYTES as u64)) as usize;
+            let mut path = [0; LINKER_PATH_BYTES];
+            let len = word(&segment, 32).map_or(0, |len| len.min(LINKER_PATH_BYTES as u64)) as usize;
             let is_read = read_at(file, &mut path[..len], word(&segment, 8).unwrap_or(0)).is_ok();
             return is_read && CStr::from_bytes_until_nul(&path).is_ok_and(is_own_linker);
         }

@@ -97,6 +97,7 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 }
 
 /// Accepts one lane connection; `None` for a client that was rejected.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
     let from_backlog =
@@ -111,13 +112,11 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         }
         accepted => accepted?,
     };
-    let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
-    let tuple = tuple.to_family(family(is_v6));
+    let tuple = tuple.to_family(family(listener.with(|inner| inner.is_v6)));
     let path = match opener {
         Opener::Program | Opener::SharingProgram => InitialPath::Lifeline(Side::Acceptor),
-        Opener::Proxy => match receive_handshake(lifeline.as_fd()) {
-            Ok(Some((segment, memory))) => InitialPath::Lanes(segment, hide(memory)),
-            Ok(None) => InitialPath::Handshake,
+        Opener::Proxy => match path_by_handshake(lifeline.as_fd()) {
+            Ok(path) => path,
             Err(_) => {
                 discard(lifeline);
                 return Ok(None);
@@ -133,7 +132,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     let params = ConnectionParams {
         fd,
         tuple,
-        options,
+        options: listener.with(|inner| inner.options.clone()),
         nonblocking: flags & libc::SOCK_NONBLOCK != 0,
         slot: Some(record_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
     };
@@ -144,6 +143,15 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         connection.set_inheritable(true);
     }
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
+}
+
+/// Returns the path of a connection from a proxy: lanes, or the handshake that is late.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
+fn path_by_handshake(lifeline: BorrowedFd<'_>) -> Result<InitialPath, HandshakeRejection> {
+    Ok(match receive_handshake(lifeline)? {
+        Some((segment, memory)) => InitialPath::Lanes(segment, hide(memory)),
+        None => InitialPath::Handshake,
+    })
 }
 
 /// Receives the handshake of a proxy, which follows the connection at once. `None` if it is late; the connection then
@@ -175,6 +183,7 @@ fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
 }
 
 /// Accepts a TCP connection; `None` for a client that was rejected.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (accepted, peer) = inspect::accept_with_peer(fd, flags)?;
     process_stats::count_fallback(FallbackReason::PlainClient);

@@ -235,6 +235,7 @@ fn is_lease_of(page: LocalPage, fd: RawFd) -> bool {
 }
 
 /// Returns the endpoints that a holder of the memory may have.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 fn endpoints_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
     if let Some(device) = device {
         return rendezvous::adopt_on_device(memfd, device.as_fd()).into_iter().collect();

@@ -305,6 +305,7 @@ pub(crate) fn accept(listener: &'static Listener, flags: i32) -> Option<Result<A
     defers(listener).then(|| accept_held(listener, flags))
 }
 
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 fn accept_held(listener: &'static Listener, flags: i32) -> Result<Accepted, Errno> {
     let number = find(listener)?.ok_or(Errno::AGAIN)?;
     let remove = |inner: &mut super::ListenerInner| inner.deferral.as_mut()?.remove(number);

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 
 /// Number of connections on lanes that one call polls; for further ones it reports what the kernel reports.
-const POLLED_MAX: usize = 64;
+const POLLED_MAX: usize = 32;
 
 /// Time between two polls for room to send, which no wakeup may announce.
 const ROOM_POLL_MS: i32 = 2;
@@ -17,7 +17,7 @@ const ROOM_POLL_MS: i32 = 2;
 /// A connection of a call, and the events requested of it.
 #[derive(Clone, Copy)]
 struct Polled {
-    index: usize,
+    index: u32,
     events: i16,
     connection: &'static Connection,
 }
@@ -32,7 +32,7 @@ impl PolledSet {
         let mut entries = [None; POLLED_MAX];
         let by_lane = fds.iter().enumerate().filter_map(|(index, entry)| match entry::get(entry.fd) {
             Entry::Confined(connection) if connection.is_polled_by_lane() => {
-                Some(Polled { index, events: entry.events, connection })
+                Some(Polled { index: index as u32, events: entry.events, connection })
             }
             _ => None,
         });
@@ -52,7 +52,7 @@ impl PolledSet {
     /// bytes.
     fn announce(&self, fds: &mut [pollfd]) {
         for &Polled { index, events, connection } in self.iter() {
-            fds[index].events = connection.prepare_confined_poll(events);
+            fds[index as usize].events = connection.prepare_confined_poll(events);
         }
     }
 
@@ -63,7 +63,7 @@ impl PolledSet {
     /// Restores the program's requested events, and stores the results.
     fn store_results(&self, fds: &mut [pollfd], read_wakeups: impl Fn(RawFd, *mut u8, usize) -> isize) {
         for &Polled { index, events, connection } in self.iter() {
-            let entry = &mut fds[index];
+            let entry = &mut fds[index as usize];
             let fd = entry.fd;
             entry.events = events;
             entry.revents =
@@ -77,6 +77,7 @@ impl PolledSet {
 ///
 /// # Errors
 /// As the system call.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 pub fn poll_entries_confined(
     fds: &mut [pollfd],
     timeout_ns: Option<u64>,

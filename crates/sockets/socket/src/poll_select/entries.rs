@@ -10,7 +10,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLRDNORM, pollfd};
 use std::os::fd::RawFd;
 
 /// Calls with at most this many entries allocate nothing, so that signal handlers may make them.
-pub(super) const STACK_ENTRIES: usize = 64;
+const STACK_ENTRIES: usize = 32;
 
 pub(super) const FOR_INPUT: i16 = POLLIN | POLLRDNORM;
 

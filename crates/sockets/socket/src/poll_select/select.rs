@@ -93,6 +93,7 @@ unsafe fn select_lanes(
 }
 
 /// As `poll` of the entries, with the system call that `select` makes.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 unsafe fn select_entries(
     entries: &mut [pollfd],
     timeout_ns: Option<u64>,

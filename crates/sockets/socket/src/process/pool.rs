@@ -6,7 +6,7 @@ use crate::process::signals;
 use std::collections::VecDeque;
 
 /// Number of objects that are collected at each acquisition of the lock.
-const VISITED_AT_ONCE: usize = 64;
+const VISITED_AT_ONCE: usize = 32;
 
 /// A pool of all objects of one type.
 pub struct Pool<T: 'static> {

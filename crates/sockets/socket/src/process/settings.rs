@@ -1,5 +1,6 @@
 //! The settings of the library, which it reads from the environment once, when it is loaded.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -155,9 +156,9 @@ impl Settings {
 /// mistyped.
 pub fn unknown_variables(names: impl Iterator<Item = OsString>) -> Option<String> {
     let names = names.map(|name| name.to_string_lossy().into_owned());
-    let mut unknown: Vec<String> =
-        names.filter(|name| name.starts_with(PREFIX) && !VARIABLES.iter().any(|known| known.name == name)).collect();
-    unknown.sort();
+    let is_unknown = |name: &String| name.starts_with(PREFIX) && !VARIABLES.iter().any(|known| known.name == name);
+    let mut unknown = BTreeSet::new();
+    names.filter(is_unknown).for_each(|name| _ = unknown.insert(name));
     let named: Vec<String> = unknown.iter().take(UNKNOWN_NAMED_MAX).map(|name| shown(name)).collect();
     let more = if unknown.len() > named.len() { ", ..." } else { "" };
     let known = VARIABLES.map(|variable| variable.name).join(", ");

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use stats_page::FallbackReason;
 
 use crate::descriptor::hidden::close;
+use crate::process::buffer;
 use crate::process::clock::now_ns;
 use crate::rendezvous::address::canonical;
 use crate::rendezvous::directory::{self, Rack};
@@ -121,7 +122,7 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
 
 fn read(path: &std::ffi::CStr) -> Result<String, Errno> {
     let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+    let (mut bytes, mut chunk) = (Vec::new(), buffer::on_heap(4096)?);
     let outcome = loop {
         match rustix::io::read(&file, &mut chunk) {
             Ok(0) => break Ok(()),

@@ -102,7 +102,7 @@ pub struct RemoteConnect {
 
 #[derive(Debug)]
 enum Stage {
-    AwaitingMonitor(AwaitingMonitor),
+    AwaitingMonitor(Box<AwaitingMonitor>),
     AwaitingProxy(Box<AwaitingProxy>),
 }
 
@@ -160,6 +160,7 @@ impl ConnectAttempt {
         }
     }
 
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     fn try_port(self, lifeline: OwnedFd) -> Result<PortAttempt, NoLane> {
         let destination = destination(self.request.destination);
         let name = ListenerName::remote(destination);
@@ -185,9 +186,10 @@ impl ConnectAttempt {
         bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &key).map_err(NoLane::of_bind_error)
     }
 
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     fn query_monitor(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<ConnectProgress, NoLane> {
         let query = self.send_query()?;
-        let awaiting = AwaitingMonitor { attempt: self, lifeline: hide(lifeline)?, tuple, query };
+        let awaiting = Box::new(AwaitingMonitor { attempt: self, lifeline: hide(lifeline)?, tuple, query });
         Ok(ConnectProgress::Pending(RemoteConnect::new(Stage::AwaitingMonitor(awaiting), monitor::RESPONSE_WAIT_NS)))
     }
 
@@ -197,21 +199,28 @@ impl ConnectAttempt {
     }
 
     fn begin_handshake(self, lifeline: OwnedFd, tuple: Tuple) -> Result<PortAttempt, NoLane> {
-        let connected = Connected { is_remote: true, ..hand_over_memory(lifeline, tuple, new_memory()?)? };
+        let mut connected = hand_over_memory(lifeline, tuple, new_memory()?)?;
+        connected.is_remote = true;
         if let Some(received) = spin_for_reply(connected.lifeline.as_fd()) {
             return self.apply_reply(connected, received);
         }
-        let Connected { lifeline, tuple, segment, memory, .. } = connected;
+        self.await_reply(connected).map(Ok)
+    }
+
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
+    fn await_reply(self, connected: Box<Connected>) -> Result<ConnectProgress, NoLane> {
+        let Connected { lifeline, tuple, segment, memory, .. } = *connected;
         // The connection is not in windows yet, so its memory is one memfd.
         let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
         let awaiting = AwaitingProxy { attempt: self, lifeline: hide(lifeline)?, tuple, segment, memory };
-        let pending = RemoteConnect::new(Stage::AwaitingProxy(Box::new(awaiting)), REPLY_WAIT_NS);
-        Ok(Ok(ConnectProgress::Pending(pending)))
+        let stage = Stage::AwaitingProxy(Box::new(awaiting));
+        Ok(ConnectProgress::Pending(RemoteConnect::new(stage, REPLY_WAIT_NS)))
     }
 
     /// Applies the proxy's reply. Another port is tried if the other node still has a connection of this one, whose
     /// endpoint here is long closed, and the program has not chosen the port.
-    fn apply_reply(mut self, connected: Connected, received: ReceivedReply) -> Result<PortAttempt, NoLane> {
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
+    fn apply_reply(mut self, connected: Box<Connected>, received: ReceivedReply) -> Result<PortAttempt, NoLane> {
         let is_port_free = self.request.source.is_none_or(|source| source.port() == 0);
         match received {
             Ok((ProxyReply::Refused(Errno::ADDRINUSE), None)) if is_port_free && self.tries_left > 0 => {
@@ -220,7 +229,7 @@ impl ConnectAttempt {
                 self.tries_left -= 1;
                 Ok(Err(self))
             }
-            received => apply_reply(connected, received).map(Box::new).map(ConnectProgress::Connected).map(Ok),
+            received => apply_reply(connected, received).map(ConnectProgress::Connected).map(Ok),
         }
     }
 }
@@ -257,7 +266,8 @@ impl RemoteConnect {
 }
 
 impl AwaitingMonitor {
-    fn advance(mut self, deadline_ns: u64) -> Result<ConnectProgress, NoLane> {
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
+    fn advance(mut self: Box<Self>, deadline_ns: u64) -> Result<ConnectProgress, NoLane> {
         if self.query.is_none() {
             self.query = self.attempt.send_query()?;
         }
@@ -280,6 +290,7 @@ impl AwaitingMonitor {
 }
 
 impl AwaitingProxy {
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     fn advance(self: Box<Self>, deadline_ns: u64) -> Result<ConnectProgress, NoLane> {
         match self.lifeline.get().and_then(poll_reply) {
             Some(received) => {
@@ -293,11 +304,12 @@ impl AwaitingProxy {
         }
     }
 
-    fn unhide(self) -> Result<(ConnectAttempt, Connected), NoLane> {
-        let Self { attempt, lifeline, tuple, segment, memory } = self;
+    #[inline(never)] // Its variables are not to add to the caller's on a small stack.
+    fn unhide(self: Box<Self>) -> Result<(ConnectAttempt, Box<Connected>), NoLane> {
+        let Self { attempt, lifeline, tuple, segment, memory } = *self;
         let lifeline = lifeline.unhide().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
         let memory = memory.and_then(|memory| memory.memfd.unhide()).map(MemoryFds::of_memfd);
-        Ok((attempt, Connected { lifeline, tuple, segment, memory, is_remote: true }))
+        Ok((attempt, Box::new(Connected { lifeline, tuple, segment, memory, is_remote: true })))
     }
 }
 
@@ -305,19 +317,20 @@ impl AwaitingProxy {
 type ReceivedReply = Result<(ProxyReply, Option<OwnedFd>), Errno>;
 
 /// Completes a connection as the reply says, in the spans that it names if there are any.
-fn apply_reply(connected: Connected, received: ReceivedReply) -> Result<Connected, NoLane> {
+fn apply_reply(mut connected: Box<Connected>, received: ReceivedReply) -> Result<Box<Connected>, NoLane> {
     let broken = NoLane::resource_limit_or(FallbackReason::HandshakeFailed);
     let (reply, memory) = received.map_err(&broken)?;
     match (reply, memory) {
         (ProxyReply::Accepted(None), None) => Ok(connected),
         (ProxyReply::Accepted(Some(spans)), Some(memory)) => {
             let opened = open_in_windows(memory, spans, Side::Connector, connected.segment.secrets());
-            connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
+            connected.memory.take().into_iter().flat_map(MemoryFds::into_all).for_each(close);
             // Not a temporary error: each new attempt would create one more connection for the server and use up a
             // span.
             let unmapped = |errno| NoLane::with_errno(FallbackReason::WindowUnmapped, errno);
             let (segment, memory) = opened.map_err(unmapped)?;
-            Ok(Connected { segment, memory: Some(memory), ..connected })
+            (connected.segment, connected.memory) = (segment, Some(memory));
+            Ok(connected)
         }
         (ProxyReply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::new(FallbackReason::NoListener)),
         (ProxyReply::Refused(Errno::AGAIN), None) => Err(NoLane::new(FallbackReason::BacklogFull)),

@@ -16,6 +16,7 @@ use fabric::shm;
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use crate::process::buffer;
 use crate::process::system::{self, call};
 use crate::rendezvous::handshake::WindowSpans;
 use segment::Segment;
@@ -56,7 +57,7 @@ pub fn mark_leased(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> Result<(),
 /// Returns whether both spans were marked on this open file description, and not on another one of the same memory.
 pub fn is_marked_on(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> bool {
     // `F_OFD_GETLK` reports only the locks of other descriptions.
-    let mut bytes = [0; INFO_BYTES_MAX];
+    let Ok(mut bytes) = buffer::on_heap(INFO_BYTES_MAX) else { return false };
     let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
     let Some(info) = system::read_text(path.as_str(), &mut bytes) else { return false };
     [spans.inbound_offset, spans.outbound_offset].into_iter().all(|first| {

@@ -44,6 +44,7 @@ pub(super) fn open_in_windows(
 
 /// Opens and sets up the endpoint. Returns it with its local page, if it has one: for its state, or if the memory
 /// itself cannot tell where the spans are.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 fn open_spans(
     memory: BorrowedFd<'_>,
     spans: WindowSpans,
@@ -78,6 +79,7 @@ fn device_memory(regions: [Region; 2], spans: WindowSpans) -> Result<(DeviceMemo
 /// # Errors
 /// `INVAL` for a descriptor that is not a lease or a model that no link can have, and `NOTCONN` if no process has set
 /// up the endpoint.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let spans = span_lease::spans_of(lease).ok_or(Errno::INVAL)?;
     let [inbound, outbound] = map_spans(lease, spans)?;
@@ -96,6 +98,7 @@ pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
 /// # Errors
 /// `INVAL` for a descriptor that is not a local page, or for memory of another device, and `NOTCONN` if no process has
 /// set up the endpoint.
+#[inline(never)] // Its variables are not to add to the caller's on a small stack.
 pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let LocalPage { spans, .. } =
         LocalPage::read(memfd.as_fd()).filter(|page| page.describes(memory)).ok_or(Errno::INVAL)?;

@@ -19,6 +19,8 @@ pub enum Reason {
     NotConnected,
     /// The statistics page of the program is of another release.
     OtherRelease,
+    /// The library of the program could not create its statistics page.
+    Unpublished,
     /// The library did not see how the socket was connected.
     NotSeen,
 }
@@ -40,7 +42,7 @@ impl Reason {
     #[cfg(test)]
     pub fn all() -> impl Iterator<Item = Self> {
         let recorded = FallbackReason::ALL.iter().copied().map(Self::Recorded);
-        let others = [Self::OtherRack, Self::NotConnected, Self::OtherRelease, Self::NotSeen];
+        let others = [Self::OtherRack, Self::NotConnected, Self::OtherRelease, Self::Unpublished, Self::NotSeen];
         recorded.chain(OBSTACLES.map(Self::Program)).chain(OBSTACLES.map(Self::Peer)).chain(others)
     }
 
@@ -53,6 +55,7 @@ impl Reason {
             Self::OtherRack => "other_rack".to_owned(),
             Self::NotConnected => "not_connected".to_owned(),
             Self::OtherRelease => "other_release".to_owned(),
+            Self::Unpublished => "unpublished".to_owned(),
             Self::NotSeen => "not_seen".to_owned(),
         }
     }
@@ -68,6 +71,11 @@ impl Reason {
             Self::OtherRelease => {
                 "the program runs a library of another release, whose state cannot be read".to_owned()
             }
+            Self::Unpublished => {
+                "the library could not create its page in the rack directory, whose file system is full \
+                                  or where a limit forbids it: its lanes are not shown"
+                    .to_owned()
+            }
             Self::NotSeen => {
                 "the library did not see it: another program passed it on, or raw system calls connected it".to_owned()
             }
@@ -82,6 +90,7 @@ impl Reason {
             Self::OtherRack => "give both the same --rack or CROSSLANE_RACK",
             Self::NotConnected => "nothing: connect and listen decide",
             Self::OtherRelease => "restart the program with the library of this release, or use that release's command",
+            Self::Unpublished => "free space in the rack directory's file system and restart the program",
             Self::NotSeen => "start the program that opens the socket with crosslane run too",
         }
     }

@@ -124,7 +124,7 @@ impl ForecastReport {
         Self {
             schema: SCHEMA,
             program: forecast.program.clone(),
-            verdict: Verdict::new(path, forecast.reason),
+            verdict: Verdict::new(Some(path), forecast.reason),
             rack: forecast.rack.clone(),
             sockets: [],
             destinations: forecast.destinations.iter().map(DestinationReport::new).collect(),
@@ -142,7 +142,7 @@ impl ProcessReport {
             cgroup: program.cgroup.clone(),
             library: LibraryReport::of(program),
             rack: program.rack(),
-            cause: Cause::new(program.obstacle().map(Reason::Program)),
+            cause: Cause::new(reason_of(program)),
         }
     }
 }
@@ -172,13 +172,21 @@ impl SocketReport {
 impl DestinationReport {
     fn new(destination: &Destination<'_>) -> Self {
         let Destination { address, path, reason, other_side } = destination;
-        Self { address: *address, verdict: Verdict::new(*path, *reason), other_side: OtherSideReport::new(other_side) }
+        Self {
+            address: *address,
+            verdict: Verdict::new(Some(*path), *reason),
+            other_side: OtherSideReport::new(other_side),
+        }
     }
 }
 
+fn path_name(path: Option<DataPath>) -> &'static str {
+    path.map_or("unknown", DataPath::name)
+}
+
 impl Verdict {
-    fn new(path: DataPath, reason: Option<Reason>) -> Self {
-        Self { path: path.name(), cause: Cause::new(reason) }
+    fn new(path: Option<DataPath>, reason: Option<Reason>) -> Self {
+        Self { path: path_name(path), cause: Cause::new(reason) }
     }
 }
 
@@ -204,6 +212,12 @@ impl OtherSideReport {
     }
 }
 
+/// Returns why a program has no lanes at all, or none that can be shown.
+fn reason_of(program: &Program) -> Option<Reason> {
+    let unpublished = || program.is_unpublished().then_some(Reason::Unpublished);
+    program.obstacle().map(Reason::Program).or_else(unpublished)
+}
+
 /// Returns the sockets of running programs as text.
 pub fn describe(programs: &[&Program], sockets: &[Socket<'_>]) -> String {
     let mut text = String::new();
@@ -222,7 +236,7 @@ pub fn describe(programs: &[&Program], sockets: &[Socket<'_>]) -> String {
         for socket in sockets.iter().filter(|socket| socket.program.pid == program.pid) {
             table.row(vec![
                 socket.fd.to_string(),
-                socket.path.name().to_owned(),
+                path_name(socket.path).to_owned(),
                 socket.role.map_or("-", Role::name).to_owned(),
                 socket.state.name().to_owned(),
                 stat::address(socket.local),
@@ -240,8 +254,11 @@ pub fn describe(programs: &[&Program], sockets: &[Socket<'_>]) -> String {
 fn headline(program: &Program) -> String {
     let Program { name, pid, .. } = program;
     let user = user_name(program.uid);
-    let state = match (program.obstacle(), &program.library, program.rack()) {
-        (Some(obstacle), ..) => Reason::Program(obstacle).explanation(),
+    let state = match (reason_of(program), &program.library, program.rack()) {
+        (Some(Reason::Unpublished), _, Some(rack)) => {
+            format!("no page in rack {}: its lanes are not shown", rack.display())
+        }
+        (Some(reason), ..) => reason.explanation(),
         (None, Some(library), Some(rack)) => {
             let release = library.release.as_deref().unwrap_or(REPLACED);
             format!("library {release}, rack {}", rack.display())

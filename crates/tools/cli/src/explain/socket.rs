@@ -15,8 +15,8 @@ pub struct Socket<'a> {
     pub program: &'a Program,
     /// Its descriptor there.
     pub fd: i32,
-    /// What carries its bytes; for a listener, what its clients may use.
-    pub path: DataPath,
+    /// What carries its bytes; for a listener, what its clients may use. `None` if that is not known.
+    pub path: Option<DataPath>,
     /// What the program does with it, as far as that is known.
     pub role: Option<Role>,
     /// Its state.
@@ -72,7 +72,7 @@ impl<'a> Examination<'a> {
         Socket {
             program: self.program,
             fd,
-            path: recorded.path,
+            path: Some(recorded.path),
             role: Some(recorded.role),
             state: if recorded.role == Role::Listen { State::Listening } else { State::Connected },
             local: recorded.local,
@@ -99,11 +99,12 @@ impl<'a> Examination<'a> {
             _ => connected.map(|socket| self.likely_role(socket)),
         };
         let other_side = connected.and_then(|socket| self.other_side(socket));
+        let is_known = state != State::Listening || !self.program.is_unpublished();
         let known = recorded.and_then(|recorded| recorded.reason).or(listener.and_then(|listener| listener.reason));
         Socket {
             program: self.program,
             fd,
-            path: DataPath::Kernel,
+            path: is_known.then_some(DataPath::Kernel),
             role,
             state,
             local: socket.map(|socket| socket.local),
@@ -160,6 +161,7 @@ impl<'a> Examination<'a> {
         let rack = self.program.rack().map(|rack| self.program.seen_from_here(&rack));
         match rack.map(std::fs::symlink_metadata) {
             Some(Ok(found)) if owner(&found) != self.program.uid => Reason::Recorded(FallbackReason::RackOfOtherUser),
+            Some(Ok(_)) if self.program.is_unpublished() => Reason::Unpublished,
             Some(Ok(found)) if is_usable(&found) => Reason::NotSeen,
             _ => Reason::Recorded(FallbackReason::RackUnavailable),
         }

@@ -13,6 +13,7 @@ use procfs::process::{FDTarget, MMapPath, Process};
 use stats_page::reader::{self, Connection, PageError};
 
 use crate::elf::{self, Kind};
+use crate::rack_dir;
 
 /// The name of the library's file.
 const LIBRARY: &str = "libcrosslane.so";
@@ -42,6 +43,7 @@ pub struct Program {
     pub library: Option<Library>,
     environment: HashMap<OsString, OsString>,
     page: Option<MappedPage>,
+    is_unpublished: bool,
     /// What the page says about the sockets, by inode: descriptors may have been duplicated.
     recorded: HashMap<u64, Connection>,
     obstacle: OnceCell<Option<Obstacle>>,
@@ -110,6 +112,7 @@ impl Program {
             release: if is_deleted(path) { None } else { elf::release(&within(&root, path)) },
         });
         let page = mapped().find_map(|path| MappedPage::new(path, &root));
+        let is_unpublished = page.is_none() && mapped().any(is_mark_of_unpublished);
         let contents = page.as_ref().and_then(|page| page.contents.as_ref().ok());
         let entries = contents.into_iter().flat_map(|page| page.connections.iter().chain(&page.listeners));
         let recorded = entries.filter_map(|entry| Some((*sockets.get(&entry.fd)?, entry.clone()))).collect();
@@ -124,6 +127,7 @@ impl Program {
             library,
             environment: process.environ()?,
             page,
+            is_unpublished,
             recorded,
             obstacle: OnceCell::new(),
         })
@@ -166,6 +170,12 @@ impl Program {
     /// Returns what the program publishes about its connections.
     pub fn page(&self) -> Option<&reader::Process> {
         self.page.as_ref().and_then(|page| page.contents.as_ref().ok())
+    }
+
+    /// Returns whether the program's library is active, but could not create a page in a rack directory that it uses.
+    pub fn is_unpublished(&self) -> bool {
+        let is_usable = |rack: PathBuf| rack_dir::is_usable(&self.seen_from_here(&rack), self.uid);
+        self.is_unpublished && self.rack().is_some_and(is_usable)
     }
 
     /// Returns what the program publishes about the socket with an inode.
@@ -255,6 +265,11 @@ fn name(process: &Process, of_kernel: &str) -> String {
 /// Replaces control characters, which could manipulate a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+fn is_mark_of_unpublished(path: &Path) -> bool {
+    let name = without_mark(path);
+    name.to_str().and_then(|name| name.strip_prefix("/memfd:")) == Some(stats_page::UNPUBLISHED_NAME)
 }
 
 fn is_library(path: &Path) -> bool {

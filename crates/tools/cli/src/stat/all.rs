@@ -5,8 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stats::{Align, Table};
-use stats_page::reader::{self, Process, Unreadable};
+use stats_page::reader::{self, Process, Snapshot, Unreadable};
 
+use super::unpublished::{self, UnpublishedProgram};
 use super::{address, age_since, open_of_total};
 use crate::processes::program::{folder_identity, user_name};
 use crate::processes::{Processes, Program};
@@ -24,6 +25,8 @@ pub struct Rack<'a> {
     pub members: Vec<Member<'a>>,
     /// The pages that could not be read.
     pub unreadable: Vec<Unreadable>,
+    /// The programs that could not create a page.
+    pub unpublished: Vec<UnpublishedProgram>,
 }
 
 /// A process of a rack.
@@ -78,12 +81,14 @@ fn has_prefix(path: &Path, prefix: &str) -> bool {
 /// Reads a rack directory. Returns `None` if the caller may not read it, or no program has ever met in it.
 fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
     let uid = std::fs::metadata(&directory).ok()?.uid();
+    let unpublished = unpublished::of_directory(processes, &directory);
     // Where a link leads, its owner decides.
-    let folders = Path::new(stats_page::STAT_FOLDER).ancestors().filter(|folder| !folder.as_os_str().is_empty());
-    if !folders.map(|folder| directory.join(folder)).all(|folder| is_folder_of(uid, &folder)) {
-        return None;
-    }
-    let snapshot = reader::read_foreign_rack(&directory).ok()?;
+    let mut folders = Path::new(stats_page::STAT_FOLDER).ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    let snapshot = match folders.all(|folder| is_folder_of(uid, &directory.join(folder))) {
+        true => reader::read_foreign_rack(&directory).ok()?,
+        false if unpublished.is_empty() => return None,
+        false => Snapshot::default(),
+    };
     let member = |process: Process| {
         let program = processes.all().find(|program| program.page().is_some_and(|page| is_same(page, &process)));
         Member { process, program }
@@ -93,6 +98,7 @@ fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
         uid,
         members: snapshot.processes.into_iter().map(member).collect(),
         unreadable: snapshot.unreadable,
+        unpublished,
         directory,
     })
 }
@@ -120,7 +126,10 @@ pub fn describe(racks: &[Rack<'_>]) -> String {
         for page in &rack.unreadable {
             text += &format!("\nPage {} omitted: {}.\n", page.name, page.error);
         }
-        if rack.members.is_empty() { text + "No program uses it.\n" } else { text }
+        if rack.members.is_empty() && rack.unpublished.is_empty() {
+            text += "No program uses it.\n";
+        }
+        text + &unpublished::describe(&rack.unpublished)
     };
     racks.iter().map(rack).collect::<Vec<_>>().join("\n")
 }

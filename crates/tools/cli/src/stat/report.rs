@@ -10,6 +10,7 @@ use stats_page::reader::{self, Connection, Process, Snapshot};
 
 use super::all::{Member, Rack};
 use super::proxies::{Proxies, ProxyReport};
+use super::unpublished::UnpublishedProgram;
 use crate::lanes;
 use crate::processes::program::user_name;
 use crate::rack_choice::RackChoice;
@@ -27,6 +28,8 @@ pub struct Report<'a> {
     /// For a rack file, the proxy of each node on each of its links.
     proxies: &'a [ProxyReport],
     unreadable: Vec<UnreadableReport<'a>>,
+    /// Programs that could not create a page.
+    unpublished: Vec<UnpublishedProgram>,
     /// With --all, the rack directories.
     #[serde(skip_serializing_if = "Option::is_none")]
     racks: Option<Vec<RackReport<'a>>>,
@@ -141,7 +144,12 @@ struct UnreadableReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &RackChoice) -> Self {
+    pub fn new(
+        snapshot: &'a Snapshot,
+        proxies: &'a Proxies,
+        unpublished: Vec<UnpublishedProgram>,
+        rack: &RackChoice,
+    ) -> Self {
         let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
         Self {
             schema: SCHEMA,
@@ -149,6 +157,7 @@ impl<'a> Report<'a> {
             processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
             proxies: &proxies.links,
             unreadable: snapshot.unreadable.iter().map(UnreadableReport::new).chain(silent).collect(),
+            unpublished,
             racks: None,
         }
     }
@@ -170,6 +179,7 @@ impl<'a> Report<'a> {
             processes: processes.collect(),
             proxies: &[],
             unreadable: unreadable.map(UnreadableReport::new).collect(),
+            unpublished: racks.iter().flat_map(|rack| rack.unpublished.clone()).collect(),
             racks: Some(racks.iter().map(RackReport::new).collect()),
         }
     }

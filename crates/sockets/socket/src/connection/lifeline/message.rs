@@ -21,6 +21,8 @@ pub(in crate::connection) const SWITCH: u8 = 3;
 pub(in crate::connection) const FOLLOW: u8 = 4;
 /// Spans that the kernel accepts in one call.
 const SPANS_MAX: usize = 1024;
+/// Number of spans that are copied on the stack: a receive of more allocates.
+pub(super) const FEW_SPANS: usize = 16;
 /// Size of the buffer that peeks overwrite if they only count.
 const SINK_BYTES: usize = 64 << 10;
 /// A lifeline holds less than this many of those buffers.
@@ -222,18 +224,26 @@ fn with_prefix<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R
     if let [span] = spans {
         return act(&[iovec { iov_base: span.iov_base, iov_len: span.iov_len.min(bytes) }]);
     }
-    let mut left = bytes;
-    let parts: Vec<iovec> = spans
-        .iter()
-        .map_while(|span| {
-            let iov_len = span.iov_len.min(left);
-            let is_part = left > 0;
-            left -= iov_len;
-            is_part.then_some(iovec { iov_base: span.iov_base, iov_len })
-        })
-        .take(SPANS_MAX)
-        .collect();
-    act(&parts)
+    if spans.len() <= FEW_SPANS {
+        let mut few = [NO_SPAN; FEW_SPANS];
+        few[..spans.len()].copy_from_slice(spans);
+        return act(cut(&mut few[..spans.len()], bytes));
+    }
+    act(cut(&mut spans[..spans.len().min(SPANS_MAX)].to_vec(), bytes))
+}
+
+/// Shortens `spans` to their first `bytes`.
+fn cut(spans: &mut [iovec], bytes: usize) -> &[iovec] {
+    let (mut left, mut count) = (bytes, 0);
+    for span in spans.iter_mut() {
+        if left == 0 {
+            break;
+        }
+        span.iov_len = span.iov_len.min(left);
+        left -= span.iov_len;
+        count += 1;
+    }
+    &spans[..count]
 }
 
 /// Returns the number of bytes of the program, and the message after them.

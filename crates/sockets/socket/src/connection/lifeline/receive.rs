@@ -2,15 +2,20 @@
 
 use super::super::transfer::ReceiveAttempt;
 use super::super::{Connection, MessageFlags, SHUTDOWN_READ, total_bytes};
-use super::message::{Message, NO_SPAN, Received, peek_exactly, peek_to_sink, receive, receive_exactly, spans_after};
+use super::message::{
+    FEW_SPANS, Message, NO_SPAN, Received, peek_exactly, peek_to_sink, receive, receive_exactly, spans_after,
+};
 use super::{FOLLOW, SCRATCH_BYTES, SWITCH};
-use crate::process::{blocking, limit, signals};
+use crate::process::{blocking, buffer, limit, signals};
 use libc::iovec;
 use rustix::io::Errno;
 use segment::{BY_LANE_RECEIVE, OwnState};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
+/// Bytes of each span of a receive that discards what it gets, and number of these spans.
+const DISCARDED_SPAN_BYTES: usize = 512;
+const DISCARDED_SPANS: usize = FEW_SPANS;
 /// Bytes that a peek covers, for receives of less.
 const PEEK_BYTES: usize = 64 << 10;
 
@@ -96,14 +101,24 @@ impl Connection {
         let mut one = [NO_SPAN];
         let spans = spans_after(spans, skip, &mut one);
         if flags.discard {
-            let mut scratch = [0_u8; SCRATCH_BYTES];
-            let len = total_bytes(spans).min(SCRATCH_BYTES);
-            let unwanted = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: len }];
-            // SAFETY: the only span is a local buffer.
-            return unsafe { self.read_spans(&unwanted, flags) };
+            return self.discard(total_bytes(spans), flags);
         }
         // SAFETY: every span is writable for its length, by this function's contract.
         unsafe { self.read_spans(spans, flags) }
+    }
+
+    /// Receives at most `len_bytes` and discards them (`MSG_TRUNC`). The caller holds the receive lock.
+    fn discard(&'static self, len_bytes: usize, flags: MessageFlags) -> Result<LifelineRead, Errno> {
+        let mut discarded = [0_u8; DISCARDED_SPAN_BYTES];
+        // Each span overwrites what the one before it has received: the buffer is small and on the stack, because a
+        // signal handler may make this call. Of all bytes only the last one is used, if it is a message.
+        let whole = iovec { iov_base: discarded.as_mut_ptr().cast(), iov_len: DISCARDED_SPAN_BYTES };
+        let mut spans = [whole; DISCARDED_SPANS];
+        let len_bytes = len_bytes.min(DISCARDED_SPANS * DISCARDED_SPAN_BYTES);
+        let count = len_bytes.div_ceil(DISCARDED_SPAN_BYTES).max(1);
+        spans[count - 1].iov_len = len_bytes - (count - 1) * DISCARDED_SPAN_BYTES;
+        // SAFETY: every span is the local buffer, or the beginning of it.
+        unsafe { self.read_spans(&spans[..count], flags) }
     }
 
     /// Peeks without room for descriptors, then receives what belongs to the program: a byte with a descriptor does
@@ -252,16 +267,16 @@ impl Connection {
         len_bytes: usize,
         take: impl FnOnce(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<ReceiveAttempt>, Errno> {
-        let mut scratch = [0_u8; SCRATCH_BYTES];
+        let mut scratch = buffer::on_heap(len_bytes.min(SCRATCH_BYTES))?;
         let begin = scratch.as_mut_ptr();
         let span = |len| [iovec { iov_base: begin.cast(), iov_len: len }];
         let peek = MessageFlags { peek: true, ..MessageFlags::default() };
-        let first = span(len_bytes.min(SCRATCH_BYTES));
-        // SAFETY: the only span is a part of the local buffer.
+        let first = span(scratch.len());
+        // SAFETY: the only span is the buffer.
         let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
         let Some(ReceiveAttempt::Moved(bytes)) = seen else { return Ok(seen) };
         let used = span(take(begin, bytes)?);
-        // SAFETY: the only span is a part of the local buffer.
+        // SAFETY: the only span is a part of the buffer.
         unsafe { self.receive_by_lifeline(generation, &used, 0, MessageFlags::default()) }
     }
 }

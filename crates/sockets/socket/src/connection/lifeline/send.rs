@@ -3,7 +3,7 @@
 use super::super::{Connection, PeerState, SHUTDOWN_WRITE};
 use super::SCRATCH_BYTES;
 use super::message::send_now;
-use crate::process::blocking;
+use crate::process::{blocking, buffer};
 use libc::iovec;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -121,8 +121,8 @@ impl Connection {
         if blocking::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT == 0 {
             return Ok(None);
         }
-        let mut bytes = [0_u8; SCRATCH_BYTES];
         let room_bytes = len_bytes.min(SCRATCH_BYTES);
+        let mut bytes = buffer::on_heap(room_bytes)?;
         let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
         let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: filled }];
         // SAFETY: `fill` has written the first `filled` bytes of the buffer.

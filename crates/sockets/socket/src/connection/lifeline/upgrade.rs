@@ -254,7 +254,7 @@ impl Connection {
         unsafe {
             *lanes.receiver.get() = receiver;
             *lanes.observer.get() = LaneReceiver::of(&inbound);
-            *lanes.inbound.get() = Some(inbound);
+            *lanes.inbound.get() = Some(Box::new(inbound));
         }
         let inbound = HiddenFd::hide(memory, Need::Optional).ok();
         self.with_details(|details| details.memory.as_mut().map(|memory| memory.inbound = inbound));

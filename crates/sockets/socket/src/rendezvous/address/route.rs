@@ -28,13 +28,15 @@ pub fn local_source(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
 const ROUTE_SEQUENCE: u32 = 0x43_52_4f_53;
 const HEADER_BYTES: usize = 16;
 const ROUTE_BYTES: usize = 12;
+/// Twice what the kernel replies with all attributes of a route.
+const REPLY_BYTES: usize = 512;
 
 fn ask_route(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     let request = route_request(ip, scope);
     rustix::net::send(&socket, &request, SendFlags::empty())?;
-    let mut reply = [0_u8; 1024];
+    let mut reply = [0_u8; REPLY_BYTES];
     // The kernel has queued its reply before the send returns, so there is nothing to wait for.
     let length = receive(&socket, &mut reply)?;
     parse_route_reply(&reply[..length])

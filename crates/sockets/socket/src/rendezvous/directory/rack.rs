@@ -19,6 +19,7 @@ use super::location::ensure_rack_dir;
 use super::private::{make_private, open_private, open_within};
 use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::process::socket_option::{SocketOption, get_raw};
+use crate::rendezvous::local::spread_u32;
 use crate::rendezvous::name_key::NameKey;
 
 /// The directory of this version in a rack: programs of another version find neither listeners nor a key there.
@@ -27,8 +28,8 @@ pub const VERSION: &str = "v4";
 pub(super) const NAMES_MAX: usize = 4 * MEMBERS_MAX as usize;
 /// Maximum number of addresses of a rack that are read for a list of all names.
 const ADDRESSES_MAX: usize = 65_536;
-/// Bytes of directory entries that are read at once.
-const LISTING_BYTES: usize = 2048;
+/// Bytes of directory entries that are read at once, on the stack. One with the longest name has 280.
+const LISTING_BYTES: usize = 512;
 /// Maximum number of versions or network namespaces of a rack that are searched for the reason of a missing lane.
 const SIBLINGS_MAX: usize = 64;
 /// Maximum length of a path in an AF_UNIX address, including the terminating zero.
@@ -149,6 +150,26 @@ impl Rack {
         let stat = rustix::fs::fstat(directory.fd()?)?;
         let identity = (stat.st_dev, stat.st_ino);
         Ok(Self { directory, path, identity, scope, key: key?, netns_cookie: AtomicU64::new(0) })
+    }
+
+    /// Opens the directory of another network namespace of the same rack.
+    ///
+    /// # Errors
+    /// As [`Rack::current`].
+    fn open_beside(&self, path: PathBuf) -> Result<Self, Errno> {
+        let directory = open_private(rustix::fs::CWD, path.as_os_str().as_bytes(), self.scope.uid)?;
+        let directory = HiddenFd::hide(directory, Need::Required)?;
+        let stat = rustix::fs::fstat(directory.fd()?)?;
+        let identity = (stat.st_dev, stat.st_ino);
+        Ok(Self { directory, path, identity, scope: self.scope, key: self.key, netns_cookie: AtomicU64::new(0) })
+    }
+
+    /// Returns the rack's directories of some other network namespaces, at most `count`.
+    pub(super) fn other_namespaces(&self, count: usize) -> impl Iterator<Item = Self> {
+        let mut others: Vec<PathBuf> = siblings(&self.path, |name| name.starts_with(b"net-")).collect();
+        let turns = spread_u32() as usize % others.len().max(1);
+        others.rotate_left(turns);
+        others.into_iter().take(count).filter_map(|path| self.open_beside(path).ok())
     }
 
     /// Returns whether the descriptor still refers to the directory, the directory still exists, and it has no hint

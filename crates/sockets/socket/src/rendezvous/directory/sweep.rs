@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::listener_name::ListenerName;
@@ -22,7 +24,55 @@ const SWEEP_ENTRIES_MAX: usize = 8;
 /// Maximum number of names at each address that one sweep checks.
 const SWEEP_NAMES_MAX: usize = 8;
 
+/// Number of other network namespaces whose directories one process sweeps, and number of sweeps of each.
+const NAMESPACES_MAX: usize = 4;
+const NAMESPACE_SWEEPS_MAX: usize = 4;
+/// Time without a change after which an empty directory of a network namespace is removed. A program that still uses it
+/// creates another one.
+pub(super) const NAMESPACE_UNUSED_FOR: Duration = Duration::from_secs(60);
+
+/// Whether this process has swept the directories of other network namespaces.
+static HAS_SWEPT_NAMESPACES: AtomicBool = AtomicBool::new(false);
+
 impl Rack {
+    /// Removes what an ended network namespace has left in the rack, as containers do: nobody listens in it again. Does
+    /// so once in each process.
+    pub fn sweep_other_namespaces_once(&self) {
+        if !HAS_SWEPT_NAMESPACES.swap(true, Ordering::Relaxed) {
+            self.sweep_other_namespaces();
+        }
+    }
+
+    /// Sweeps the directories of some other network namespaces and removes those that are no longer used.
+    pub(super) fn sweep_other_namespaces(&self) {
+        for other in self.other_namespaces(NAMESPACES_MAX) {
+            (0..NAMESPACE_SWEEPS_MAX).for_each(|_| _ = other.sweep());
+            let _ = other.remove_unless_used();
+        }
+    }
+
+    /// Removes the directory if it has no names and has long been unchanged.
+    fn remove_unless_used(&self) -> Result<(), Errno> {
+        let changed_s = u64::try_from(rustix::fs::fstat(self.directory.fd()?)?.st_mtime).unwrap_or(0);
+        let now_s = u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Realtime).tv_sec).unwrap_or(0);
+        if now_s < changed_s.saturating_add(NAMESPACE_UNUSED_FOR.as_secs()) {
+            return Ok(());
+        }
+        let mut is_empty = true;
+        let listing = self.reopen()?;
+        let outcome = visit_entries(listing.as_fd(), SWEEP_ENTRIES_MAX, |entry, _| {
+            is_empty &= [".", "..", SWEEP_FILE].contains(&entry);
+            if is_empty { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        close(listing);
+        outcome?;
+        if is_empty {
+            rustix::fs::unlinkat(self.directory.fd()?, SWEEP_FILE, AtFlags::empty())?;
+            rustix::fs::unlinkat(CWD, self.path(), AtFlags::REMOVEDIR)?;
+        }
+        Ok(())
+    }
+
     /// Removes stale names at the next few addresses of the rack, beginning where the last sweep ended.
     ///
     /// # Errors

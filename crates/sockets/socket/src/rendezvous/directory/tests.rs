@@ -386,3 +386,38 @@ fn a_path_too_long_for_a_socket_address_is_reached_through_the_descriptor() {
     assert!(rack.path_of(&name).exists());
     assert_eq!(rack.is_live(&name), Ok(true));
 }
+
+#[test]
+fn what_an_ended_network_namespace_has_left_is_removed() {
+    let _no_child = test_support::spawn::forbid();
+    let scratch = Scratch::new();
+    let rack = scratch.rack();
+    let beside = |name: &str| {
+        let path = rack.path().with_file_name(name);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        path
+    };
+    let (ended, in_use, recent) = (beside("net-1"), beside("net-2"), beside("net-3"));
+    let listen_in = |net: &std::path::Path| {
+        let name = name("127.0.0.1:80");
+        let folder = net.join(name.directory());
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+        UnixListener::bind(folder.join(name.entry())).unwrap()
+    };
+    drop(listen_in(&ended));
+    let live = listen_in(&in_use);
+    let age = |path: &std::path::Path| {
+        let long_ago = std::time::SystemTime::now() - 2 * super::sweep::NAMESPACE_UNUSED_FOR;
+        std::fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
+    };
+    // Each process sweeps some; the first sweep removes the names, and the directory is removed later.
+    for _ in 0..3 {
+        rack.sweep_other_namespaces();
+        [&ended, &in_use].into_iter().filter(|path| path.exists()).for_each(|path| age(path));
+    }
+    assert!(!ended.exists());
+    assert!(in_use.join("127.0.0.1:80").exists() && recent.exists());
+    drop(live);
+}
