@@ -166,8 +166,8 @@ pub struct Connection {
     lifeline_polled_ticks: AtomicU64,
     /// A send found no room, and nothing has found room since.
     send_is_blocked: AtomicBool,
-    /// Number of events for edge-triggered watchers that the lanes do not show: room that was found after a blocked send,
-    /// and receives that ended before all that is unread was considered.
+    /// Number of events for edge-triggered watchers that the lanes do not show: room that was found after a blocked
+    /// send, and receives that ended before all that is unread was considered.
     other_events: AtomicU64,
     send_timeout_ns: AtomicU64,
     receive_timeout_ns: AtomicU64,

@@ -404,7 +404,8 @@ impl Connection {
         Ok(if end { ReceiveAttempt::End } else { ReceiveAttempt::Nothing })
     }
 
-    /// Notes that a receive ends before it has considered all that is unread: edge-triggered watchers get another event.
+    /// Notes that a receive ends before it has considered all that is unread: edge-triggered watchers get another
+    /// event.
     #[cold]
     pub(super) fn note_cut_receive(&self) {
         self.other_events.fetch_add(1, Ordering::Relaxed);
