@@ -166,10 +166,9 @@ pub struct Connection {
     lifeline_polled_ticks: AtomicU64,
     /// A send found no room, and nothing has found room since.
     send_is_blocked: AtomicBool,
-    /// Number of times that room was found after a blocked send, for edge-triggered readiness.
-    room_returns: AtomicU64,
-    /// Number of receives that were ended before all that is unread was considered, for edge-triggered readiness.
-    receives_cut: AtomicU64,
+    /// Number of events for edge-triggered watchers that the lanes do not show: room that was found after a blocked
+    /// send, and receives that ended before all that is unread was considered.
+    other_events: AtomicU64,
     send_timeout_ns: AtomicU64,
     receive_timeout_ns: AtomicU64,
     /// `SO_RCVLOWAT`: the connection is not readable while fewer bytes are unread. 0 and 1 are equivalent.
@@ -286,13 +285,13 @@ impl Connection {
         let Self {
             lifetime, deferred, calls, spin_history, lifeline, is_nonblocking, spawns_at_open,
             is_orphan, is_transferred, is_confined, is_user, was_handshake_awaited, send_is_blocked, raises_signal,
-            shared_options, by_lane, send_timeout_ns, receive_timeout_ns, receives_cut,
+            shared_options, by_lane, send_timeout_ns, receive_timeout_ns,
             lock_waits, unanswered_sends, low_water_bytes, requested_control,
             // Set by `open`.
             lanes: _, is_plain: _, lifeline_path: _, awaits_handshake: _, slot: _, details: _,
             // Kept: counters that only grow, times, and what a close has reset.
             send_lock: _, receive_lock: _, sleepers: _, holders_checked_ticks: _,
-            lifeline_polled_ticks: _, room_returns: _, has_grown: _, idle_position: _, idle_since_ticks: _,
+            lifeline_polled_ticks: _, other_events: _, has_grown: _, idle_position: _, idle_since_ticks: _,
         } = self;
         lifetime.begin_generation();
         deferred.fetch_and(direction_lock::DEFERRED_HANDLERS, Ordering::Relaxed);
@@ -304,7 +303,7 @@ impl Connection {
         let flags =
             [is_orphan, is_transferred, is_confined, is_user, was_handshake_awaited, send_is_blocked, raises_signal];
         flags.into_iter().for_each(|flag| flag.store(false, Ordering::Relaxed));
-        let words = [shared_options, by_lane, send_timeout_ns, receive_timeout_ns, receives_cut];
+        let words = [shared_options, by_lane, send_timeout_ns, receive_timeout_ns];
         words.into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let counts = [lock_waits, unanswered_sends, low_water_bytes, requested_control];
         counts.into_iter().for_each(|count| count.store(0, Ordering::Relaxed));

@@ -2,6 +2,6 @@
 //! started by `exec` inherits.
 
 pub mod hidden;
-pub(crate) mod received;
+pub mod received;
 pub mod successor;
 pub mod table;

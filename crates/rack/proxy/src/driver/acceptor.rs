@@ -4,6 +4,7 @@ use super::epoll_set::{EpollSet, EpollToken};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use segment::Segment;
+use socket::descriptor::received::discard;
 use socket::process::clock::now_ns;
 use socket::rendezvous::{self, Accepted, LaneListener};
 use std::collections::HashMap;
@@ -109,7 +110,10 @@ impl Acceptor {
                 }
                 None
             }
-            Err(_) => None,
+            Err(_) => {
+                discard(program.accepted.lifeline);
+                None
+            }
         }
     }
 

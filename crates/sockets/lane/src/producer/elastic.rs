@@ -63,10 +63,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if found.slots() < wanted_slots || self.was_released(cursor) {
             found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
         }
-        let mut placed = self.place(cursor, &found, wanted_bytes)?;
+        let mut placed = self.place(cursor, &found, wanted_bytes, capacity_slots)?;
         if placed.is_none() {
             // Other lanes have used up the memory since: this one goes where it needs none.
-            placed = self.place(cursor, &found, wanted_bytes)?;
+            placed = self.place(cursor, &found, wanted_bytes, capacity_slots)?;
         }
         let room_slots = placed.unwrap_or(0);
         // Once the receiver lags, writes share records, which requires that they take this path.
@@ -82,11 +82,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Moves the cursor to where the next record goes, and charges its memory. Returns the number of slots that it may
     /// have, or `None` if the memory could not be charged.
+    #[inline]
     fn place(
         &mut self,
         cursor: &mut Cursor,
         found: &AvailableRoom,
         wanted_bytes: usize,
+        capacity_slots: u64,
     ) -> Result<Option<u64>, Corrupt> {
         let saved = *cursor;
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
@@ -105,7 +107,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 }
             }
         }
-        let room = self.available_room(cursor, found.credit, self.capacity_slots())?;
+        let has_moved = cursor.ring != saved.ring;
+        let room = if has_moved { self.available_room(cursor, found.credit, capacity_slots)? } else { *found };
         if cursor.ring == 0 || room.slots() == 0 {
             return Ok(Some(room.slots()));
         }
@@ -115,6 +118,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns where the next record goes, if `may_charge` says whether the memory of a number of slots can be charged.
     /// Sends and readiness both use it, so that a lane is writable exactly if a write finds room.
+    #[inline]
     fn placement(
         &self,
         cursor: &Cursor,

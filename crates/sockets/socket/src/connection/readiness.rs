@@ -20,8 +20,9 @@ pub struct EdgeCounters {
     pub arrivals: u64,
     /// Number of ends that have come: of the stream, of the connection, of directions that the program has shut down.
     pub ends: u64,
-    /// Number of times that room was found after a blocked send.
-    pub room_returns: u64,
+    /// Number of other events: room was found after a blocked send, or a receive ended before all that is unread was
+    /// considered.
+    pub others: u64,
 }
 
 impl EdgeCounters {
@@ -136,7 +137,7 @@ impl Connection {
             return 0;
         }
         if self.send_is_blocked.swap(false, Ordering::Relaxed) {
-            self.room_returns.fetch_add(1, Ordering::Relaxed);
+            self.other_events.fetch_add(1, Ordering::Relaxed);
         }
         OUTPUT
     }
@@ -231,11 +232,10 @@ impl Connection {
         let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());
         // Both only grow, and so does their sum when input changes to a lane.
         let arrivals = arrived.wrapping_add(self.lifeline_arrivals());
-        let arrivals = arrivals.wrapping_add(self.receives_cut.load(Ordering::Relaxed));
         EdgeCounters {
             arrivals: seen.arrivals.max(arrivals),
             ends: seen.ends.max(ends),
-            room_returns: self.room_returns.load(Ordering::Relaxed),
+            others: self.other_events.load(Ordering::Relaxed),
         }
     }
 

@@ -404,10 +404,11 @@ impl Connection {
         Ok(if end { ReceiveAttempt::End } else { ReceiveAttempt::Nothing })
     }
 
-    /// Notes that a receive ends before it has considered all that is unread: edge-triggered watchers get another event.
+    /// Notes that a receive ends before it has considered all that is unread: edge-triggered watchers get another
+    /// event.
     #[cold]
     pub(super) fn note_cut_receive(&self) {
-        self.receives_cut.fetch_add(1, Ordering::Relaxed);
+        self.other_events.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the result of an attempt that found nothing. A call that requests no bytes succeeds if some are unread.

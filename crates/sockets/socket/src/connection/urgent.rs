@@ -348,9 +348,12 @@ impl Connection {
     /// Returns whether at least `low_water_bytes` are unread. An urgent byte that comes first does not count, unless it
     /// is received in line. The caller holds the receive lock.
     pub(super) fn has_unread(&self, lanes: &Lanes, low_water_bytes: usize) -> bool {
-        if low_water_bytes <= 1 && !lanes.has_been_urgent() {
-            return true;
-        }
+        (low_water_bytes <= 1 && !lanes.has_been_urgent()) || self.has_unread_counting(lanes, low_water_bytes)
+    }
+
+    /// Counts for [`Connection::has_unread`]. The caller holds the receive lock.
+    #[cold]
+    fn has_unread_counting(&self, lanes: &Lanes, low_water_bytes: usize) -> bool {
         let mut skipped = 0;
         let unread = lanes.observer().unread_bytes_with(|_, is_first| {
             skipped += u32::from(is_first);

@@ -116,7 +116,7 @@ pub(crate) fn disable_linger_of_unread(socket: BorrowedFd<'_>) {
 
 /// Closes a descriptor that a peer has passed, or a socket that it has connected, with whatever is unread in it. The
 /// kernel closes what a socket's queue holds with the socket, so that is received first: it may be another socket.
-pub(crate) fn discard(fd: OwnedFd) {
+pub fn discard(fd: OwnedFd) {
     // Nothing can be added to the queue from now on, so the loop ends. It recurses no further than the kernel allows
     // AF_UNIX sockets to be passed in each other's queues (`MAX_RECURSION_LEVEL`, 4).
     if rustix::net::shutdown(&fd, rustix::net::Shutdown::Both).is_ok() {

@@ -42,8 +42,8 @@ pub struct NewConnection {
 /// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// Those of `accept4(2)`; `CONNABORTED` when a client was rejected of which the program may have been notified: the call
-/// does not wait for the next one then.
+/// Those of `accept4(2)`; `CONNABORTED` when a client was rejected of which the program may have been notified: the
+/// call does not wait for the next one then.
 pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     let deadline_ns = if listener.is_nonblocking() { None } else { deadline_ns(listener) };
     let was_notified = listener.take_notification() && !listener.is_nonblocking();

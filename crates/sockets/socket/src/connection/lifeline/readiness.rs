@@ -92,7 +92,7 @@ impl Connection {
             return 0;
         }
         if self.send_is_blocked.swap(false, Ordering::Relaxed) {
-            self.room_returns.fetch_add(1, Ordering::Relaxed);
+            self.other_events.fetch_add(1, Ordering::Relaxed);
         }
         OUTPUT
     }
