@@ -8,6 +8,7 @@ pub mod identity;
 pub mod limit;
 pub mod lock;
 pub mod locked;
+pub mod memory;
 pub mod pool;
 pub mod sandbox;
 pub mod settings;
