@@ -60,7 +60,7 @@ fn decode_sockaddr(bytes: &[u8]) -> Result<SocketAddr, Errno> {
     }
 }
 
-pub(in crate::rendezvous) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
