@@ -241,7 +241,7 @@ impl Connection {
     /// Opens a connection. One that awaits a handshake has nothing to read and no room to write.
     pub fn open(params: ConnectionParams, path: InitialPath) -> &'static Self {
         crate::accounting::memory_budget::init_limits();
-        hidden::note_lifeline();
+        hidden::note_inheritable();
         let connection = POOL.take();
         let _send = connection.lock_direction(&connection.send_lock);
         let _receive = connection.lock_direction(&connection.receive_lock);
