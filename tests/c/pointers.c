@@ -1,7 +1,7 @@
 // Bad addresses in the arguments of every function that the library replaces and that takes a pointer: EFAULT, whether
-// the descriptor is accelerated or not. The bytes of a connection are copied by loads and stores, so that its buffers are
-// not here (`bad_addresses_are_efault`). Left out are arguments that the C library itself reads or writes: time-outs of
-// select and ppoll, modes and formats of streams, signal actions.
+// the descriptor is accelerated or not. The bytes of a connection are copied by loads and stores, so that its buffers
+// are not here (`bad_addresses_are_efault`). Left out are arguments that the C library itself reads or writes:
+// time-outs of select and ppoll, modes and formats of streams, signal actions.
 #include "check.h"
 
 #include <sched.h>

@@ -31,7 +31,7 @@ const ADDED_MAX: &[(&str, usize)] = &[
     ("shutdown", 0),
     // Which of the two sockets of the listener has a client.
     ("accept", 1),
-    // Signals are blocked, and the child gets a statistics page, for which some children remove those of dead processes.
+    // Signals are blocked, and the child gets a statistics page; some children remove those of dead processes.
     ("fork", 60),
     // The library is loaded.
     ("spawn", 45),
@@ -139,8 +139,9 @@ for _ in range(2):
 
 #[test]
 fn marked_calls_are_told_apart_in_the_output_of_strace() {
-    let output = "7 write(-1, \"fork\", 4) = -1 EBADF (Bad file descriptor)\n7 fork() = 8\n8 exit(0) = ?\n8 +++ exited\n\
-                  7 --- SIGCHLD ---\n7 <... wait4 resumed>) = 8\n7 write(-1, \"end\", 3) = -1 EBADF\n7 getpid() = 7\n";
+    let output = "7 write(-1, \"fork\", 4) = -1 EBADF (Bad file descriptor)\n7 fork() = 8\n8 exit(0) = ?\n\
+                  8 +++ exited\n7 --- SIGCHLD ---\n7 <... wait4 resumed>) = 8\n7 write(-1, \"end\", 3) = -1 EBADF\n\
+                  7 getpid() = 7\n";
     let expected = Steps::from([("fork".to_owned(), vec!["fork() = 8".to_owned(), "exit(0) = ?".to_owned()])]);
     assert_eq!(steps(output), expected);
 }

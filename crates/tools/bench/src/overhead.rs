@@ -152,8 +152,8 @@ impl Report {
     fn text(&self) -> String {
         format!(
             "Each figure is measured: a C program that uses no lane, without the library and with it, {} alternating\n\
-             rounds, medians over the rounds of the medians of {} calls. The ratio is the time with the library over the\n\
-             time without it, with the 95% interval of its median by ranks. The peer runs without the library.\n\
+             rounds, medians over the rounds of the medians of {} calls. The ratio is the time with the library over\n\
+             the time without it, with the 95% interval of its median by ranks. The peer runs without the library.\n\
              \"within\": at most {RATIO_MAX} times, or {} us more.\n{}\n\n{}",
             self.rounds,
             self.calls,

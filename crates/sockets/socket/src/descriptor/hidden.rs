@@ -402,8 +402,8 @@ pub fn note_inheritable() {
     }
 }
 
-/// Creates the marker if there is anything that a program which a child runs could inherit. Otherwise that program would
-/// examine all of its descriptors in vain.
+/// Creates the marker if there is anything that a program which a child runs could inherit. Otherwise that program
+/// would examine all of its descriptors in vain.
 pub fn prepare_inheritance() {
     if HAS_INHERITABLE.load(Ordering::Relaxed) {
         let _ = ensure_marker();

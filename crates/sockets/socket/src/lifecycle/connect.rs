@@ -135,8 +135,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     Call { fd, stream, target, is_pending, remote: None }.run()
 }
 
-/// Returns whether an unbound socket's connect certainly finds no listener with lanes. A bound one may have the addresses of
-/// a connection with lanes whose listener is closed.
+/// Returns whether an unbound socket's connect certainly finds no listener with lanes. A bound one may have the
+/// addresses of a connection with lanes whose listener is closed.
 fn is_without_listener(fd: RawFd, destination: SocketAddr) -> bool {
     rendezvous::is_without_listener(destination, inspect::netns_of(fd))
         && inspect::local_address(fd).is_ok_and(|local| local.port() == 0)

@@ -1,10 +1,11 @@
 //! The ports that lane connections hold: the kernel does not know them, so `bind` is checked here first.
 //!
-//! Connections of this process are known. Those of other processes are in the kernel's list of AF_UNIX sockets, which is
-//! read by `sock_diag(7)`: that takes a third of the time of `/proc/net/unix`. A connecting endpoint has a name with both addresses, and with a code that proves that a program of this rack has
-//! bound it. An accepted endpoint has the name of its listener, which any process could forge, so it counts only
-//! together with a connecting endpoint that leads there. A port is held as long as such sockets are open, so nothing
-//! needs to be stored or cleaned up. Unlike TCP, a port is not held for a time after the close.
+//! Connections of this process are known. Those of other processes are in the kernel's list of AF_UNIX sockets, which
+//! is read by `sock_diag(7)`: `/proc/net/unix` takes twice as long. A connecting endpoint has a name with both
+//! addresses, and with a code that proves that a program of this rack has bound it. An accepted endpoint has the name
+//! of its listener, which any process could forge, so it counts only together with a connecting endpoint that leads
+//! there. A port is held as long as such sockets are open, so nothing needs to be stored or cleaned up. Unlike TCP, a
+//! port is not held for a time after the close.
 
 use crate::connection::{self, Connection};
 use crate::descriptor::hidden::close;
@@ -34,8 +35,9 @@ const SHOW_NAME: u32 = 1;
 const NAME_ATTRIBUTE: u16 = 0;
 const SOCKET_BYTES: usize = 16;
 const STATE_AT: usize = 2;
-/// `TCP_ESTABLISHED`: the state of a socket that was accepted or connected; and `TCP_CLOSE`, that of one that is not yet.
+/// `TCP_ESTABLISHED`: the state of a socket that was accepted or connected.
 const ESTABLISHED: u8 = 1;
+/// `TCP_CLOSE`: the state of one that is neither yet, and does not listen.
 const UNCONNECTED: u8 = 7;
 
 /// The address that a socket is about to be bound to.

@@ -1,5 +1,5 @@
-//! Whether memory that a program names in a call exists: an address that does not is the call's error, and must not be a
-//! crash in this library, which reads arguments before the kernel does.
+//! Whether memory that a program names in a call exists: an address that does not is the call's error, and must not be
+//! a crash in this library, which reads arguments before the kernel does.
 //!
 //! Only the kernel knows. It is asked once for each page, and its answer is remembered while it is yes, so that calls
 //! with the same arguments take a comparison. A page that is unmapped later still counts as accessible.
@@ -68,7 +68,8 @@ impl Pages {
 fn is_on_valgrind() -> bool {
     let request = [0x1001_u64, 0, 0, 0, 0, 0];
     let result: u64;
-    // SAFETY: a register is rotated by 128 bits in all and another one exchanged with itself; valgrind reads the request.
+    // SAFETY: a register is rotated by 128 bits in all and another one exchanged with itself; valgrind reads the
+    // request.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3",

@@ -34,9 +34,9 @@ pub fn connect(
     connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
 }
 
-/// Returns whether no listener can match a destination in the rack that this process keeps open for the network namespace
-/// of a socket, so that [`connect`] would find none. Most programs connect to servers without lanes, and this takes a
-/// few system calls. False if it is not known: a rack that is not open yet, or a node of several.
+/// Returns whether no listener can match a destination in the rack that this process keeps open for the network
+/// namespace of a socket, so that [`connect`] would find none. Most programs connect to servers without lanes, and this
+/// takes a few system calls. False if it is not known: a rack that is not open yet, or a node of several.
 pub fn is_without_listener(to: SocketAddr, netns: u64) -> bool {
     crate::process::settings::settings().node.is_none() && Rack::is_known_to_be_without(destination(to), netns)
 }

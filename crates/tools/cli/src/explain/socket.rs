@@ -159,8 +159,8 @@ impl<'a> Examination<'a> {
         }
     }
 
-    /// Returns a more exact reason for a connection whose other side has no lanes. The library has only recorded that it
-    /// found no listener.
+    /// Returns a more exact reason for a connection whose other side has no lanes. The library has only recorded that
+    /// it found no listener.
     fn refined(
         &self,
         known: FallbackReason,
