@@ -11,6 +11,8 @@ pub(super) const ADDRESSES_KNOWN_MAX: usize = 256;
 /// Time after a change of a directory until its time stamp identifies its contents: the kernel takes the stamp from a
 /// clock with steps of at most 10 ms, so that a second change soon after the first may leave the stamp as it is.
 const STAMP_SETTLES_NS: i64 = 50_000_000;
+/// The same on a file system that may store whole seconds only, of which two are the coarsest step.
+const COARSE_STAMP_SETTLES_NS: i64 = 2_500_000_000;
 
 /// The time of the last change of a directory's entries, in seconds and nanoseconds.
 type Stamp = (i64, i64);
@@ -44,7 +46,7 @@ impl KnownAddresses {
 fn is_settled((seconds, nanoseconds): Stamp) -> bool {
     let now = clock_gettime(ClockId::RealtimeCoarse);
     let age_ns = (now.tv_sec - seconds).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec - nanoseconds);
-    age_ns > STAMP_SETTLES_NS
+    age_ns > if nanoseconds == 0 { COARSE_STAMP_SETTLES_NS } else { STAMP_SETTLES_NS }
 }
 
 #[cfg(test)]
@@ -53,6 +55,14 @@ mod tests {
     use crate::rendezvous::directory::tests::Scratch;
     use std::cell::Cell;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_stamp_in_whole_seconds_settles_later() {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        assert!(!is_settled((now.tv_sec - 1, 0)) && !is_settled((now.tv_sec, now.tv_nsec)));
+        assert!(is_settled((now.tv_sec - 1, 1)) && is_settled((now.tv_sec - 4, 0)));
+        assert!(!is_settled((now.tv_sec + 60, 1)), "the clock was set back");
+    }
 
     #[test]
     fn the_addresses_are_read_again_when_the_directory_changes() {
