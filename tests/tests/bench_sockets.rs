@@ -1,4 +1,4 @@
-//! `crosslane bench sockets` over real lanes: checks which values it measures, not the times.
+//! `crosslane bench sockets` and `overhead` over real lanes: checks which values they measure, not the times.
 
 use std::process::Command;
 use std::time::Duration;
@@ -53,4 +53,25 @@ fn two_builds_of_the_library_are_compared_round_by_round() {
         assert!(low <= number(&ratio["median"]) && number(&ratio["median"]) <= high, "{row}");
         assert_eq!(ratio["rounds"], 6, "{row}");
     }
+}
+
+#[test]
+fn calls_of_a_program_without_lanes_are_measured_with_the_library_and_without_it() {
+    let rack = Rack::new();
+    let bench = |arguments: &[&str]| {
+        let mut command = Command::new(paths::crosslane());
+        command.args(["bench", "overhead", "--quick", "--rounds", "1"]).args(arguments);
+        Process::start(command.env("CROSSLANE_RACK", rack.path())).wait(LIMIT)
+    };
+    let report: Value = serde_json::from_str(&bench(&["--json"]).must_succeed().stdout).expect("JSON");
+    assert_eq!((&report["schema"], &report["kind"]), (&"crosslane.bench.overhead/1".into(), &"measured".into()));
+    let rows = report["rows"].as_array().expect("rows");
+    for call in ["connect", "connect_refused", "listen", "accept", "close", "fork", "spawn", "run_program"] {
+        let row = rows.iter().find(|row| row["call"] == call).unwrap_or_else(|| panic!("{call} in {report}"));
+        assert!(row["with_ns"].as_f64() > Some(0.0) && row["without_ns"].as_f64() > Some(0.0), "{row}");
+        assert!(row["is_within"].is_boolean() && row["ratio"]["median"].is_number(), "{row}");
+    }
+    let text = bench(&[]).must_succeed().stdout;
+    assert!(text.contains("connect refused") && text.contains("95% interval"), "{text}");
+    bench(&["--library", "/no/such.so"]).must_fail_in_one_line(2, &["--library", "/no/such.so"]);
 }

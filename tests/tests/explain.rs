@@ -250,6 +250,15 @@ fn a_page_of_another_release_is_reported() {
 }
 
 #[test]
+fn a_server_whose_listener_is_of_another_version_is_found() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    // Each version has its own directory.
+    std::fs::rename(rack.path().join("v4"), rack.path().join("v999")).expect("the directory of this version");
+    assert_kernel(&client(rack.run(&[], endpoint()), &[listener.port]), listener.port, "version_mismatch");
+}
+
+#[test]
 fn programs_of_other_users_are_named_but_not_examined() {
     if !is_root() {
         println!("skipped: only root can start programs of another user");

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use socket::connection::{Connection, MessageFlags, total_bytes};
 use socket::entry::{self, Entry};
 use socket::process::background_connects;
+use socket::process::memory;
 use socket::process::system::errno;
 use std::ffi::{c_int, c_void};
 
@@ -164,10 +165,10 @@ pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize, too_many: Errn
     if count > SPANS_MAX {
         return Err(too_many);
     }
-    if spans.is_null() {
+    if !memory::are_readable(spans, count) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the C program's array, valid as its call requires (manual page).
+    // SAFETY: the array is readable, as was just checked.
     let spans = unsafe { std::slice::from_raw_parts(spans, count) };
     let is_too_long = |span: &iovec| isize::try_from(span.iov_len).is_err();
     if spans.iter().any(is_too_long) { Err(Errno::INVAL) } else { Ok(spans) }
@@ -401,6 +402,11 @@ pub unsafe extern "C" fn recvfrom(
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
+            Entry::Connection(_) | Entry::Confined(_)
+                if !address.is_null() && !address_len.is_null() && !memory::is_writable(address_len) =>
+            {
+                fail(Errno::FAULT)
+            }
             Entry::Connection(connection) => {
                 let result = receive_spans(connection, &span(buffer, len), flags);
                 if result >= 0 && !address.is_null() && !address_len.is_null() {

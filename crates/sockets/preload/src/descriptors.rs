@@ -5,6 +5,7 @@ use crate::{files, real};
 use rustix::io::Errno;
 use socket::entry::{self, Entry};
 use socket::lifecycle;
+use socket::process::memory;
 use std::ffi::{c_int, c_uint, c_ulong};
 
 /// The error for `O_ASYNC`: a send into a lane raises no signal at the peer, so that a program would wait for one
@@ -135,11 +136,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Connection(connection) => unsafe { connection_ioctl(fd, connection, request, argument) },
         Entry::Listener(listener) if request == libc::FIONBIO => {
-            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-            let Some(&value) = (unsafe { (argument as *const c_int).as_ref() }) else {
+            if !memory::is_readable(argument as *const c_int) {
                 return fail(Errno::FAULT);
-            };
-            listener.set_nonblocking(value != 0);
+            }
+            // SAFETY: the integer is readable, as was just checked.
+            listener.set_nonblocking(unsafe { is_on(argument) });
             0
         }
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
@@ -153,8 +154,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
 
 /// Returns whether the integer that an `ioctl` argument points to is not 0.
 unsafe fn is_on(argument: usize) -> bool {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { (argument as *const c_int).as_ref() }.is_some_and(|value| *value != 0)
+    let argument = argument as *const c_int;
+    // SAFETY: the integer is readable, as is checked first.
+    memory::is_readable(argument) && unsafe { *argument != 0 }
 }
 
 unsafe fn connection_ioctl(
@@ -171,14 +173,13 @@ unsafe fn connection_ioctl(
     const SIOCOUTQNSD: c_ulong = 0x894b;
     const SIOCGSKNS: c_ulong = 0x894c;
     let store = |value: usize| {
-        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-        match unsafe { (argument as *mut c_int).as_mut() } {
-            Some(place) => {
-                *place = c_int::try_from(value).unwrap_or(c_int::MAX);
-                0
-            }
-            None => fail(Errno::FAULT),
+        let place = argument as *mut c_int;
+        if !memory::is_writable(place) {
+            return fail(Errno::FAULT);
         }
+        // SAFETY: the integer is writable, as was just checked.
+        unsafe { place.write(c_int::try_from(value).unwrap_or(c_int::MAX)) };
+        0
     };
     match request {
         libc::FIONREAD => store(connection.unread_bytes()),

@@ -7,6 +7,7 @@ use libc::off_t;
 use rustix::io::Errno;
 use socket::connection::{Connection, MessageFlags, Pipe};
 use socket::entry::{self, Entry};
+use socket::process::memory;
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
 
@@ -37,6 +38,9 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
     const COUNT_MAX: usize = 0x7fff_f000;
     if input < 0 || !matches!(entry::get(input), Entry::None) {
         return fail(if input < 0 { Errno::BADF } else { Errno::INVAL });
+    }
+    if !offset.is_null() && !memory::is_writable(offset) {
+        return fail(Errno::FAULT);
     }
     // SAFETY: the C program's descriptor, valid as its call requires (manual page).
     let file = unsafe { BorrowedFd::borrow_raw(input) };

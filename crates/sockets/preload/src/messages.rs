@@ -14,6 +14,7 @@ use socket::entry::{self, Entry};
 use socket::lifecycle;
 use socket::options::control::ControlMessage;
 use socket::process::clock::now_ns;
+use socket::process::memory;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
@@ -25,8 +26,32 @@ const CONTROL_BYTES: usize = 8192;
 const CONTROL_WORDS_FEW: usize = 32;
 
 unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
-    // SAFETY: the C program's message, valid as its call requires (manual page).
+    memory::check_readable(message)?;
+    // SAFETY: the message is readable, as was just checked.
     unsafe { spans((*message).msg_iov, (*message).msg_iovlen, Errno::MSGSIZE) }
+}
+
+/// Returns whether a message can be read and has an address.
+unsafe fn is_addressed(message: *const msghdr) -> bool {
+    // SAFETY: the message is readable, as is checked first.
+    memory::is_readable(message) && unsafe { !(*message).msg_name.is_null() }
+}
+
+/// Returns whether a message has control messages that can be read. One that cannot is the kernel's to refuse.
+unsafe fn has_control(message: *const msghdr) -> bool {
+    // SAFETY: the message is readable, as is checked first.
+    memory::is_readable(message)
+        && unsafe {
+            let (control, bytes) = ((*message).msg_control.cast::<u8>(), (*message).msg_controllen);
+            bytes > 0 && memory::are_readable(control, bytes)
+        }
+}
+
+/// Returns whether a readable message and its control buffer can be written.
+unsafe fn is_room_writable(message: *const msghdr) -> bool {
+    // SAFETY: the caller has checked that the message is readable.
+    let (control, bytes) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
+    memory::is_writable(message) && memory::are_writable(control, bytes)
 }
 
 #[unsafe(no_mangle)]
@@ -47,12 +72,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
                     })
                 })
             }
-            Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && !(*message).msg_name.is_null() => {
+            Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && is_addressed(message) => {
                 let address = ((*message).msg_name.cast_const().cast(), (*message).msg_namelen);
                 with_spans(spans_of(message), |spans| connect_and_send(fd, spans, flags, address))
             }
             entry @ Entry::Stream(_) => counted_send(entry, real::sendmsg(fd, message, flags)),
-            _ if (*message).msg_controllen > 0 => send_with_rights(fd, message, flags),
+            _ if has_control(message) => send_with_rights(fd, message, flags),
             _ => real::sendmsg(fd, message, flags),
         }
     }
@@ -63,6 +88,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
+            Entry::Connection(_) | Entry::Confined(_) if !memory::is_writable(message) => fail(Errno::FAULT),
             Entry::Connection(connection) => {
                 let result = with_spans(spans_of(message), |spans| receive_spans(connection, spans, flags));
                 if result >= 0 {
@@ -93,9 +119,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 result
             }
             entry @ Entry::Stream(_) => counted_receive(entry, flags, real::recvmsg(fd, message, flags)),
-            _ if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() => {
-                receive_with_rights(fd, message, flags)
-            }
+            _ if has_control(message) && is_room_writable(message) => receive_with_rights(fd, message, flags),
             _ => real::recvmsg(fd, message, flags),
         }
     }
@@ -108,7 +132,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = ControlMessage>) {
     // SAFETY: the C program's message, valid as its call requires (manual page).
     let (control, room) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
-    let room = if control.is_null() { 0 } else { room };
+    let room = if memory::are_writable(control, room) { room } else { 0 };
     let mut used = 0;
     for wanted in messages {
         // SAFETY: these functions only compute sizes.
@@ -144,9 +168,8 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     // The kernel accepts no more.
     let count = count.min(libc::UIO_MAXIOV as c_uint);
     // SAFETY: the C program's array, valid as its call requires (manual page).
-    let carries = |index| unsafe { carries_connection(&raw const (*messages.add(index)).msg_hdr) };
-    let is_one_by_one =
-        matches!(entry::get(fd), Entry::Connection(_)) || !messages.is_null() && (0..count as usize).any(carries);
+    let carries = |index| unsafe { carries_connection(&raw const (*messages.wrapping_add(index)).msg_hdr) };
+    let is_one_by_one = matches!(entry::get(fd), Entry::Connection(_)) || (0..count as usize).any(carries);
     if !is_one_by_one {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
@@ -155,8 +178,12 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
         return sent;
     }
     for index in 0..count {
-        // SAFETY: the C program's array, valid as its call requires (manual page).
-        let message = unsafe { &mut *messages.add(index as usize) };
+        let message = messages.wrapping_add(index as usize);
+        if !memory::is_writable(message) {
+            return if index > 0 { index as c_int } else { fail(Errno::FAULT) };
+        }
+        // SAFETY: an element of the C program's array, which is writable, as was just checked.
+        let message = unsafe { &mut *message };
         // SAFETY: a message of the C program's array, valid as its call requires (manual page).
         let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
         if sent < 0 {
@@ -192,10 +219,10 @@ pub unsafe extern "C" fn recvmmsg(
     // The kernel accepts no more.
     let count = count.min(libc::UIO_MAXIOV as c_uint);
     // SAFETY: the C program's array, valid as its call requires (manual page).
-    let has_room = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen > 0 };
+    let has_room = |index| unsafe { has_control(&raw const (*messages.wrapping_add(index)).msg_hdr) };
     // Only messages on AF_UNIX sockets carry descriptors.
-    let is_one_by_one = matches!(entry::get(fd), Entry::Connection(_))
-        || !messages.is_null() && (0..count as usize).any(has_room) && is_unix(fd);
+    let is_one_by_one =
+        matches!(entry::get(fd), Entry::Connection(_)) || (0..count as usize).any(has_room) && is_unix(fd);
     if !is_one_by_one {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
@@ -210,8 +237,12 @@ pub unsafe extern "C" fn recvmmsg(
     };
     let mut flags = flags;
     for index in 0..count {
-        // SAFETY: the C program's array, valid as its call requires (manual page).
-        let message = unsafe { &mut *messages.add(index as usize) };
+        let message = messages.wrapping_add(index as usize);
+        if !memory::is_writable(message) {
+            return if index > 0 { index as c_int } else { fail(Errno::FAULT) };
+        }
+        // SAFETY: an element of the C program's array, which is writable, as was just checked.
+        let message = unsafe { &mut *message };
         // SAFETY: a message of the C program's array, valid as its call requires (manual page).
         let received = unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags & !libc::MSG_WAITFORONE) };
         if received < 0 {
@@ -349,8 +380,11 @@ impl Rewriter<'_> {
 /// Returns whether a message carries connections or listeners of the library, or sockets that may become some.
 unsafe fn carries_connection(message: *const msghdr) -> bool {
     let mut carries = false;
-    // SAFETY: the C program's message, valid as its call requires (manual page).
+    // SAFETY: the message and its control messages are readable, as is checked first.
     unsafe {
+        if !has_control(message) {
+            return false;
+        }
         for_each_control(message, |header| {
             let rights = rights_of(header).unwrap_or_default();
             let is_ours =

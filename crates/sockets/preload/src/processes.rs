@@ -5,6 +5,7 @@ use libc::FILE;
 use rustix::fs::AtFlags;
 use socket::descriptor::successor::{self, Environment};
 use socket::lifecycle::{self, note_spawn, while_executing};
+use socket::process::memory;
 use socket::process::settings::settings;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::BorrowedFd;
@@ -97,7 +98,7 @@ unsafe extern "C" {
 
 /// Returns whether the program in a file loads this library.
 unsafe fn loads_library(dir: c_int, path: *const c_char, flags: c_int, environment: Strings) -> Option<bool> {
-    if path.is_null() || (dir < 0 && dir != libc::AT_FDCWD) {
+    if !memory::is_readable(path) || (dir < 0 && dir != libc::AT_FDCWD) {
         return None;
     }
     // SAFETY: by the C program's call, `path` is a string, `environment` an array of strings or null, and `dir` open.
@@ -108,7 +109,7 @@ unsafe fn loads_library(dir: c_int, path: *const c_char, flags: c_int, environme
 
 /// Returns whether the program that is found for a name loads this library.
 unsafe fn searched_loads_library(name: *const c_char, environment: Strings) -> Option<bool> {
-    if name.is_null() {
+    if !memory::is_readable(name) {
         return None;
     }
     // SAFETY: by the C program's call, `name` is a string, and `environment` an array of strings or null.

@@ -4,6 +4,7 @@ use crate::errno::{fail, preserving_errno, zero_or_errno};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
+use socket::process::memory;
 use socket::{epoll, poll_select};
 use std::ffi::c_int;
 
@@ -18,12 +19,20 @@ fn from_milliseconds(timeout_ms: c_int) -> Option<u64> {
 
 /// Converts a C time-out to nanoseconds; null waits without limit.
 unsafe fn from_timespec(timeout: *const timespec) -> Result<Option<u64>, Errno> {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let Some(timeout) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
+    if timeout.is_null() {
+        return Ok(None);
+    }
+    memory::check_readable(timeout)?;
+    // SAFETY: not null, and readable as was just checked.
+    let timeout = unsafe { &*timeout };
     if timeout.tv_sec < 0 || !(0..1_000_000_000).contains(&timeout.tv_nsec) {
         return Err(Errno::INVAL);
     }
     Ok(Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_nsec as u64)))
+}
+
+fn is_mask_readable(mask: *const sigset_t) -> bool {
+    mask.is_null() || memory::is_readable(mask.cast::<u64>())
 }
 
 unsafe fn poll_slice(
@@ -38,7 +47,7 @@ unsafe fn poll_slice(
     }
     let entries: &mut [pollfd] = if count == 0 {
         &mut []
-    } else if fds.is_null() {
+    } else if !memory::are_writable(fds, count as usize) || !is_mask_readable(mask) {
         return fail(Errno::FAULT);
     } else {
         // SAFETY: the C program's array, valid as its call requires (manual page).
@@ -158,6 +167,10 @@ pub(crate) unsafe fn pselect_by_number(
 /// # Safety
 /// `timeout` is writable.
 unsafe fn store_time_left(timeout: *mut timespec, left_ns: u64) {
+    // The kernel ignores an error here.
+    if !memory::is_writable(timeout) {
+        return;
+    }
     let left = timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
     // SAFETY: `timeout` is writable, by the contract of this function.
     unsafe { timeout.write(left) };

@@ -1,7 +1,7 @@
 //! `socket`, `listen`, `accept`, `connect`, names and options.
 
 use crate::errno::{create_descriptor, fail, preserving_errno, zero_or_errno};
-use crate::real;
+use crate::{closing, real};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::connection::{SHUTDOWN_READ, SHUTDOWN_WRITE};
@@ -107,7 +107,11 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
                 && !address.is_null()
             {
                 // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-                let _ = unsafe { address::write_sockaddr(peer, address, len) };
+                if let Err(error) = unsafe { address::write_sockaddr(peer, address, len) } {
+                    // SAFETY: the program does not know the descriptor. The kernel closes the connection too.
+                    unsafe { closing::close(new.fd) };
+                    return fail(error);
+                }
             }
             new.fd
         }

@@ -4,6 +4,7 @@ use crate::errno::fail;
 use crate::{bytes, closing, descriptors, file_transfer, messages, processes, readiness, real, sockets};
 use rustix::io::Errno;
 use socket::entry::{self, Entry};
+use socket::process::memory;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::ptr::with_exposed_provenance_mut as pointer;
 
@@ -59,7 +60,9 @@ unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool
         libc::SYS_clone3 => {
             let flags = std::ptr::with_exposed_provenance::<u64>(first);
             // SAFETY: the C program's arguments: the flags come first, if anything does.
-            second >= size_of::<u64>() && !flags.is_null() && !shares_memory(unsafe { flags.read_unaligned() })
+            second >= size_of::<u64>()
+                && memory::is_readable(flags)
+                && !shares_memory(unsafe { flags.read_unaligned() })
         }
         _ => false,
     }
@@ -144,8 +147,7 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
     let (int3, int4) = (third as c_int, fourth as c_int);
     let (mask, mask_bytes): (*const libc::sigset_t, usize) = match number {
         libc::SYS_ppoll => (pointer(fourth), fifth),
-        // SAFETY: null, or valid as the C program's call requires (manual page).
-        libc::SYS_pselect6 => unsafe { mask_behind(sixth) },
+        libc::SYS_pselect6 => mask_behind(sixth),
         libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (pointer(fifth), sixth),
         _ => (std::ptr::null(), 0),
     };
@@ -179,10 +181,14 @@ struct MaskArgument {
 }
 
 /// Returns the mask of a `pselect6` and its size, to which the sixth argument points unless it is null.
-unsafe fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
+fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
     let argument = std::ptr::with_exposed_provenance::<MaskArgument>(argument);
-    // SAFETY: null, or valid as the C program's call requires (manual page).
-    unsafe { argument.as_ref() }.map_or((std::ptr::null(), 0), |it| (it.mask, it.mask_bytes))
+    if !memory::is_readable(argument) {
+        return (std::ptr::null(), 0);
+    }
+    // SAFETY: readable, as was just checked.
+    let MaskArgument { mask, mask_bytes } = unsafe { argument.read() };
+    (mask, mask_bytes)
 }
 
 /// liburing's function, which makes its own system calls.

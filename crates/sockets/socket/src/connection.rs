@@ -243,7 +243,7 @@ impl Connection {
     #[inline(never)] // Its variables are not to add to the caller's on a small stack.
     pub fn open(params: ConnectionParams, path: InitialPath) -> &'static Self {
         crate::accounting::memory_budget::init_limits();
-        hidden::note_lifeline();
+        hidden::note_inheritable();
         let connection = POOL.take();
         let _send = connection.lock_direction(&connection.send_lock);
         let _receive = connection.lock_direction(&connection.receive_lock);

@@ -5,6 +5,7 @@ mod observer;
 mod shared_queue;
 
 use crate::accounting::process_stats;
+use crate::descriptor::hidden;
 use crate::descriptor::table::{Kind, Tracked};
 use crate::options::{OptionRecord, inspect};
 use crate::process::pool::Pool;
@@ -125,6 +126,7 @@ impl Listener {
 
     /// Creates the listener of the program's descriptors in `inner`, with its lane listener.
     pub(crate) fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
+        hidden::note_inheritable();
         let listener = LISTENERS.take();
         let slot = inner.lane.as_ref().map(|lane| {
             process_stats::page().open_connection(&stats_page::NewConnection {

@@ -26,6 +26,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use security::SecurityOptions;
 
 use crate::descriptor::hidden::close;
+use crate::process::memory;
 pub use crate::process::socket_option::SocketOption;
 use crate::process::socket_option::{SO_TIMESTAMPING_NEW, set_raw};
 use crate::process::system::{read_text, unit_or_error};
@@ -59,8 +60,8 @@ impl SocketOption {
     /// `value` is null or readable for `length` bytes.
     pub unsafe fn refusal_c(self, value: *const c_void, length: libc::socklen_t) -> Option<Errno> {
         let mut number = [0_u8; 4];
-        if !value.is_null() && length as usize >= number.len() {
-            // SAFETY: `value` is not null, so that it is readable for `length` bytes, of which there are at least four.
+        if length as usize >= number.len() && memory::is_readable(value.cast::<[u8; 4]>()) {
+            // SAFETY: four bytes are readable, as was just checked.
             number = unsafe { value.cast::<[u8; 4]>().read_unaligned() };
         }
         self.refusal(&number)

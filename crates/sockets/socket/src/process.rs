@@ -9,6 +9,7 @@ pub mod identity;
 pub mod limit;
 pub mod lock;
 pub mod locked;
+pub mod memory;
 pub(crate) mod others;
 pub mod pool;
 pub mod sandbox;

@@ -5,7 +5,7 @@
 //!   themselves, `window_segment` maps the spans, [`span_lease`] shows that they are in use, and [`local_page`] records
 //!   where they are.
 //! * [`connect`] and [`accept`] use either; [`handshake`] is the first message of a connection that brings its memory;
-//!   [`reasons`] determines afterwards why a connection has no lane.
+//!   [`reasons`] determines why a connection has no lane.
 
 mod accept;
 pub mod address;
@@ -25,7 +25,7 @@ pub(crate) mod tests;
 mod window_segment;
 
 pub use accept::{Accepted, HandshakeRejection, accept, receive_handshake};
-pub use connect::connect;
+pub use connect::{connect, is_without_listener};
 pub use local::*;
 pub use proxy_reply::{ProxyReply, send_reply};
 pub use remote::{ConnectProgress, RemoteConnect, connect_in_windows, is_connected_to_proxy, listen_for_remote};

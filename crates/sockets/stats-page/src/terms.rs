@@ -96,7 +96,8 @@ macro_rules! fallback_reasons {
 fallback_reasons! {
     /// No accelerated listener has the address.
     NoListener => "no_listener",
-        "no listener with lanes has that address; its server may run without crosslane, or in another rack",
+        "no listener with lanes has that address; its server may run without crosslane, in another rack, or on another \
+         machine; crosslane explain tells",
         "start the server with crosslane run and the same --rack";
     /// The address does not belong to this machine.
     RemoteAddress => "remote_address",

@@ -20,6 +20,9 @@ pub const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time that a server may run after its client has ended.
 const SERVER_END_LIMIT: Duration = Duration::from_secs(5);
 
+/// The option without which a connection may silently use kernel TCP.
+const REQUIRE_LANE: &str = "--require-lane";
+
 /// The transports that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -187,7 +190,7 @@ impl Launcher {
                 Transport::Baseline => &libraries.baseline,
                 Transport::KernelTcp | Transport::KernelTcpSpinning | Transport::AfUnix => return Vec::new(),
             };
-            let mut words: Vec<OsString> = vec![program.clone().into(), "run".into(), "--require-lane".into()];
+            let mut words: Vec<OsString> = vec![program.clone().into(), "run".into(), REQUIRE_LANE.into()];
             if let Some(library) = library {
                 words.extend(["--library".into(), library.clone().into()]);
             }
@@ -257,6 +260,33 @@ impl Launcher {
         timeout: Duration,
     ) -> Result<PairOutput> {
         self.start(&self.endpoints(transport), probe, server, client)?.finish(timeout)
+    }
+
+    /// Returns the words before the command line of a program that starts it over a transport, with lanes where it can
+    /// have them.
+    pub fn launcher_words(&self, transport: Transport) -> Vec<OsString> {
+        (self.prefix)(transport, Node::Unnamed).into_iter().filter(|word| word != REQUIRE_LANE).collect()
+    }
+
+    /// Runs `probe serve ADDRESS` and `probe call ADDRESS CLIENT_ARGS` until the client has ended, and ends the server.
+    pub fn pair_until_client_ends(
+        &self,
+        endpoints: &Endpoints,
+        probe: Probe,
+        client: &[&str],
+        timeout: Duration,
+    ) -> Result<ProbeOutput> {
+        let RunningPair { server, client, .. } = self.start(endpoints, probe, &[], client)?;
+        let output = client.finish(timeout);
+        drop(server);
+        ProbeOutput::parse(&output?)
+    }
+
+    /// Runs a probe without the library until it has ended.
+    pub fn run_bare(&self, probe: Probe, args: &[OsString], timeout: Duration) -> Result<ProbeOutput> {
+        let mut command = self.command(Transport::KernelTcp, Node::Unnamed, &self.probes.path(probe));
+        command.args(args);
+        ProbeOutput::parse(&ChildGuard::spawn(command, self.client_core())?.finish(timeout)?)
     }
 
     /// Returns the endpoints over a transport of this machine.

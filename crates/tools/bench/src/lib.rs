@@ -1,4 +1,4 @@
-//! Benchmarks of this machine: `crosslane bench sockets`, `crosslane bench windows` and `crosslane demo`.
+//! Benchmarks of this machine: `crosslane bench sockets`, `overhead` and `windows`, and `crosslane demo`.
 //!
 //! An ordinary C program (`probes/`) is compiled once and run as two processes over kernel TCP, AF_UNIX and Crosslane,
 //! in alternating rounds. Next to each sample the floor is measured: the time of the same operation on this machine
@@ -14,6 +14,7 @@ mod process;
 mod progress;
 
 pub mod demo;
+pub mod overhead;
 pub mod sockets;
 pub mod windows;
 

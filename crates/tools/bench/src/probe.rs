@@ -21,6 +21,7 @@ pub enum Probe {
     Floor,
     Resp,
     Load,
+    Overhead,
 }
 
 const COMMON: &str = include_str!("../probes/common.h");
@@ -29,7 +30,8 @@ const FLAGS: [&str; 3] = ["-O2", "-pthread", "-std=gnu11"];
 const REMEDY: &str = "install a C compiler (apt-get install gcc libc6-dev) or name one in CC";
 
 impl Probe {
-    const ALL: [Self; 6] = [Self::RoundTrip, Self::Stream, Self::Connects, Self::Floor, Self::Resp, Self::Load];
+    const ALL: [Self; 7] =
+        [Self::RoundTrip, Self::Stream, Self::Connects, Self::Floor, Self::Resp, Self::Load, Self::Overhead];
 
     fn name(self) -> &'static str {
         match self {
@@ -39,6 +41,7 @@ impl Probe {
             Self::Floor => "floor",
             Self::Resp => "resp",
             Self::Load => "load",
+            Self::Overhead => "overhead",
         }
     }
 
@@ -50,6 +53,7 @@ impl Probe {
             Self::Floor => include_str!("../probes/floor.c"),
             Self::Resp => include_str!("../probes/resp.c"),
             Self::Load => include_str!("../probes/load.c"),
+            Self::Overhead => include_str!("../probes/overhead.c"),
         }
     }
 }
@@ -166,6 +170,11 @@ impl ProbeOutput {
     pub fn value(&self, name: &str) -> Result<f64> {
         let found = self.values.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| *value).with_context(|| format!("a probe did not print its '{name}'"))
+    }
+
+    /// Returns all lines `NAME VALUE`, in order.
+    pub fn values(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.values.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
     pub fn pairs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (f64, f64)> + 'a {

@@ -14,6 +14,7 @@ mod library;
 mod manual;
 mod monitor;
 mod output;
+mod overhead;
 mod pcie;
 mod processes;
 mod program;
@@ -119,6 +120,8 @@ enum RackCommand {
 enum Bench {
     /// Round trips, rates, bulk transfers and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
     Sockets(crosslane_bench::sockets::Options),
+    /// Calls of a program that uses no lane, with the library and without it
+    Overhead(crosslane_bench::overhead::Options),
     /// Two nodes joined by windows, compared with kernel TCP and the floors; --sim: the proxy engine in virtual time
     Windows(windows::Options),
     /// Router: forwarding core, tables, and two nodes over each interconnect
@@ -150,6 +153,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => sockets::main(options),
+        Command::Bench(Bench::Overhead(options)) => overhead::main(options),
         Command::Bench(Bench::Windows(options)) => windows::main(options),
         Command::Bench(Bench::Router(options)) => bench_router::main(options),
         Command::DeviceServer(options) => device_server::main(options),

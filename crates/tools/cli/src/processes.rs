@@ -67,6 +67,11 @@ impl Processes {
         self.tables.get(&namespace)
     }
 
+    /// Returns the network namespace of this command.
+    pub fn own_namespace(&self) -> u64 {
+        self.own_namespace
+    }
+
     /// Returns the TCP sockets of the network namespace of this command.
     pub fn own_table(&self) -> &tcp::Table {
         &self.tables[&self.own_namespace]

@@ -393,20 +393,21 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
-/// Whether the process has had a connection, whose lifeline a child may inherit although it is not hidden.
-static HAS_LIFELINES: AtomicBool = AtomicBool::new(false);
+/// Whether the process has had a connection or a listener with lanes, which a program that a child runs may inherit.
+static HAS_INHERITABLE: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a child may inherit a lifeline, even if there is no hidden descriptor.
+/// Notes that there is a connection or a listener with lanes.
 #[inline]
-pub fn note_lifeline() {
-    if !HAS_LIFELINES.load(Ordering::Relaxed) {
-        HAS_LIFELINES.store(true, Ordering::Relaxed);
+pub fn note_inheritable() {
+    if !HAS_INHERITABLE.load(Ordering::Relaxed) {
+        HAS_INHERITABLE.store(true, Ordering::Relaxed);
     }
 }
 
-/// Creates the marker if there is anything that a child could inherit.
+/// Creates the marker if there is anything that a program which a child runs could inherit. Otherwise that program
+/// would examine all of its descriptors in vain.
 pub fn prepare_inheritance() {
-    if SLOTS_USED.load(Ordering::Acquire) > 0 || HAS_LIFELINES.load(Ordering::Relaxed) {
+    if HAS_INHERITABLE.load(Ordering::Relaxed) {
         let _ = ensure_marker();
     }
 }

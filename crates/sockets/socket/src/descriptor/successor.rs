@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // Strings that C programs pass to `exec`.
 
 use crate::process::buffer::MappedBuffer;
+use crate::process::memory;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -69,10 +70,11 @@ impl Environment {
         if place.is_null() {
             return None;
         }
-        loop {
+        // The kernel refuses an array or a string that cannot be read.
+        while memory::is_readable(place) {
             // SAFETY: by the contract of `new`, the array ends with a null pointer, which has not been reached yet.
             let variable = unsafe { *place };
-            if variable.is_null() {
+            if variable.is_null() || !memory::is_readable(variable) {
                 return None;
             }
             // SAFETY: by the contract of `new`, the entries before the null pointer are strings.
@@ -83,6 +85,7 @@ impl Environment {
             // SAFETY: this entry was not the null pointer that ends the array, so that another entry follows.
             place = unsafe { place.add(1) };
         }
+        None
     }
 
     /// Returns whether a program with this environment loads the library. `is_from_environment`: whether this process

@@ -9,8 +9,8 @@ use super::wakeup::{poll_again, wake_sleepers};
 use crate::connection;
 use crate::descriptor::table::{self, Kind, Object};
 use crate::listener;
-use crate::process::background_connects;
 use crate::process::settings::settings;
+use crate::process::{background_connects, memory};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -65,10 +65,10 @@ pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_
     };
     let event = if operation == EPOLL_CTL_DEL {
         epoll_event { events: 0, u64: 0 }
-    } else if event.is_null() {
+    } else if !memory::is_readable(event) {
         return Err(Errno::FAULT);
     } else {
-        // SAFETY: `event` is not null, so that it points to an event; unaligned, because the type is packed on some
+        // SAFETY: the event is readable, as was just checked; unaligned, because the type is packed on some
         // machines.
         unsafe { event.read_unaligned() }
     };

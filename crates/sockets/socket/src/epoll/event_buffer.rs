@@ -2,6 +2,7 @@
 
 use super::kernel;
 use super::registration::Registration;
+use crate::process::memory;
 use libc::epoll_event;
 use rustix::io::Errno;
 
@@ -19,9 +20,8 @@ impl EventBuffer {
     pub fn new(events: *mut epoll_event, max: i32) -> Result<Self, Errno> {
         match usize::try_from(max) {
             Ok(max) if max > 0 && max <= EVENTS_MAX => {
-                if events.is_null() {
-                    return Err(Errno::FAULT);
-                }
+                // Programs may pass a larger number than their array has, as the kernel writes no more than it reports.
+                memory::check_writable(events)?;
                 Ok(Self { events, max, len: 0 })
             }
             _ => Err(Errno::INVAL),

@@ -100,6 +100,10 @@ pub(super) fn fall_back(
 ) -> Outcome {
     // A socket that connects to itself reaches no other program, so no lane is missing.
     if settings().require_lane && reason != FallbackReason::ToItself {
+        let reason = match reason {
+            FallbackReason::NoListener => rendezvous::reasons::of_missing_listener(destination),
+            reason => reason,
+        };
         process_stats::count_fallback(reason);
         warn_user(&format_args!(
             "connect to {destination}: no lane: {}; refused by --require-lane",

@@ -14,7 +14,7 @@ use crate::process::clock::now_ns;
 use crate::process::settings::settings;
 use crate::process::signals::{self, SignalCheckpoint};
 use crate::process::{background_connects, blocking, sandbox};
-use crate::rendezvous::RemoteConnect;
+use crate::rendezvous::{self, RemoteConnect};
 use crate::stream::{ConnectTarget, STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -108,6 +108,9 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return Outcome::Kernel;
     }
     let is_pending = pending::is_pending(stream);
+    if !is_pending && is_without_listener(fd, destination) {
+        return fall_back(fd, stream, destination, FallbackReason::NoListener);
+    }
     let is_v6 = stream.with(|inner| inner.is_v6);
     let is_denied = if is_pending { Ok(false) } else { inspect::is_connect_denied(fd, is_v6, destination.port()) };
     if let Err(earlier) = is_denied {
@@ -130,6 +133,13 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     let port_choice = stream.with(|inner| inner.port_choice);
     let target = ConnectTarget { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
     Call { fd, stream, target, is_pending, remote: None }.run()
+}
+
+/// Returns whether an unbound socket's connect certainly finds no listener with lanes. A bound one may have the
+/// addresses of a connection with lanes whose listener is closed.
+fn is_without_listener(fd: RawFd, destination: SocketAddr) -> bool {
+    rendezvous::is_without_listener(destination, inspect::netns_of(fd))
+        && inspect::local_address(fd).is_ok_and(|local| local.port() == 0)
 }
 
 /// Returns whether a destination is an IPv4 address in the form of an IPv6 one.

@@ -1,5 +1,6 @@
 //! Option values: parsing, encoding, and copies from and to the memory of C callers.
 
+use crate::process::memory;
 use rustix::io::Errno;
 use std::ffi::c_void;
 
@@ -9,8 +10,8 @@ use std::ffi::c_void;
 /// `value` is null or readable for `length` bytes.
 pub(super) unsafe fn head_of(value: *const c_void, length: usize) -> [u8; 4] {
     let mut head = [0; 4];
-    if !value.is_null() {
-        // SAFETY: `value` is not null, so that it is readable for `length` bytes, and `head` has room for four.
+    if memory::are_readable(value.cast::<u8>(), length.min(head.len())) {
+        // SAFETY: the value is readable, as was just checked, and `head` has room for four.
         unsafe { std::ptr::copy_nonoverlapping(value.cast::<u8>(), head.as_mut_ptr(), length.min(head.len())) };
     }
     head
@@ -24,13 +25,11 @@ pub(super) unsafe fn head_of(value: *const c_void, length: usize) -> [u8; 4] {
 /// # Safety
 /// `length_inout` is null or readable and writable; `value` is null or writable for the number of bytes in it.
 pub unsafe fn write_value(bytes: &[u8], value: *mut c_void, length_inout: *mut libc::socklen_t) -> Result<(), Errno> {
-    if length_inout.is_null() {
-        return Err(Errno::FAULT);
-    }
+    memory::check_writable(length_inout)?;
     // SAFETY: `length_inout` is not null, so that it is readable by the contract of this function.
     let room = unsafe { length_inout.read_unaligned() };
     let written = (i32::try_from(room).map_err(|_| Errno::INVAL)? as usize).min(bytes.len());
-    if value.is_null() && written > 0 {
+    if !memory::are_writable(value.cast::<u8>(), written) {
         return Err(Errno::FAULT);
     }
     if written > 0 {

@@ -5,7 +5,7 @@ use super::confined::poll_entries_confined;
 use super::entries::{Entries, NOTHING, is_ours};
 use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
-use crate::process::{blocking, sandbox};
+use crate::process::{blocking, memory, sandbox};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -38,6 +38,12 @@ pub unsafe fn select(
     let sets = [read, write, except];
     let count = clamped_count(count);
     let numbers = usize::try_from(count).unwrap_or(0);
+    let is_bad = |set: &*mut fd_set| {
+        !set.is_null() && !memory::are_writable(set.cast::<libc::c_ulong>(), numbers.div_ceil(WORD_BITS))
+    };
+    if sets.iter().any(is_bad) {
+        return (Err(Errno::FAULT), None);
+    }
     // SAFETY: each set is null or has a bit for every number below `count`, which `clamped_count` only lowers.
     let names_ours = (0..numbers).any(|fd| {
         let is_ours = || is_ours(fd as RawFd) || matches!(entry::get(fd as RawFd), Entry::Confined(_));

@@ -16,5 +16,6 @@ mod tuple;
 pub use canonical::{Family, canonical, destination, to_family};
 pub use ephemeral::{ephemeral_candidates, ephemeral_ports};
 pub use route::local_source;
+pub(crate) use sockaddr::array;
 pub use sockaddr::{encode_sockaddr, read_sockaddr, write_sockaddr};
 pub use tuple::{NAME_BYTES_MAX, Opener, Tuple, TupleNameError};

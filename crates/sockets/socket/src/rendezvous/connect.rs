@@ -2,15 +2,17 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use stats_page::FallbackReason;
 
-use super::address::Opener;
+use super::address::{Opener, destination};
 use super::directory::{Rack, netns_cookie};
 use super::local::*;
 use super::remote::ConnectProgress;
 use super::{monitor, reasons, remote};
+use crate::descriptor::hidden::close;
 use crate::process::limit;
 
 /// Connects to a lane listener in the rack of the calling thread. `bound` is the address that `getsockname` returns for
@@ -32,12 +34,32 @@ pub fn connect(
     connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
 }
 
+/// Returns whether no listener can match a destination in the rack that this process keeps open for the network
+/// namespace of a socket, so that [`connect`] would find none. Most programs connect to servers without lanes, and this
+/// takes a few system calls. False if it is not known: a rack that is not open yet, or a node of several.
+pub fn is_without_listener(to: SocketAddr, netns: u64) -> bool {
+    crate::process::settings::settings().node.is_none() && Rack::is_known_to_be_without(destination(to), netns)
+}
+
+/// Opens the rack, once a process, so that [`is_without_listener`] knows of later connects to other machines.
+fn keep_rack_open(netns: u64) {
+    static IS_TRIED: AtomicBool = AtomicBool::new(false);
+    if !IS_TRIED.swap(true, Ordering::Relaxed)
+        && let Ok(socket) = unix_stream()
+    {
+        if netns_cookie(socket.as_fd()) == netns {
+            let _ = Rack::current_for(socket.as_fd());
+        }
+        close(socket);
+    }
+}
+
 fn connect_now(request: &ConnectRequest, netns: u64) -> Result<ConnectProgress, NoLane> {
-    // The route is determined before the rack is opened, because a program that only connects to other machines needs
-    // none.
+    // The route is determined before the rack is opened, because a connection to another machine does not need it.
     let route = request.route();
     let may_be_remote = request.may_be_remote(&route);
     if let (Err(no_lane), false) = (route, may_be_remote) {
+        keep_rack_open(netns);
         return Err(no_lane);
     }
     let lifeline = new_lifeline()?;
@@ -58,9 +80,6 @@ fn connect_now(request: &ConnectRequest, netns: u64) -> Result<ConnectProgress, 
     }
     let (lifeline, tuple) = match connect_lifeline(&rack, route, lifeline, request.opener, || Ok(())) {
         Err(NoLane { errno: Some(Errno::ADDRINUSE), .. }) if route.port != 0 => return Ok(ConnectProgress::TupleInUse),
-        Err(NoLane { reason: FallbackReason::NoListener, .. }) => {
-            return Err(NoLane::new(reasons::of_missing_listener(&rack, route.destination)));
-        }
         connected => connected?,
     };
     check_trusted(lifeline.as_fd())?;

@@ -24,6 +24,7 @@
 //! the lock, and starts again. Stale names at addresses that are no longer used are removed by sweeps: each `listen`
 //! checks the next few addresses of the rack, so the number of stale names stays in proportion to that of live ones.
 
+mod known_addresses;
 mod listener_name;
 mod location;
 mod lock;
@@ -39,4 +40,4 @@ pub use location::{
 };
 pub use lock::RackLock;
 pub(crate) use rack::netns_cookie;
-pub use rack::{Rack, VERSION, is_in_any_rack};
+pub use rack::{Rack, VERSION, has_other_version_at, is_in_any_rack};

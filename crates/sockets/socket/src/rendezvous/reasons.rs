@@ -1,65 +1,32 @@
-//! The reason why a connection got no lane, determined afterwards: the server may run as another user, in another
-//! network namespace, or with another version of the library.
+//! The reasons why a connection got no lane.
 //!
-//! The sources are read at most once a second for each destination.
+//! That no listener with lanes has an address is known at once. Why (the server may run as another user, in another
+//! network namespace, with another version of the library, or on another machine) is determined by `crosslane explain`,
+//! which may take its time; here only for a connection that is refused, of which nothing is left to explain.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Mutex;
+use std::net::{IpAddr, SocketAddr};
 
-use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::netlink::SOCK_DIAG;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use stats_page::FallbackReason;
 
 use crate::descriptor::hidden::close;
-use crate::process::buffer;
-use crate::process::clock::now_ns;
-use crate::rendezvous::address::canonical;
+use crate::rendezvous::address::{array, canonical, local_source};
 use crate::rendezvous::directory::{self, Rack};
 
-/// Time for which the reason for a destination is cached.
-const CACHED_FOR_NS: u64 = 1_000_000_000;
-/// Maximum number of cached destinations.
-const CACHED_MAX: usize = 64;
-/// Maximum number of bytes of /proc/net/tcp that are read. Listeners come first, with 150 bytes each.
-const TABLE_BYTES_MAX: usize = 256 << 10;
-/// The value of `st` for a listener in /proc/net/tcp.
-const STATE_LISTEN: &str = "0A";
-
-/// A reason, and the time at which it was determined.
-struct CachedReason {
-    destination: SocketAddr,
-    reason: FallbackReason,
-    at_ns: u64,
-}
-
-static CACHE: Mutex<Vec<CachedReason>> = Mutex::new(Vec::new());
-
 /// Returns the reason why no listener in the rack matches `destination`.
-pub fn of_missing_listener(rack: &Rack, destination: SocketAddr) -> FallbackReason {
-    let (destination, now_ns) = (canonical(destination), now_ns());
-    // The lock is only tried: its holder may not exist in the child of a fork.
-    if let Ok(cache) = CACHE.try_lock()
-        && let Some(known) = cache.iter().find(|known| known.destination == destination)
-        && now_ns.saturating_sub(known.at_ns) < CACHED_FOR_NS
-    {
-        return known.reason;
+pub fn of_missing_listener(destination: SocketAddr) -> FallbackReason {
+    let destination = canonical(destination);
+    let scope = if let SocketAddr::V6(v6) = destination { v6.scope_id() } else { 0 };
+    if local_source(destination.ip(), scope) == Ok(None) {
+        return FallbackReason::RemoteAddress;
     }
-    let reason = determine(rack, destination);
-    if let Ok(mut cache) = CACHE.try_lock() {
-        cache.retain(|known| known.destination != destination);
-        if cache.len() >= CACHED_MAX {
-            cache.remove(0);
-        }
-        cache.push(CachedReason { destination, reason, at_ns: now_ns });
-    }
-    reason
-}
-
-fn determine(rack: &Rack, destination: SocketAddr) -> FallbackReason {
+    let Ok(rack) = Rack::current() else { return FallbackReason::NoListener };
     match listener_uid(destination) {
-        Some(uid) if uid != rack.uid() => FallbackReason::OtherUser,
-        Some(_) if rack.has_other_version_at(destination) => FallbackReason::VersionMismatch,
-        None if rack.has_other_namespace_at(destination) => FallbackReason::NamespaceDiffers,
+        Ok(Some(uid)) if uid != rack.uid() => FallbackReason::OtherUser,
+        Ok(Some(_)) if directory::has_other_version_at(rack.path(), destination) => FallbackReason::VersionMismatch,
+        Ok(None) if rack.has_other_namespace_at(destination) => FallbackReason::NamespaceDiffers,
         _ => FallbackReason::NoListener,
     }
 }
@@ -80,62 +47,59 @@ pub fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::PERM | Errno::ACCESS | Errno::NOSYS)
 }
 
-/// Returns the owner of the TCP listener that the kernel would connect to, if there is one in this network namespace.
-fn listener_uid(destination: SocketAddr) -> Option<u32> {
-    let own = std::iter::once(destination.ip());
-    let of_v4 = destination.is_ipv4().then_some(Ipv4Addr::UNSPECIFIED.into());
-    let tables =
-        [c"/proc/thread-self/net/tcp", c"/proc/thread-self/net/tcp6"].map(|path| read(path).unwrap_or_default());
-    let listeners = || tables.iter().flat_map(|table| table.lines().skip(1).map_while(listener));
-    let at = |ip: IpAddr| {
-        let address = SocketAddr::new(ip, destination.port());
-        listeners().find(|(local, _)| (local.ip(), local.port()) == (address.ip(), address.port()))
-    };
-    own.chain(of_v4).chain([Ipv6Addr::UNSPECIFIED.into()]).find_map(at).map(|(_, uid)| uid)
+// `linux/netlink.h`, `linux/sock_diag.h` and `linux/inet_diag.h`.
+const HEADER_BYTES: usize = 16;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// Size of `inet_diag_req_v2`, and where its `inet_diag_sockid` begins.
+const REQUEST_BYTES: usize = 56;
+const REQUEST_ID_AT: usize = 8;
+/// Where `idiag_src`, `idiag_dst` and `idiag_cookie` are in an `inet_diag_sockid`.
+const SOURCE_AT: usize = 4;
+const COOKIE_AT: usize = 40;
+/// Where `idiag_state` and `idiag_uid` are in an `inet_diag_msg`.
+const STATE_AT: usize = 1;
+const UID_AT: usize = 64;
+/// `TCP_LISTEN` of the kernel.
+const STATE_LISTEN: u8 = 10;
+
+/// Returns the owner of the TCP listener that the kernel would connect to, if there is one in this network namespace:
+/// the kernel searches for that one socket (`sock_diag(7)`), however many there are.
+fn listener_uid(destination: SocketAddr) -> Result<Option<u32>, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(SOCK_DIAG))?;
+    let mut reply = [0_u8; 512];
+    let sent = rustix::net::send(&socket, &listener_request(destination), SendFlags::empty());
+    // The kernel has queued its reply before the send returns, so there is nothing to wait for.
+    let received = sent.and_then(|_| rustix::net::recv(&socket, &mut reply, RecvFlags::DONTWAIT));
+    close(socket);
+    received.map(|(length, _)| parse_listener_reply(&reply[..length]))
 }
 
-/// Parses a line of the table; `None` unless it is that of a listener.
-fn listener(line: &str) -> Option<(SocketAddr, u32)> {
-    let mut words = line.split_ascii_whitespace().skip(1);
-    let local = words.next()?;
-    let state = words.nth(1)?;
-    let uid = words.nth(3)?.parse().ok()?;
-    (state == STATE_LISTEN).then_some((parse_address(local)?, uid))
+fn listener_request(destination: SocketAddr) -> [u8; HEADER_BYTES + REQUEST_BYTES] {
+    let mut request = [0_u8; HEADER_BYTES + REQUEST_BYTES];
+    let length = request.len() as u32;
+    request[..4].copy_from_slice(&length.to_ne_bytes());
+    request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    let body = &mut request[HEADER_BYTES..];
+    body[0] = if destination.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
+    body[1] = libc::IPPROTO_TCP as u8;
+    body[4..REQUEST_ID_AT].fill(0xff); // Every state.
+    let id = &mut body[REQUEST_ID_AT..];
+    id[..2].copy_from_slice(&destination.port().to_be_bytes());
+    match destination.ip() {
+        IpAddr::V4(v4) => id[SOURCE_AT..SOURCE_AT + 4].copy_from_slice(&v4.octets()),
+        IpAddr::V6(v6) => id[SOURCE_AT..SOURCE_AT + 16].copy_from_slice(&v6.octets()),
+    }
+    id[COOKIE_AT..].fill(0xff); // INET_DIAG_NOCOOKIE: any socket.
+    request
 }
 
-/// Parses an address of the table: its 32-bit words in memory order, and the port.
-fn parse_address(text: &str) -> Option<SocketAddr> {
-    let (ip, port) = text.split_once(':')?;
-    let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
-    let ip = match ip.len() {
-        8 => IpAddr::from(word(0)?),
-        32 => {
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let mut octets = [0; 16];
-            octets.iter_mut().zip(words.as_flattened()).for_each(|(octet, byte)| *octet = *byte);
-            IpAddr::from(octets)
-        }
-        _ => return None,
-    };
-    Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
-}
-
-fn read(path: &std::ffi::CStr) -> Result<String, Errno> {
-    let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let (mut bytes, mut chunk) = (Vec::new(), buffer::on_heap(4096)?);
-    let outcome = loop {
-        match rustix::io::read(&file, &mut chunk) {
-            Ok(0) => break Ok(()),
-            Ok(length) => bytes.extend_from_slice(&chunk[..length]),
-            Err(Errno::INTR) => {}
-            Err(errno) => break Err(errno),
-        }
-        if bytes.len() >= TABLE_BYTES_MAX {
-            break Ok(());
-        }
-    };
-    close(file);
-    outcome.map(|()| String::from_utf8_lossy(&bytes).into_owned())
+/// Returns the owner of the listener in the kernel's reply; `None` for an error, such as that there is none.
+fn parse_listener_reply(reply: &[u8]) -> Option<u32> {
+    let kind = array(reply, 4).map(u16::from_ne_bytes)?;
+    let socket = reply.get(HEADER_BYTES..).filter(|_| kind == SOCK_DIAG_BY_FAMILY)?;
+    (*socket.get(STATE_AT)? == STATE_LISTEN).then(|| array(socket, UID_AT).map(u32::from_ne_bytes))?
 }
 
 #[cfg(test)]
@@ -143,28 +107,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_listeners_is_read_as_the_kernel_writes_it() {
-        let v4 = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 1 1";
-        let v6 = "   1: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A \
-                  00000000:00000000 00:00000000 00000000     0        0 2 1";
-        let mapped = "   2: 0000000000000000FFFF00000200007F:0051 00000000000000000000000000000000:0000 0A \
-                      00000000:00000000 00:00000000 00000000     7        0 2 1";
-        assert_eq!(listener(v4), Some(("127.0.0.1:8080".parse().unwrap(), 1000)));
-        assert_eq!(listener(v6), Some(("[::1]:80".parse().unwrap(), 0)));
-        assert_eq!(listener(mapped), Some(("127.0.0.2:81".parse().unwrap(), 7)));
-        assert_eq!(listener(&v4.replace(" 0A ", " 01 ")), None);
-        for damaged in ["", "0:", "0: 0100007F 0 0A 0 0 0 1", "0: x:y 0 0A 0 0 0 1", "0: 0100007F:1F90 0 0A 0 0 0 u"] {
-            assert_eq!(listener(damaged), None, "{damaged}");
+    fn the_owner_of_a_listener_is_found_at_its_address_and_at_unspecified_ones() {
+        let own = Ok(Some(rustix::process::geteuid().as_raw()));
+        for (bound, at) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("0.0.0.0:0", "127.0.0.1"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::1]:0", "::1"),
+            ("[::]:0", "::1"),
+        ] {
+            let listener = std::net::TcpListener::bind(bound).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let destination = SocketAddr::new(at.parse().unwrap(), port);
+            assert_eq!(listener_uid(destination), own, "{bound}");
+            drop(listener);
+            assert_eq!(listener_uid(destination), Ok(None), "{bound}");
         }
     }
 
     #[test]
-    fn the_owner_of_a_listener_is_found() {
+    fn a_connected_socket_is_no_listener_and_a_damaged_reply_names_none() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let own = rustix::process::geteuid().as_raw();
-        assert_eq!(listener_uid(listener.local_addr().unwrap()), Some(own));
-        let any = std::net::TcpListener::bind("[::]:0").unwrap();
-        let at = SocketAddr::from(([127, 0, 0, 9], any.local_addr().unwrap().port()));
-        assert_eq!(listener_uid(at), Some(own));
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(listener_uid(client.local_addr().unwrap()), Ok(None));
+        let mut reply = [0; HEADER_BYTES + UID_AT + 4];
+        reply[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        reply[HEADER_BYTES + STATE_AT] = STATE_LISTEN;
+        reply[HEADER_BYTES + UID_AT..].copy_from_slice(&7_u32.to_ne_bytes());
+        assert_eq!(parse_listener_reply(&reply), Some(7));
+        for length in 0..reply.len() {
+            assert_eq!(parse_listener_reply(&reply[..length]), None, "{length}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_machine_is_named() {
+        assert_eq!(of_missing_listener("198.51.100.7:80".parse().unwrap()), FallbackReason::RemoteAddress);
     }
 }

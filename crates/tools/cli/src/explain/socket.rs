@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 
+use socket::rendezvous::address::local_source;
+use socket::rendezvous::directory;
 use stats_page::reader::{Connection, PageError};
 use stats_page::{DataPath, FallbackReason, Role};
 
 use super::reason::Reason;
-use crate::processes::tcp::{State, TcpSocket};
+use crate::processes::tcp::{self, State, TcpSocket};
 use crate::processes::{Processes, Program};
 
 /// A TCP socket of a program.
@@ -100,6 +102,7 @@ impl<'a> Examination<'a> {
         };
         let other_side = connected.and_then(|socket| self.other_side(socket));
         let is_known = state != State::Listening || !self.program.is_unpublished();
+        let peer = connected.map(|socket| socket.peer);
         let known = recorded.and_then(|recorded| recorded.reason).or(listener.and_then(|listener| listener.reason));
         Socket {
             program: self.program,
@@ -108,8 +111,8 @@ impl<'a> Examination<'a> {
             role,
             state,
             local: socket.map(|socket| socket.local),
-            peer: connected.map(|socket| socket.peer),
-            reason: Some(self.reason(state, known, other_side.as_ref())),
+            peer,
+            reason: Some(self.reason(state, known, peer, other_side.as_ref())),
             other_side,
         }
     }
@@ -133,15 +136,21 @@ impl<'a> Examination<'a> {
     }
 
     /// Returns the reason for a socket on kernel TCP, given the one that the library has recorded.
-    fn reason(&self, state: State, known: Option<FallbackReason>, other: Option<&OtherSide<'_>>) -> Reason {
+    fn reason(
+        &self,
+        state: State,
+        known: Option<FallbackReason>,
+        peer: Option<SocketAddr>,
+        other: Option<&OtherSide<'_>>,
+    ) -> Reason {
         if let Some(obstacle) = self.program.obstacle() {
             return Reason::Program(obstacle);
         }
         match (known, self.program.page()) {
-            (Some(reason), _) => {
-                let other = other.filter(|_| is_about_the_other_side(reason));
-                other.and_then(|other| refined(self.program, other)).unwrap_or(Reason::Recorded(reason))
+            (Some(reason), _) if is_about_the_other_side(reason) => {
+                self.refined(reason, peer, other).unwrap_or(Reason::Recorded(reason))
             }
+            (Some(reason), _) => Reason::Recorded(reason),
             _ if state == State::Unconnected => Reason::NotConnected,
             (None, Some(page)) if page.fallbacks.contains_key(FallbackReason::Sandbox.name()) => {
                 Reason::Recorded(FallbackReason::Sandbox)
@@ -149,6 +158,28 @@ impl<'a> Examination<'a> {
             (None, Some(_)) => Reason::NotSeen,
             (None, None) => self.without_page(),
         }
+    }
+
+    /// Returns a more exact reason for a connection whose other side has no lanes. The library has only recorded that
+    /// it found no listener.
+    fn refined(
+        &self,
+        known: FallbackReason,
+        peer: Option<SocketAddr>,
+        other: Option<&OtherSide<'_>>,
+    ) -> Option<Reason> {
+        if let Some(reason) = other.and_then(|other| from_other_side(self.program, other)) {
+            return Some(reason);
+        }
+        let peer = peer.map(tcp::canonical).filter(|_| known == FallbackReason::NoListener)?;
+        let is_elsewhere = self.program.namespace == self.processes.own_namespace() && is_of_other_machine(peer);
+        if is_elsewhere {
+            return Some(Reason::Recorded(FallbackReason::RemoteAddress));
+        }
+        let rack = self.program.seen_from_here(&self.program.rack()?);
+        let names = rack.join(directory::VERSION).join(format!("net-{}", self.program.namespace));
+        let is_of_other_version = directory::has_other_version_at(&names, peer);
+        is_of_other_version.then_some(Reason::Recorded(FallbackReason::VersionMismatch))
     }
 
     /// Returns the reason for a socket of a program whose page cannot be read, or that has none.
@@ -181,7 +212,7 @@ fn recorded_reason(program: &Program, socket: &TcpSocket) -> Option<FallbackReas
 }
 
 /// Returns a more exact reason for a connection whose other side has no lanes, from what is known of that side.
-fn refined(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
+fn from_other_side(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
     if other.uid != program.uid {
         return Some(Reason::Recorded(FallbackReason::OtherUser));
     }
@@ -198,6 +229,12 @@ fn refined(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
     }
     let own = other.reason.filter(|reason| !is_about_the_other_side(*reason));
     own.map(Reason::Recorded)
+}
+
+/// Returns whether an address is none of this network namespace.
+fn is_of_other_machine(address: SocketAddr) -> bool {
+    let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
+    local_source(address.ip(), scope) == Ok(None)
 }
 
 /// Returns whether a reason says only that the other side has no lanes.

@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use rustix::io::Errno;
 
 use super::canonical::Family;
+use crate::process::memory;
 
 const SOCKADDR_IN_BYTES: usize = size_of::<libc::sockaddr_in>();
 const SOCKADDR_IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
@@ -29,6 +30,9 @@ pub unsafe fn read_sockaddr(pointer: *const libc::sockaddr, bytes: libc::socklen
     }
     if !(size_of::<libc::sa_family_t>()..=SOCKADDR_BYTES_MAX).contains(&bytes) {
         return Err(Errno::INVAL);
+    }
+    if !memory::are_readable(pointer.cast::<u8>(), bytes) {
+        return Err(Errno::FAULT);
     }
     let mut copy = [0_u8; SOCKADDR_BYTES_MAX];
     // SAFETY: the caller guarantees that `bytes` bytes are readable. They fit into `copy`, a local, as checked above.
@@ -56,7 +60,7 @@ fn decode_sockaddr(bytes: &[u8]) -> Result<SocketAddr, Errno> {
     }
 }
 
-pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
@@ -93,15 +97,13 @@ pub unsafe fn write_sockaddr(
     pointer: *mut libc::sockaddr,
     bytes_inout: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
-    if bytes_inout.is_null() {
-        return Err(Errno::FAULT);
-    }
+    memory::check_writable(bytes_inout)?;
     let (bytes, full) = encode_sockaddr(address);
     // SAFETY: `bytes_inout` is not null, and the caller guarantees that it is readable.
     let room = unsafe { bytes_inout.read_unaligned() };
     let room = i32::try_from(room).map_err(|_| Errno::INVAL)? as usize;
     let written = full.min(room);
-    if pointer.is_null() && written > 0 {
+    if !memory::are_writable(pointer.cast::<u8>(), written) {
         return Err(Errno::FAULT);
     }
     if written > 0 {

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::known_addresses::{ADDRESSES_KNOWN_MAX, KnownAddresses};
 use super::listener_name::{ListenerName, MEMBERS_MAX, addresses_for};
 use super::location::ensure_rack_dir;
 use super::private::{make_private, open_private, open_within};
@@ -60,6 +61,7 @@ pub struct Rack {
     key: NameKey,
     /// The kernel's cookie of the network namespace; 0 until it is first needed.
     netns_cookie: AtomicU64,
+    known_addresses: KnownAddresses,
 }
 
 static CURRENT: Mutex<Option<Arc<Rack>>> = Mutex::new(None);
@@ -114,11 +116,7 @@ impl Rack {
     /// Those of [`Rack::current`], and `CANCELED` while lanes are switched off in the rack.
     pub fn current_for(socket: BorrowedFd<'_>) -> Result<Arc<Self>, Errno> {
         let cookie = netns_cookie(socket);
-        let uid = rustix::process::geteuid().as_raw();
-        let is_same = |rack: &Arc<Self>| {
-            cookie != 0 && rack.netns_cookie.load(Ordering::Relaxed) == cookie && rack.scope.uid == uid
-        };
-        if let Some(rack) = cached().filter(|rack| is_same(rack) && rack.is_intact()) {
+        if let Some(rack) = Self::kept_open(cookie).filter(|rack| rack.is_intact()) {
             return Ok(rack);
         }
         let (rack, is_off) = Self::cached_or_open()?;
@@ -128,6 +126,15 @@ impl Rack {
         // The cookie and the scope are of the same namespace, which this thread is in.
         rack.netns_cookie.store(cookie, Ordering::Relaxed);
         Ok(rack)
+    }
+
+    /// Returns the rack for the caller's effective user and the network namespace with this cookie, if it is kept open.
+    pub(crate) fn kept_open(netns_cookie: u64) -> Option<Arc<Self>> {
+        let is_same = |rack: &Arc<Self>| {
+            let uid = || rustix::process::geteuid().as_raw();
+            netns_cookie != 0 && rack.netns_cookie.load(Ordering::Relaxed) == netns_cookie && rack.scope.uid == uid()
+        };
+        cached().filter(is_same)
     }
 
     /// Opens a rack and creates its directories where they are missing.
@@ -149,7 +156,15 @@ impl Rack {
         let directory = HiddenFd::hide(directory, Need::Required)?;
         let stat = rustix::fs::fstat(directory.fd()?)?;
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { directory, path, identity, scope, key: key?, netns_cookie: AtomicU64::new(0) })
+        Ok(Self {
+            directory,
+            path,
+            identity,
+            scope,
+            key: key?,
+            netns_cookie: AtomicU64::new(0),
+            known_addresses: KnownAddresses::default(),
+        })
     }
 
     /// Opens the directory of another network namespace of the same rack.
@@ -161,7 +176,15 @@ impl Rack {
         let directory = HiddenFd::hide(directory, Need::Required)?;
         let stat = rustix::fs::fstat(directory.fd()?)?;
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { directory, path, identity, scope: self.scope, key: self.key, netns_cookie: AtomicU64::new(0) })
+        Ok(Self {
+            directory,
+            path,
+            identity,
+            scope: self.scope,
+            key: self.key,
+            netns_cookie: AtomicU64::new(0),
+            known_addresses: KnownAddresses::default(),
+        })
     }
 
     /// Returns the rack's directories of some other network namespaces, at most `count`.
@@ -175,9 +198,14 @@ impl Rack {
     /// Returns whether the descriptor still refers to the directory, the directory still exists, and it has no hint
     /// that lanes may have been switched off.
     pub(super) fn is_intact(&self) -> bool {
-        let stat = self.directory.fd().and_then(rustix::fs::fstat);
-        let is_same = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino) == self.identity && stat.st_nlink > 0;
-        stat.is_ok_and(|stat| is_same(&stat) && stat.st_mode & stats_page::OFF_HINT == 0)
+        self.intact_status().is_some()
+    }
+
+    /// Returns the status of the directory if it is intact.
+    fn intact_status(&self) -> Option<Stat> {
+        let is_same = |stat: &Stat| (stat.st_dev, stat.st_ino) == self.identity && stat.st_nlink > 0;
+        let stat = self.directory.fd().and_then(rustix::fs::fstat).ok()?;
+        (is_same(&stat) && stat.st_mode & stats_page::OFF_HINT == 0).then_some(stat)
     }
 
     /// Returns the user whose rack this is.
@@ -231,6 +259,32 @@ impl Rack {
         Ok(names)
     }
 
+    /// Returns whether no listener in the rack for the caller's effective user and the network namespace with this
+    /// cookie can match a destination. False if that rack is not kept open.
+    pub fn is_known_to_be_without(destination: SocketAddr, netns_cookie: u64) -> bool {
+        let Some(rack) = Self::kept_open(netns_cookie) else { return false };
+        let Ok(directory) = rack.directory.fd() else { return false };
+        let Some(status) = rack.intact_status() else { return false };
+        let is_absent = |address: SocketAddr| {
+            rustix::fs::statat(directory, address.to_string(), AtFlags::SYMLINK_NOFOLLOW).err() == Some(Errno::NOENT)
+        };
+        let known = rack.known_addresses.has_none(&status, addresses_for(destination), || rack.addresses());
+        known.unwrap_or_else(|| addresses_for(destination).all(is_absent))
+    }
+
+    /// Returns the addresses in the directory; `None` if there are too many to remember, or it cannot be read.
+    fn addresses(&self) -> Option<Vec<SocketAddr>> {
+        let listing = self.reopen().ok()?;
+        let (mut addresses, mut entries) = (Vec::new(), 0);
+        let outcome = visit_entries(listing.as_fd(), ADDRESSES_KNOWN_MAX + 1, |entry, _| {
+            entries += 1;
+            addresses.extend(entry.parse::<SocketAddr>().ok());
+            ControlFlow::Continue(())
+        });
+        close(listing);
+        (outcome.is_ok() && entries <= ADDRESSES_KNOWN_MAX).then_some(addresses)
+    }
+
     fn names_at(&self, address: SocketAddr) -> Result<Vec<ListenerName>, Errno> {
         let listing = match self.open_directory(&address.to_string()) {
             Err(Errno::NOENT) => return Ok(Vec::new()),
@@ -239,14 +293,6 @@ impl Rack {
         let names = read_names(listing.as_fd(), address, NAMES_MAX);
         close(listing);
         names
-    }
-
-    /// Returns whether another version of the library, with a directory of its own in the rack, has a listener for a
-    /// destination.
-    pub fn has_other_version_at(&self, destination: SocketAddr) -> bool {
-        let (Some(version), Some(net)) = (self.path.parent(), self.path.file_name()) else { return false };
-        let is_version = |name: &[u8]| matches!(name, [b'v', number @ ..] if !number.is_empty());
-        siblings(version, is_version).any(|other| has_listener_for(&other.join(net), destination))
     }
 
     /// Returns whether a program in another network namespace has a listener for a destination in the rack.
@@ -300,6 +346,14 @@ impl Rack {
         let top = path.rsplitn(3, |byte| *byte == b'/').nth(2).unwrap_or_default();
         top == self.path.as_os_str().as_bytes() || top.starts_with(b"/proc/self/fd/")
     }
+}
+
+/// Returns whether another version of the library, with a directory of its own in the rack, has a listener for a
+/// destination. `names` is the directory of names of this version.
+pub fn has_other_version_at(names: &Path, destination: SocketAddr) -> bool {
+    let (Some(version), Some(net)) = (names.parent(), names.file_name()) else { return false };
+    let is_version = |name: &[u8]| matches!(name, [b'v', number @ ..] if !number.is_empty());
+    siblings(version, is_version).any(|other| has_listener_for(&other.join(net), destination))
 }
 
 /// Returns the other entries in the directory of `path` whose name fulfils `is_one`, at most [`SIBLINGS_MAX`].
