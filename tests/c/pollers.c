@@ -1,6 +1,6 @@
-// Threads that move bytes and never wait in the kernel: threads of their own wait on the epoll sets and wake them, as in
-// the schedulers of language runtimes. Whatever the age of a connection and the mode of its registrations, and wherever
-// a thread is interrupted, no event is lost and none is late.
+// Threads that move bytes and never wait in the kernel: other threads wait on the epoll sets and wake them, as in the
+// schedulers of language runtimes. Whatever the age of a connection and the mode of its registrations, and wherever a
+// thread is interrupted, no event is lost and none is late.
 //
 // A seed determines every decision. POLLERS_SEED is the first seed, POLLERS_COUNT the number of seeds.
 #include "check.h"
@@ -18,7 +18,7 @@ static uint64_t number_from(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-// ---- streams: one direction of a connection, and the thread that moves its bytes ------------------------------------
+// ---- streams: one direction of a connection, and the thread that moves its bytes ----------------
 
 struct stream {
     int fd, epoll, direction;
@@ -113,7 +113,7 @@ static void *run_stream(void *argument)
     return NULL;
 }
 
-// ---- pollers: threads that wait on sets, and a thread that interrupts all others -------------------------------------
+// ---- pollers: threads that wait on sets, and a thread that interrupts all others ----------------
 
 struct poller {
     int epoll, stop; // an eventfd
@@ -181,7 +181,7 @@ static void *interrupt_at_random(void *argument)
     return NULL;
 }
 
-// ---- one endpoint of a seed's connections ----------------------------------------------------------------------------
+// ---- one endpoint of a seed's connections -------------------------------------------------------
 
 static void converse_by_pollers(const int *fds, int connections, uint64_t seed, bool is_server)
 {
@@ -202,13 +202,16 @@ static void converse_by_pollers(const int *fds, int connections, uint64_t seed, 
         // A set holds a descriptor only once; with one set, the directions have a descriptor each.
         int fd = direction == OUTPUT && !has_two_sets ? copies[connection] = OK(dup(fds[connection])) : fds[connection];
         uint64_t name = seed * 100 + connection * DIRECTIONS + (is_server == (direction == INPUT)), size = name;
-        streams[i] = (struct stream){.fd = fd, .epoll = pollers[has_two_sets ? direction : 0].epoll,
-                                     .direction = direction, .mode = random_next(&state) % modes,
-                                     .has_pauses = has_pauses, .seed = seed,
-                                     .piece_max = (size_t[]){300, 1 << 14, PIECE_MAX, PIECE_MAX}[random_next(&state) % 4],
-                                     .state = random_next(&state), .total = random_next(&size) % (random_next(&size) % 4 ? BYTES_MAX : 100000),
-                                     .pattern = pattern_new(name), .lock = PTHREAD_MUTEX_INITIALIZER,
-                                     .is_ready = PTHREAD_COND_INITIALIZER};
+        struct stream *stream = &streams[i];
+        *stream = (struct stream){.fd = fd, .direction = direction, .has_pauses = has_pauses, .seed = seed};
+        stream->epoll = pollers[has_two_sets ? direction : 0].epoll;
+        stream->mode = random_next(&state) % modes;
+        stream->piece_max = (size_t[]){300, 1 << 14, PIECE_MAX, PIECE_MAX}[random_next(&state) % 4];
+        stream->state = random_next(&state);
+        stream->total = random_next(&size) % (random_next(&size) % 4 ? BYTES_MAX : 100000);
+        stream->pattern = pattern_new(name);
+        stream->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        stream->is_ready = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     }
     for (int i = 0; i < count; i++)
         interrupter.victims[interrupter.count++] = start_thread(run_stream, &streams[i]);
@@ -264,7 +267,7 @@ static void play_seeds(struct endpoint *me, bool is_server)
 SERVER(pollers_lose_no_event) { play_seeds(me, true); }
 CLIENT(pollers_lose_no_event) { play_seeds(me, false); }
 
-// ---- other descriptors in a set with connections that are always ready ----------------------------------------------
+// ---- other descriptors in a set with connections that are always ready --------------------------
 
 enum other { PIPE, DATAGRAM, COUNTER, LISTENER, CONNECTION, IDLE_CONNECTION, NESTED, OTHERS };
 

@@ -335,8 +335,8 @@ impl Registration {
         }
     }
 
-    /// Returns whether nothing wakes a sleeper for it, after an attempt to park it and a poll, so that it must be polled
-    /// from time to time.
+    /// Returns whether nothing wakes a sleeper for it, after an attempt to park it and a poll, so that it must be
+    /// polled from time to time.
     ///
     /// Whether it could be parked now does not count. Another thread may have received the peer's message since, but
     /// the peer was not asked for a wakeup.
