@@ -160,7 +160,7 @@ impl CgroupLimit {
     /// shared memory.
     fn reclaimable_bytes(&self) -> u64 {
         let mut sum = 0_u64;
-        for_each_line(self.stat_file.as_c_str(), |line| {
+        for_each_line(self.stat_file.as_c_str(), &mut |line| {
             if let Some((name, number)) = line.split_once(' ')
                 && self.reclaimable.contains(&name)
             {

@@ -262,7 +262,13 @@ fn soft_limit() -> u64 {
 
 /// Returns the lowest number for hidden descriptors under the current limit.
 fn first_number() -> u64 {
-    (soft_limit() / 4 * 3).clamp(4, FIRST_NUMBER_MAX)
+    first_number_under(soft_limit())
+}
+
+/// Returns the lowest number for hidden descriptors in a process whose soft limit is `limit` (`RLIMIT_NOFILE`). At the
+/// limit they may have lower ones.
+pub fn first_number_under(limit: u64) -> u64 {
+    (limit / 4 * 3).clamp(4, FIRST_NUMBER_MAX)
 }
 
 fn marker_number() -> i32 {

@@ -45,12 +45,26 @@ pub(crate) struct Received {
 ///
 /// # Safety
 /// Every span is writable for its length.
-#[inline(never)] // The control buffer is on the stack of this function alone.
 pub(crate) unsafe fn receive(
     fd: RawFd,
     spans: &[iovec],
     flags: i32,
     mut take: impl FnMut(OwnedFd),
+) -> Result<Received, Errno> {
+    // SAFETY: every span is writable for its length, by this function's contract.
+    unsafe { receive_into(fd, spans, flags, &mut take) }
+}
+
+/// Does the work of [`receive`], once for all kinds of `take`.
+///
+/// # Safety
+/// Every span is writable for its length.
+#[inline(never)] // The control buffer is on the stack of this function alone.
+unsafe fn receive_into(
+    fd: RawFd,
+    spans: &[iovec],
+    flags: i32,
+    take: &mut dyn FnMut(OwnedFd),
 ) -> Result<Received, Errno> {
     let mut control = [const { MaybeUninit::<u64>::uninit() }; CONTROL_WORDS];
     // SAFETY: all zeros are a valid, empty message; musl's has padding that a struct literal cannot name.
@@ -65,9 +79,20 @@ pub(crate) unsafe fn receive(
     let received = unsafe { call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
     let bytes = system::count_or_error(received)?;
     let is_cut = message.msg_flags & libc::MSG_CTRUNC != 0;
-    let mut has_rights = is_cut;
     // SAFETY: the kernel has filled the control buffer and set its length in the message.
-    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    let came = unsafe { take_descriptors(&message, take) };
+    Ok(Received { bytes, has_rights: is_cut || came, is_cut })
+}
+
+/// Passes the descriptors of a received message to `take`. Returns whether there were any.
+///
+/// # Safety
+/// The kernel has filled the message's control buffer, and its descriptors have no owner yet.
+#[inline(never)]
+unsafe fn take_descriptors(message: &libc::msghdr, take: &mut dyn FnMut(OwnedFd)) -> bool {
+    let mut has_rights = false;
+    // SAFETY: the kernel has filled the control buffer, by this function's contract.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
         // SAFETY: `header` is not null, so it refers to a complete header in the control buffer.
         let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len as usize) };
@@ -75,7 +100,7 @@ pub(crate) unsafe fn receive(
             // SAFETY: `CMSG_LEN` only computes.
             let count = (len - unsafe { libc::CMSG_LEN(0) } as usize) / size_of::<RawFd>();
             for index in 0..count {
-                // SAFETY: the data are `count` descriptors that this process has just received and owns.
+                // SAFETY: the data are `count` descriptors that nothing owns yet, by this function's contract.
                 let one = unsafe {
                     OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().add(index).read_unaligned())
                 };
@@ -85,9 +110,9 @@ pub(crate) unsafe fn receive(
             has_rights = true;
         }
         // SAFETY: the present header is complete, and the macro stays inside the control buffer.
-        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+        header = unsafe { libc::CMSG_NXTHDR(message, header) };
     }
-    Ok(Received { bytes, has_rights, is_cut })
+    has_rights
 }
 
 /// Makes sure that the close of a descriptor does not wait for data of a socket. No effect on other files.

@@ -1,7 +1,7 @@
 //! What the kernel reports of other processes.
 
 use crate::descriptor::hidden::close;
-use crate::process::system::read_text;
+use crate::process::system::{for_each_line, read_text};
 use rustix::fs::{Mode, OFlags, RawDir};
 use std::ffi::CStr;
 use std::fmt::Write;
@@ -54,15 +54,20 @@ pub(crate) fn has_socket(process: i32, inode: u64) -> bool {
 }
 
 /// Returns whether the cgroup of a process is frozen (version 2; version 1 shows it in the threads' states).
+#[inline(never)] // The path is on the stack of this function alone.
 fn is_frozen(process: i32) -> bool {
-    let mut text = [0; 512];
-    let path = Text::<64>::format(format_args!("/proc/{process}/cgroup"));
-    let own = path.as_c_str().and_then(|path| read_text(path, &mut text));
-    let Some(group) = own.and_then(|own| own.lines().find_map(|line| line.strip_prefix("0::"))) else { return false };
-    let path = Text::<512>::format(format_args!("/sys/fs/cgroup{group}/cgroup.events"));
-    let mut text = [0; 128];
-    let events = path.as_c_str().and_then(|path| read_text(path, &mut text));
-    events.is_some_and(|events| events.lines().any(|line| line == "frozen 1"))
+    let groups = Text::<64>::format(format_args!("/proc/{process}/cgroup"));
+    let mut events = Text::<512>::format(format_args!(""));
+    let Some(groups) = groups.as_c_str() else { return false };
+    for_each_line(groups, &mut |line| {
+        if let Some(group) = line.strip_prefix("0::") {
+            events = Text::format(format_args!("/sys/fs/cgroup{group}/cgroup.events"));
+        }
+    });
+    let Some(events) = events.as_c_str() else { return false };
+    let mut is_frozen = false;
+    for_each_line(events, &mut |line| is_frozen |= line == "frozen 1");
+    is_frozen
 }
 
 /// Returns the letter by which the kernel names the state of a thread.
@@ -82,7 +87,7 @@ fn open_folder(process: i32, name: &str) -> Option<OwnedFd> {
 
 /// Calls `visit` with the names in a folder, except for those of the folder itself and its parent.
 fn for_each_name(folder: &OwnedFd, mut visit: impl FnMut(&CStr)) {
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 1024];
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 512];
     let mut entries = RawDir::new(folder, &mut buffer);
     while let Some(Ok(entry)) = entries.next() {
         if !entry.file_name().to_bytes().starts_with(b".") {

@@ -3,6 +3,7 @@
 use crate::descriptor::received::{self, Received};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -233,7 +234,8 @@ const LINE_BYTES_MAX: usize = 512;
 
 /// Runs `take` on each line of a file of the kernel, and allocates nothing. Lines that are longer than
 /// [`LINE_BYTES_MAX`] or no text are left out. Returns whether the file could be read.
-pub fn for_each_line(path: impl rustix::path::Arg, mut take: impl FnMut(&str)) -> bool {
+#[inline(never)] // The buffer is on the stack of this function alone.
+pub fn for_each_line(path: &CStr, take: &mut dyn FnMut(&str)) -> bool {
     let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let mut bytes = [0; LINE_BYTES_MAX];
     let mut filled = 0;

@@ -122,6 +122,7 @@ fn decode_handshake(bytes: &[u8], descriptors: usize) -> Result<Handshake, Hands
     if descriptors == 1 { Ok(handshake) } else { Err(HandshakeRejection::Descriptors(descriptors)) }
 }
 
+#[inline(never)] // The segment is on the stack of this function alone.
 fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), HandshakeRejection> {
     let opened = match handshake.spans {
         None => match Segment::open(&memory, handshake.secrets) {

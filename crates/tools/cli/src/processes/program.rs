@@ -1,7 +1,7 @@
 //! One program as `/proc` shows it.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use procfs::ProcResult;
-use procfs::process::{FDTarget, MMapPath, Process};
+use procfs::process::{FDTarget, LimitValue, MMapPath, Process};
+use socket::descriptor::hidden;
 use stats_page::reader::{self, Connection, PageError};
 
 use crate::elf::{self, Kind};
@@ -115,7 +116,9 @@ impl Program {
         let is_unpublished = page.is_none() && mapped().any(is_mark_of_unpublished);
         let contents = page.as_ref().and_then(|page| page.contents.as_ref().ok());
         let entries = contents.into_iter().flat_map(|page| page.connections.iter().chain(&page.listeners));
-        let recorded = entries.filter_map(|entry| Some((*sockets.get(&entry.fd)?, entry.clone()))).collect();
+        let recorded: HashMap<u64, Connection> =
+            entries.filter_map(|entry| Some((*sockets.get(&entry.fd)?, entry.clone()))).collect();
+        leave_out_hidden(&mut sockets, &recorded, process);
         let published = contents.map(|page| page.program.clone());
         Ok(Self {
             pid: process.pid(),
@@ -224,6 +227,21 @@ impl MappedPage {
         let rack = folder.ancestors().nth(Path::new(stats_page::STAT_FOLDER).components().count())?.to_owned();
         Some(Self { rack, contents: reader::read_file(&within(root, path)) })
     }
+}
+
+/// Removes the library's own descriptors of connections that the program has duplicated: those with high numbers. The
+/// program's first descriptor of a connection stays, whatever its number.
+fn leave_out_hidden(sockets: &mut BTreeMap<i32, u64>, recorded: &HashMap<u64, Connection>, process: &Process) {
+    let Ok(limits) = process.limits() else { return };
+    let first_hidden = hidden::first_number_under(match limits.max_open_files.soft_limit {
+        LimitValue::Value(limit) => limit,
+        LimitValue::Unlimited => u64::MAX,
+    });
+    let mut seen = HashSet::new();
+    sockets.retain(|fd, inode| {
+        let is_first = seen.insert(*inode);
+        is_first || (*fd as u64) < first_hidden || !recorded.contains_key(inode)
+    });
 }
 
 /// Returns the inode of a process's network namespace.
