@@ -47,9 +47,12 @@ unsafe fn has_control(message: *const msghdr) -> bool {
         }
 }
 
-/// Returns whether a readable message and its control buffer can be written.
+/// Returns whether a message and its control buffer can be written.
+///
+/// # Safety
+/// `message` is readable.
 unsafe fn is_room_writable(message: *const msghdr) -> bool {
-    // SAFETY: the caller has checked that the message is readable.
+    // SAFETY: `message` is readable, by this function's contract, and only two fields are copied from it.
     let (control, bytes) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
     memory::is_writable(message) && memory::are_writable(control, bytes)
 }
