@@ -400,7 +400,7 @@ impl Connection {
 
     /// Uses another of the program's descriptors, unless the connection has one of its own. It takes both locks, under
     /// which bytes are moved, so that no thread uses the previous number any more when the program closes it.
-    pub(crate) fn rename_lifeline(&'static self, fd: RawFd) {
+    fn rename_lifeline(&'static self, fd: RawFd) {
         if self.lifeline.load(Ordering::Relaxed) > HIDDEN_LIFELINE {
             let _both = self.lock_both();
             self.lifeline.store(fd, Ordering::Relaxed);

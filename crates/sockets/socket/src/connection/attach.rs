@@ -72,7 +72,8 @@ impl Connection {
     /// Attaches lanes while no signal handler can run. The caller holds both locks. `by_lane` are the directions that
     /// use the lanes at once, in addition to those that a previous holder of this endpoint has noted.
     pub(super) fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
-        // SAFETY: the caller holds both locks, and no thread waits on lanes that do not exist yet.
+        // SAFETY: the cell is read only under one of both locks, which the caller holds, or by a waiter that has found
+        // lanes under one of them; there are none yet, so no reference to the contents exists.
         unsafe { *self.lanes.get() = Some(Lanes::new(segment)) };
         let Some(lanes) = self.lanes() else { return };
         // Stamps of a process that has never read the clock could not be compared with those of others.

@@ -343,10 +343,7 @@ impl Connection {
             return blocking::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT != 0;
         }
         let _guard = self.lock_direction(&self.send_lock);
-        self.lanes().is_some_and(|lanes| {
-            // SAFETY: the send lock is held, which protects the sender.
-            unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
-        })
+        self.lanes().is_some_and(|lanes| self.has_room(lanes))
     }
 }
 

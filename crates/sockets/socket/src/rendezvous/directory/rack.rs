@@ -153,15 +153,18 @@ impl Rack {
         let key = NameKey::read_or_make(version.as_fd(), scope.uid);
         let net = format!("net-{}", scope.netns);
         let directory = open_within(version, &net, &mut path, scope.uid)?;
-        let directory = HiddenFd::hide(directory, Need::Required)?;
+        Self::over(HiddenFd::hide(directory, Need::Required)?, path, scope, key?)
+    }
+
+    /// Returns the rack of an open directory of a network namespace.
+    fn over(directory: HiddenFd, path: PathBuf, scope: RackScope, key: NameKey) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(directory.fd()?)?;
-        let identity = (stat.st_dev, stat.st_ino);
         Ok(Self {
             directory,
             path,
-            identity,
+            identity: (stat.st_dev, stat.st_ino),
             scope,
-            key: key?,
+            key,
             netns_cookie: AtomicU64::new(0),
             known_addresses: KnownAddresses::default(),
         })
@@ -173,18 +176,7 @@ impl Rack {
     /// As [`Rack::current`].
     fn open_beside(&self, path: PathBuf) -> Result<Self, Errno> {
         let directory = open_private(rustix::fs::CWD, path.as_os_str().as_bytes(), self.scope.uid)?;
-        let directory = HiddenFd::hide(directory, Need::Required)?;
-        let stat = rustix::fs::fstat(directory.fd()?)?;
-        let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self {
-            directory,
-            path,
-            identity,
-            scope: self.scope,
-            key: self.key,
-            netns_cookie: AtomicU64::new(0),
-            known_addresses: KnownAddresses::default(),
-        })
+        Self::over(HiddenFd::hide(directory, Need::Required)?, path, self.scope, self.key)
     }
 
     /// Returns the rack's directories of some other network namespaces, at most `count`.
