@@ -2,8 +2,8 @@
 //!
 //! A connection is a kernel TCP connection from connect to close. Once it proves busy, each direction may *move* its
 //! bytes to a lane, and may go back to TCP at any byte. This crate decides when an end may send or receive by which of
-//! the two, so that no byte is lost, duplicated or reordered. It does no I/O: an [`Io`] loads and stores the words that
-//! the two ends publish to each other, and asks the kernel for its counts.
+//! the two, so that no byte is lost, duplicated or reordered. It does no I/O: [`Words`], [`SenderIo`] and
+//! [`ReceiverIo`] load and store what the two ends publish to each other, and ask the kernel for its counts.
 //!
 //! # Words
 //!
@@ -139,10 +139,10 @@ pub enum Word {
     Frozen,
 }
 
-/// What the machines need: the words of both ends, the kernel's counts, and the lane.
+/// The words that both ends publish to each other.
 ///
 /// All calls concern one direction, and the caller excludes other calls on the same end of it.
-pub trait Io {
+pub trait Words {
     /// Why a call may stop the machine. [`std::convert::Infallible`] in a program; in the search, that another end runs
     /// first.
     type Stop;
@@ -150,7 +150,7 @@ pub trait Io {
     /// Loads a word that the peer publishes, with acquire order.
     ///
     /// # Errors
-    /// [`Io::Stop`], here and below.
+    /// [`Words::Stop`], here and in all calls of the machines.
     fn load(&mut self, word: Word) -> Result<u64, Self::Stop>;
 
     /// Stores a word that this end publishes, with release order.
@@ -158,38 +158,41 @@ pub trait Io {
 
     /// Orders all earlier stores before all later loads.
     fn fence(&mut self) -> Result<(), Self::Stop>;
+}
 
-    /// As the sender: returns the number of bytes that this end has ever written to TCP; `None` if the kernel cannot
-    /// tell now.
+/// What a sender needs besides the words: the kernel's counts, and the lane.
+pub trait SenderIo: Words {
+    /// Returns the number of bytes that this end has ever written to TCP; `None` if the kernel cannot tell now.
     fn bytes_written(&mut self) -> Result<Option<u64>, Self::Stop>;
 
-    /// As the receiver: returns the number of bytes that this end has ever read from TCP; `None` if the kernel cannot
-    /// tell now.
-    fn bytes_read(&mut self) -> Result<Option<u64>, Self::Stop>;
-
-    /// As the receiver: returns the number of bytes that have arrived and are unread.
-    fn bytes_available(&mut self) -> Result<u64, Self::Stop>;
-
-    /// As the sender: restarts the lane, and publishes where in the ring it begins and that `bytes_written` bytes come
-    /// before it.
+    /// Restarts the lane, and publishes where in the ring it begins and that `bytes_written` bytes come before it.
     fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Self::Stop>;
 
-    /// As the sender: completes all records, and publishes where in the ring the lane ends.
+    /// Completes all records, and publishes where in the ring the lane ends.
     fn publish_end(&mut self) -> Result<(), Self::Stop>;
+}
 
-    /// As the receiver: publishes up to where in the lane this end has read; `has_entered` is false if it has not
-    /// [entered](Io::enter) the lane of this move.
-    fn publish_cursor(&mut self, has_entered: bool) -> Result<(), Self::Stop>;
+/// What a receiver needs besides the words: the kernel's counts, and the lane.
+pub trait ReceiverIo: Words {
+    /// Returns the number of bytes that this end has ever read from TCP; `None` if the kernel cannot tell now.
+    fn bytes_read(&mut self) -> Result<Option<u64>, Self::Stop>;
 
-    /// As the receiver: returns the number of bytes that the sender had written to TCP when the move began.
+    /// Returns the number of bytes that have arrived by TCP and are unread.
+    fn bytes_available(&mut self) -> Result<u64, Self::Stop>;
+
+    /// Returns the number of bytes that the sender had written to TCP when the move began.
     fn begins_at(&mut self) -> Result<u64, Self::Stop>;
 
-    /// As the receiver: begins to read the lane where the sender has published that it begins.
+    /// Begins to read the lane where the sender has published that it begins.
     fn enter(&mut self) -> Result<(), Self::Stop>;
 
-    /// As the receiver: returns whether everything before the published end of the lane is read; `None` if no record is
-    /// unread before an end that is elsewhere, which no correct sender publishes.
+    /// Returns whether everything before the published end of the lane is read; `None` if no record is unread before an
+    /// end that is elsewhere, which no correct sender publishes.
     fn has_reached_end(&mut self) -> Result<Option<bool>, Self::Stop>;
+
+    /// Publishes up to where in the lane this end has read; `has_entered` is false if it has not
+    /// [entered](ReceiverIo::enter) the lane of this move.
+    fn publish_cursor(&mut self, has_entered: bool) -> Result<(), Self::Stop>;
 }
 
 /// The peer published a word that no correct peer publishes there: the connection cannot continue.
@@ -214,7 +217,7 @@ impl std::error::Error for Corrupt {}
 pub enum Failure<S> {
     /// The peer violated the protocol.
     Corrupt(Corrupt),
-    /// The [`Io`] stopped the machine, which is to be dropped.
+    /// The I/O stopped the machine, which is to be dropped.
     Stopped(S),
 }
 

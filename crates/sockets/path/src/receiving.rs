@@ -1,6 +1,6 @@
 //! The direction that this end receives.
 
-use crate::{Corrupt, EndWord, Failure, Io, MoveNumber, Word};
+use crate::{Corrupt, EndWord, Failure, MoveNumber, ReceiverIo, Word};
 
 /// The path of the direction that this end receives. The crate documentation has the table of transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,7 +97,7 @@ impl Receiving {
     ///
     /// # Errors
     /// [`Failure`], here and below.
-    pub fn prepare<I: Io>(&mut self, is_willing: bool, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
+    pub fn prepare<I: ReceiverIo>(&mut self, is_willing: bool, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         match *self {
             Self::Plain { last } => {
                 if is_willing {
@@ -113,7 +113,7 @@ impl Receiving {
     }
 
     /// Consents to a move if the sender asks for a new one and the kernel can tell how much was read.
-    fn consent<I: Io>(&mut self, last: MoveNumber, io: &mut I) -> Result<(), I::Stop> {
+    fn consent<I: ReceiverIo>(&mut self, last: MoveNumber, io: &mut I) -> Result<(), I::Stop> {
         let number = MoveNumber::from_word(io.load(Word::Ask)?);
         if number <= last {
             return Ok(());
@@ -125,7 +125,7 @@ impl Receiving {
     }
 
     /// Looks whether the move has begun. The bytes that have arrived are counted first: those were sent before.
-    fn poll<I: Io>(&mut self, consent: Consent, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
+    fn poll<I: ReceiverIo>(&mut self, consent: Consent, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         let Consent { number, bytes_read } = consent;
         let bytes_available = io.bytes_available()?;
         // Before `Up`: a sender that has withdrawn this move does not begin it later.
@@ -149,7 +149,7 @@ impl Receiving {
         Ok(if bytes_available > 0 { ReceiveBy::KernelUpTo(bytes_available) } else { ReceiveBy::Nothing })
     }
 
-    fn read_up_to_lane<I: Io>(&mut self, begun: Begun, io: &mut I) -> Result<ReceiveBy, I::Stop> {
+    fn read_up_to_lane<I: ReceiverIo>(&mut self, begun: Begun, io: &mut I) -> Result<ReceiveBy, I::Stop> {
         if begun.bytes_left > 0 {
             return Ok(ReceiveBy::KernelUpTo(begun.bytes_left));
         }
@@ -173,7 +173,7 @@ impl Receiving {
     }
 
     /// Returns how the next bytes are to be received, now that the lane was found empty.
-    pub fn note_empty<I: Io>(&mut self, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
+    pub fn note_empty<I: ReceiverIo>(&mut self, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         let Self::Lane { number } = *self else { return self.prepare(false, io) };
         let word = io.load(Word::Ended)?;
         let EndWord { number: ended, is_resent } = EndWord::from_word(word);
@@ -197,7 +197,7 @@ impl Receiving {
     /// Leaves the lane, or withdraws a consent. Returns whether everything that is unread comes by TCP, so that anyone
     /// who holds the socket may receive it. Otherwise the sender had gone back by itself, or is doing so: the rest of
     /// the lane must be read here. Ring the bell afterwards: the sender has to write to TCP what is unread.
-    pub fn freeze<I: Io>(&mut self, io: &mut I) -> Result<bool, Failure<I::Stop>> {
+    pub fn freeze<I: ReceiverIo>(&mut self, io: &mut I) -> Result<bool, Failure<I::Stop>> {
         let before = match *self {
             Self::Plain { .. } => return Ok(true),
             Self::Careful(consent) => Frozen::Careful(consent),
@@ -218,7 +218,7 @@ impl Receiving {
     }
 
     /// Finds out whether the sender has seen that the lane is frozen.
-    fn settle<I: Io>(&mut self, before: Frozen, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
+    fn settle<I: ReceiverIo>(&mut self, before: Frozen, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         let EndWord { number: ended, is_resent } = EndWord::from_word(io.load(Word::Ended)?);
         if ended < before.number() {
             return Ok(ReceiveBy::Nothing);
@@ -233,7 +233,7 @@ impl Receiving {
 
     /// Notes that the sender is gone, or has left the connection to somebody who does not know of lanes: no word will
     /// change any more. Returns how the next bytes are to be received; call it when there is nothing else to receive.
-    pub fn note_peer_left<I: Io>(&mut self, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
+    pub fn note_peer_left<I: ReceiverIo>(&mut self, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         if let Self::Freezing(before) = *self {
             self.settle(before, io)?;
             if matches!(self, Self::Freezing(_)) {

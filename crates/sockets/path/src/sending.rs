@@ -1,6 +1,6 @@
 //! The direction that this end sends.
 
-use crate::{EndWord, Io, MoveNumber, Word};
+use crate::{EndWord, MoveNumber, SenderIo, Word};
 
 /// The path of the direction that this end sends. The crate documentation has the table of transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,8 +53,8 @@ impl Sending {
     /// Asks the receiver to consent to a move. Has no effect unless this end [may ask](Sending::may_ask).
     ///
     /// # Errors
-    /// [`Io::Stop`], here and below.
-    pub fn ask<I: Io>(&mut self, io: &mut I) -> Result<(), I::Stop> {
+    /// [`crate::Words::Stop`], here and below.
+    pub fn ask<I: SenderIo>(&mut self, io: &mut I) -> Result<(), I::Stop> {
         if let Self::Tcp { last } = *self {
             let number = last.next();
             io.store(Word::Ask, number.to_word())?;
@@ -65,7 +65,7 @@ impl Sending {
 
     /// Returns how the next bytes are to be sent. Begins a move to which the receiver has consented, and ends one that
     /// it has frozen.
-    pub fn prepare<I: Io>(&mut self, io: &mut I) -> Result<SendBy, I::Stop> {
+    pub fn prepare<I: SenderIo>(&mut self, io: &mut I) -> Result<SendBy, I::Stop> {
         match *self {
             Self::Tcp { .. } => Ok(SendBy::Tcp),
             Self::Asking { number } => self.begin_if_consented(number, io),
@@ -75,7 +75,7 @@ impl Sending {
         }
     }
 
-    fn begin_if_consented<I: Io>(&mut self, number: MoveNumber, io: &mut I) -> Result<SendBy, I::Stop> {
+    fn begin_if_consented<I: SenderIo>(&mut self, number: MoveNumber, io: &mut I) -> Result<SendBy, I::Stop> {
         if io.load(Word::Ok)? != number.to_word() {
             return Ok(SendBy::Tcp);
         }
@@ -92,7 +92,7 @@ impl Sending {
 
     /// Goes back to TCP, and returns how the next bytes are to be sent. Ring the bell afterwards if the receiver
     /// sleeps.
-    pub fn go_back<I: Io>(&mut self, io: &mut I) -> Result<SendBy, I::Stop> {
+    pub fn go_back<I: SenderIo>(&mut self, io: &mut I) -> Result<SendBy, I::Stop> {
         match *self {
             Self::Tcp { .. } => Ok(SendBy::Tcp),
             Self::Asking { number } => {
@@ -106,7 +106,7 @@ impl Sending {
         }
     }
 
-    fn end<I: Io>(&mut self, number: MoveNumber, io: &mut I) -> Result<SendBy, I::Stop> {
+    fn end<I: SenderIo>(&mut self, number: MoveNumber, io: &mut I) -> Result<SendBy, I::Stop> {
         io.store(Word::Down, number.to_word())?;
         io.fence()?;
         let is_resent = io.load(Word::Frozen)? == number.to_word();

@@ -2,12 +2,12 @@
 
 use std::convert::Infallible;
 
-use path::{Failure, Io, ReceiveBy, Receiving, Sending, Word};
+use path::{Failure, ReceiveBy, ReceiverIo, Receiving, SenderIo, Sending, Word, Words};
 
 /// Steps that one call may take.
 const STEPS_MAX: u32 = 40;
 
-/// An [`Io`] whose words and counts are random, small enough that they often fit.
+/// I/O whose words and counts are random, small enough that they often fit.
 struct Random {
     state: u64,
     steps: u32,
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-impl Io for Random {
+impl Words for Random {
     type Stop = Infallible;
 
     fn load(&mut self, _: Word) -> Result<u64, Infallible> {
@@ -37,20 +37,26 @@ impl Io for Random {
     fn fence(&mut self) -> Result<(), Infallible> {
         Ok(())
     }
+}
+
+impl SenderIo for Random {
     fn bytes_written(&mut self) -> Result<Option<u64>, Infallible> {
         Ok(Some(self.next()).filter(|count| *count < 5))
-    }
-    fn bytes_read(&mut self) -> Result<Option<u64>, Infallible> {
-        self.bytes_written()
-    }
-    fn bytes_available(&mut self) -> Result<u64, Infallible> {
-        Ok(self.next() % 3)
     }
     fn publish_begin(&mut self, _: u64) -> Result<(), Infallible> {
         Ok(())
     }
     fn publish_end(&mut self) -> Result<(), Infallible> {
         Ok(())
+    }
+}
+
+impl ReceiverIo for Random {
+    fn bytes_read(&mut self) -> Result<Option<u64>, Infallible> {
+        self.bytes_written()
+    }
+    fn bytes_available(&mut self) -> Result<u64, Infallible> {
+        Ok(self.next() % 3)
     }
     fn publish_cursor(&mut self, _: bool) -> Result<(), Infallible> {
         Ok(())

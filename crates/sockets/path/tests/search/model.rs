@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use path::{Failure, Io, ReceiveBy, Receiving, SendBy, Sending, Word};
+use path::{Failure, ReceiveBy, ReceiverIo, Receiving, SendBy, SenderIo, Sending, Word, Words};
 
 /// Upper bounds of what the ends do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -175,7 +175,7 @@ impl Replay<'_> {
     }
 }
 
-impl Io for Replay<'_> {
+impl Words for Replay<'_> {
     type Stop = Step;
 
     fn load(&mut self, word: Word) -> Result<u64, Step> {
@@ -192,18 +192,12 @@ impl Io for Replay<'_> {
     fn fence(&mut self) -> Result<(), Step> {
         self.take(Step::Fence).map(|_| ())
     }
+}
 
+impl SenderIo for Replay<'_> {
     fn bytes_written(&mut self) -> Result<Option<u64>, Step> {
         let written = self.take(Step::CountWritten)?;
         Ok(Some(if self.rules.counts_written { written } else { written.saturating_sub(1) }))
-    }
-
-    fn bytes_read(&mut self) -> Result<Option<u64>, Step> {
-        self.take(Step::CountRead).map(Some)
-    }
-
-    fn bytes_available(&mut self) -> Result<u64, Step> {
-        self.take(Step::CountAvailable)
     }
 
     fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Step> {
@@ -215,6 +209,16 @@ impl Io for Replay<'_> {
     fn publish_end(&mut self) -> Result<(), Step> {
         let position = self.take(Step::LanePosition)?;
         self.take(Step::Store(Place::EndsIn, position)).map(|_| ())
+    }
+}
+
+impl ReceiverIo for Replay<'_> {
+    fn bytes_read(&mut self) -> Result<Option<u64>, Step> {
+        self.take(Step::CountRead).map(Some)
+    }
+
+    fn bytes_available(&mut self) -> Result<u64, Step> {
+        self.take(Step::CountAvailable)
     }
 
     fn publish_cursor(&mut self, has_entered: bool) -> Result<(), Step> {

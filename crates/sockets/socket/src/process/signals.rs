@@ -115,13 +115,13 @@ fn defers_for_holder() -> bool {
 }
 
 /// Returns whether handlers of this thread have been deferred.
-pub(crate) fn are_handlers_deferred() -> bool {
+pub fn are_handlers_deferred() -> bool {
     BLOCKED_BEFORE.get().is_some()
 }
 
 /// Delivers the signals that were deferred because this thread held a lock, which it has released.
 #[cold]
-pub(crate) fn deliver_deferred_signals() {
+pub fn deliver_deferred_signals() {
     if CRITICAL_DEPTH.get() == 0
         && let Some(mask) = BLOCKED_BEFORE.take()
     {

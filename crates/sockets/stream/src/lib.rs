@@ -1,0 +1,12 @@
+//! Stream sockets that are kernel TCP connections from connect to close, and whose bytes move to lanes in shared memory
+//! once they are busy. This crate replaces the connections of `socket`, from which it takes what does not concern
+//! connections.
+//!
+//! * [`table`]: what the library knows about each descriptor; [`young`]: connections that have not proved busy.
+//! * [`guarded`]: locks that signal handlers may find held.
+
+// The crate handles raw descriptors, buffers of C callers, and objects that C programs share between threads.
+#![allow(unsafe_code)]
+
+pub mod guarded;
+pub mod young;

@@ -1,0 +1,190 @@
+//! Connections that have not proved busy: a few counters in the descriptor table, and nothing else.
+//!
+//! A connection is worth a lane once it has carried some requests. Both ends count them alike: a request begins where
+//! the connecting end sends after it has received, or where the accepting end receives after it has sent. A stream in
+//! one direction counts as a request for every [`TRANSFERS_PER_REQUEST`] transfers. The accepting end is ready to meet
+//! the other from its second request on. The connecting end tries to meet it at its third, then at its sixth, twelfth
+//! and so on: an attempt costs a few system calls, and the peer may never load this library.
+
+/// Transfers in one direction that count as one request.
+const TRANSFERS_PER_REQUEST: u32 = 8;
+/// The request with which the accepting end announces itself.
+const ANNOUNCED_AT: u32 = 2;
+/// The request with which the connecting end first proposes to meet.
+const PROPOSED_AT: u32 = 3;
+/// The first requests, in each of which an end that expects the other checks whether it is there.
+const EAGER_REQUESTS: u32 = 8;
+
+/// Which end of the connection a process has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The end that called `connect`.
+    Connected,
+    /// The end that called `accept`.
+    Accepted,
+}
+
+/// A transfer of bytes, as this end sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// This end has sent.
+    Sent,
+    /// This end has received.
+    Received,
+}
+
+/// What a transfer is the occasion for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occasion {
+    /// Nothing.
+    None,
+    /// To check whether the other end has answered or called.
+    Check,
+    /// To announce this end, or to propose to meet, depending on its role.
+    Meet,
+}
+
+/// The counters of a connection, in one word.
+///
+/// From the lowest bit: the role (1 bit), the direction of the last transfer (2 bits), the number of transfers since
+/// the direction has changed (4 bits), and the number of requests (24 bits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Young(u32);
+
+const DIRECTION_SHIFT: u32 = 1;
+const RUN_SHIFT: u32 = 3;
+const REQUESTS_SHIFT: u32 = 7;
+const REQUESTS_MAX: u32 = (1 << 24) - 1;
+
+impl Young {
+    /// Returns the counters of a new connection.
+    pub const fn new(role: Role) -> Self {
+        Self(matches!(role, Role::Accepted) as u32)
+    }
+
+    /// Decodes the counters from a word.
+    pub const fn from_word(word: u32) -> Self {
+        Self(word)
+    }
+
+    /// Returns the counters as a word.
+    pub const fn to_word(self) -> u32 {
+        self.0
+    }
+
+    /// Returns which end this is.
+    pub const fn role(self) -> Role {
+        if self.0 & 1 == 0 { Role::Connected } else { Role::Accepted }
+    }
+
+    /// Returns the number of requests so far.
+    pub const fn requests(self) -> u32 {
+        self.0 >> REQUESTS_SHIFT
+    }
+
+    /// Counts a transfer, and returns what it is the occasion for.
+    #[must_use]
+    pub fn count(self, transfer: Transfer) -> (Self, Occasion) {
+        let direction = match transfer {
+            Transfer::Sent => 1,
+            Transfer::Received => 2,
+        };
+        let begins_requests =
+            matches!((self.role(), transfer), (Role::Connected, Transfer::Sent) | (Role::Accepted, Transfer::Received));
+        let is_same = self.0 >> DIRECTION_SHIFT & 3 == direction;
+        let run = if is_same { (self.0 >> RUN_SHIFT & 0xf) + 1 } else { 0 };
+        let is_request = if is_same { run == TRANSFERS_PER_REQUEST } else { begins_requests };
+        let run = if run == TRANSFERS_PER_REQUEST { 0 } else { run };
+        let requests = (self.requests() + u32::from(is_request)).min(REQUESTS_MAX);
+        let next = Self(self.0 & 1 | direction << DIRECTION_SHIFT | run << RUN_SHIFT | requests << REQUESTS_SHIFT);
+        (next, if is_request { self.occasion(requests) } else { Occasion::None })
+    }
+
+    fn occasion(self, requests: u32) -> Occasion {
+        let first = match self.role() {
+            Role::Accepted => ANNOUNCED_AT,
+            Role::Connected => PROPOSED_AT,
+        };
+        let is_doubled = requests.is_multiple_of(first) && (requests / first).is_power_of_two();
+        match () {
+            () if is_doubled => Occasion::Meet,
+            () if requests > first && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS)) => {
+                Occasion::Check
+            }
+            () => Occasion::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the numbers of the transfers, from 1 on, that were an occasion of the given kind.
+    fn occasions(role: Role, transfers: impl IntoIterator<Item = Transfer>, wanted: Occasion) -> Vec<usize> {
+        let mut young = Young::new(role);
+        let mut found = Vec::new();
+        for (number, transfer) in transfers.into_iter().enumerate() {
+            let (next, occasion) = young.count(transfer);
+            young = next;
+            assert_eq!(young.role(), role);
+            if occasion == wanted {
+                found.push(number + 1);
+            }
+        }
+        found
+    }
+
+    fn requests(role: Role, count: usize) -> Vec<Transfer> {
+        let one = match role {
+            Role::Connected => [Transfer::Sent, Transfer::Received],
+            Role::Accepted => [Transfer::Received, Transfer::Sent],
+        };
+        one.repeat(count)
+    }
+
+    #[test]
+    fn an_accepting_end_announces_itself_with_its_second_request() {
+        let found = occasions(Role::Accepted, requests(Role::Accepted, 20), Occasion::Meet);
+        assert_eq!(found, [3, 7, 15, 31]);
+    }
+
+    #[test]
+    fn a_connecting_end_proposes_with_its_third_request_and_then_ever_more_rarely() {
+        let found = occasions(Role::Connected, requests(Role::Connected, 30), Occasion::Meet);
+        assert_eq!(found, [5, 11, 23, 47]);
+    }
+
+    #[test]
+    fn one_request_in_many_pieces_is_no_occasion() {
+        let pieces = [[Transfer::Sent; 3].as_slice(), &[Transfer::Received; 7]].concat();
+        assert_eq!(occasions(Role::Connected, pieces.iter().copied(), Occasion::None).len(), pieces.len());
+    }
+
+    #[test]
+    fn a_stream_in_one_direction_meets_too() {
+        for role in [Role::Connected, Role::Accepted] {
+            for transfer in [Transfer::Sent, Transfer::Received] {
+                let found = occasions(role, [transfer; 40], Occasion::Meet);
+                assert!(found[0] < 30, "{role:?} {transfer:?}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_announced_end_checks_often_at_first_and_rarely_later() {
+        let found = occasions(Role::Accepted, requests(Role::Accepted, 100), Occasion::Check);
+        assert_eq!(found[..4], [5, 9, 11, 13]);
+        assert!(found.len() < 18, "{found:?}");
+    }
+
+    #[test]
+    fn counters_do_not_overflow() {
+        let mut young = Young::from_word(u32::MAX >> 1 & !7);
+        for _ in 0..100 {
+            (young, _) = young.count(Transfer::Sent);
+            (young, _) = young.count(Transfer::Received);
+        }
+        assert_eq!(young.requests(), REQUESTS_MAX);
+    }
+}
