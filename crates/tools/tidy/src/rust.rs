@@ -4,7 +4,7 @@ use crate::{Source, Violation};
 
 /// Crates that may contain `unsafe`: memory that another party can write, pointers of callers, the C interface, and
 /// the benchmarks and attacks on these.
-pub const UNSAFE_CRATES: [&str; 14] = [
+pub const UNSAFE_CRATES: [&str; 15] = [
     "volmem",
     "fabric",
     "lane",
@@ -13,6 +13,7 @@ pub const UNSAFE_CRATES: [&str; 14] = [
     "segment",
     "socket",
     "preload",
+    "meeting",
     "stats-page",
     "fib",
     "bench",
