@@ -14,6 +14,7 @@ pub const UNSAFE_CRATES: [&str; 15] = [
     "socket",
     "stream",
     "preload",
+    "meeting",
     "stats-page",
     "fib",
     "bench",

@@ -1,0 +1,90 @@
+//! The accepting endpoint's announcement: a listener at the keyed name of its connection.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+
+use crate::bell::Held;
+use crate::endpoint::Endpoint;
+use crate::met::{Credentials, peer_credentials};
+use crate::name::{self, Key};
+use crate::reason::Reason;
+use crate::receive::discard;
+use crate::system::Descriptor;
+
+/// Length of the queue of callers. There is one true caller; names are public, so others may connect.
+const BACKLOG: i32 = 4;
+
+/// A listening AF_UNIX socket at the name of a connection. Nobody can connect any more once it is dropped.
+///
+/// A process that shares it with its parent or a child calls [`close_shared`](Self::close_shared) instead of dropping it.
+#[derive(Debug)]
+pub struct Announcement {
+    socket: Descriptor,
+    is_shared: bool,
+}
+
+/// A process that has connected to an announcement.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) bell: Held,
+    pub(crate) credentials: Credentials,
+}
+
+pub(crate) const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+impl Announcement {
+    /// Announces an accepting endpoint, in three system calls.
+    ///
+    /// # Errors
+    /// [`Reason::NameTaken`] if the name has an owner; [`Reason::NoDescriptors`], [`Reason::NoMemory`] and
+    /// [`Reason::System`] by the errors of `socket(2)`, `bind(2)` and `listen(2)`.
+    pub fn bind(key: &Key, endpoint: &Endpoint) -> Result<Self, Reason> {
+        let address = name::address(key, endpoint.tuple)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None);
+        let socket = Descriptor::from(socket.map_err(Reason::of_errno)?);
+        match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => return Err(Reason::NameTaken),
+            bound => bound.map_err(Reason::of_errno)?,
+        }
+        rustix::net::listen(&socket, BACKLOG).map_err(Reason::of_errno)?;
+        Ok(Self { socket, is_shared: false })
+    }
+
+    /// Accepts the next caller, if there is one, in two system calls.
+    pub(crate) fn accept(&self) -> Result<Option<Caller>, Reason> {
+        let socket = match rustix::net::accept_with(&self.socket, SOCKET_FLAGS) {
+            Ok(socket) => Descriptor::from(socket),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
+            Err(errno) => return Err(Reason::of_errno(errno)),
+        };
+        let credentials = peer_credentials(socket.as_fd());
+        let bell = Held::new(socket);
+        credentials.map(|credentials| Some(Caller { bell, credentials })).ok_or(Reason::System)
+    }
+
+    /// Closes this process's descriptor, and leaves the announcement to the others that hold it.
+    pub fn close_shared(mut self) {
+        self.is_shared = true;
+    }
+}
+
+impl AsFd for Announcement {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Announcement {
+    /// Empties the queue of callers, whose unread messages the kernel would close with the socket as they are.
+    fn drop(&mut self) {
+        // Nobody can be added to the queue from now on, so the loop ends.
+        if self.is_shared || rustix::net::shutdown(&self.socket, Shutdown::Both).is_err() {
+            return;
+        }
+        while let Ok(socket) = rustix::net::accept_with(&self.socket, SOCKET_FLAGS) {
+            discard(Descriptor::from(socket));
+        }
+    }
+}

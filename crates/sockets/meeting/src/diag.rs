@@ -1,0 +1,151 @@
+//! What the kernel says of the other endpoint's TCP socket (`sock_diag(7)`, `linux/inet_diag.h`), without privileges.
+//!
+//! The request has both addresses, so the kernel looks up one socket and lists nothing. It falls back to a listener of
+//! the address, which is why the state has to be checked.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, socket_with};
+
+use crate::endpoint::{Endpoint, netns_cookie};
+use crate::system::Descriptor;
+use crate::tuple::Tuple;
+
+const NLMSGHDR_BYTES: usize = 16;
+const REQUEST_BYTES: usize = NLMSGHDR_BYTES + 56;
+/// Bytes of a message header and of `struct inet_diag_msg`.
+const ENTRY_BYTES: usize = NLMSGHDR_BYTES + 72;
+/// Room for an answer with its attributes, which are not read.
+const ROOM_BYTES: usize = 512;
+/// `SOCK_DIAG_BY_FAMILY` (`linux/sock_diag.h`).
+const BY_FAMILY: u16 = 20;
+/// `NLM_F_REQUEST` (`linux/netlink.h`).
+const REQUEST: u16 = 1;
+/// Distinguishes an answer from one to an earlier request, of which there is none.
+const SEQUENCE: u32 = 1;
+/// `TCP_ESTABLISHED` (`linux/tcp_states.h`).
+const ESTABLISHED: u8 = 1;
+/// `TCP_CLOSE_WAIT` and `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: one direction has ended.
+const HALF_CLOSED: [u8; 3] = [8, 4, 5];
+
+/// A TCP socket of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// `SO_COOKIE`.
+    pub cookie: u64,
+    /// The user who made the socket, or accepted it: not always the present holder.
+    pub uid: u32,
+    /// State (`linux/tcp_states.h`).
+    pub state: u8,
+    /// Inode, 0 before the connection is accepted.
+    pub inode: u32,
+}
+
+impl Entry {
+    /// Returns whether the socket is an endpoint of a connection, and not a listener or what is left of a connection.
+    pub fn is_connected(&self) -> bool {
+        self.state == ESTABLISHED || HALF_CLOSED.contains(&self.state)
+    }
+}
+
+/// The result of a look-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    /// The kernel does not answer: a sandbox forbids it, the kernel lacks `inet_diag`, or this process is in another
+    /// network namespace than the connection.
+    Unavailable,
+    /// There is no such socket in this network namespace.
+    Nothing,
+    /// The socket.
+    Found(Entry),
+}
+
+/// Looks up the other endpoint of a connection, in five system calls, without blocking.
+pub fn look_up_peer(endpoint: &Endpoint) -> LookUp {
+    let Ok(netlink) = open() else { return LookUp::Unavailable };
+    // A process can have moved to another namespace, in which the same addresses are those of another connection.
+    let ours = netns_cookie(netlink.as_fd());
+    if ours != endpoint.netns_cookie {
+        return LookUp::Unavailable;
+    }
+    ask(netlink.as_fd(), endpoint.tuple.reversed()).unwrap_or(LookUp::Unavailable)
+}
+
+/// Looks up the socket with a tuple in this process's network namespace. `None` if there is none, or the kernel does not
+/// answer.
+pub fn look_up(tuple: Tuple) -> Option<Entry> {
+    let netlink = open().ok()?;
+    match ask(netlink.as_fd(), tuple) {
+        Ok(LookUp::Found(entry)) => Some(entry),
+        _ => None,
+    }
+}
+
+fn open() -> Result<Descriptor, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG)).map(Descriptor::from)
+}
+
+/// Sends a request and receives its answer, which the kernel has queued before the send returns.
+fn ask(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<LookUp, Errno> {
+    rustix::net::send(netlink, &request(tuple), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    let mut room = [0_u8; ROOM_BYTES];
+    let (length, _) = rustix::net::recv(netlink, &mut room, RecvFlags::DONTWAIT)?;
+    Ok(parse(&room[..length.min(ROOM_BYTES)], tuple))
+}
+
+/// Returns a `struct nlmsghdr` with a `struct inet_diag_req_v2` for any state and cookie.
+fn request(tuple: Tuple) -> [u8; REQUEST_BYTES] {
+    let mut bytes = [0; REQUEST_BYTES];
+    bytes[..4].copy_from_slice(&(REQUEST_BYTES as u32).to_ne_bytes());
+    bytes[4..6].copy_from_slice(&BY_FAMILY.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&REQUEST.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&SEQUENCE.to_ne_bytes());
+    let body = &mut bytes[NLMSGHDR_BYTES..];
+    // A socket of IPv6 with mapped addresses is found by its IPv4 addresses as well.
+    body[0] = if tuple.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
+    body[1] = libc::IPPROTO_TCP as u8;
+    body[4..8].fill(0xff); // Any state.
+    body[8..44].copy_from_slice(&addresses(tuple));
+    body[48..].fill(0xff); // Any cookie: both words are INET_DIAG_NOCOOKIE. The interface before them is 0: any.
+    bytes
+}
+
+/// Returns the ports and addresses of `struct inet_diag_sockid`.
+fn addresses(tuple: Tuple) -> [u8; 36] {
+    let mut bytes = [0; 36];
+    bytes[..2].copy_from_slice(&tuple.local.port().to_be_bytes());
+    bytes[2..4].copy_from_slice(&tuple.peer.port().to_be_bytes());
+    for (part, address) in bytes[4..].chunks_exact_mut(16).zip([tuple.local, tuple.peer]) {
+        copy_ip(part, address);
+    }
+    bytes
+}
+
+fn copy_ip(part: &mut [u8], address: SocketAddr) {
+    match address.ip() {
+        IpAddr::V4(ip) => part[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => part.copy_from_slice(&ip.octets()),
+    }
+}
+
+/// Parses an answer.
+fn parse(answer: &[u8], tuple: Tuple) -> LookUp {
+    let word = |at: usize| answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+    let kind = word(4).map(|kind_and_flags| kind_and_flags.to_ne_bytes());
+    match kind.map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]])) {
+        // NLMSG_ERROR: the negative error follows the header.
+        Some(2) if word(NLMSGHDR_BYTES) == Some(-libc::ENOENT as u32) => return LookUp::Nothing,
+        Some(BY_FAMILY) if answer.len() >= ENTRY_BYTES => {}
+        _ => return LookUp::Unavailable,
+    }
+    let body = &answer[NLMSGHDR_BYTES..];
+    if body[4..8] != addresses(tuple)[..4] {
+        return LookUp::Nothing; // A listener, which has no peer.
+    }
+    let number = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| body[at + index]));
+    let cookie = u64::from(number(48)) << 32 | u64::from(number(44));
+    LookUp::Found(Entry { cookie, uid: number(64), state: body[1], inode: number(68) })
+}

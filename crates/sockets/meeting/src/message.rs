@@ -1,0 +1,237 @@
+//! The messages of a meeting.
+//!
+//! All have the same size, and pass between two processes of one kernel, so numbers are in the machine's byte order:
+//!
+//! | offset | bytes | contents |
+//! |---|---|---|
+//! | 0 | 8 | magic |
+//! | 8 | 2 | version of all that follows, and of the memory |
+//! | 10 | 1 | kind: 1 proposal, 2 yes, 3 no |
+//! | 11 | 1 | role: 1 connected, 2 accepted |
+//! | 12 | 2 | reason of a *no*, otherwise 0 |
+//! | 14 | 2 | 0 |
+//! | 16 | 8 | `SO_COOKIE` of the sender's TCP socket |
+//! | 24 | 8 | its `SO_NETNS_COOKIE`, or 0 |
+//! | 32 | 32 | counts: written, acked, received, consumed |
+//! | 64 | 8 | bytes of the sender's memory; 0 with a *no* |
+//! | 72 | 8 | secret of the lane in the sender's memory; 0 with a *no* |
+//! | 80 | 16 | 0 |
+//!
+//! Magic and version stay where they are in all releases. A message of another version is refused by that alone,
+//! whatever its length.
+
+use crate::counts::{Counts, Role};
+use crate::endpoint::Endpoint;
+use crate::reason::Reason;
+
+/// Version of the messages and of the memory whose descriptors they carry.
+pub const VERSION: u16 = 1;
+/// Bytes of each message of this version.
+pub const MESSAGE_BYTES: usize = 96;
+/// The largest memory that an endpoint may state.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 32;
+
+const MAGIC: [u8; 8] = *b"xl-meet\n";
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The connecting endpoint proposes to exchange memory. A descriptor comes with it.
+    Proposal,
+    /// The accepting endpoint agrees. A descriptor comes with it.
+    Yes,
+    /// The accepting endpoint refuses.
+    No(Reason),
+}
+
+/// The memory that an endpoint writes, as it states it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Its size.
+    pub bytes: u64,
+    /// A random number by which the reader recognizes records of the lane in it.
+    pub secret: u64,
+}
+
+/// A message of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it says.
+    pub kind: Kind,
+    /// The role of the endpoint.
+    pub role: Role,
+    /// `SO_COOKIE` of its TCP socket.
+    pub cookie: u64,
+    /// `SO_NETNS_COOKIE` of its TCP socket, or 0.
+    pub netns_cookie: u64,
+    /// Its counts when the message was made.
+    pub counts: Counts,
+    /// Its memory.
+    pub memory: Memory,
+}
+
+impl Message {
+    /// Returns a message of an endpoint.
+    pub fn new(kind: Kind, endpoint: &Endpoint, counts: Counts, memory: Memory) -> Self {
+        let Endpoint { role, cookie, netns_cookie, .. } = *endpoint;
+        Self { kind, role, cookie, netns_cookie, counts, memory }
+    }
+
+    /// Returns the bytes of the message.
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let (kind, reason) = match self.kind {
+            Kind::Proposal => (1, 0),
+            Kind::Yes => (2, 0),
+            Kind::No(reason) => (3, reason.number()),
+        };
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_ne_bytes());
+        bytes[10] = kind;
+        bytes[11] = match self.role {
+            Role::Connected => 1,
+            Role::Accepted => 2,
+        };
+        bytes[12..14].copy_from_slice(&reason.to_ne_bytes());
+        let Counts { written, acked, received, consumed } = self.counts;
+        let words =
+            [self.cookie, self.netns_cookie, written, acked, received, consumed, self.memory.bytes, self.memory.secret];
+        for (part, word) in bytes[16..80].chunks_exact_mut(8).zip(words) {
+            part.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Parses the bytes of a message.
+    ///
+    /// # Errors
+    /// [`Reason::Version`] if the sender is of a release with other messages, and [`Reason::Malformed`] for anything
+    /// else that this release would not have sent.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Reason> {
+        let (magic, version) = (bytes.get(..8), bytes.get(8..10));
+        if magic != Some(&MAGIC) {
+            return Err(Reason::Malformed);
+        }
+        if version.ok_or(Reason::Malformed)? != VERSION.to_ne_bytes() {
+            return Err(Reason::Version);
+        }
+        let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().map_err(|_| Reason::Malformed)?;
+        Self::parse_whole(bytes).filter(Self::is_consistent).ok_or(Reason::Malformed)
+    }
+
+    fn parse_whole(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+        let reason = u16::from_ne_bytes([bytes[12], bytes[13]]);
+        let kind = match (bytes[10], reason) {
+            (1, 0) => Kind::Proposal,
+            (2, 0) => Kind::Yes,
+            (3, 1..) => Kind::No(Reason::from_number(reason)),
+            _ => return None,
+        };
+        let role = match bytes[11] {
+            1 => Role::Connected,
+            2 => Role::Accepted,
+            _ => return None,
+        };
+        let zeros = bytes[14..16].iter().chain(&bytes[80..]);
+        zeros.copied().all(|byte| byte == 0).then(|| Self {
+            kind,
+            role,
+            cookie: word(16),
+            netns_cookie: word(24),
+            counts: Counts { written: word(32), acked: word(40), received: word(48), consumed: word(56) },
+            memory: Memory { bytes: word(64), secret: word(72) },
+        })
+    }
+
+    /// Returns whether an endpoint can have these counts and this memory.
+    fn is_consistent(&self) -> bool {
+        let counts = self.counts;
+        let is_memory_valid = match self.kind {
+            Kind::Proposal | Kind::Yes => (1..=MEMORY_BYTES_MAX).contains(&self.memory.bytes),
+            Kind::No(_) => self.memory == Memory::default(),
+        };
+        counts.acked <= counts.written && counts.consumed <= counts.received && is_memory_valid
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        let kind = prop_oneof![
+            Just(Kind::Proposal),
+            Just(Kind::Yes),
+            (1..=u16::MAX).prop_map(|number| Kind::No(Reason::from_number(number))),
+        ];
+        let role = prop_oneof![Just(Role::Connected), Just(Role::Accepted)];
+        (kind, role, any::<[u64; 7]>(), 1..=MEMORY_BYTES_MAX).prop_map(|(kind, role, words, bytes)| {
+            let [cookie, netns_cookie, a, b, c, d, secret] = words;
+            let counts = Counts { written: a.max(b), acked: a.min(b), received: c.max(d), consumed: c.min(d) };
+            let memory = if matches!(kind, Kind::No(_)) { Memory::default() } else { Memory { bytes, secret } };
+            Message { kind, role, cookie, netns_cookie, counts, memory }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_survives_its_bytes(message in any_message()) {
+            prop_assert_eq!(Message::parse(&message.encode()), Ok(message));
+        }
+
+        #[test]
+        fn a_message_with_changed_bytes_is_an_error_or_encodes_to_the_same_bytes(
+            message in any_message(),
+            changes in prop::collection::vec((0..MESSAGE_BYTES, any::<u8>()), 1..4),
+            length in 0..=MESSAGE_BYTES + 8,
+        ) {
+            let mut bytes = message.encode().to_vec();
+            changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+            bytes.resize(length, 0);
+            match Message::parse(&bytes) {
+                Ok(parsed) => prop_assert_eq!(parsed.encode().to_vec(), bytes),
+                Err(reason) => prop_assert!(matches!(reason, Reason::Malformed | Reason::Version)),
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(Message::parse(&bytes), Err(Reason::Malformed), "no magic");
+        }
+
+        #[test]
+        fn another_version_is_refused_as_such_at_any_length(
+            message in any_message(),
+            version in any::<u16>(),
+            rest in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            prop_assume!(version != VERSION);
+            let mut bytes = message.encode()[..10].to_vec();
+            bytes[8..].copy_from_slice(&version.to_ne_bytes());
+            bytes.extend(rest);
+            prop_assert_eq!(Message::parse(&bytes), Err(Reason::Version));
+        }
+    }
+
+    #[test]
+    fn counts_and_memory_that_no_endpoint_has_are_malformed() {
+        let counts = Counts { written: 5, acked: 5, received: 5, consumed: 5 };
+        let memory = Memory { bytes: 4096, secret: 1 };
+        let (role, kind) = (Role::Connected, Kind::Proposal);
+        let valid = Message { kind, role, cookie: 1, netns_cookie: 1, counts, memory };
+        let invalid = [
+            Message { counts: Counts { acked: 6, ..counts }, ..valid },
+            Message { counts: Counts { consumed: 6, ..counts }, ..valid },
+            Message { memory: Memory { bytes: 0, ..memory }, ..valid },
+            Message { memory: Memory { bytes: MEMORY_BYTES_MAX + 1, ..memory }, ..valid },
+            Message { kind: Kind::No(Reason::Off), ..valid },
+            Message { kind: Kind::No(Reason::Other(0)), memory: Memory::default(), ..valid },
+        ];
+        assert_eq!(Message::parse(&valid.encode()), Ok(valid));
+        for message in invalid {
+            assert_eq!(Message::parse(&message.encode()), Err(Reason::Malformed), "{message:?}");
+        }
+    }
+}

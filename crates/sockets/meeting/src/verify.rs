@@ -1,0 +1,228 @@
+//! Whether a peer that has sent a message is the other endpoint of the connection.
+//!
+//! The keyed name has brought the two together. What it does not show: that the peer is of a user whom this process
+//! trusts, and that its TCP socket is the other endpoint *now*. A **stale pair** has the same addresses: the reset of an
+//! earlier connection was lost, and its port was used again, for a connection that a packet filter leads elsewhere. The
+//! survivor of the earlier one and an endpoint of the later one then find each other, in state ESTABLISHED, and even
+//! look-ups of the kernel confirm both cookies. Their bytes do not fit.
+//!
+//! # Byte counts
+//!
+//! For the stream from X to Y, at any moment: `acked(X) <= received(Y) <= written(X)`. A byte is acknowledged after Y's
+//! kernel has received it, and received after X has written it. All counts only grow, so a smaller count may be read
+//! earlier and a larger one later. Let `theirs` be the counts in the peer's message, `before` this endpoint's counts,
+//! read before the peer made its message, and `after` its counts, read after the message has arrived:
+//!
+//! | inequality | stream | because |
+//! |---|---|---|
+//! | `before.received <= theirs.written` | from the peer | received before it was counted as written |
+//! | `theirs.acked <= after.received` | from the peer | acknowledged, so received by then |
+//! | `before.acked <= theirs.received` | to the peer | acknowledged before, so received by then |
+//! | `theirs.received <= after.written` | to the peer | received, so written by then |
+//!
+//! The window is tight on the connecting side: `before` is read for the proposal, the peer's counts after it has read
+//! the proposal, `after` when its answer has arrived. The accepting side's `before` is that of its announcement, because
+//! nothing else is known to precede the proposal; the connecting side, which refuses by hanging up, makes up for it.
+//!
+//! Two histories of the same number of bytes in both directions cannot be told apart. They part with the next bytes,
+//! so a direction must compare again when it moves to a lane: the receiver's count with the sender's.
+//!
+//! # Cookies
+//!
+//! Where the kernel answers, the socket with the reversed addresses must be connected, have the cookie that the message
+//! states, and belong to the allowed user. That stops a process of the same user that claims the connection of another
+//! user's process, and each endpoint that has been replaced meanwhile.
+
+use crate::counts::Counts;
+use crate::diag::LookUp;
+use crate::endpoint::Endpoint;
+use crate::message::Message;
+use crate::reason::Reason;
+
+/// Who may be met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The user of whom the peer has to be, by `SO_PEERCRED` and by the kernel's look-up. In a user namespace, the kernel
+    /// reports users without a number there as the overflow user (`user_namespaces(7)`), who must not be allowed.
+    pub allowed_uid: u32,
+    /// Whether to look up the peer's socket, which takes five system calls.
+    pub looks_up: bool,
+}
+
+/// This endpoint's counts around a message of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Counts read before the peer made the message.
+    pub before: Counts,
+    /// Counts read after the message had arrived.
+    pub after: Counts,
+}
+
+/// Decides whether a message comes from the other endpoint of a connection.
+///
+/// # Errors
+/// [`Reason::Role`], [`Reason::Namespace`], [`Reason::Counts`], [`Reason::Cookie`], [`Reason::User`].
+pub fn verify(
+    endpoint: &Endpoint,
+    window: &Window,
+    message: &Message,
+    look_up: LookUp,
+    policy: &Policy,
+) -> Result<(), Reason> {
+    if message.role != endpoint.role.opposite() {
+        return Err(Reason::Role);
+    }
+    let (ours, theirs) = (endpoint.netns_cookie, message.netns_cookie);
+    if ours != 0 && theirs != 0 && ours != theirs {
+        return Err(Reason::Namespace);
+    }
+    if !fits(window, &message.counts) {
+        return Err(Reason::Counts);
+    }
+    match look_up {
+        LookUp::Unavailable => Ok(()),
+        LookUp::Nothing => Err(Reason::Cookie),
+        LookUp::Found(entry) if !entry.is_connected() || entry.cookie != message.cookie => Err(Reason::Cookie),
+        LookUp::Found(entry) if entry.uid != policy.allowed_uid => Err(Reason::User),
+        LookUp::Found(_) => Ok(()),
+    }
+}
+
+/// Returns whether a peer with the counts `theirs` can be the other endpoint.
+pub fn fits(window: &Window, theirs: &Counts) -> bool {
+    let Window { before, after } = window;
+    before.received <= theirs.written
+        && theirs.acked <= after.received
+        && before.acked <= theirs.received
+        && theirs.received <= after.written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counts::Role;
+    use crate::diag::Entry;
+    use crate::message::{Kind, Memory};
+    use crate::tuple::Tuple;
+    use proptest::prelude::*;
+
+    /// A stream with what its writer and its reader count.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Stream {
+        written: u64,
+        received: u64,
+        acked: u64,
+        consumed: u64,
+    }
+
+    impl Stream {
+        /// Lets each count grow as far as it may, by a share of 256 parts.
+        fn advance(&mut self, [write, receive, acknowledge, consume]: [u8; 4]) {
+            let part = |from: u64, to: u64, share: u8| from + (to - from) * u64::from(share) / 255;
+            self.written += u64::from(write);
+            self.received = part(self.received, self.written, receive);
+            self.acked = part(self.acked, self.received, acknowledge);
+            self.consumed = part(self.consumed, self.received, consume);
+        }
+    }
+
+    fn counts(outgoing: &Stream, incoming: &Stream) -> Counts {
+        let (written, acked) = (outgoing.written, outgoing.acked);
+        Counts { written, acked, received: incoming.received, consumed: incoming.consumed }
+    }
+
+    proptest! {
+        #[test]
+        fn the_counts_of_two_endpoints_of_one_connection_fit_at_any_moment(
+            steps in prop::collection::vec(any::<[[u8; 4]; 2]>(), 1..40),
+            moments in any::<[prop::sample::Index; 3]>(),
+        ) {
+            let (mut to, mut from) = (Stream::default(), Stream::default());
+            let (mut ours, mut theirs) = (vec![counts(&to, &from)], vec![counts(&from, &to)]);
+            for [a, b] in steps {
+                to.advance(a);
+                from.advance(b);
+                ours.push(counts(&to, &from));
+                theirs.push(counts(&from, &to));
+            }
+            let mut moments = moments.map(|index| index.index(ours.len()));
+            moments.sort_unstable();
+            let window = Window { before: ours[moments[0]], after: ours[moments[2]] };
+            prop_assert!(fits(&window, &theirs[moments[1]]));
+        }
+
+        #[test]
+        fn a_stale_peer_fits_only_if_its_bytes_are_those_of_the_other_endpoint(
+            ours in any::<[u16; 2]>().prop_map(|words| words.map(u64::from)),
+            theirs in any::<[u16; 2]>().prop_map(|words| words.map(u64::from)),
+        ) {
+            // Nothing is under way: the pairs that a lost reset leaves behind are quiet.
+            let quiet = |[written, received]: [u64; 2]| {
+                Counts { written, acked: written, received, consumed: received }
+            };
+            let window = Window { before: quiet(ours), after: quiet(ours) };
+            let is_true_pair = ours == [theirs[1], theirs[0]];
+            prop_assert_eq!(fits(&window, &quiet(theirs)), is_true_pair);
+        }
+    }
+
+    const COUNTS: Counts = Counts { written: 500, acked: 500, received: 300, consumed: 300 };
+    const THEIRS: Counts = Counts { written: 300, acked: 300, received: 500, consumed: 400 };
+    const POLICY: Policy = Policy { allowed_uid: 1000, looks_up: true };
+    const ENTRY: Entry = Entry { cookie: 22, uid: 1000, state: 1, inode: 5 };
+
+    fn decide(change: impl FnOnce(&mut Endpoint, &mut Message, &mut Window), look_up: LookUp) -> Result<(), Reason> {
+        let tuple = Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
+        let mut endpoint = Endpoint { tuple, role: Role::Accepted, cookie: 21, netns_cookie: 7 };
+        let mut message = Message {
+            kind: Kind::Proposal,
+            role: Role::Connected,
+            cookie: 22,
+            netns_cookie: 7,
+            counts: THEIRS,
+            memory: Memory { bytes: 4096, secret: 1 },
+        };
+        let mut window = Window { before: COUNTS, after: COUNTS };
+        change(&mut endpoint, &mut message, &mut window);
+        verify(&endpoint, &window, &message, look_up, &POLICY)
+    }
+
+    #[test]
+    fn each_inequality_refuses_a_stale_pair() {
+        for look_up in [LookUp::Unavailable, LookUp::Found(ENTRY)] {
+            assert_eq!(decide(|_, _, _| {}, look_up), Ok(()));
+            let forged: [fn(&mut Counts); 4] = [
+                |counts| counts.written -= 1,
+                |counts| counts.acked += 1,
+                |counts| counts.received -= 1,
+                |counts| counts.received += 1,
+            ];
+            for forge in forged {
+                assert_eq!(decide(|_, message, _| forge(&mut message.counts), look_up), Err(Reason::Counts));
+            }
+        }
+        let grown = |_: &mut Endpoint, message: &mut Message, window: &mut Window| {
+            (message.counts.acked, message.counts.received, message.counts.written) = (310, 520, 330);
+            (window.after.received, window.after.written) = (310, 520);
+        };
+        assert_eq!(decide(grown, LookUp::Unavailable), Ok(()), "bytes passed between the three moments");
+    }
+
+    #[test]
+    fn role_namespace_cookie_state_and_user_are_those_of_the_other_endpoint() {
+        let unavailable = LookUp::Unavailable;
+        assert_eq!(decide(|_, message, _| message.role = Role::Accepted, unavailable), Err(Reason::Role));
+        assert_eq!(decide(|_, message, _| message.netns_cookie = 8, unavailable), Err(Reason::Namespace));
+        assert_eq!(decide(|_, message, _| message.netns_cookie = 0, unavailable), Ok(()));
+        assert_eq!(decide(|_, _, _| {}, LookUp::Nothing), Err(Reason::Cookie));
+        for (entry, expected) in [
+            (Entry { cookie: 23, ..ENTRY }, Err(Reason::Cookie)),
+            (Entry { state: 10, ..ENTRY }, Err(Reason::Cookie)),
+            (Entry { state: 6, ..ENTRY }, Err(Reason::Cookie)),
+            (Entry { uid: 1001, ..ENTRY }, Err(Reason::User)),
+            (Entry { state: 8, ..ENTRY }, Ok(())),
+        ] {
+            assert_eq!(decide(|_, _, _| {}, LookUp::Found(entry)), expected, "{entry:?}");
+        }
+    }
+}

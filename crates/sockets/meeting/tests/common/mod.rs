@@ -1,0 +1,107 @@
+//! Connections, memory and descriptors of the tests.
+
+#![allow(dead_code)] // Each test binary uses a part.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use meeting::{Accepting, Answer, Endpoint, Key, Memory, Met, Offer, Policy, Proposal, Reason, Role, Step};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+
+pub const MEMORY_BYTES: u64 = 65_536;
+
+/// Keeps tests of a binary apart: they count the descriptors of the process.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+pub fn key() -> Key {
+    Key::from(u128::to_ne_bytes(0x5eed_0000_0000_0000_0000_0000_0000_0000 | u128::from(std::process::id())))
+}
+
+pub fn policy() -> Policy {
+    Policy { allowed_uid: rustix_uid(), looks_up: true }
+}
+
+fn rustix_uid() -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").unwrap().uid()
+}
+
+/// A TCP connection within this process.
+pub struct Connection {
+    pub connected: TcpStream,
+    pub accepted: TcpStream,
+}
+
+impl Connection {
+    /// Connects to a listener at `listening` by the address `destination`, whose port is filled in.
+    pub fn new(listening: &str, destination: &str) -> Self {
+        let listener = TcpListener::bind(listening).unwrap();
+        let mut destination: SocketAddr = destination.parse().unwrap();
+        destination.set_port(listener.local_addr().unwrap().port());
+        Self::to(&listener, destination)
+    }
+
+    pub fn to(listener: &TcpListener, destination: SocketAddr) -> Self {
+        let connected = TcpStream::connect(destination).unwrap();
+        Self { connected, accepted: listener.accept().unwrap().0 }
+    }
+
+    pub fn v4() -> Self {
+        Self::new("127.0.0.1:0", "127.0.0.1:0")
+    }
+
+    pub fn endpoints(&self) -> (Endpoint, Endpoint) {
+        let connected = Endpoint::of(self.connected.as_fd(), Role::Connected).unwrap();
+        (connected, Endpoint::of(self.accepted.as_fd(), Role::Accepted).unwrap())
+    }
+
+    pub fn announce(&self) -> Accepting {
+        Accepting::announce(&key(), self.accepted.as_fd(), &self.endpoints().1, &policy()).unwrap()
+    }
+
+    pub fn connect(&self) -> Result<Proposal, Reason> {
+        Proposal::connect(&key(), &self.endpoints().0, &policy())
+    }
+
+    /// Lets both endpoints meet in this process.
+    pub fn meet(&self) -> (Met, Met) {
+        let memories = [memory(), memory()];
+        let mut accepting = self.announce();
+        assert_eq!(accepting.advance(self.accepted.as_fd()), Step::Waiting);
+        let mut proposal = self.connect().unwrap();
+        proposal.send(self.connected.as_fd(), &offer(&memories[0], 11)).unwrap();
+        assert!(matches!(proposal.advance(self.connected.as_fd()), Answer::Waiting));
+        assert_eq!(accepting.advance(self.accepted.as_fd()), Step::Proposed);
+        assert_eq!(accepting.advance(self.accepted.as_fd()), Step::Proposed);
+        let accepted = accepting.accept(&offer(&memories[1], 22)).unwrap();
+        match proposal.advance(self.connected.as_fd()) {
+            Answer::Met(connected) => (connected, accepted),
+            answer => panic!("{answer:?}"),
+        }
+    }
+}
+
+/// Returns a read-only descriptor of sealed memory.
+pub fn memory() -> OwnedFd {
+    sealed(MEMORY_BYTES, SealFlags::SHRINK | SealFlags::GROW)
+}
+
+pub fn sealed(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let memory = rustix::fs::memfd_create("lane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&memory, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap()
+}
+
+pub fn offer(memory: &OwnedFd, secret: u64) -> Offer<'_> {
+    Offer { descriptor: memory.as_fd(), memory: Memory { bytes: MEMORY_BYTES, secret } }
+}

@@ -1,0 +1,104 @@
+//! `dup`, `fcntl`, `ioctl`, `close`: duplicates, modes and ends of descriptors.
+
+use crate::errno::{fail, keeping_errno};
+use crate::real;
+use rustix::io::Errno;
+use socket::descriptor::hidden;
+use socket::process::memory;
+use std::ffi::{c_int, c_ulong};
+use stream::lifecycle;
+use stream::table::{self, Entry};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if hidden::is_hidden(fd) {
+        return fail(Errno::BADF);
+    }
+    keeping_errno(|| lifecycle::before_close(fd));
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    unsafe { real::close(fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    noted_duplicate(fd, unsafe { real::dup(fd) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    duplicate_onto(old, new, || unsafe { real::dup2(old, new) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let in_kernel = || unsafe { real::dup3(old, new, flags) };
+    // A `dup3` that the kernel refuses closes nothing.
+    if flags & !libc::O_CLOEXEC == 0 && old != new { duplicate_onto(old, new, in_kernel) } else { in_kernel() }
+}
+
+fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if old != new {
+        if let Err(error) = hidden::relocate(new) {
+            return fail(error);
+        }
+        // SAFETY: the call only reads the flags, and fails for a closed number.
+        if unsafe { real::fcntl(old, libc::F_GETFD, 0) } >= 0 {
+            keeping_errno(|| lifecycle::before_close(new));
+        }
+    }
+    noted_duplicate(old, call())
+}
+
+fn noted_duplicate(old: c_int, new: c_int) -> c_int {
+    if new >= 0 && new != old {
+        keeping_errno(|| lifecycle::note_duplicate(old, new));
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    if command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0 {
+        keeping_errno(|| lifecycle::stay_on_tcp(fd));
+    }
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let result = unsafe { real::fcntl(fd, command, argument) };
+    match (command, table::get(fd)) {
+        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Entry::Young(_) | Entry::Connection(_)) => noted_duplicate(fd, result),
+        (libc::F_SETFL, Entry::Connection(connection)) if result == 0 => {
+            connection.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
+            result
+        }
+        _ => result,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    if request == libc::FIOASYNC {
+        keeping_errno(|| lifecycle::stay_on_tcp(fd));
+    }
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let result = unsafe { real::ioctl(fd, request, argument) };
+    let Entry::Connection(connection) = table::get(fd) else { return result };
+    let number = argument as *mut c_int;
+    if result == 0 && matches!(request, libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ) && memory::is_writable(number)
+    {
+        // SAFETY: the kernel has accepted the pointer, and the number is writable, as was just checked.
+        unsafe {
+            match request {
+                libc::FIONBIO => connection.set_nonblocking(*number != 0),
+                libc::FIONREAD => *number = number.read().saturating_add(connection.unread_bytes()),
+                _ => *number = number.read().saturating_add(connection.unsent_bytes()),
+            }
+        }
+    }
+    result
+}
+
+aliases! {
+    fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int = fcntl(fd, command, argument);
+}

@@ -1,0 +1,46 @@
+//! `connect`, `accept`, `shutdown` and options. All of them are the kernel's; the library notes what they mean for a
+//! connection.
+
+use crate::errno::keeping_errno;
+use crate::real;
+use libc::{sockaddr, socklen_t};
+use std::ffi::{c_int, c_void};
+use stream::lifecycle;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let result = unsafe { real::connect(fd, address, len) };
+    // SAFETY: libc's own variable of this thread.
+    if result == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS {
+        keeping_errno(|| lifecycle::note_connected(fd));
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let new = unsafe { real::accept4(fd, address, len, flags) };
+    if new >= 0 {
+        keeping_errno(|| lifecycle::note_accepted(new));
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    keeping_errno(|| lifecycle::before_option(fd, level, name));
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    unsafe { real::setsockopt(fd, level, name, value, len) }
+}
+
+aliases! {
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = accept4(fd, address, len, 0);
+}

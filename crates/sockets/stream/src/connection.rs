@@ -1,0 +1,191 @@
+//! A TCP connection that has met its other end, or tries to.
+//!
+//! The halves `sender` and `receiver` each own their direction: its path and its lane. `meet` is how the two ends find
+//! each other. Each of the three is behind a lock of its own, and has methods that need only itself.
+//!
+//! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
+//! * `send`, `receive`: the calls of the program.
+//! * `wait`: spins, then sleeps until the kernel or the peer reports something.
+
+mod lanes;
+mod meet;
+mod receive;
+mod receiver;
+mod send;
+mod sender;
+mod wait;
+
+use crate::guarded::Guarded;
+use crate::kernel::Tcp;
+use crate::young::{Role, Young};
+use ::wait::AdaptiveSpin;
+use meet::Meeting;
+use receiver::Receiver;
+use rustix::io::Errno;
+use sender::Sender;
+use socket::descriptor::hidden;
+use socket::process::lock::Lock;
+use socket::process::pool::Pool;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
+
+pub use receive::Received;
+pub use send::Sent;
+
+/// A TCP connection that has met its other end, or tries to.
+///
+/// Objects live as long as the process and are reused, so that a thread that still uses one while another thread closes
+/// it accesses valid memory.
+#[derive(Default)]
+pub struct Connection {
+    sender: Guarded<Sender>,
+    receiver: Guarded<Receiver>,
+    meeting: Guarded<Meeting>,
+    /// Incremented when the object becomes a connection and when that is closed: odd while it is one.
+    generation: AtomicU32,
+    /// Which end this is: [`Role`] as a number.
+    role: AtomicU8,
+    is_nonblocking: AtomicBool,
+    /// The slot of the bell's hidden descriptor; -1 while there is none.
+    bell_slot: AtomicI32,
+    /// Threads that sleep until the bell rings.
+    sleepers: AtomicU32,
+    /// How soon the peer has sent after previous waits.
+    spin_history: AdaptiveSpin,
+    /// The descriptors of the program that refer to the connection.
+    descriptors: Guarded<Vec<RawFd>>,
+}
+
+static POOL: Pool<Connection> = Pool::new();
+
+/// A connection in one of its uses. A call that finds another generation later works for a descriptor that was closed.
+#[derive(Clone, Copy)]
+struct Use {
+    connection: &'static Connection,
+    generation: u32,
+}
+
+impl Connection {
+    /// Makes an object the connection of `fd`, which has counted `young` so far.
+    pub fn open(fd: RawFd, young: Young, is_nonblocking: bool) -> &'static Self {
+        let connection = POOL.take();
+        connection.role.store(young.role() as u8, Ordering::Relaxed);
+        connection.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+        connection.bell_slot.store(-1, Ordering::Relaxed);
+        connection.spin_history.reset();
+        if let Some(mut meeting) = connection.meeting.lock() {
+            *meeting = Meeting::new(young);
+        }
+        if let Some(mut descriptors) = connection.descriptors.lock() {
+            *descriptors = vec![fd];
+        }
+        connection.generation.fetch_add(1, Ordering::Release);
+        connection
+    }
+
+    /// Returns which end of the connection this is.
+    #[inline]
+    fn role(&self) -> Role {
+        if self.role.load(Ordering::Relaxed) == Role::Connected as u8 { Role::Connected } else { Role::Accepted }
+    }
+
+    #[inline(always)]
+    fn current_use(&'static self) -> Use {
+        Use { connection: self, generation: self.generation.load(Ordering::Acquire) }
+    }
+
+    /// Returns whether a call may block.
+    #[inline]
+    fn may_block(&self, dont_wait: bool) -> bool {
+        !dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Notes a change of the descriptor's mode.
+    pub fn set_nonblocking(&self, is_nonblocking: bool) {
+        self.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the bell, or -1.
+    fn bell(&self) -> RawFd {
+        u16::try_from(self.bell_slot.load(Ordering::Acquire)).map_or(-1, hidden::number_at)
+    }
+
+    /// Wakes the peer, which sleeps.
+    fn ring(&self) {
+        let bell = self.bell();
+        if bell >= 0 {
+            let _ = socket::process::system::ring(bell);
+        }
+    }
+
+    /// Adds a descriptor that is a duplicate of another one of the connection.
+    pub fn add_descriptor(&self, fd: RawFd) {
+        if let Some(mut descriptors) = self.descriptors.lock()
+            && !descriptors.contains(&fd)
+        {
+            descriptors.push(fd);
+        }
+    }
+
+    /// Notes that `fd` is about to be closed or replaced. The last one ends the connection.
+    pub fn remove_descriptor(&'static self, fd: RawFd) {
+        let is_last = self.descriptors.lock().is_some_and(|mut descriptors| {
+            let before = descriptors.len();
+            descriptors.retain(|known| *known != fd);
+            descriptors.is_empty() && before > 0
+        });
+        if is_last {
+            self.close(Tcp(fd));
+        }
+    }
+
+    /// Ends the connection, whose last descriptor is about to be closed.
+    fn close(&'static self, tcp: Tcp) {
+        let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return };
+        let Some(mut meeting) = self.meeting.lock() else { return };
+        if receiver.lane_in_use().is_some_and(|lane| lane.unread_bytes().is_ok_and(|bytes| bytes > 0)) {
+            // As TCP does for bytes that nobody has received.
+            let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
+        }
+        if let Some(lane) = sender.lane() {
+            lane.note_closed();
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        *sender = Sender::default();
+        *receiver = Receiver::default();
+        *meeting = Meeting::default();
+        self.bell_slot.store(-1, Ordering::Release);
+        drop((sender, receiver, meeting));
+        POOL.release(self);
+    }
+}
+
+impl Use {
+    /// Returns access to the sending half.
+    ///
+    /// # Errors
+    /// `BADF` if the connection was closed since, `AGAIN` in a handler that has interrupted the holder of the lock.
+    #[inline(always)]
+    fn sender(self) -> Result<crate::guarded::Access<'static, Sender>, Errno> {
+        let sender = self.connection.sender.lock().ok_or(Errno::AGAIN)?;
+        self.check()?;
+        Ok(sender)
+    }
+
+    /// Returns access to the receiving half; as [`Use::sender`].
+    #[inline(always)]
+    fn receiver(self) -> Result<crate::guarded::Access<'static, Receiver>, Errno> {
+        let receiver = self.connection.receiver.lock().ok_or(Errno::AGAIN)?;
+        self.check()?;
+        Ok(receiver)
+    }
+
+    #[inline(always)]
+    fn check(self) -> Result<(), Errno> {
+        let now = self.connection.generation.load(Ordering::Acquire);
+        if now == self.generation { Ok(()) } else { Err(Errno::BADF) }
+    }
+}
+
+/// Serializes meetings, which are rare.
+static MEETINGS: Lock = Lock::new();

@@ -1,0 +1,211 @@
+//! How the two ends of the connection find each other and exchange memory; see the crate `meeting`.
+
+use super::lanes::{self, OwnMemory};
+use super::{Connection, MEETINGS};
+use crate::identity;
+use crate::kernel::Tcp;
+use crate::young::{Occasion, Role, Transfer, Young};
+use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Step};
+use path::SendBy;
+use socket::descriptor::hidden::{HiddenFd, Need};
+use std::sync::atomic::Ordering;
+
+/// Transfers in each of which an end that has proposed to meet checks for the answer.
+const CHECKS_MAX: u32 = 16;
+
+/// What is known of the other end.
+#[derive(Default)]
+pub(super) struct Meeting {
+    young: Option<Young>,
+    state: State,
+    /// The bell, while the ends have met.
+    bell: Option<HiddenFd>,
+}
+
+#[derive(Default)]
+enum State {
+    /// Nothing: the connection goes by TCP.
+    #[default]
+    Alone,
+    /// This end has announced itself.
+    Announced(Box<Accepting>),
+    /// This end has proposed to meet.
+    Proposed(Box<Proposed>),
+    /// The ends have met.
+    Met,
+    /// The connection stays on TCP.
+    Stays,
+}
+
+struct Proposed {
+    proposal: Proposal,
+    memory: OwnMemory,
+    checks_left: u32,
+}
+
+impl Meeting {
+    /// Returns the state of a connection that has not met its other end.
+    pub fn new(young: Young) -> Self {
+        Self { young: Some(young), ..Self::default() }
+    }
+
+    /// Counts a transfer, and returns whether it is an occasion to proceed.
+    fn count(&mut self, transfer: Transfer) -> Option<Occasion> {
+        if let State::Met | State::Stays = self.state {
+            return None;
+        }
+        let (next, occasion) = self.young?.count(transfer);
+        self.young = Some(next);
+        if let State::Proposed(proposed) = &mut self.state
+            && proposed.checks_left > 0
+        {
+            proposed.checks_left -= 1;
+            return Some(Occasion::Check);
+        }
+        (occasion != Occasion::None).then_some(occasion)
+    }
+}
+
+impl Connection {
+    /// Counts a transfer by TCP, and lets the ends meet if it is an occasion.
+    pub(super) fn count(&'static self, tcp: Tcp, transfer: Transfer) {
+        let occasion = self.meeting.lock().and_then(|mut meeting| meeting.count(transfer));
+        if let Some(occasion) = occasion {
+            self.meet(tcp, occasion);
+        }
+    }
+
+    /// Announces this end, proposes to meet, or proceeds with what has begun.
+    #[cold]
+    #[inline(never)]
+    pub fn meet(&'static self, tcp: Tcp, occasion: Occasion) {
+        let Some(_one_at_a_time) = MEETINGS.try_lock() else { return };
+        let Some(mut meeting) = self.meeting.lock() else { return };
+        let met = match std::mem::take(&mut meeting.state) {
+            State::Alone if occasion == Occasion::Meet => match self.begin(tcp) {
+                Ok(begun) => {
+                    meeting.state = begun;
+                    None
+                }
+                Err(reason) => {
+                    meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
+                    None
+                }
+            },
+            State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
+                Step::Proposed => agree(tcp, *accepting).ok(),
+                Step::Waiting | Step::Refused(_) => {
+                    meeting.state = State::Announced(accepting);
+                    None
+                }
+            },
+            State::Proposed(mut proposed) => match proposed.proposal.advance(tcp.borrow()) {
+                Answer::Met(met) => Some((met, proposed.memory)),
+                Answer::Waiting => {
+                    meeting.state = State::Proposed(proposed);
+                    None
+                }
+                Answer::Refused(reason) => {
+                    meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
+                    None
+                }
+            },
+            unchanged => {
+                meeting.state = unchanged;
+                None
+            }
+        };
+        if let Some((met, memory)) = met {
+            meeting.state = if self.use_memory(tcp, met, memory, &mut meeting.bell) { State::Met } else { State::Stays };
+        }
+    }
+
+    fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
+        let key = identity::key().ok_or(Reason::Nobody)?;
+        let policy = identity::policy();
+        let endpoint = Endpoint::of(tcp.borrow(), self.role().into())?;
+        match self.role() {
+            Role::Accepted => {
+                let accepting = Accepting::announce(&key, tcp.borrow(), &endpoint, &policy)?;
+                Ok(State::Announced(Box::new(accepting)))
+            }
+            Role::Connected => {
+                let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
+                let memory = OwnMemory::create(tcp).map_err(|_| Reason::Memory)?;
+                proposal.send(tcp.borrow(), &memory.offer())?;
+                Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
+            }
+        }
+    }
+
+    /// Begins to use the memory of both ends. Returns `false` if there are no resources for that.
+    fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
+        let role = self.role();
+        let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met, role) else { return false };
+        let Some(bell) = met.bell.into_owned() else { return false };
+        let Ok(bell) = HiddenFd::hide(bell, Need::Required) else { return false };
+        self.bell_slot.store(bell.slot().into(), Ordering::Release);
+        *place = Some(bell);
+        let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
+        receiver.install(incoming);
+        sender.install(outgoing, tcp, role);
+        true
+    }
+
+    /// Sends the connection back to TCP for good.
+    pub fn stay_on_tcp(&'static self, tcp: Tcp) {
+        if let Some(mut meeting) = self.meeting.lock() {
+            meeting.state = State::Stays;
+        }
+        if let Some(mut receiver) = self.receiver.lock()
+            && receiver.freeze(tcp).is_err()
+        {
+            self.reset(tcp);
+        }
+        if let Some(mut sender) = self.sender.lock() {
+            sender.stay_on_tcp();
+            if sender.go_back(tcp, self.role()) == SendBy::Resend {
+                // What TCP has no room for is written by the next send.
+                let _ = sender.resend(tcp);
+            }
+        }
+        self.ring();
+    }
+
+    /// Does what the peer may have asked for by ringing: writes to TCP what it has left in the lane, and consents to a
+    /// move.
+    pub(super) fn answer(&'static self, tcp: Tcp) {
+        if let Some(mut sender) = self.sender.lock()
+            && sender.prepare(tcp, self.role()) == SendBy::Resend
+        {
+            let _ = sender.resend(tcp);
+        }
+        if let Some(mut receiver) = self.receiver.lock() {
+            // A violation is found again by the next receive, which reports it.
+            let _ = receiver.prepare(tcp);
+        }
+    }
+
+    /// Notes that no process holds the peer's bell any more.
+    pub(super) fn note_peer_left(&'static self, tcp: Tcp) {
+        if let Some(mut sender) = self.sender.lock() {
+            sender.go_back(tcp, self.role());
+        }
+        if let Some(mut receiver) = self.receiver.lock() {
+            receiver.note_hang_up();
+        }
+        self.bell_slot.store(-1, Ordering::Release);
+    }
+}
+
+/// Accepts a proposal, with memory of this end.
+fn agree(tcp: Tcp, accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
+    let memory = OwnMemory::create(tcp).map_err(|_| Reason::Memory)?;
+    let met = accepting.accept(&memory.offer())?;
+    Ok((met, memory))
+}
+
+/// Returns whether a reason will not change while the connection lives.
+fn is_final(reason: Reason) -> bool {
+    !matches!(reason, Reason::Nobody | Reason::Full | Reason::Gone | Reason::Busy)
+}

@@ -1,0 +1,189 @@
+//! Receives.
+
+use super::receiver::{Attempt, Violation};
+use super::wait::{Deadline, WaitFor};
+use super::{Connection, Use};
+use crate::flags::MessageFlags;
+use crate::kernel::Tcp;
+use crate::spans::{Part, total_bytes};
+use crate::young::Transfer;
+use libc::iovec;
+use rustix::io::Errno;
+use socket::process::blocking;
+use std::os::fd::RawFd;
+
+/// What became of a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// It is done.
+    Done(Result<usize, Errno>),
+    /// The program's own system call is to do it; call [`Connection::note_received`] afterwards.
+    Kernel,
+}
+
+/// The state of a receive that takes more than one attempt.
+struct Call<'a> {
+    this: Use,
+    tcp: Tcp,
+    spans: &'a [iovec],
+    flags: MessageFlags,
+    /// Bytes that were received; a receive that only peeks begins again each time.
+    done: usize,
+}
+
+impl Connection {
+    /// Receives into the spans in order, by the path of the direction. Returns 0 bytes at the end of the stream.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline]
+    pub unsafe fn receive(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Received {
+        let call = Call { this: self.current_use(), tcp: Tcp(fd), spans, flags, done: 0 };
+        // SAFETY: every span is writable for its length, by this function's contract.
+        match unsafe { self.attempt(&call, None) } {
+            Ok(Attempt::Kernel) => Received::Kernel,
+            Ok(Attempt::Got { bytes, wakes_sender }) => {
+                if wakes_sender {
+                    self.ring();
+                }
+                if !flags.wait_all || bytes == total_bytes(spans) || flags.peek {
+                    return Received::Done(Ok(bytes));
+                }
+                // SAFETY: every span is writable for its length, by this function's contract.
+                unsafe { self.receive_waiting(Call { done: bytes, ..call }) }
+            }
+            Ok(Attempt::End) => Received::Done(Ok(0)),
+            Ok(Attempt::Error(error)) | Err(error) => Received::Done(Err(error)),
+            // SAFETY: every span is writable for its length, by this function's contract.
+            Ok(Attempt::Nothing) => unsafe { self.receive_waiting(call) },
+        }
+    }
+
+    /// Makes one attempt, after the kernel has reported `events` if these are given.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline]
+    unsafe fn attempt(&'static self, call: &Call, events: Option<i16>) -> Result<Attempt, Errno> {
+        let &Call { this, tcp, spans, flags, done } = call;
+        let mut receiver = this.receiver()?;
+        if flags.kernel_only {
+            return self.leave_for_kernel(&mut receiver, tcp);
+        }
+        let attempt = match events {
+            // SAFETY: every span is writable for its length, by this function's contract.
+            None => unsafe { receiver.receive(tcp, spans, done, flags) },
+            // SAFETY: every span is writable for its length, by this function's contract.
+            Some(events) => unsafe { receiver.receive_after(events, tcp, spans, done, flags) },
+        };
+        match attempt {
+            Ok(Attempt::Kernel) => {
+                receiver.enter_kernel();
+                Ok(Attempt::Kernel)
+            }
+            Ok(attempt) => Ok(attempt),
+            Err(Violation) => Err(self.reset(tcp)),
+        }
+    }
+
+    /// Leaves the lane for a call that only the kernel can do.
+    fn leave_for_kernel(&self, receiver: &mut super::Receiver, tcp: Tcp) -> Result<Attempt, Errno> {
+        match receiver.freeze(tcp) {
+            Ok(_) => {
+                receiver.enter_kernel();
+                self.ring();
+                Ok(Attempt::Kernel)
+            }
+            Err(Violation) => Err(self.reset(tcp)),
+        }
+    }
+
+    /// Receives the rest: waits and tries again until the call is complete.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline(never)]
+    unsafe fn receive_waiting(&'static self, mut call: Call) -> Received {
+        let wanted = total_bytes(call.spans);
+        if wanted == 0 {
+            return Received::Done(Ok(0));
+        }
+        let may_block = self.may_block(call.flags.dont_wait);
+        let deadline = Deadline::begin();
+        let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
+        loop {
+            let events = match self.wait_to_receive(&call, deadline, may_block) {
+                Ok(events) => events,
+                Err(error) => return finish(call.done, error),
+            };
+            // SAFETY: every span is writable for its length, by this function's contract.
+            match unsafe { self.attempt(&call, events) } {
+                Ok(Attempt::Got { bytes, wakes_sender }) => {
+                    if wakes_sender {
+                        self.ring();
+                    }
+                    call.done += bytes;
+                    if !call.flags.wait_all || call.done == wanted || call.flags.peek {
+                        return Received::Done(Ok(call.done));
+                    }
+                }
+                Ok(Attempt::End) => return Received::Done(Ok(call.done)),
+                Ok(Attempt::Error(error)) | Err(error) => return finish(call.done, error),
+                Ok(Attempt::Kernel) if call.done == 0 => return Received::Kernel,
+                Ok(Attempt::Kernel) => {
+                    let part = Part::new(call.spans, call.done, usize::MAX);
+                    // SAFETY: the part is within spans that are writable, by this function's contract.
+                    let received = unsafe { call.tcp.receive(part.spans(), 0) };
+                    self.note_received(call.tcp.0, false);
+                    match received {
+                        Ok(0) => return Received::Done(Ok(call.done)),
+                        Ok(bytes) => call.done += bytes,
+                        Err(Errno::AGAIN | Errno::INTR) => {}
+                        Err(_) => return Received::Done(Ok(call.done)),
+                    }
+                    if call.done == wanted {
+                        return Received::Done(Ok(wanted));
+                    }
+                }
+                Ok(Attempt::Nothing) if !may_block => return finish(call.done, Errno::AGAIN),
+                Ok(Attempt::Nothing) => {}
+            }
+        }
+    }
+
+    /// Waits until a receive may find something; a call that does not block only asks the kernel, where that may know
+    /// more. Returns the kernel's events, if it was asked.
+    fn wait_to_receive(
+        &'static self,
+        call: &Call,
+        deadline: Deadline,
+        may_block: bool,
+    ) -> Result<Option<i16>, Errno> {
+        if may_block {
+            return self.wait(call.this, call.tcp, deadline, WaitFor::Data).map(Some);
+        }
+        if !call.this.receiver()?.must_ask_kernel() {
+            return Err(Errno::AGAIN);
+        }
+        Ok(Some(blocking::poll_now(call.tcp.0, libc::POLLIN | libc::POLLRDHUP)))
+    }
+
+    /// Notes that a receive by the kernel has returned; `has_received` says whether it has received any byte.
+    pub fn note_received(&'static self, fd: RawFd, has_received: bool) {
+        if let Some(mut receiver) = self.receiver.lock() {
+            receiver.leave_kernel();
+        }
+        if has_received {
+            self.count(Tcp(fd), Transfer::Received);
+        }
+    }
+
+    /// Resets the connection, whose peer has violated a protocol; returns the error of the call.
+    #[cold]
+    pub(super) fn reset(&self, tcp: Tcp) -> Errno {
+        // The peer's lane cannot be used any more, and TCP has only a part of the stream.
+        let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
+        let _ = rustix::net::shutdown(tcp.borrow(), rustix::net::Shutdown::Both);
+        Errno::CONNRESET
+    }
+}

@@ -1,0 +1,297 @@
+//! The receiving half of a connection.
+
+use super::lanes::InLane;
+use crate::flags::MessageFlags;
+use crate::kernel::{self, Tcp};
+use crate::spans::{Part, for_each_part};
+use libc::iovec;
+use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
+use rustix::io::Errno;
+use std::convert::Infallible;
+
+/// Events after which the kernel has nothing more to report than the end.
+const ENDED: i16 = libc::POLLRDHUP | libc::POLLHUP;
+
+/// The peer violated a protocol: the connection cannot continue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Violation;
+
+impl From<lane::Corrupt> for Violation {
+    fn from(_: lane::Corrupt) -> Self {
+        Self
+    }
+}
+
+impl From<Failure<Infallible>> for Violation {
+    fn from(_: Failure<Infallible>) -> Self {
+        Self
+    }
+}
+
+/// The receiving half of a connection: by TCP, or by a lane.
+#[derive(Default)]
+pub(super) struct Receiver {
+    path: Receiving,
+    /// Present from the meeting of the two ends on.
+    lane: Option<InLane>,
+    /// Calls of the program that receive by TCP now: such a call may take bytes at any time.
+    calls_in_kernel: u32,
+    /// The kernel has reported an event of the socket since it was last asked.
+    has_kernel_event: bool,
+}
+
+/// The result of one attempt to receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// This number of bytes was received.
+    Got { bytes: usize, wakes_sender: bool },
+    /// The stream has ended.
+    End,
+    /// The kernel reported this error.
+    Error(Errno),
+    /// Nothing has arrived.
+    Nothing,
+    /// The call is the kernel's.
+    Kernel,
+}
+
+struct ReceiveIo<'a> {
+    lane: &'a mut InLane,
+    tcp: Tcp,
+}
+
+impl Words for ReceiveIo<'_> {
+    type Stop = Infallible;
+
+    fn load(&mut self, word: Word) -> Result<u64, Infallible> {
+        Ok(self.lane.load(word))
+    }
+
+    fn store(&mut self, word: Word, value: u64) -> Result<(), Infallible> {
+        self.lane.store(word, value);
+        Ok(())
+    }
+
+    fn fence(&mut self) -> Result<(), Infallible> {
+        volmem::sync::fence(volmem::sync::Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl ReceiverIo for ReceiveIo<'_> {
+    fn bytes_read(&mut self) -> Result<Option<u64>, Infallible> {
+        Ok(kernel::bytes_read(self.tcp))
+    }
+
+    fn bytes_available(&mut self) -> Result<u64, Infallible> {
+        Ok(self.tcp.available())
+    }
+
+    fn begins_at(&mut self) -> Result<u64, Infallible> {
+        Ok(self.lane.begins_at())
+    }
+
+    fn enter(&mut self) -> Result<(), Infallible> {
+        self.lane.enter();
+        Ok(())
+    }
+
+    fn has_reached_end(&mut self) -> Result<Option<bool>, Infallible> {
+        Ok(self.lane.has_reached_end())
+    }
+
+    fn publish_cursor(&mut self, has_entered: bool) -> Result<(), Infallible> {
+        self.lane.publish_cursor(has_entered);
+        Ok(())
+    }
+}
+
+impl Receiver {
+    /// Begins to use the lane, now that the ends have met.
+    pub fn install(&mut self, lane: InLane) {
+        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), ..Self::default() };
+    }
+
+    /// Returns the lane, if the ends have met.
+    pub fn lane(&mut self) -> Option<&mut InLane> {
+        self.lane.as_mut()
+    }
+
+    /// Returns the lane if receives go by it.
+    #[inline(always)]
+    pub fn lane_in_use(&mut self) -> Option<&mut InLane> {
+        if self.is_by_lane() { self.lane.as_mut() } else { None }
+    }
+
+    /// Returns whether receives go by the lane.
+    #[inline(always)]
+    pub fn is_by_lane(&self) -> bool {
+        matches!(self.path, Receiving::Lane { .. })
+    }
+
+    /// Notes that a call of the program receives by TCP.
+    pub fn enter_kernel(&mut self) {
+        self.calls_in_kernel += 1;
+    }
+
+    /// Notes that it has returned.
+    pub fn leave_kernel(&mut self) {
+        self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
+    }
+
+    /// Notes that the kernel has reported an event of the socket.
+    pub fn note_kernel_event(&mut self) {
+        self.has_kernel_event = true;
+    }
+
+    /// Returns whether the kernel has reported an event that no receive has found.
+    pub fn has_kernel_event(&self) -> bool {
+        self.has_kernel_event
+    }
+
+    /// Returns how the next bytes are to be received.
+    ///
+    /// # Errors
+    /// [`Violation`] if the peer published what no correct peer does; the same holds below.
+    pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
+        // A call that waits in the kernel would take bytes that are not counted.
+        let is_willing = self.calls_in_kernel == 0;
+        let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
+        Ok(self.path.prepare(is_willing, &mut ReceiveIo { lane, tcp })?)
+    }
+
+    /// Receives what has arrived, after the first `skip` bytes of the spans.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    pub unsafe fn receive(
+        &mut self,
+        tcp: Tcp,
+        spans: &[iovec],
+        skip: usize,
+        flags: MessageFlags,
+    ) -> Result<Attempt, Violation> {
+        let mut by = self.prepare(tcp)?;
+        loop {
+            match by {
+                ReceiveBy::Kernel => return Ok(Attempt::Kernel),
+                ReceiveBy::Nothing => return Ok(Attempt::Nothing),
+                ReceiveBy::KernelUpTo(bytes_max) => {
+                    // SAFETY: every span is writable for its length, by this function's contract.
+                    return Ok(unsafe { self.receive_up_to(tcp, spans, skip, bytes_max, flags) });
+                }
+                ReceiveBy::Lane => {
+                    // SAFETY: every span is writable for its length, by this function's contract.
+                    let got = unsafe { self.read_lane(spans, skip, flags) }?;
+                    if got != Attempt::Nothing {
+                        return Ok(got);
+                    }
+                    let Some(lane) = self.lane.as_mut() else { return Ok(Attempt::Kernel) };
+                    by = self.path.note_empty(&mut ReceiveIo { lane, tcp })?;
+                }
+            }
+        }
+    }
+
+    /// Receives at most `bytes_max` bytes from the kernel.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    unsafe fn receive_up_to(
+        &mut self,
+        tcp: Tcp,
+        spans: &[iovec],
+        skip: usize,
+        bytes_max: u64,
+        flags: MessageFlags,
+    ) -> Attempt {
+        let part = Part::new(spans, skip, usize::try_from(bytes_max).unwrap_or(usize::MAX));
+        let bits = if flags.peek { libc::MSG_PEEK } else { 0 } | if flags.discard { libc::MSG_TRUNC } else { 0 };
+        // SAFETY: the part is within spans that are writable, by this function's contract.
+        match unsafe { tcp.receive(part.spans(), bits) } {
+            Ok(0) if part.spans().is_empty() => Attempt::Got { bytes: 0, wakes_sender: false },
+            Ok(0) => Attempt::End,
+            Ok(bytes) => {
+                if !flags.peek {
+                    self.path.note_read(bytes as u64);
+                }
+                Attempt::Got { bytes, wakes_sender: false }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Attempt::Nothing,
+            Err(error) => Attempt::Error(error),
+        }
+    }
+
+    /// Reads the lane.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    unsafe fn read_lane(&mut self, spans: &[iovec], skip: usize, flags: MessageFlags) -> Result<Attempt, Violation> {
+        let Some(lane) = self.lane.as_mut() else { return Ok(Attempt::Kernel) };
+        let mut done = 0;
+        let bytes = for_each_part::<Violation>(spans, skip, usize::MAX, |to, len_bytes| {
+            let got = match (flags.peek, flags.discard) {
+                (true, true) => lane.unread_bytes()?.saturating_sub(done).min(len_bytes),
+                // SAFETY: the part is within spans that are writable, by this function's contract.
+                (true, false) => unsafe { lane.peek_to(done, to, len_bytes) }?,
+                (false, true) => lane.discard(len_bytes)?,
+                // SAFETY: the part is within spans that are writable, by this function's contract.
+                (false, false) => unsafe { lane.read_to(to, len_bytes) }?,
+            };
+            done += got;
+            Ok(got)
+        })?;
+        if bytes == 0 {
+            return Ok(Attempt::Nothing);
+        }
+        let wakes_sender = !flags.peek && lane.take_wake_request();
+        Ok(Attempt::Got { bytes, wakes_sender })
+    }
+
+    /// Receives once the kernel has reported `events` of the socket, after an attempt that has found nothing. Whatever
+    /// the peer published before those events is visible by now.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    pub unsafe fn receive_after(
+        &mut self,
+        events: i16,
+        tcp: Tcp,
+        spans: &[iovec],
+        skip: usize,
+        flags: MessageFlags,
+    ) -> Result<Attempt, Violation> {
+        self.has_kernel_event = false;
+        let has_bytes = events & libc::POLLIN != 0 && tcp.available() > 0;
+        // SAFETY: every span is writable for its length, by this function's contract.
+        let attempt = unsafe { self.receive(tcp, spans, skip, flags) }?;
+        if attempt != Attempt::Nothing {
+            return Ok(attempt);
+        }
+        if events & ENDED != 0 {
+            // Nothing can follow the end, so this call cannot cross the beginning of a lane.
+            let part = Part::new(spans, skip, usize::MAX);
+            // SAFETY: the part is within spans that are writable, by this function's contract.
+            return match unsafe { tcp.receive(part.spans(), 0) } {
+                Ok(0) => Ok(Attempt::End),
+                Ok(_) => Err(Violation),
+                Err(Errno::AGAIN | Errno::INTR) => Ok(Attempt::Nothing),
+                Err(error) => Ok(Attempt::Error(error)),
+            };
+        }
+        // Whoever writes to TCP has ended the lane before.
+        if has_bytes && self.is_by_lane() { Err(Violation) } else { Ok(Attempt::Nothing) }
+    }
+
+    /// Leaves the lane. Returns whether everything that is unread comes by TCP.
+    pub fn freeze(&mut self, tcp: Tcp) -> Result<bool, Violation> {
+        let Some(lane) = self.lane.as_mut() else { return Ok(true) };
+        Ok(self.path.freeze(&mut ReceiveIo { lane, tcp })?)
+    }
+
+    /// Notes that the peer's process is gone; see [`Receiving::note_peer_left`].
+    pub fn note_peer_left(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
+        let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
+        Ok(self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?)
+    }
+}

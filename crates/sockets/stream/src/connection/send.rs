@@ -1,0 +1,155 @@
+//! Sends.
+
+use super::sender::{Resent, Written};
+use super::wait::{Deadline, WaitFor};
+use super::{Connection, Use};
+use crate::flags::MessageFlags;
+use crate::kernel::Tcp;
+use crate::spans::total_bytes;
+use libc::iovec;
+use path::SendBy;
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+/// What became of a send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// It is done.
+    Done(Result<usize, Errno>),
+    /// The program's own system call is to do it; call [`Connection::note_sent`] afterwards.
+    Kernel,
+}
+
+/// What one attempt to send has done.
+enum Step {
+    Wrote(Written),
+    Blocked,
+    Kernel,
+}
+
+impl Connection {
+    /// Sends the spans in order, by the path of the direction.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[inline]
+    pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
+        let this = self.current_use();
+        // SAFETY: every span is readable for its length, by this function's contract.
+        match unsafe { self.send_step(this, Tcp(fd), spans, 0, flags) } {
+            Ok(Step::Kernel) => Sent::Kernel,
+            Ok(Step::Wrote(written)) => {
+                if written.wakes_receiver {
+                    self.ring();
+                }
+                let wanted = if spans.len() == 1 { spans[0].iov_len } else { total_bytes(spans) };
+                if written.bytes == wanted {
+                    return Sent::Done(Ok(wanted));
+                }
+                // SAFETY: every span is readable for its length, by this function's contract.
+                Sent::Done(unsafe { self.send_waiting(this, Tcp(fd), spans, written.bytes, flags) })
+            }
+            // SAFETY: every span is readable for its length, by this function's contract.
+            Ok(Step::Blocked) => Sent::Done(unsafe { self.send_waiting(this, Tcp(fd), spans, 0, flags) }),
+            Err(error) => Sent::Done(Err(error)),
+        }
+    }
+
+    /// Sends what there is room for, after the first `skip` bytes.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[inline]
+    unsafe fn send_step(
+        &'static self,
+        this: Use,
+        tcp: Tcp,
+        spans: &[iovec],
+        skip: usize,
+        flags: MessageFlags,
+    ) -> Result<Step, Errno> {
+        let mut sender = this.sender()?;
+        let mut by = if flags.kernel_only { sender.go_back(tcp, self.role()) } else { sender.prepare(tcp, self.role()) };
+        if by == SendBy::Lane && sender.lane().is_some_and(|lane| lane.has_peer_closed()) {
+            // The kernel refuses what comes now, as it would without a lane.
+            by = sender.go_back(tcp, self.role());
+        }
+        if by == SendBy::Resend {
+            match sender.resend(tcp) {
+                Ok(Resent::All | Resent::Ended) => by = SendBy::Tcp,
+                Ok(Resent::Blocked) => return Ok(Step::Blocked),
+                Err(_) => return Err(self.reset(tcp)),
+            }
+        }
+        if by != SendBy::Lane {
+            sender.enter_kernel();
+            return Ok(Step::Kernel);
+        }
+        let may_wait = self.may_block(flags.dont_wait);
+        // SAFETY: every span is readable for its length, by this function's contract.
+        let written = unsafe { sender.write(spans, skip, may_wait) }.map_err(|_| self.reset(tcp))?;
+        Ok(Step::Wrote(written))
+    }
+
+    /// Sends the rest after `done` bytes: waits and tries again until all is sent.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[cold]
+    #[inline(never)]
+    unsafe fn send_waiting(
+        &'static self,
+        this: Use,
+        tcp: Tcp,
+        spans: &[iovec],
+        done: usize,
+        flags: MessageFlags,
+    ) -> Result<usize, Errno> {
+        let (mut done, wanted) = (done, total_bytes(spans));
+        let mut deadline = None;
+        while done < wanted {
+            if !self.may_block(flags.dont_wait) {
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(tcp.timeout_ns(libc::SO_SNDTIMEO)));
+            let result = self
+                .wait(this, tcp, deadline, WaitFor::Room)
+                // SAFETY: every span is readable for its length, by this function's contract.
+                .and_then(|_| unsafe { self.send_step(this, tcp, spans, done, flags) });
+            match result {
+                Ok(Step::Wrote(written)) => {
+                    done += written.bytes;
+                    if written.wakes_receiver {
+                        self.ring();
+                    }
+                }
+                Ok(Step::Blocked) => {}
+                Ok(Step::Kernel) => {
+                    // SAFETY: every span is readable for its length, by this function's contract.
+                    match unsafe { tcp.send_part(spans, done) } {
+                        Ok(bytes) => done += bytes,
+                        Err(Errno::AGAIN | Errno::INTR) => {}
+                        Err(error) => {
+                            self.note_sent(tcp.0, false);
+                            return if done > 0 { Ok(done) } else { Err(error) };
+                        }
+                    }
+                    self.note_sent(tcp.0, false);
+                }
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Notes that a send by the kernel has returned; `has_sent` says whether it has sent any byte.
+    pub fn note_sent(&'static self, fd: RawFd, has_sent: bool) {
+        if let Some(mut sender) = self.sender.lock() {
+            sender.leave_kernel();
+        }
+        if has_sent {
+            self.count(Tcp(fd), crate::young::Transfer::Sent);
+        }
+    }
+}

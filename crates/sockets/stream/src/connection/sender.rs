@@ -1,0 +1,184 @@
+//! The sending half of a connection.
+
+use super::lanes::OutLane;
+use crate::kernel::{self, Tcp};
+use crate::spans::for_each_part;
+use crate::young::Role;
+use lane::Corrupt;
+use libc::iovec;
+use path::{SendBy, SenderIo, Sending, Word, Words};
+use rustix::io::Errno;
+use std::convert::Infallible;
+
+/// The sending half of a connection: by TCP, or by a lane.
+#[derive(Default)]
+pub(super) struct Sender {
+    path: Sending,
+    /// Present from the meeting of the two ends on.
+    lane: Option<OutLane>,
+    /// Calls of the program that send by TCP now. Bytes that such a call writes would not be counted.
+    calls_in_kernel: u32,
+    /// Bytes that were written to TCP of what the receiver has left in the lane.
+    bytes_resent: usize,
+}
+
+/// What a send by the lane has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Written {
+    /// Bytes that are in the lane.
+    pub bytes: usize,
+    /// The receiver sleeps, and its bell must be rung.
+    pub wakes_receiver: bool,
+}
+
+/// The result of writing to TCP what the receiver has left in the lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resent {
+    /// Everything.
+    All,
+    /// TCP has no more room now.
+    Blocked,
+    /// The connection is over; the next send reports how.
+    Ended,
+}
+
+struct SendIo<'a> {
+    lane: &'a mut OutLane,
+    tcp: Tcp,
+    role: Role,
+    is_alone: bool,
+}
+
+impl Words for SendIo<'_> {
+    type Stop = Infallible;
+
+    #[inline(always)]
+    fn load(&mut self, word: Word) -> Result<u64, Infallible> {
+        Ok(self.lane.load(word))
+    }
+
+    fn store(&mut self, word: Word, value: u64) -> Result<(), Infallible> {
+        self.lane.store(word, value);
+        Ok(())
+    }
+
+    fn fence(&mut self) -> Result<(), Infallible> {
+        volmem::sync::fence(volmem::sync::Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl SenderIo for SendIo<'_> {
+    fn bytes_written(&mut self) -> Result<Option<u64>, Infallible> {
+        Ok(if self.is_alone { kernel::bytes_written(self.tcp, self.role) } else { None })
+    }
+
+    fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Infallible> {
+        self.lane.begin(bytes_written);
+        Ok(())
+    }
+
+    fn publish_end(&mut self) -> Result<(), Infallible> {
+        self.lane.end();
+        Ok(())
+    }
+}
+
+impl Sender {
+    /// Begins to use the lane, now that the ends have met: asks for the first move.
+    pub fn install(&mut self, lane: OutLane, tcp: Tcp, role: Role) {
+        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), ..Self::default() };
+        self.with_io(tcp, role, |path, io| {
+            let Ok(()) = path.ask(io);
+        });
+    }
+
+    /// Returns the lane, if the ends have met.
+    pub fn lane(&mut self) -> Option<&mut OutLane> {
+        self.lane.as_mut()
+    }
+
+    /// Returns whether sends go by the lane, as far as this end knows.
+    #[inline(always)]
+    pub fn is_by_lane(&self) -> bool {
+        matches!(self.path, Sending::Lane { .. })
+    }
+
+    /// Returns how the next bytes are to be sent.
+    #[inline(always)]
+    pub fn prepare(&mut self, tcp: Tcp, role: Role) -> SendBy {
+        self.with_io(tcp, role, |path, io| {
+            let Ok(by) = path.prepare(io);
+            by
+        })
+        .unwrap_or(SendBy::Tcp)
+    }
+
+    /// Goes back to TCP, and returns how the next bytes are to be sent.
+    pub fn go_back(&mut self, tcp: Tcp, role: Role) -> SendBy {
+        self.with_io(tcp, role, |path, io| {
+            let Ok(by) = path.go_back(io);
+            by
+        })
+        .unwrap_or(SendBy::Tcp)
+    }
+
+    #[inline(always)]
+    fn with_io<R>(&mut self, tcp: Tcp, role: Role, step: impl FnOnce(&mut Sending, &mut SendIo) -> R) -> Option<R> {
+        let is_alone = self.calls_in_kernel == 0;
+        let lane = self.lane.as_mut()?;
+        Some(step(&mut self.path, &mut SendIo { lane, tcp, role, is_alone }))
+    }
+
+    /// Notes that a call of the program sends by TCP.
+    pub fn enter_kernel(&mut self) {
+        self.calls_in_kernel += 1;
+    }
+
+    /// Notes that it has returned.
+    pub fn leave_kernel(&mut self) {
+        self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
+    }
+
+    /// Copies the spans to the lane, after their first `skip` bytes, as far as there is room. `may_wait` says that the
+    /// caller waits for the rest.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver published an impossible word.
+    ///
+    /// # Panics
+    /// If the ends have not met.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    pub unsafe fn write(&mut self, spans: &[iovec], skip: usize, may_wait: bool) -> Result<Written, Corrupt> {
+        let lane = self.lane.as_mut().expect("sends go by the lane");
+        lane.set_prefers_waiting(may_wait);
+        // SAFETY: the parts are within spans that are readable, by this function's contract.
+        let copy = |bytes: *mut u8, len_bytes| unsafe { lane.write_from(bytes, len_bytes) };
+        let bytes = for_each_part(spans, skip, usize::MAX, copy)?;
+        let wakes_receiver = bytes > 0 && lane.take_wake_request();
+        Ok(Written { bytes, wakes_receiver })
+    }
+
+    /// Writes to TCP what the receiver has left in the lane, as far as there is room.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver published an impossible position.
+    pub fn resend(&mut self, tcp: Tcp) -> Result<Resent, Corrupt> {
+        let Some(lane) = self.lane.as_mut() else { return Ok(Resent::All) };
+        loop {
+            let Some((bytes, len_bytes)) = lane.unread_after(self.bytes_resent)? else {
+                self.bytes_resent = 0;
+                self.path.note_resent();
+                return Ok(Resent::All);
+            };
+            // SAFETY: the lane returned a span of its own memory.
+            match unsafe { tcp.send(bytes, len_bytes) } {
+                Ok(sent) => self.bytes_resent += sent,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(Resent::Blocked),
+                Err(_) => return Ok(Resent::Ended),
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Waiting: spin, then sleep until the kernel reports an event of the socket or the peer rings the bell.
+//!
+//! A sleeper publishes that it sleeps, polls once more, and then sleeps in the kernel.
+
+use super::{Connection, Use};
+use crate::kernel::Tcp;
+use ::wait::{Action, Spin};
+use rustix::io::Errno;
+use socket::process::clock::now_ns;
+use socket::process::signals::{HandlersRun, SignalCheckpoint};
+use socket::process::{blocking, system, threads};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+/// Milliseconds that a thread sleeps if it is not alone on the bell, where another thread may consume the byte that was
+/// meant for it.
+const NAP_MS: i32 = 1;
+
+/// When a wait ends without success.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadline {
+    began: SignalCheckpoint,
+    /// 0 for none.
+    at_ns: Option<u64>,
+}
+
+impl Deadline {
+    /// Returns a deadline that the socket's options are asked for before the first sleep.
+    pub fn begin() -> Self {
+        Self { began: SignalCheckpoint::now(), at_ns: None }
+    }
+
+    /// Returns the deadline in `timeout_ns`; 0 is never.
+    pub fn after(timeout_ns: u64) -> Self {
+        let began = SignalCheckpoint::now();
+        Self { began, at_ns: (timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)) }
+    }
+
+    /// Returns `INTR` once a signal handler has run that ends the wait: one without `SA_RESTART`, or any if the wait
+    /// has a timeout. The kernel reports this only to threads that sleep in it.
+    fn check_signals(self) -> Result<(), Errno> {
+        match self.began.since() {
+            HandlersRun::None => Ok(()),
+            HandlersRun::Restarting if self.at_ns.is_none() => Ok(()),
+            _ => Err(Errno::INTR),
+        }
+    }
+
+    /// Returns whether a wait that the kernel has interrupted continues.
+    fn continues_after_signal(self) -> bool {
+        self.at_ns.is_none() && self.began.restarts()
+    }
+
+    /// Returns the milliseconds left, rounded up; -1 for never.
+    fn left_ms(self) -> Result<i32, Errno> {
+        let Some(at_ns) = self.at_ns else { return Ok(-1) };
+        let left_ns = at_ns.saturating_sub(now_ns());
+        if left_ns == 0 {
+            Err(Errno::AGAIN)
+        } else {
+            Ok(i32::try_from(left_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX))
+        }
+    }
+}
+
+/// What a thread waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WaitFor {
+    /// Bytes to receive, or their end.
+    Data,
+    /// Room to send.
+    Room,
+}
+
+thread_local! {
+    /// The connection that this thread sleeps on. The destructor serves threads that are cancelled while they sleep.
+    static ASLEEP: Asleep = const { Asleep(Cell::new(None)) };
+}
+
+struct Asleep(Cell<Option<&'static Connection>>);
+
+impl Asleep {
+    fn begin(&self, connection: &'static Connection) -> Option<&'static Connection> {
+        threads::add(&connection.sleepers, 1);
+        self.0.replace(Some(connection))
+    }
+
+    fn end(&self, interrupted: Option<&'static Connection>) {
+        if let Some(connection) = self.0.replace(interrupted) {
+            threads::add(&connection.sleepers, u32::MAX);
+        }
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.end(None);
+    }
+}
+
+impl Connection {
+    /// Waits until there may be what the caller waits for. Returns the events of the socket that the kernel has
+    /// reported, 0 if it was not asked.
+    pub(super) fn wait(
+        &'static self,
+        this: Use,
+        tcp: Tcp,
+        deadline: Deadline,
+        what: WaitFor,
+    ) -> Result<i16, Errno> {
+        if self.spin(this, deadline, what)? {
+            return Ok(0);
+        }
+        let option = if what == WaitFor::Data { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
+        let deadline = match deadline.at_ns {
+            None if what == WaitFor::Data => Deadline { began: deadline.began, ..Deadline::after(tcp.timeout_ns(option)) },
+            _ => deadline,
+        };
+        let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
+        let slept = self.announce_and_sleep(this, tcp, deadline, what);
+        ASLEEP.with(|asleep| asleep.end(interrupted));
+        slept
+    }
+
+    /// Spins while the direction goes by a lane. Returns `false` when it is time to sleep.
+    fn spin(&'static self, this: Use, deadline: Deadline, what: WaitFor) -> Result<bool, Errno> {
+        let mut spin = if what == WaitFor::Data { Spin::with(&self.spin_history) } else { Spin::new() };
+        loop {
+            match self.is_ready(this, what)? {
+                Some(true) => return Ok(true),
+                Some(false) => {}
+                None => return Ok(false),
+            }
+            match spin.iterate() {
+                Action::Poll => {}
+                Action::PollKernel => deadline.check_signals()?,
+                Action::Block => return Ok(false),
+            }
+        }
+    }
+
+    /// Returns whether the lane has what the caller waits for; `None` if the direction does not go by the lane.
+    #[inline]
+    fn is_ready(&'static self, this: Use, what: WaitFor) -> Result<Option<bool>, Errno> {
+        Ok(match what {
+            WaitFor::Data => this.receiver()?.lane_in_use().map(|lane| lane.may_have_data()),
+            WaitFor::Room => {
+                let mut sender = this.sender()?;
+                if sender.is_by_lane() { sender.lane().map(|lane| lane.may_have_room()) } else { None }
+            }
+        })
+    }
+
+    /// Publishes that this thread sleeps, polls once more, and sleeps.
+    fn announce_and_sleep(
+        &'static self,
+        this: Use,
+        tcp: Tcp,
+        deadline: Deadline,
+        what: WaitFor,
+    ) -> Result<i16, Errno> {
+        match what {
+            WaitFor::Data => {
+                let mut receiver = this.receiver()?;
+                if let Some(lane) = receiver.lane() {
+                    lane.announce_sleep();
+                }
+            }
+            WaitFor::Room => {
+                let mut sender = this.sender()?;
+                if let Some(lane) = sender.lane() {
+                    lane.announce_sleep();
+                }
+            }
+        }
+        if self.is_ready(this, what)? == Some(true) {
+            return Ok(0);
+        }
+        self.sleep(tcp, deadline, what)
+    }
+
+    fn sleep(&'static self, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
+        let events = match what {
+            WaitFor::Data => libc::POLLIN | libc::POLLRDHUP,
+            WaitFor::Room => libc::POLLRDHUP,
+        };
+        let left_ms = deadline.left_ms()?;
+        // As late as possible: a handler that runs from now on interrupts the system call.
+        deadline.check_signals()?;
+        let is_alone = self.sleepers.load(Ordering::SeqCst) == 1;
+        let timeout_ms = match () {
+            () if is_alone => left_ms,
+            () if left_ms < 0 => NAP_MS,
+            () => left_ms.min(NAP_MS),
+        };
+        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let mut entries = [entry(tcp.0, events), entry(if is_alone { self.bell() } else { -1 }, libc::POLLIN)];
+        match blocking::poll(&mut entries, timeout_ms) {
+            Err(Errno::INTR) if deadline.continues_after_signal() => {}
+            polled => {
+                polled?;
+            }
+        }
+        if entries[1].revents != 0 && self.sleepers.load(Ordering::SeqCst) == 1 {
+            let _ = system::drain(self.bell());
+        }
+        Ok(entries[0].revents)
+    }
+}

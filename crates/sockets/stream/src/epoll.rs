@@ -1,0 +1,52 @@
+//! `epoll` with connections that have met their other end.
+//!
+//! The program's registrations are the kernel's, as it has made them. The library only remembers them, because a
+//! connection that meets its other end later becomes a *member* of the sets that hold it:
+//!
+//! * Its registration in the kernel gets other data, by which the library recognizes its events. They are reported with
+//!   the program's data. While sends go by a lane, `EPOLLOUT` is removed from it: TCP always has room then.
+//! * Its bell is put in an *inner* epoll instance, which the program's instance holds.
+//!
+//! A wait polls the lanes of members in memory. Their number is bounded: members that have been idle are *parked*, which
+//! means that their peers have been asked to ring; the inner instance reports the rings. Before a wait sleeps, all are
+//! parked.
+//!
+//! * `registry`: the program's registrations, by descriptor.
+//! * `members`: the connections of a set, and which of them have events.
+//! * `set`: a set; `control` and `wait` are the program's calls.
+
+mod control;
+mod members;
+mod registry;
+mod set;
+mod wait;
+
+pub use control::control;
+pub use set::EpollSet;
+pub use wait::wait;
+
+use crate::connection::Connection;
+use std::os::fd::RawFd;
+
+/// Makes a connection, which has met its other end, a member of the sets that hold its descriptor `fd`.
+pub fn adopt(connection: &'static Connection, fd: RawFd) {
+    for registration in registry::of(fd) {
+        set::of(registration.epfd).add_member(connection, fd, registration);
+    }
+}
+
+/// Forgets the registrations of a descriptor that is about to be closed, as the kernel does.
+#[inline]
+pub fn forget(fd: RawFd) {
+    if registry::is_any(fd) {
+        registry::remove_all(fd);
+    }
+}
+
+/// Prepares the sets among some descriptors for a wait that asks only the kernel: what their lanes have becomes visible
+/// there.
+pub fn show_to_kernel(fd: RawFd) {
+    if let crate::table::Entry::Set(set) = crate::table::get(fd) {
+        set.show_to_kernel();
+    }
+}

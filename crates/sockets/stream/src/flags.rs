@@ -1,0 +1,43 @@
+//! The `MSG_` flags of a call.
+
+/// The `MSG_` flags of a call that have a meaning for bytes in a lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MessageFlags {
+    /// `MSG_DONTWAIT`.
+    pub dont_wait: bool,
+    /// `MSG_PEEK`.
+    pub peek: bool,
+    /// `MSG_WAITALL`.
+    pub wait_all: bool,
+    /// `MSG_TRUNC`: count the bytes, do not copy them.
+    pub discard: bool,
+    /// A flag that only the kernel knows, such as `MSG_OOB` or `MSG_ERRQUEUE`: the call is the kernel's.
+    pub kernel_only: bool,
+}
+
+/// The flags that a call by a lane may have. `MSG_MORE` is a hint about packets, which a lane does not have.
+const KNOWN: i32 = libc::MSG_DONTWAIT
+    | libc::MSG_PEEK
+    | libc::MSG_WAITALL
+    | libc::MSG_TRUNC
+    | libc::MSG_MORE
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC
+    | libc::MSG_EOR
+    | libc::MSG_DONTROUTE
+    | libc::MSG_CONFIRM
+    | libc::MSG_WAITFORONE;
+
+impl MessageFlags {
+    /// Returns the flags of a C call.
+    #[inline]
+    pub fn from_bits(bits: i32) -> Self {
+        Self {
+            dont_wait: bits & libc::MSG_DONTWAIT != 0,
+            peek: bits & libc::MSG_PEEK != 0,
+            wait_all: bits & libc::MSG_WAITALL != 0,
+            discard: bits & libc::MSG_TRUNC != 0,
+            kernel_only: bits & !KNOWN != 0,
+        }
+    }
+}

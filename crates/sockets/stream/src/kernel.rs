@@ -1,0 +1,73 @@
+//! System calls on the TCP socket of a connection, made by the library.
+
+use libc::iovec;
+use rustix::io::Errno;
+use socket::process::system::{self, raw_syscall};
+use std::os::fd::RawFd;
+
+/// The TCP socket of a connection, by a number under which the program knows it now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tcp(pub RawFd);
+
+fn message(spans: &[iovec]) -> libc::msghdr {
+    // SAFETY: all zeros are a valid, empty message; musl's has padding that a struct literal cannot name.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast_mut();
+    message.msg_iovlen = spans.len() as _;
+    message
+}
+
+impl Tcp {
+    /// Receives without blocking. Returns 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// Those of `recvmsg(2)`.
+    ///
+    /// # Safety
+    /// Every span is writable for its length, unless the flags have `MSG_TRUNC`.
+    pub unsafe fn receive(self, spans: &[iovec], flags: i32) -> Result<usize, Errno> {
+        let mut message = message(spans);
+        let arguments = [self.0 as usize, (&raw mut message).expose_provenance(), (flags | libc::MSG_DONTWAIT) as usize];
+        // SAFETY: the message is a local, and its spans are writable by this function's contract.
+        system::count_or_error(unsafe { raw_syscall(libc::SYS_recvmsg, arguments) })
+    }
+
+    /// Sends without blocking and without a signal.
+    ///
+    /// # Errors
+    /// Those of `sendto(2)`.
+    ///
+    /// # Safety
+    /// `bytes` is readable for `len_bytes`.
+    pub unsafe fn send(self, bytes: *const u8, len_bytes: usize) -> Result<usize, Errno> {
+        let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+        let arguments = [self.0 as usize, bytes.expose_provenance(), len_bytes, flags, 0, 0];
+        // SAFETY: the bytes are readable by this function's contract.
+        system::count_or_error(unsafe { raw_syscall(libc::SYS_sendto, arguments) })
+    }
+
+    /// Returns the number of bytes that have arrived and are unread; 0 if the kernel cannot tell.
+    pub fn available(self) -> u64 {
+        let mut bytes = 0_i32;
+        let arguments = [self.0 as usize, libc::FIONREAD as usize, (&raw mut bytes).expose_provenance()];
+        // SAFETY: the pointer is to a local number, which `FIONREAD` writes.
+        let result = unsafe { raw_syscall(libc::SYS_ioctl, arguments) };
+        if result < 0 { 0 } else { bytes.max(0) as u64 }
+    }
+
+    /// Returns the value of a timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`) in nanoseconds; 0 is no timeout.
+    pub fn timeout_ns(self, option: i32) -> u64 {
+        let mut timeout = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let mut len_bytes = size_of::<libc::timeval>() as libc::socklen_t;
+        let arguments = [
+            self.0 as usize,
+            libc::SOL_SOCKET as usize,
+            option as usize,
+            (&raw mut timeout).expose_provenance(),
+            (&raw mut len_bytes).expose_provenance(),
+        ];
+        // SAFETY: the pointers are to locals, and the length is that of the structure.
+        let result = unsafe { raw_syscall(libc::SYS_getsockopt, arguments) };
+        if result < 0 { 0 } else { timeout.tv_sec as u64 * 1_000_000_000 + timeout.tv_usec as u64 * 1000 }
+    }
+}

@@ -1,0 +1,154 @@
+//! What calls that create, duplicate, pass on and close descriptors mean for connections.
+
+use crate::connection::Connection;
+use crate::kernel::Tcp;
+use crate::table::{self, Entry};
+use crate::young::{Occasion, Role, Transfer, Young};
+use std::os::fd::RawFd;
+
+/// Counts a transfer of a connection that has not proved busy, and lets it meet its other end if it has by now.
+#[inline]
+pub fn count(fd: RawFd, young: Young, transfer: Transfer) {
+    let (next, occasion) = young.count(transfer);
+    if occasion == Occasion::None {
+        // If another thread has closed or counted meanwhile, this transfer is not counted.
+        table::replace(fd, Entry::Young(young), Entry::Young(next));
+    } else {
+        begin_to_meet(fd, young, next, occasion);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) {
+    let tcp = Tcp(fd);
+    if !tcp.is_stream() {
+        table::replace(fd, Entry::Young(before), Entry::None);
+        return;
+    }
+    let connection = Connection::open(fd, young, tcp.is_nonblocking());
+    if table::replace(fd, Entry::Young(before), Entry::Connection(connection)) {
+        connection.meet(tcp, occasion);
+    } else {
+        connection.remove_descriptor(fd);
+    }
+}
+
+/// Notes that the program has connected a socket, or has begun to.
+pub fn note_connected(fd: RawFd) {
+    if matches!(table::get(fd), Entry::None) {
+        table::set(fd, Entry::Young(Young::new(Role::Connected)));
+    }
+}
+
+/// Notes that the program has accepted a connection.
+pub fn note_accepted(fd: RawFd) {
+    before_close(fd);
+    table::set(fd, Entry::Young(Young::new(Role::Accepted)));
+}
+
+/// Notes that a descriptor is about to be closed or replaced.
+#[inline]
+pub fn before_close(fd: RawFd) {
+    match table::get(fd) {
+        Entry::None => {}
+        Entry::Young(_) => {
+            table::set(fd, Entry::None);
+        }
+        Entry::Connection(_) => {
+            if let Entry::Connection(connection) = table::set(fd, Entry::None) {
+                connection.remove_descriptor(fd);
+            }
+        }
+    }
+}
+
+/// Notes that `new` is a duplicate of `old`. A connection has one object, whatever number the program uses.
+pub fn note_duplicate(old: RawFd, new: RawFd) {
+    let connection = match table::get(old) {
+        Entry::None => return,
+        Entry::Connection(connection) => connection,
+        Entry::Young(young) => {
+            let connection = Connection::open(old, young, Tcp(old).is_nonblocking());
+            if !table::replace(old, Entry::Young(young), Entry::Connection(connection)) {
+                return connection.remove_descriptor(old);
+            }
+            connection
+        }
+    };
+    connection.add_descriptor(new);
+    table::set(new, Entry::Connection(connection));
+}
+
+/// Sends a connection back to TCP for good, because the program is about to do what a lane cannot.
+pub fn stay_on_tcp(fd: RawFd) {
+    match table::get(fd) {
+        Entry::None => {}
+        entry @ Entry::Young(_) => {
+            table::replace(fd, entry, Entry::None);
+        }
+        Entry::Connection(connection) => connection.stay_on_tcp(Tcp(fd)),
+    }
+}
+
+/// Sends a connection back to TCP before its descriptor is passed to another process.
+pub fn before_passing(fd: RawFd) {
+    stay_on_tcp(fd);
+}
+
+/// The options that change nothing of what a lane does.
+const HARMLESS: [(i32, &[i32]); 4] = [
+    (
+        libc::SOL_SOCKET,
+        &[
+            libc::SO_REUSEADDR,
+            libc::SO_REUSEPORT,
+            libc::SO_KEEPALIVE,
+            libc::SO_LINGER,
+            libc::SO_SNDBUF,
+            libc::SO_RCVBUF,
+            libc::SO_RCVTIMEO,
+            libc::SO_SNDTIMEO,
+            libc::SO_PRIORITY,
+            libc::SO_BUSY_POLL,
+            libc::SO_INCOMING_CPU,
+            libc::SO_DONTROUTE,
+            libc::SO_OOBINLINE,
+        ],
+    ),
+    (
+        libc::IPPROTO_TCP,
+        &[
+            libc::TCP_NODELAY,
+            libc::TCP_QUICKACK,
+            libc::TCP_CORK,
+            libc::TCP_KEEPIDLE,
+            libc::TCP_KEEPINTVL,
+            libc::TCP_KEEPCNT,
+            libc::TCP_USER_TIMEOUT,
+            libc::TCP_MAXSEG,
+            libc::TCP_CONGESTION,
+            libc::TCP_SYNCNT,
+            libc::TCP_LINGER2,
+            libc::TCP_DEFER_ACCEPT,
+            libc::TCP_FASTOPEN,
+            libc::TCP_FASTOPEN_CONNECT,
+            libc::TCP_THIN_LINEAR_TIMEOUTS,
+            libc::TCP_NOTSENT_LOWAT,
+            libc::TCP_WINDOW_CLAMP,
+        ],
+    ),
+    (libc::IPPROTO_IP, &[libc::IP_TOS, libc::IP_TTL]),
+    (libc::IPPROTO_IPV6, &[libc::IPV6_V6ONLY, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS]),
+];
+
+/// Sends a connection back to TCP before an option is set that a lane does not know.
+pub fn before_option(fd: RawFd, level: i32, name: i32) {
+    if matches!(table::get(fd), Entry::None) {
+        return;
+    }
+    let is_harmless = HARMLESS.iter().any(|(of_level, names)| *of_level == level && names.contains(&name));
+    if !is_harmless {
+        stay_on_tcp(fd);
+    }
+}
