@@ -3,7 +3,7 @@
 //! A call on a descriptor that only the kernel knows goes to libc unchanged. So does one on a connection that has not
 //! proved busy; its success is counted. Only a connection that has met its other end is asked which path a call takes.
 
-use crate::errno::{count_or_errno, fail};
+use crate::errno::{count_or_errno, keeping_errno};
 use crate::real;
 use libc::{iovec, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
@@ -83,14 +83,19 @@ pub(crate) unsafe fn send_by_path<S: AsRef<[iovec]>>(
     match table::get(fd) {
         Entry::None => in_kernel(),
         Entry::Young(young) => {
-            let sent = in_kernel();
-            if sent > 0 {
-                lifecycle::count(fd, young, Transfer::Sent);
+            // Before the call: the peer finds a proposal when it receives what is sent now.
+            match lifecycle::count(fd, young, Transfer::Sent) {
+                None => in_kernel(),
+                // SAFETY: the C program's spans, valid as its call requires (manual page).
+                Some(connection) => unsafe {
+                    send_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
+                },
             }
-            sent
         }
         // SAFETY: the C program's spans, valid as its call requires (manual page).
-        Entry::Connection(connection) => unsafe { send_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel) },
+        Entry::Connection(connection) => unsafe {
+            send_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
+        },
     }
 }
 
@@ -112,7 +117,7 @@ unsafe fn send_by(
         Sent::Done(result) => count_or_signal(result, flags),
         Sent::Kernel => {
             let sent = in_kernel();
-            crate::errno::keeping_errno(|| connection.note_sent(fd, sent > 0));
+            keeping_errno(|| connection.note_sent(fd, sent > 0));
             sent
         }
     }
@@ -134,12 +139,14 @@ pub(crate) unsafe fn receive_by_path<S: AsRef<[iovec]>>(
         Entry::Young(young) => {
             let received = in_kernel();
             if received > 0 && flags & libc::MSG_PEEK == 0 {
-                lifecycle::count(fd, young, Transfer::Received);
+                keeping_errno(|| lifecycle::count(fd, young, Transfer::Received));
             }
             received
         }
         // SAFETY: the C program's spans, valid as its call requires (manual page).
-        Entry::Connection(connection) => unsafe { receive_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel) },
+        Entry::Connection(connection) => unsafe {
+            receive_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
+        },
     }
 }
 
@@ -162,12 +169,11 @@ unsafe fn receive_by(
         Received::Kernel => {
             let received = in_kernel();
             let is_counted = received > 0 && flags & libc::MSG_PEEK == 0;
-            crate::errno::keeping_errno(|| connection.note_received(fd, is_counted));
+            keeping_errno(|| connection.note_received(fd, is_counted));
             received
         }
     }
 }
-
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
@@ -212,8 +218,7 @@ fn message_flags(flags: c_int) -> c_int {
 
 /// Returns the spans of a `preadv2` or `pwritev2`, if they are valid for a stream, which has no positions.
 unsafe fn positioned_spans<'a>(vector: *const iovec, count: c_int, position: off_t, flags: c_int) -> Spans<'a> {
-    const KNOWN: c_int =
-        libc::RWF_NOWAIT | libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
+    const KNOWN: c_int = libc::RWF_NOWAIT | libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
     if position != -1 || flags & !KNOWN != 0 {
         return Err(Errno::INVAL);
     }
@@ -222,29 +227,41 @@ unsafe fn positioned_spans<'a>(vector: *const iovec, count: c_int, position: off
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv2(fd: c_int, vector: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize {
+pub unsafe extern "C" fn preadv2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> isize {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { 
+    unsafe {
         receive_by_path(
             fd,
             message_flags(flags),
             || positioned_spans(vector, count, position, flags),
             || real::preadv2(fd, vector, count, position, flags),
         )
-     }
+    }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev2(fd: c_int, vector: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize {
+pub unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> isize {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { 
+    unsafe {
         send_by_path(
             fd,
             message_flags(flags),
             || positioned_spans(vector, count, position, flags),
             || real::pwritev2(fd, vector, count, position, flags),
         )
-     }
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -9,6 +9,7 @@
 
 mod lanes;
 mod meet;
+mod readiness;
 mod receive;
 mod receiver;
 mod send;
@@ -17,9 +18,10 @@ mod wait;
 
 use crate::guarded::Guarded;
 use crate::kernel::Tcp;
-use crate::young::{Role, Young};
+use crate::young::Young;
 use ::wait::AdaptiveSpin;
 use meet::Meeting;
+use meeting::Role;
 use receiver::Receiver;
 use rustix::io::Errno;
 use sender::Sender;
@@ -29,6 +31,7 @@ use socket::process::pool::Pool;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
+pub use readiness::Parked;
 pub use receive::Received;
 pub use send::Sent;
 
@@ -106,7 +109,7 @@ impl Connection {
     }
 
     /// Returns the number of the bell, or -1.
-    fn bell(&self) -> RawFd {
+    pub fn bell(&self) -> RawFd {
         u16::try_from(self.bell_slot.load(Ordering::Acquire)).map_or(-1, hidden::number_at)
     }
 

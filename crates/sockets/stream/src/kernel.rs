@@ -1,9 +1,11 @@
 //! System calls on the TCP socket of a connection, made by the library.
 
+use crate::spans::Part;
 use libc::iovec;
+use meeting::{Role, counts};
 use rustix::io::Errno;
 use socket::process::system::{self, raw_syscall};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 /// The TCP socket of a connection, by a number under which the program knows it now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +19,51 @@ fn message(spans: &[iovec]) -> libc::msghdr {
     message
 }
 
+/// Returns the bytes that an end has ever written to TCP; `None` if the kernel cannot tell now.
+pub fn bytes_written(tcp: Tcp, role: Role) -> Option<u64> {
+    counts::read(tcp.borrow(), role).ok().map(|counts| counts.written)
+}
+
+/// Returns the bytes that an end has ever read from TCP; `None` if the kernel cannot tell now.
+pub fn bytes_read(tcp: Tcp) -> Option<u64> {
+    // The role only matters for what was written.
+    counts::read(tcp.borrow(), Role::Accepted).ok().map(|counts| counts.consumed)
+}
+
 impl Tcp {
+    /// Returns the descriptor for a system call.
+    pub fn borrow(self) -> BorrowedFd<'static> {
+        // SAFETY: the number is not negative, because the program has just used it successfully. It may have been
+        // closed since; a system call on it then fails, without touching memory.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+
+    /// Returns whether this is a TCP socket.
+    pub fn is_stream(self) -> bool {
+        rustix::net::sockopt::socket_protocol(self.borrow()) == Ok(Some(rustix::net::ipproto::TCP))
+    }
+
+    /// Returns whether the descriptor is in non-blocking mode.
+    pub fn is_nonblocking(self) -> bool {
+        rustix::fs::fcntl_getfl(self.borrow()).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
+    }
+
+    /// Sends the spans after their first `skip` bytes, without blocking and without a signal.
+    ///
+    /// # Errors
+    /// Those of `sendmsg(2)`.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    pub unsafe fn send_part(self, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
+        let part = Part::new(spans, skip, usize::MAX);
+        let message = message(part.spans());
+        let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+        let arguments = [self.0 as usize, (&raw const message).expose_provenance(), flags];
+        // SAFETY: the message is a local, and its spans are readable by this function's contract.
+        system::count_or_error(unsafe { raw_syscall(libc::SYS_sendmsg, arguments) })
+    }
+
     /// Receives without blocking. Returns 0 at the end of the stream.
     ///
     /// # Errors
@@ -27,7 +73,8 @@ impl Tcp {
     /// Every span is writable for its length, unless the flags have `MSG_TRUNC`.
     pub unsafe fn receive(self, spans: &[iovec], flags: i32) -> Result<usize, Errno> {
         let mut message = message(spans);
-        let arguments = [self.0 as usize, (&raw mut message).expose_provenance(), (flags | libc::MSG_DONTWAIT) as usize];
+        let arguments =
+            [self.0 as usize, (&raw mut message).expose_provenance(), (flags | libc::MSG_DONTWAIT) as usize];
         // SAFETY: the message is a local, and its spans are writable by this function's contract.
         system::count_or_error(unsafe { raw_syscall(libc::SYS_recvmsg, arguments) })
     }

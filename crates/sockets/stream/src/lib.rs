@@ -8,5 +8,14 @@
 // The crate handles raw descriptors, buffers of C callers, and objects that C programs share between threads.
 #![allow(unsafe_code)]
 
+pub mod connection;
+
+pub mod flags;
 pub mod guarded;
+mod identity;
+mod kernel;
+pub mod lifecycle;
+pub mod poll;
+pub mod spans;
+pub mod table;
 pub mod young;

@@ -3,34 +3,39 @@
 use crate::connection::Connection;
 use crate::kernel::Tcp;
 use crate::table::{self, Entry};
-use crate::young::{Occasion, Role, Transfer, Young};
+use crate::young::{Occasion, Transfer, Young};
+use meeting::Role;
 use std::os::fd::RawFd;
 
-/// Counts a transfer of a connection that has not proved busy, and lets it meet its other end if it has by now.
+/// Counts a transfer of a connection that has not proved busy. If it has by now, lets it meet its other end, and returns
+/// it.
 #[inline]
-pub fn count(fd: RawFd, young: Young, transfer: Transfer) {
+pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Connection> {
     let (next, occasion) = young.count(transfer);
     if occasion == Occasion::None {
         // If another thread has closed or counted meanwhile, this transfer is not counted.
         table::replace(fd, Entry::Young(young), Entry::Young(next));
+        None
     } else {
-        begin_to_meet(fd, young, next, occasion);
+        begin_to_meet(fd, young, next, occasion)
     }
 }
 
 #[cold]
 #[inline(never)]
-fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) {
+fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) -> Option<&'static Connection> {
     let tcp = Tcp(fd);
     if !tcp.is_stream() {
         table::replace(fd, Entry::Young(before), Entry::None);
-        return;
+        return None;
     }
     let connection = Connection::open(fd, young, tcp.is_nonblocking());
     if table::replace(fd, Entry::Young(before), Entry::Connection(connection)) {
         connection.meet(tcp, occasion);
+        Some(connection)
     } else {
         connection.remove_descriptor(fd);
+        None
     }
 }
 

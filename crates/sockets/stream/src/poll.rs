@@ -50,9 +50,7 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     fn new(entries: &'a mut [pollfd]) -> Self {
         let watch = |(index, entry): (usize, &pollfd)| match table::get(entry.fd) {
-            Entry::Connection(connection) => {
-                Some(Watched { index, connection, fd: entry.fd, wanted: entry.events })
-            }
+            Entry::Connection(connection) => Some(Watched { index, connection, fd: entry.fd, wanted: entry.events }),
             _ => None,
         };
         let watched: Vec<Watched> = entries.iter().enumerate().filter_map(watch).collect();
@@ -106,11 +104,7 @@ impl<'a> Call<'a> {
 ///
 /// # Safety
 /// `mask` is null or points to a signal set.
-pub unsafe fn poll(
-    entries: &mut [pollfd],
-    timeout_ns: Option<u64>,
-    mask: *const sigset_t,
-) -> Result<usize, Errno> {
+pub unsafe fn poll(entries: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
     let mut began = SignalCheckpoint::now();
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
     let mut call = Call::new(entries);
@@ -118,7 +112,11 @@ pub unsafe fn poll(
     let ready = unsafe { call.ask(Some(0), std::ptr::null()) }?;
     if ready > 0 || timeout_ns == Some(0) {
         // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
-        return unsafe { blocking::deliver_signals(mask) }.map(|()| ready).or(if ready > 0 { Ok(ready) } else { Err(Errno::INTR) });
+        return unsafe { blocking::deliver_signals(mask) }.map(|()| ready).or(if ready > 0 {
+            Ok(ready)
+        } else {
+            Err(Errno::INTR)
+        });
     }
     // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
     let masked = unsafe { signals::mask_while_polling(mask, &mut began) };

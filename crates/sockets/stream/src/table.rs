@@ -37,9 +37,7 @@ impl Entry {
         match word & KIND_MASK {
             KIND_YOUNG => Self::Young(Young::from_word((word >> PAYLOAD_SHIFT) as u32)),
             // SAFETY: `to_word` made the word from a `&'static Connection`, and the table holds no others of this kind.
-            KIND_CONNECTION => {
-                Self::Connection(unsafe { &*std::ptr::with_exposed_provenance(word & !KIND_MASK) })
-            }
+            KIND_CONNECTION => Self::Connection(unsafe { &*std::ptr::with_exposed_provenance(word & !KIND_MASK) }),
             _ => Self::None,
         }
     }

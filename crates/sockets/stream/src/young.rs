@@ -6,6 +6,8 @@
 //! the other from its second request on. The connecting end tries to meet it at its third, then at its sixth, twelfth
 //! and so on: an attempt costs a few system calls, and the peer may never load this library.
 
+use meeting::Role;
+
 /// Transfers in one direction that count as one request.
 const TRANSFERS_PER_REQUEST: u32 = 8;
 /// The request with which the accepting end announces itself.
@@ -14,15 +16,6 @@ const ANNOUNCED_AT: u32 = 2;
 const PROPOSED_AT: u32 = 3;
 /// The first requests, in each of which an end that expects the other checks whether it is there.
 const EAGER_REQUESTS: u32 = 8;
-
-/// Which end of the connection a process has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// The end that called `connect`.
-    Connected,
-    /// The end that called `accept`.
-    Accepted,
-}
 
 /// A transfer of bytes, as this end sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use crate::{Source, Violation};
 
 /// Crates that may contain `unsafe`: memory that another party can write, pointers of callers, the C interface, and
 /// the benchmarks and attacks on these.
-pub const UNSAFE_CRATES: [&str; 15] = [
+pub const UNSAFE_CRATES: [&str; 17] = [
     "volmem",
     "fabric",
     "lane",
@@ -14,6 +14,7 @@ pub const UNSAFE_CRATES: [&str; 15] = [
     "socket",
     "stream",
     "preload",
+    "preload-stream",
     "meeting",
     "stats-page",
     "fib",

@@ -139,7 +139,7 @@ pub(crate) use call;
 ///
 /// # Safety
 /// The arguments fulfil the requirements of this system call.
-pub(crate) unsafe fn raw_syscall<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
+pub unsafe fn raw_syscall<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
     let mut six = [0; 6];
     six[..N].copy_from_slice(&arguments);
     // SAFETY: the caller guarantees that these are valid arguments of this system call.
@@ -167,7 +167,7 @@ pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usiz
 }
 
 /// Converts the return value of a raw system call to a count or an error.
-pub(crate) fn count_or_error(result: isize) -> Result<usize, Errno> {
+pub fn count_or_error(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| error_of(result))
 }
 

@@ -36,6 +36,11 @@ impl fmt::Debug for NameKey {
 }
 
 impl NameKey {
+    /// Returns the bytes of the key.
+    pub fn to_bytes(self) -> [u8; KEY_BYTES] {
+        self.0
+    }
+
     /// Returns the message authentication code of `head` followed by `tail`.
     pub(crate) fn mac(&self, head: &[u8], tail: &[u8]) -> u128 {
         let mut hasher = SipHasher24::new_with_key(&self.0);

@@ -4,8 +4,8 @@ use super::lanes::{self, OwnMemory};
 use super::{Connection, MEETINGS};
 use crate::identity;
 use crate::kernel::Tcp;
-use crate::young::{Occasion, Role, Transfer, Young};
-use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Step};
+use crate::young::{Occasion, Transfer, Young};
+use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
 use socket::descriptor::hidden::{HiddenFd, Need};
 use std::sync::atomic::Ordering;
@@ -116,14 +116,15 @@ impl Connection {
             }
         };
         if let Some((met, memory)) = met {
-            meeting.state = if self.use_memory(tcp, met, memory, &mut meeting.bell) { State::Met } else { State::Stays };
+            meeting.state =
+                if self.use_memory(tcp, met, memory, &mut meeting.bell) { State::Met } else { State::Stays };
         }
     }
 
     fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
         let key = identity::key().ok_or(Reason::Nobody)?;
         let policy = identity::policy();
-        let endpoint = Endpoint::of(tcp.borrow(), self.role().into())?;
+        let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
         match self.role() {
             Role::Accepted => {
                 let accepting = Accepting::announce(&key, tcp.borrow(), &endpoint, &policy)?;
@@ -131,7 +132,7 @@ impl Connection {
             }
             Role::Connected => {
                 let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
-                let memory = OwnMemory::create(tcp).map_err(|_| Reason::Memory)?;
+                let memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
                 proposal.send(tcp.borrow(), &memory.offer())?;
                 Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
             }
@@ -141,9 +142,8 @@ impl Connection {
     /// Begins to use the memory of both ends. Returns `false` if there are no resources for that.
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
         let role = self.role();
-        let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met, role) else { return false };
-        let Some(bell) = met.bell.into_owned() else { return false };
-        let Ok(bell) = HiddenFd::hide(bell, Need::Required) else { return false };
+        let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met) else { return false };
+        let Ok(bell) = HiddenFd::hide(met.bell.into_fd(), Need::Required) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
@@ -200,7 +200,7 @@ impl Connection {
 
 /// Accepts a proposal, with memory of this end.
 fn agree(tcp: Tcp, accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
-    let memory = OwnMemory::create(tcp).map_err(|_| Reason::Memory)?;
+    let memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
     let met = accepting.accept(&memory.offer())?;
     Ok((met, memory))
 }

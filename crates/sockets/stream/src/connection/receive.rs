@@ -153,12 +153,7 @@ impl Connection {
 
     /// Waits until a receive may find something; a call that does not block only asks the kernel, where that may know
     /// more. Returns the kernel's events, if it was asked.
-    fn wait_to_receive(
-        &'static self,
-        call: &Call,
-        deadline: Deadline,
-        may_block: bool,
-    ) -> Result<Option<i16>, Errno> {
+    fn wait_to_receive(&'static self, call: &Call, deadline: Deadline, may_block: bool) -> Result<Option<i16>, Errno> {
         if may_block {
             return self.wait(call.this, call.tcp, deadline, WaitFor::Data).map(Some);
         }

@@ -7,6 +7,7 @@ use crate::spans::{Part, for_each_part};
 use libc::iovec;
 use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
 use rustix::io::Errno;
+use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use std::convert::Infallible;
 
 /// Events after which the kernel has nothing more to report than the end.
@@ -38,6 +39,10 @@ pub(super) struct Receiver {
     calls_in_kernel: u32,
     /// The kernel has reported an event of the socket since it was last asked.
     has_kernel_event: bool,
+    /// When the kernel was last asked, by the processor's clock.
+    asked_ticks: u64,
+    /// No process holds the peer's bell any more.
+    has_peer_left: bool,
 }
 
 /// The result of one attempt to receive.
@@ -144,9 +149,22 @@ impl Receiver {
         self.has_kernel_event = true;
     }
 
-    /// Returns whether the kernel has reported an event that no receive has found.
-    pub fn has_kernel_event(&self) -> bool {
-        self.has_kernel_event
+    /// Returns whether a receive that has found nothing must ask the kernel: there may be an end that memory does not
+    /// show.
+    pub fn must_ask_kernel(&mut self) -> bool {
+        let has_closed = self.lane.as_ref().is_none_or(InLane::has_peer_closed);
+        let now = ticks();
+        let is_due = now.wrapping_sub(self.asked_ticks) > TICKS_PER_MILLISECOND;
+        let asks = self.has_kernel_event || has_closed || is_due || self.has_peer_left || !self.is_by_lane();
+        if asks {
+            self.asked_ticks = now;
+        }
+        asks
+    }
+
+    /// Notes that no process holds the peer's bell any more.
+    pub fn note_hang_up(&mut self) {
+        self.has_peer_left = true;
     }
 
     /// Returns how the next bytes are to be received.
@@ -158,6 +176,14 @@ impl Receiver {
         let is_willing = self.calls_in_kernel == 0;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { lane, tcp })?)
+    }
+
+    /// Returns how to receive where nothing was found, if the peer is gone.
+    fn prepare_last(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
+        match self.lane.as_mut() {
+            Some(lane) if self.has_peer_left => Ok(self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?),
+            _ => Ok(ReceiveBy::Nothing),
+        }
     }
 
     /// Receives what has arrived, after the first `skip` bytes of the spans.
@@ -175,7 +201,12 @@ impl Receiver {
         loop {
             match by {
                 ReceiveBy::Kernel => return Ok(Attempt::Kernel),
-                ReceiveBy::Nothing => return Ok(Attempt::Nothing),
+                ReceiveBy::Nothing => {
+                    by = self.prepare_last(tcp)?;
+                    if by == ReceiveBy::Nothing {
+                        return Ok(Attempt::Nothing);
+                    }
+                }
                 ReceiveBy::KernelUpTo(bytes_max) => {
                     // SAFETY: every span is writable for its length, by this function's contract.
                     return Ok(unsafe { self.receive_up_to(tcp, spans, skip, bytes_max, flags) });
@@ -287,11 +318,5 @@ impl Receiver {
     pub fn freeze(&mut self, tcp: Tcp) -> Result<bool, Violation> {
         let Some(lane) = self.lane.as_mut() else { return Ok(true) };
         Ok(self.path.freeze(&mut ReceiveIo { lane, tcp })?)
-    }
-
-    /// Notes that the peer's process is gone; see [`Receiving::note_peer_left`].
-    pub fn note_peer_left(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
-        let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
-        Ok(self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?)
     }
 }

@@ -69,7 +69,8 @@ impl Connection {
         flags: MessageFlags,
     ) -> Result<Step, Errno> {
         let mut sender = this.sender()?;
-        let mut by = if flags.kernel_only { sender.go_back(tcp, self.role()) } else { sender.prepare(tcp, self.role()) };
+        let mut by =
+            if flags.kernel_only { sender.go_back(tcp, self.role()) } else { sender.prepare(tcp, self.role()) };
         if by == SendBy::Lane && sender.lane().is_some_and(|lane| lane.has_peer_closed()) {
             // The kernel refuses what comes now, as it would without a lane.
             by = sender.go_back(tcp, self.role());
@@ -82,7 +83,7 @@ impl Connection {
             }
         }
         if by != SendBy::Lane {
-            sender.enter_kernel();
+            sender.enter_kernel(tcp, self.role());
             return Ok(Step::Kernel);
         }
         let may_wait = self.may_block(flags.dont_wait);

@@ -3,9 +3,9 @@
 use super::lanes::OutLane;
 use crate::kernel::{self, Tcp};
 use crate::spans::for_each_part;
-use crate::young::Role;
 use lane::Corrupt;
 use libc::iovec;
+use meeting::Role;
 use path::{SendBy, SenderIo, Sending, Word, Words};
 use rustix::io::Errno;
 use std::convert::Infallible;
@@ -18,9 +18,21 @@ pub(super) struct Sender {
     lane: Option<OutLane>,
     /// Calls of the program that send by TCP now. Bytes that such a call writes would not be counted.
     calls_in_kernel: u32,
+    /// When this end asks for a move again; `None` for never.
+    asks_after: Option<AsksAfter>,
     /// Bytes that were written to TCP of what the receiver has left in the lane.
     bytes_resent: usize,
 }
+
+/// Sends by TCP after which this end asks for a move.
+struct AsksAfter {
+    left: u32,
+    /// The number for the next time.
+    next: u32,
+}
+
+/// Sends after the end of a move before this end first asks for another one; doubled each time.
+const ASKS_AFTER_SENDS: u32 = 16;
 
 /// What a send by the lane has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +99,8 @@ impl SenderIo for SendIo<'_> {
 impl Sender {
     /// Begins to use the lane, now that the ends have met: asks for the first move.
     pub fn install(&mut self, lane: OutLane, tcp: Tcp, role: Role) {
-        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), ..Self::default() };
+        let asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
+        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), asks_after, ..Self::default() };
         self.with_io(tcp, role, |path, io| {
             let Ok(()) = path.ask(io);
         });
@@ -130,9 +143,28 @@ impl Sender {
         Some(step(&mut self.path, &mut SendIo { lane, tcp, role, is_alone }))
     }
 
-    /// Notes that a call of the program sends by TCP.
-    pub fn enter_kernel(&mut self) {
+    /// Does not ask for a move any more.
+    pub fn stay_on_tcp(&mut self) {
+        self.asks_after = None;
+    }
+
+    /// Notes that a call of the program sends by TCP. After some of them, this end asks for a move again: what only TCP
+    /// can do may have been done.
+    pub fn enter_kernel(&mut self, tcp: Tcp, role: Role) {
         self.calls_in_kernel += 1;
+        if !self.path.may_ask() {
+            return;
+        }
+        match &mut self.asks_after {
+            Some(AsksAfter { left: 0, next }) => {
+                self.asks_after = Some(AsksAfter { left: *next, next: next.saturating_mul(2) });
+                self.with_io(tcp, role, |path, io| {
+                    let Ok(()) = path.ask(io);
+                });
+            }
+            Some(AsksAfter { left, .. }) => *left -= 1,
+            None => {}
+        }
     }
 
     /// Notes that it has returned.

@@ -101,19 +101,15 @@ impl Drop for Asleep {
 impl Connection {
     /// Waits until there may be what the caller waits for. Returns the events of the socket that the kernel has
     /// reported, 0 if it was not asked.
-    pub(super) fn wait(
-        &'static self,
-        this: Use,
-        tcp: Tcp,
-        deadline: Deadline,
-        what: WaitFor,
-    ) -> Result<i16, Errno> {
+    pub(super) fn wait(&'static self, this: Use, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
         if self.spin(this, deadline, what)? {
             return Ok(0);
         }
         let option = if what == WaitFor::Data { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
         let deadline = match deadline.at_ns {
-            None if what == WaitFor::Data => Deadline { began: deadline.began, ..Deadline::after(tcp.timeout_ns(option)) },
+            None if what == WaitFor::Data => {
+                Deadline { began: deadline.began, ..Deadline::after(tcp.timeout_ns(option)) }
+            }
             _ => deadline,
         };
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
@@ -152,13 +148,7 @@ impl Connection {
     }
 
     /// Publishes that this thread sleeps, polls once more, and sleeps.
-    fn announce_and_sleep(
-        &'static self,
-        this: Use,
-        tcp: Tcp,
-        deadline: Deadline,
-        what: WaitFor,
-    ) -> Result<i16, Errno> {
+    fn announce_and_sleep(&'static self, this: Use, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
         match what {
             WaitFor::Data => {
                 let mut receiver = this.receiver()?;
