@@ -81,7 +81,7 @@ pub(crate) unsafe fn send_by_path<S: AsRef<[iovec]>>(
     in_kernel: impl FnOnce() -> isize,
 ) -> isize {
     match table::get(fd) {
-        Entry::None => in_kernel(),
+        Entry::None | Entry::Set(_) => in_kernel(),
         Entry::Young(young) => {
             // Before the call: the peer finds a proposal when it receives what is sent now.
             match lifecycle::count(fd, young, Transfer::Sent) {
@@ -135,7 +135,7 @@ pub(crate) unsafe fn receive_by_path<S: AsRef<[iovec]>>(
     in_kernel: impl FnOnce() -> isize,
 ) -> isize {
     match table::get(fd) {
-        Entry::None => in_kernel(),
+        Entry::None | Entry::Set(_) => in_kernel(),
         Entry::Young(young) => {
             let received = in_kernel();
             if received > 0 && flags & libc::MSG_PEEK == 0 {

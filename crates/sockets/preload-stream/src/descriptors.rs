@@ -67,7 +67,9 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let result = unsafe { real::fcntl(fd, command, argument) };
     match (command, table::get(fd)) {
-        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Entry::Young(_) | Entry::Connection(_)) => noted_duplicate(fd, result),
+        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Entry::Young(_) | Entry::Connection(_) | Entry::Set(_)) => {
+            noted_duplicate(fd, result)
+        }
         (libc::F_SETFL, Entry::Connection(connection)) if result == 0 => {
             connection.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
             result

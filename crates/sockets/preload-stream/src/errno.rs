@@ -14,6 +14,11 @@ pub fn count_or_errno(result: Result<usize, Errno>) -> isize {
     result.map_or_else(fail, |count| count as isize)
 }
 
+/// Returns 0, or -1 with `errno`.
+pub fn zero_or_errno(result: Result<(), Errno>) -> std::ffi::c_int {
+    result.map_or_else(fail, |()| 0)
+}
+
 /// Runs work of the library, which leaves `errno` as it was.
 #[inline]
 pub fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {

@@ -50,6 +50,7 @@ real! {
     dup(fd: c_int) -> c_int;
     dup2(old: c_int, new: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     execve(path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     execveat(dir: c_int, path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char,

@@ -16,6 +16,7 @@ mod send;
 mod sender;
 mod wait;
 
+use crate::epoll::EpollSet;
 use crate::guarded::Guarded;
 use crate::kernel::Tcp;
 use crate::young::Young;
@@ -31,7 +32,7 @@ use socket::process::pool::Pool;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
-pub use readiness::Parked;
+pub use readiness::{Edges, Parked};
 pub use receive::Received;
 pub use send::Sent;
 
@@ -55,6 +56,8 @@ pub struct Connection {
     sleepers: AtomicU32,
     /// How soon the peer has sent after previous waits.
     spin_history: AdaptiveSpin,
+    /// The epoll sets that hold the connection.
+    watchers: Guarded<Vec<&'static EpollSet>>,
     /// The descriptors of the program that refer to the connection.
     descriptors: Guarded<Vec<RawFd>>,
 }
@@ -154,6 +157,9 @@ impl Connection {
             lane.note_closed();
         }
         self.generation.fetch_add(1, Ordering::Release);
+        if let Some(mut watchers) = self.watchers.lock() {
+            watchers.clear();
+        }
         *sender = Sender::default();
         *receiver = Receiver::default();
         *meeting = Meeting::default();

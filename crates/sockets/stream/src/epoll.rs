@@ -39,8 +39,18 @@ pub fn adopt(connection: &'static Connection, fd: RawFd) {
 #[inline]
 pub fn forget(fd: RawFd) {
     if registry::is_any(fd) {
-        registry::remove_all(fd);
+        forget_registrations(fd);
     }
+}
+
+#[cold]
+fn forget_registrations(fd: RawFd) {
+    for registration in registry::of(fd) {
+        if let crate::table::Entry::Set(set) = crate::table::get(registration.epfd) {
+            set.remove_member(fd);
+        }
+    }
+    registry::remove_all(fd);
 }
 
 /// Prepares the sets among some descriptors for a wait that asks only the kernel: what their lanes have becomes visible

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 pub mod connection;
+pub mod epoll;
 
 pub mod flags;
 pub mod guarded;

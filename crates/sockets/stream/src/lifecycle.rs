@@ -1,6 +1,7 @@
 //! What calls that create, duplicate, pass on and close descriptors mean for connections.
 
 use crate::connection::Connection;
+use crate::epoll;
 use crate::kernel::Tcp;
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
@@ -55,16 +56,17 @@ pub fn note_accepted(fd: RawFd) {
 /// Notes that a descriptor is about to be closed or replaced.
 #[inline]
 pub fn before_close(fd: RawFd) {
+    epoll::forget(fd);
     match table::get(fd) {
         Entry::None => {}
         Entry::Young(_) => {
             table::set(fd, Entry::None);
         }
-        Entry::Connection(_) => {
-            if let Entry::Connection(connection) = table::set(fd, Entry::None) {
-                connection.remove_descriptor(fd);
-            }
-        }
+        Entry::Connection(_) | Entry::Set(_) => match table::set(fd, Entry::None) {
+            Entry::Connection(connection) => connection.remove_descriptor(fd),
+            Entry::Set(set) => set.remove_descriptor(fd),
+            Entry::None | Entry::Young(_) => {}
+        },
     }
 }
 
@@ -72,6 +74,11 @@ pub fn before_close(fd: RawFd) {
 pub fn note_duplicate(old: RawFd, new: RawFd) {
     let connection = match table::get(old) {
         Entry::None => return,
+        Entry::Set(set) => {
+            set.add_descriptor(new);
+            table::set(new, Entry::Set(set));
+            return;
+        }
         Entry::Connection(connection) => connection,
         Entry::Young(young) => {
             let connection = Connection::open(old, young, Tcp(old).is_nonblocking());
@@ -88,7 +95,7 @@ pub fn note_duplicate(old: RawFd, new: RawFd) {
 /// Sends a connection back to TCP for good, because the program is about to do what a lane cannot.
 pub fn stay_on_tcp(fd: RawFd) {
     match table::get(fd) {
-        Entry::None => {}
+        Entry::None | Entry::Set(_) => {}
         entry @ Entry::Young(_) => {
             table::replace(fd, entry, Entry::None);
         }

@@ -5,6 +5,7 @@
 //! another thread closes the descriptor.
 
 use crate::connection::Connection;
+use crate::epoll::EpollSet;
 use crate::young::Young;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -14,6 +15,7 @@ const PAGES: usize = 1024;
 const KIND_MASK: usize = 7;
 const KIND_YOUNG: usize = 1;
 const KIND_CONNECTION: usize = 2;
+const KIND_SET: usize = 3;
 const PAYLOAD_SHIFT: u32 = 3;
 
 /// What a descriptor refers to.
@@ -25,6 +27,8 @@ pub enum Entry {
     Young(Young),
     /// A TCP connection that has met its other end, or tries to.
     Connection(&'static Connection),
+    /// An epoll instance that has, or had, such connections as members.
+    Set(&'static EpollSet),
 }
 
 type Page = [AtomicUsize; PAGE_ENTRIES];
@@ -38,6 +42,8 @@ impl Entry {
             KIND_YOUNG => Self::Young(Young::from_word((word >> PAYLOAD_SHIFT) as u32)),
             // SAFETY: `to_word` made the word from a `&'static Connection`, and the table holds no others of this kind.
             KIND_CONNECTION => Self::Connection(unsafe { &*std::ptr::with_exposed_provenance(word & !KIND_MASK) }),
+            // SAFETY: `to_word` made the word from a `&'static EpollSet`, and the table holds no others of this kind.
+            KIND_SET => Self::Set(unsafe { &*std::ptr::with_exposed_provenance(word & !KIND_MASK) }),
             _ => Self::None,
         }
     }
@@ -51,6 +57,11 @@ impl Entry {
                 let address = std::ptr::from_ref(connection).expose_provenance();
                 debug_assert_eq!(address & KIND_MASK, 0);
                 address | KIND_CONNECTION
+            }
+            Self::Set(set) => {
+                let address = std::ptr::from_ref(set).expose_provenance();
+                debug_assert_eq!(address & KIND_MASK, 0);
+                address | KIND_SET
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::lanes::{self, OwnMemory};
 use super::{Connection, MEETINGS};
+use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
 use crate::young::{Occasion, Transfer, Young};
@@ -116,8 +117,11 @@ impl Connection {
             }
         };
         if let Some((met, memory)) = met {
-            meeting.state =
-                if self.use_memory(tcp, met, memory, &mut meeting.bell) { State::Met } else { State::Stays };
+            let has_met = self.use_memory(tcp, met, memory, &mut meeting.bell);
+            meeting.state = if has_met { State::Met } else { State::Stays };
+            drop(meeting);
+            let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
+            descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
         }
     }
 
@@ -170,6 +174,7 @@ impl Connection {
             }
         }
         self.ring();
+        self.for_each_watcher(|set| set.note_path(self));
     }
 
     /// Does what the peer may have asked for by ringing: writes to TCP what it has left in the lane, and consents to a
@@ -188,6 +193,7 @@ impl Connection {
 
     /// Notes that no process holds the peer's bell any more.
     pub(super) fn note_peer_left(&'static self, tcp: Tcp) {
+        // The descriptor itself is kept until the end, by the meeting.
         if let Some(mut sender) = self.sender.lock() {
             sender.go_back(tcp, self.role());
         }

@@ -1,6 +1,7 @@
 //! What the lanes of a connection add to the kernel's readiness of its socket.
 
 use super::Connection;
+use crate::epoll::EpollSet;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
 use socket::process::{system, threads};
@@ -9,6 +10,24 @@ use std::sync::atomic::Ordering;
 
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+
+/// What an edge-triggered watcher of the lanes compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edges {
+    /// The events that the lanes have.
+    pub ready: i16,
+    /// A number that grows with each arrival.
+    arrivals: u64,
+    /// How often a send that found no room was followed by room.
+    rooms: u64,
+}
+
+impl Edges {
+    /// Returns whether something has happened since `before`.
+    pub fn has_event_since(self, before: Self) -> bool {
+        self.arrivals != before.arrivals || self.rooms != before.rooms
+    }
+}
 
 /// A wait that relies on the bell of a connection. Ends when it is dropped.
 pub struct Parked(&'static Connection);
@@ -36,21 +55,26 @@ impl Connection {
             && sender.is_by_lane()
         {
             let by = sender.prepare(Tcp(fd), self.role());
-            let has_room = sender.lane().is_none_or(|lane| lane.is_writable());
-            ready |= if by != SendBy::Lane || has_room { OUTPUT } else { 0 };
+            let has_room = by != SendBy::Lane || sender.lane().is_none_or(|lane| lane.is_writable());
+            sender.note_room(has_room);
+            ready |= if has_room { OUTPUT } else { 0 };
         }
         ready & wanted
     }
 
-    /// Returns whether sends go by a lane, so that the kernel's room does not matter.
-    pub fn sends_by_lane(&'static self) -> bool {
-        self.sender.lock().is_some_and(|sender| sender.is_by_lane())
+    /// Returns what [`Connection::lane_events`] does, with the counters by which edges are recognized.
+    pub fn lane_edges(&'static self, fd: RawFd, wanted: i16) -> Edges {
+        let ready = self.lane_events(fd, wanted);
+        if ready == 0 {
+            return Edges { ready, arrivals: 0, rooms: 0 };
+        }
+        let arrivals = self.receiver.lock().and_then(|mut it| it.lane_in_use().map(|lane| lane.arrivals(0)));
+        let rooms = self.sender.lock().map_or(0, |sender| sender.rooms());
+        Edges { ready, arrivals: arrivals.unwrap_or(0), rooms }
     }
 
-    /// Asks the peer to ring when one of `wanted` becomes true. Check [`Connection::lane_events`] once more before
-    /// sleeping.
-    pub fn park(&'static self, wanted: i16) -> Parked {
-        threads::add(&self.sleepers, 1);
+    /// Asks the peer to ring when one of `wanted` becomes true.
+    pub fn ask_for_ring(&'static self, wanted: i16) {
         if wanted & INPUT != 0
             && let Some(mut receiver) = self.receiver.lock()
             && let Some(lane) = receiver.lane()
@@ -63,16 +87,81 @@ impl Connection {
         {
             lane.announce_sleep();
         }
+    }
+
+    /// Returns whether the two ends have met.
+    pub fn has_met(&self) -> bool {
+        self.bell_slot.load(Ordering::Acquire) >= 0
+    }
+
+    /// Sets whether this end consents to moves.
+    pub fn set_willing(&'static self, is_willing: bool) {
+        if let Some(mut receiver) = self.receiver.lock() {
+            receiver.set_willing(is_willing);
+        }
+    }
+
+    /// Sends the connection back to TCP, because a set cannot watch its lanes.
+    pub fn leave_lanes(&'static self, fd: RawFd) {
+        self.stay_on_tcp(Tcp(fd));
+    }
+
+    /// Notes that a set watches the connection.
+    pub fn note_watcher(&self, set: &'static EpollSet) {
+        if let Some(mut watchers) = self.watchers.lock()
+            && !watchers.iter().any(|known| std::ptr::eq(*known, set))
+        {
+            watchers.push(set);
+        }
+    }
+
+    /// Notes that a set does not watch the connection any more.
+    pub fn forget_watcher(&self, set: &EpollSet) {
+        if let Some(mut watchers) = self.watchers.lock() {
+            watchers.retain(|known| !std::ptr::eq(*known, set));
+        }
+    }
+
+    /// Calls `notify` for each set that watches the connection. No lock of the connection is held then.
+    pub(super) fn for_each_watcher(&self, mut notify: impl FnMut(&'static EpollSet)) {
+        let mut index = 0;
+        while let Some(set) = self.watchers.lock().and_then(|watchers| watchers.get(index).copied()) {
+            notify(set);
+            index += 1;
+        }
+    }
+
+    /// Takes the rings from the bell and does what they ask for.
+    pub fn answer_ring(&'static self, fd: RawFd) {
+        let bell = self.bell();
+        if bell >= 0 && system::drain(bell) != Ok(true) {
+            self.note_peer_left(Tcp(fd));
+        }
+        self.answer(Tcp(fd));
+    }
+
+    /// Returns whether sends go by a lane, so that the kernel's room does not matter.
+    pub fn sends_by_lane(&'static self) -> bool {
+        self.sender.lock().is_some_and(|sender| sender.is_by_lane())
+    }
+
+    /// Asks the peer to ring when one of `wanted` becomes true. Check [`Connection::lane_events`] once more before
+    /// sleeping.
+    pub fn park(&'static self, wanted: i16) -> Parked {
+        threads::add(&self.sleepers, 1);
+        self.ask_for_ring(wanted);
         Parked(self)
     }
 
     /// Handles a ring of the bell, or its end.
     pub fn answer_bell(&'static self, fd: RawFd) {
         // Another thread may rely on the ring.
-        if self.sleepers.load(Ordering::SeqCst) <= 1 && system::drain(self.bell()) != Ok(true) {
-            self.note_peer_left(Tcp(fd));
+        if self.sleepers.load(Ordering::SeqCst) <= 1 {
+            self.answer_ring(fd);
+            self.for_each_watcher(|set| set.note_ring_taken(self));
+        } else {
+            self.answer(Tcp(fd));
         }
-        self.answer(Tcp(fd));
     }
 
     /// Notes that the kernel has reported an event of the socket.

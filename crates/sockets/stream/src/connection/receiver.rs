@@ -43,6 +43,8 @@ pub(super) struct Receiver {
     asked_ticks: u64,
     /// No process holds the peer's bell any more.
     has_peer_left: bool,
+    /// This end does not consent to moves for now.
+    is_unwilling: bool,
 }
 
 /// The result of one attempt to receive.
@@ -144,6 +146,11 @@ impl Receiver {
         self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
     }
 
+    /// Sets whether this end consents to moves.
+    pub fn set_willing(&mut self, is_willing: bool) {
+        self.is_unwilling = !is_willing;
+    }
+
     /// Notes that the kernel has reported an event of the socket.
     pub fn note_kernel_event(&mut self) {
         self.has_kernel_event = true;
@@ -173,7 +180,7 @@ impl Receiver {
     /// [`Violation`] if the peer published what no correct peer does; the same holds below.
     pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = self.calls_in_kernel == 0;
+        let is_willing = self.calls_in_kernel == 0 && !self.is_unwilling;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { lane, tcp })?)
     }

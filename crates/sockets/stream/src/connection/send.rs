@@ -69,6 +69,7 @@ impl Connection {
         flags: MessageFlags,
     ) -> Result<Step, Errno> {
         let mut sender = this.sender()?;
+        let was_by_lane = sender.is_by_lane();
         let mut by =
             if flags.kernel_only { sender.go_back(tcp, self.role()) } else { sender.prepare(tcp, self.role()) };
         if by == SendBy::Lane && sender.lane().is_some_and(|lane| lane.has_peer_closed()) {
@@ -84,6 +85,10 @@ impl Connection {
         }
         if by != SendBy::Lane {
             sender.enter_kernel(tcp, self.role());
+            drop(sender);
+            if was_by_lane {
+                self.for_each_watcher(|set| set.note_path(self));
+            }
             return Ok(Step::Kernel);
         }
         let may_wait = self.may_block(flags.dont_wait);
@@ -110,6 +115,7 @@ impl Connection {
         let mut deadline = None;
         while done < wanted {
             if !self.may_block(flags.dont_wait) {
+                this.sender()?.note_blocked();
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(tcp.timeout_ns(libc::SO_SNDTIMEO)));

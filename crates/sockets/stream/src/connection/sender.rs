@@ -20,6 +20,10 @@ pub(super) struct Sender {
     calls_in_kernel: u32,
     /// When this end asks for a move again; `None` for never.
     asks_after: Option<AsksAfter>,
+    /// A send has found no room, and nothing has found room since.
+    is_blocked: bool,
+    /// How often a send that found no room was followed by room.
+    rooms: u64,
     /// Bytes that were written to TCP of what the receiver has left in the lane.
     bytes_resent: usize,
 }
@@ -141,6 +145,22 @@ impl Sender {
         let is_alone = self.calls_in_kernel == 0;
         let lane = self.lane.as_mut()?;
         Some(step(&mut self.path, &mut SendIo { lane, tcp, role, is_alone }))
+    }
+
+    /// Notes whether a poll has found room.
+    pub fn note_room(&mut self, has_room: bool) {
+        self.rooms += u64::from(has_room && self.is_blocked);
+        self.is_blocked = !has_room;
+    }
+
+    /// Returns how often a send that found no room was followed by room.
+    pub fn rooms(&self) -> u64 {
+        self.rooms
+    }
+
+    /// Notes that a send has found no room.
+    pub fn note_blocked(&mut self) {
+        self.is_blocked = true;
     }
 
     /// Does not ask for a move any more.

@@ -1,0 +1,50 @@
+//! `epoll_ctl`.
+
+use super::registry::{self, Registration};
+use super::set;
+use crate::table::{self, Entry};
+use libc::epoll_event;
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+/// Notes what a call of `epoll_ctl` does, or does it. `event` is the program's, if it is readable; `in_kernel` makes the
+/// program's call.
+///
+/// # Errors
+/// Those of `epoll_ctl(2)`.
+pub fn control(
+    epfd: RawFd,
+    operation: i32,
+    fd: RawFd,
+    event: Option<epoll_event>,
+    in_kernel: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    if operation == libc::EPOLL_CTL_MOD
+        && let (Entry::Set(set), Some(event)) = (table::get(epfd), event)
+        && let Some(result) = set.change_member(fd, event.events, event.u64)
+    {
+        if result.is_ok() {
+            registry::put(fd, Registration { epfd, events: event.events, data: event.u64 });
+        }
+        return result;
+    }
+    in_kernel()?;
+    match (operation, event) {
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
+            let registration = Registration { epfd, events: event.events, data: event.u64 };
+            registry::put(fd, registration);
+            if let Entry::Connection(connection) = table::get(fd)
+                && connection.has_met()
+            {
+                set::of(epfd).add_member(connection, fd, registration);
+            }
+        }
+        _ => {
+            registry::remove(fd, epfd);
+            if let Entry::Set(set) = table::get(epfd) {
+                set.remove_member(fd);
+            }
+        }
+    }
+    Ok(())
+}

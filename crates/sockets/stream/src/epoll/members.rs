@@ -1,0 +1,272 @@
+//! The connections of a set, and which of them have events.
+
+use super::registry::Registration;
+use crate::connection::{Connection, Edges};
+use std::os::fd::RawFd;
+
+/// Events that every registration reports.
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+/// Flags, which are no events.
+const FLAGS: u32 = (libc::EPOLLET | libc::EPOLLONESHOT | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
+const OUTPUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+/// Members that stay hot however long they are idle: to read their rings from the inner instance takes as long as to
+/// poll them.
+const HOT_MIN: usize = 8;
+/// Most hot members.
+const HOT_MAX: usize = 256;
+/// A member is idle if it was not among this number of reports. To park it and be woken for it takes some microseconds,
+/// a poll that finds nothing some nanoseconds.
+const IDLE_REPORTS_MAX: u32 = 256;
+
+/// How a member is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watch {
+    /// Every wait polls it.
+    Hot,
+    /// Its peer has been asked to ring.
+    Parked,
+    /// Only the kernel reports events, until the program changes the registration: an event was reported once
+    /// (`EPOLLONESHOT`), or only the kernel knows whether one was.
+    Off,
+}
+
+/// A connection of a set.
+pub(super) struct Member {
+    pub connection: &'static Connection,
+    pub fd: RawFd,
+    /// The program's events, flags and data.
+    pub events: u32,
+    pub data: u64,
+    /// The events that the kernel's registration has.
+    pub in_kernel: u32,
+    watch: Watch,
+    /// What was last reported to an edge-triggered registration; `None` if nothing was since it was made.
+    seen: Option<Edges>,
+    /// The number of the last report with this member.
+    active_at: u32,
+}
+
+impl Member {
+    pub fn new(connection: &'static Connection, fd: RawFd, registration: Registration) -> Self {
+        let Registration { events, data, .. } = registration;
+        Self { connection, fd, events, data, in_kernel: events, watch: Watch::Parked, seen: None, active_at: 0 }
+    }
+
+    /// Returns whether a report ends the registration until the program changes it.
+    pub fn is_one_shot(&self) -> bool {
+        self.events & libc::EPOLLONESHOT as u32 != 0
+    }
+
+    /// Returns whether only the kernel reports events.
+    pub fn is_off(&self) -> bool {
+        self.watch == Watch::Off
+    }
+
+    fn is_edge_triggered(&self) -> bool {
+        self.events & libc::EPOLLET as u32 != 0
+    }
+
+    /// Returns the events without flags that the registration wants.
+    fn wanted(&self) -> u32 {
+        (self.events & !FLAGS) | ALWAYS
+    }
+
+    /// Returns the events to ask the kernel for: TCP has room whenever sends go by a lane.
+    pub fn kernel_events(&self) -> u32 {
+        if self.connection.sends_by_lane() { self.events & !OUTPUT } else { self.events }
+    }
+
+    /// Returns the events that the lanes have to report now.
+    #[inline]
+    fn poll(&mut self) -> u32 {
+        if self.watch == Watch::Off {
+            return 0;
+        }
+        let edges = self.connection.lane_edges(self.fd, (self.wanted() & 0xffff) as i16);
+        let ready = edges.ready as u16 as u32;
+        if ready == 0 || !self.is_edge_triggered() || self.seen.is_none_or(|seen| edges.has_event_since(seen)) {
+            return ready;
+        }
+        0
+    }
+
+    /// Notes a report of lane events.
+    fn note_report(&mut self, reports: u32) {
+        self.active_at = reports;
+        if self.is_edge_triggered() {
+            self.seen = Some(self.connection.lane_edges(self.fd, (self.wanted() & 0xffff) as i16));
+        }
+    }
+
+    /// Changes the program's events and data.
+    pub fn change(&mut self, events: u32, data: u64) {
+        (self.events, self.data, self.seen) = (events, data, None);
+        if self.watch == Watch::Off {
+            self.watch = Watch::Parked;
+        }
+    }
+
+    /// Returns which of the kernel's events the program is to see.
+    pub fn filter(&self, events: u32) -> u32 {
+        if self.connection.sends_by_lane() { events & !OUTPUT } else { events }
+    }
+}
+
+/// The members of a set, by their index.
+#[derive(Default)]
+pub(super) struct Members {
+    slots: Vec<Option<Member>>,
+    free: Vec<u32>,
+    hot: Vec<u32>,
+    /// Number of polls that have reported something.
+    reports: u32,
+    /// Where the next poll begins, so that a small array does not starve the members behind the first ones.
+    begin: usize,
+}
+
+impl Members {
+    pub fn hot_count(&self) -> usize {
+        self.hot.len()
+    }
+
+    pub fn insert(&mut self, member: Member) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = Some(member);
+                index
+            }
+            None => {
+                self.slots.push(Some(member));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    pub fn remove(&mut self, index: u32) -> Option<Member> {
+        let removed = self.slots.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        self.hot.retain(|hot| *hot != index);
+        Some(removed)
+    }
+
+    pub fn get(&mut self, index: u32) -> Option<&mut Member> {
+        self.slots.get_mut(index as usize)?.as_mut()
+    }
+
+    /// Returns the index of a descriptor's member.
+    pub fn find(&self, fd: RawFd) -> Option<u32> {
+        self.slots.iter().position(|slot| slot.as_ref().is_some_and(|member| member.fd == fd)).map(|at| at as u32)
+    }
+
+    /// Returns the index of a connection's member.
+    pub fn find_connection(&self, connection: &Connection) -> Option<u32> {
+        let is_it = |member: &Member| std::ptr::eq(member.connection, connection);
+        self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it)).map(|at| at as u32)
+    }
+
+    /// Returns the indices of all members.
+    pub fn indices(&self) -> Vec<u32> {
+        (0..self.slots.len() as u32).filter(|index| self.slots[*index as usize].is_some()).collect()
+    }
+
+    /// Makes every wait poll a member.
+    pub fn make_hot(&mut self, index: u32) {
+        let reports = self.reports;
+        if let Some(member) = self.get(index)
+            && member.watch == Watch::Parked
+        {
+            (member.watch, member.active_at) = (Watch::Hot, reports);
+            self.hot.push(index);
+            if self.hot.len() > HOT_MAX {
+                let idle = self.hot[0];
+                self.park(idle);
+            }
+        }
+    }
+
+    /// Asks a member's peer to ring. Returns whether the member has events already, and thus stays hot.
+    fn park(&mut self, index: u32) -> bool {
+        let Some(member) = self.get(index) else { return false };
+        member.connection.ask_for_ring((member.wanted() & 0xffff) as i16);
+        if member.poll() != 0 {
+            return true;
+        }
+        if member.watch == Watch::Hot {
+            member.watch = Watch::Parked;
+        }
+        self.hot.retain(|hot| *hot != index);
+        false
+    }
+
+    /// Parks a member that is not hot. Returns whether it has events already.
+    pub fn park_new(&mut self, index: u32) -> bool {
+        self.make_hot(index);
+        self.park(index)
+    }
+
+    /// Parks all members. Returns whether one has events already.
+    pub fn park_all(&mut self) -> bool {
+        let mut is_any_ready = false;
+        for index in self.hot.clone() {
+            is_any_ready |= self.park(index);
+        }
+        is_any_ready
+    }
+
+    /// Only lets the kernel report events of a member.
+    pub fn switch_off(&mut self, index: u32) {
+        if let Some(member) = self.get(index) {
+            member.watch = Watch::Off;
+        }
+        self.hot.retain(|hot| *hot != index);
+    }
+
+    /// Polls the hot members, and calls `report` with the index, the data and the events of each that has some, until
+    /// it returns `false`.
+    pub fn poll(&mut self, mut report: impl FnMut(u32, u64, u32) -> bool) {
+        let count = self.hot.len();
+        let mut is_any = false;
+        for step in 0..count {
+            let index = self.hot[(self.begin + step) % count];
+            let reports = self.reports.wrapping_add(1);
+            let Some(member) = self.slots[index as usize].as_mut() else { continue };
+            let ready = member.poll();
+            if ready == 0 {
+                continue;
+            }
+            if !report(index, member.data, ready) {
+                self.begin = (self.begin + step) % count;
+                break;
+            }
+            member.note_report(reports);
+            is_any = true;
+        }
+        if is_any {
+            self.reports = self.reports.wrapping_add(1);
+            self.park_idle();
+        }
+    }
+
+    /// Adds the lane events of a member for which the kernel has reported events.
+    pub fn events_with(&mut self, index: u32) -> u32 {
+        let reports = self.reports;
+        let Some(member) = self.get(index) else { return 0 };
+        let ready = member.poll();
+        if ready != 0 {
+            member.note_report(reports);
+        }
+        ready
+    }
+
+    /// Parks the member that has been idle for longest, if it has been for long enough.
+    fn park_idle(&mut self) {
+        if self.hot.len() <= HOT_MIN {
+            return;
+        }
+        let is_idle = |member: &Member| self.reports.wrapping_sub(member.active_at) > IDLE_REPORTS_MAX;
+        let idle = self.hot.iter().find(|index| self.slots[**index as usize].as_ref().is_some_and(is_idle));
+        if let Some(index) = idle.copied() {
+            self.park(index);
+        }
+    }
+}

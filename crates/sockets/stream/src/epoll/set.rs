@@ -1,0 +1,335 @@
+//! A set of the program that has members.
+
+use super::members::{Member, Members};
+use super::registry::{self, Registration};
+use crate::connection::Connection;
+use crate::guarded::{Access, Guarded};
+use crate::table::{self, Entry};
+use libc::epoll_event;
+use rustix::io::Errno;
+use socket::descriptor::hidden::{HiddenFd, Need};
+use socket::process::pool::Pool;
+use socket::process::system::{count_or_error, raw_syscall};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+/// The upper half of the data of a member's registration in the kernel; the lower half is the member's index. No
+/// pointer of a program and no small number has it.
+const MEMBER_TAG: u64 = 0xc1a7_5e7d << 32;
+/// The data of the inner instance.
+const INNER_DATA: u64 = 0xc1a7_5e7e << 32;
+/// The data of the eventfd in the inner instance, by which a thread wakes sleepers.
+const KICK_DATA: u64 = u64::MAX;
+
+/// A set of the program that has, or had, connections with lanes as members.
+#[derive(Default)]
+pub struct EpollSet {
+    pub(super) state: Guarded<State>,
+    /// The program's descriptor.
+    pub(super) epfd: AtomicI32,
+    /// Threads that sleep in the kernel on this set.
+    pub(super) sleepers: AtomicU32,
+    pub(super) spin_history: ::wait::AdaptiveSpin,
+}
+
+/// What the lock of a set protects.
+#[derive(Default)]
+pub(super) struct State {
+    /// The program's descriptors of the set.
+    descriptors: Vec<RawFd>,
+    pub members: Members,
+    inner: Option<HiddenFd>,
+    kick: Option<HiddenFd>,
+    /// When the kernel was last asked, by the processor's clock.
+    pub kernel_asked_ticks: u64,
+}
+
+/// What an event of the kernel is about.
+pub(super) enum Source {
+    /// A descriptor that the library does not serve.
+    Program,
+    /// A member, by its index.
+    Member(u32),
+    /// The inner instance.
+    Inner,
+}
+
+static POOL: Pool<EpollSet> = Pool::new();
+
+/// Returns the set of a descriptor, which becomes one if it is not.
+pub(super) fn of(epfd: RawFd) -> &'static EpollSet {
+    if let Entry::Set(set) = table::get(epfd) {
+        return set;
+    }
+    let set = POOL.take();
+    set.epfd.store(epfd, Ordering::Relaxed);
+    if let Some(mut state) = set.state.lock() {
+        *state = State { descriptors: vec![epfd], ..State::default() };
+    }
+    table::set(epfd, Entry::Set(set));
+    set
+}
+
+/// Performs `epoll_ctl(2)`.
+pub(super) fn control_in_kernel(epfd: RawFd, operation: i32, fd: RawFd, events: u32, data: u64) -> Result<(), Errno> {
+    let mut event = epoll_event { events, u64: data };
+    let arguments = [epfd as usize, operation as usize, fd as usize, (&raw mut event).expose_provenance()];
+    // SAFETY: the event is a local.
+    count_or_error(unsafe { raw_syscall(libc::SYS_epoll_ctl, arguments) }).map(|_| ())
+}
+
+fn hidden(fd: isize) -> Result<HiddenFd, Errno> {
+    let number = count_or_error(fd)?;
+    // SAFETY: the system call has just created the descriptor, which nothing else owns.
+    HiddenFd::hide(unsafe { OwnedFd::from_raw_fd(number as RawFd) }, Need::Required)
+}
+
+impl State {
+    /// Returns the inner instance, which the program's one holds.
+    fn ensure_inner(&mut self, epfd: RawFd) -> Result<RawFd, Errno> {
+        if let Some(inner) = &self.inner {
+            return Ok(inner.raw());
+        }
+        // SAFETY: the call takes no pointers.
+        let inner = hidden(unsafe { raw_syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]) })?;
+        control_in_kernel(epfd, libc::EPOLL_CTL_ADD, inner.raw(), libc::EPOLLIN as u32, INNER_DATA)?;
+        Ok(self.inner.insert(inner).raw())
+    }
+
+    /// Wakes the threads that sleep on the set.
+    pub fn kick(&mut self, epfd: RawFd) {
+        if self.kick.is_none() {
+            let Ok(inner) = self.ensure_inner(epfd) else { return };
+            // SAFETY: the call takes no pointers.
+            let made =
+                unsafe { raw_syscall(libc::SYS_eventfd2, [0, (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize]) };
+            let Ok(kick) = hidden(made) else { return };
+            let _ = control_in_kernel(inner, libc::EPOLL_CTL_ADD, kick.raw(), libc::EPOLLIN as u32, KICK_DATA);
+            self.kick = Some(kick);
+        }
+        if let Some(kick) = self.kick.as_ref().and_then(HiddenFd::get) {
+            let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Reads the rings of the members from the inner instance, and polls those that were rung for from now on.
+    pub fn take_rings(&mut self) {
+        const EVENTS: usize = 64;
+        let Some(inner) = self.inner.as_ref().map(HiddenFd::raw) else { return };
+        let mut events = [const { epoll_event { events: 0, u64: 0 } }; EVENTS];
+        loop {
+            let arguments = [inner as usize, events.as_mut_ptr().expose_provenance(), EVENTS, 0, 0, 0];
+            // SAFETY: the array is a local of this length; there is no mask.
+            let Ok(count) = count_or_error(unsafe { raw_syscall(libc::SYS_epoll_pwait, arguments) }) else { return };
+            for event in &events[..count] {
+                match event.u64 {
+                    KICK_DATA => {
+                        if let Some(kick) = self.kick.as_ref().and_then(HiddenFd::get) {
+                            let _ = rustix::io::read(kick, &mut [0_u8; 8]);
+                        }
+                    }
+                    index => self.answer(index as u32),
+                }
+            }
+            if count < EVENTS {
+                return;
+            }
+        }
+    }
+
+    fn answer(&mut self, index: u32) {
+        let Some(member) = self.members.get(index) else { return };
+        let (connection, fd) = (member.connection, member.fd);
+        connection.answer_ring(fd);
+        self.members.make_hot(index);
+    }
+
+    /// Puts into the kernel's registration of a member the events that its path requires.
+    pub fn update_kernel(&mut self, epfd: RawFd, index: u32) {
+        let Some(member) = self.members.get(index) else { return };
+        let wanted = member.kernel_events();
+        if wanted != member.in_kernel && !member.is_off() {
+            member.in_kernel = wanted;
+            let fd = member.fd;
+            let _ = control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, wanted, MEMBER_TAG | u64::from(index));
+        }
+    }
+}
+
+impl EpollSet {
+    pub(super) fn epfd(&self) -> RawFd {
+        self.epfd.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn lock(&self) -> Option<Access<'_, State>> {
+        self.state.lock()
+    }
+
+    /// Returns what an event of the kernel is about.
+    pub(super) fn source(data: u64) -> Source {
+        match data & (u64::MAX << 32) {
+            MEMBER_TAG => Source::Member(data as u32),
+            INNER_DATA if data == INNER_DATA => Source::Inner,
+            _ => Source::Program,
+        }
+    }
+
+    /// Makes a connection a member, in place of the program's registration of its descriptor.
+    pub(super) fn add_member(&'static self, connection: &'static Connection, fd: RawFd, registration: Registration) {
+        let Some(mut state) = self.lock() else { return };
+        let epfd = self.epfd();
+        if state.members.find(fd).is_some() {
+            return;
+        }
+        let is_exclusive = registration.events & libc::EPOLLEXCLUSIVE as u32 != 0;
+        let Ok(inner) = state.ensure_inner(epfd) else { return connection.leave_lanes(fd) };
+        let index = state.members.insert(Member::new(connection, fd, registration));
+        let bell = connection.bell();
+        let edge = (libc::EPOLLIN | libc::EPOLLET) as u32;
+        // A second descriptor of the connection may have put the bell there before.
+        let added = match control_in_kernel(inner, libc::EPOLL_CTL_ADD, bell, edge, index.into()) {
+            Err(Errno::EXIST) => Ok(()),
+            added => added,
+        };
+        if is_exclusive || added.is_err() {
+            state.members.remove(index);
+            return connection.leave_lanes(fd);
+        }
+        connection.note_watcher(self);
+        let is_one_shot = state.members.get(index).is_some_and(|member| member.is_one_shot());
+        if is_one_shot {
+            // Only the kernel knows whether its event was reported. The program will say how to go on.
+            state.members.switch_off(index);
+            connection.set_willing(false);
+        } else {
+            self.take_over(&mut state, index);
+        }
+    }
+
+    /// Replaces the kernel's registration of a member by one that the library recognizes.
+    fn take_over(&self, state: &mut State, index: u32) {
+        let epfd = self.epfd();
+        let Some(member) = state.members.get(index) else { return };
+        member.in_kernel = member.kernel_events();
+        let (fd, events) = (member.fd, member.in_kernel);
+        if control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, events, MEMBER_TAG | u64::from(index)).is_err() {
+            state.members.remove(index);
+            return registry::remove(fd, epfd);
+        }
+        let is_ready = state.members.park_new(index);
+        if is_ready && self.sleepers.load(Ordering::SeqCst) > 0 {
+            state.kick(epfd);
+        }
+        state.members.make_hot(index);
+        self.hand_over(state);
+    }
+
+    /// Makes sure that threads which sleep are woken for the members that this thread stops polling.
+    pub(super) fn hand_over(&self, state: &mut State) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 && state.members.park_all() {
+            state.kick(self.epfd());
+        }
+    }
+
+    /// Changes a member's registration as the program has asked.
+    pub(super) fn change_member(&self, fd: RawFd, events: u32, data: u64) -> Option<Result<(), Errno>> {
+        let mut state = self.lock()?;
+        let index = state.members.find(fd)?;
+        let member = state.members.get(index)?;
+        let connection = member.connection;
+        let in_kernel = if connection.sends_by_lane() { events & !(libc::EPOLLOUT as u32) } else { events };
+        let result = control_in_kernel(self.epfd(), libc::EPOLL_CTL_MOD, fd, in_kernel, MEMBER_TAG | u64::from(index));
+        if result.is_ok() {
+            member.in_kernel = in_kernel;
+            member.change(events, data);
+            connection.set_willing(true);
+            if state.members.park_new(index) && self.sleepers.load(Ordering::SeqCst) > 0 {
+                state.kick(self.epfd());
+            }
+            state.members.make_hot(index);
+            self.hand_over(&mut state);
+        }
+        Some(result)
+    }
+
+    /// Removes the member of a descriptor, if there is one.
+    pub(super) fn remove_member(&self, fd: RawFd) {
+        let Some(mut state) = self.lock() else { return };
+        let Some(index) = state.members.find(fd) else { return };
+        let Some(member) = state.members.remove(index) else { return };
+        if state.members.find_connection(member.connection).is_none()
+            && let Some(inner) = state.inner.as_ref().map(HiddenFd::raw)
+        {
+            let bell = member.connection.bell();
+            if bell >= 0 {
+                let _ = control_in_kernel(inner, libc::EPOLL_CTL_DEL, bell, 0, 0);
+            }
+        }
+    }
+
+    /// Handles a ring that somebody else has taken from the bell of a connection: its members are polled again.
+    pub fn note_ring_taken(&'static self, connection: &Connection) {
+        let Some(mut state) = self.lock() else { return };
+        if let Some(index) = state.members.find_connection(connection) {
+            state.members.make_hot(index);
+            self.hand_over(&mut state);
+        }
+    }
+
+    /// Updates the kernel's registrations after a connection has changed its path.
+    pub fn note_path(&'static self, connection: &Connection) {
+        let Some(mut state) = self.lock() else { return };
+        if let Some(index) = state.members.find_connection(connection) {
+            state.update_kernel(self.epfd(), index);
+        }
+    }
+
+    /// Makes visible in the kernel what the lanes have, for a wait on the set's descriptor itself.
+    pub(super) fn show_to_kernel(&'static self) {
+        let Some(mut state) = self.lock() else { return };
+        state.take_rings();
+        if state.members.park_all() {
+            state.kick(self.epfd());
+        }
+    }
+
+    /// Notes that `fd` is a duplicate of the set's descriptor.
+    pub fn add_descriptor(&self, fd: RawFd) {
+        if let Some(mut state) = self.lock() {
+            state.descriptors.push(fd);
+        }
+    }
+
+    /// Notes that a descriptor of the set is about to be closed.
+    pub fn remove_descriptor(&'static self, fd: RawFd) {
+        let next = self.lock().and_then(|mut state| {
+            state.descriptors.retain(|known| *known != fd);
+            state.descriptors.first().copied()
+        });
+        match next {
+            Some(next) => self.epfd.store(next, Ordering::Relaxed),
+            None => self.close(),
+        }
+    }
+
+    fn close(&'static self) {
+        registry::remove_set(self.epfd());
+        if let Some(mut state) = self.lock() {
+            for index in state.members.indices() {
+                if let Some(member) = state.members.remove(index) {
+                    member.connection.forget_watcher(self);
+                }
+            }
+            *state = State::default();
+        }
+        POOL.release(self);
+    }
+}
+
+/// Disarms a member's registration in the kernel. Errors and hang-ups cannot be disarmed; edge-triggered, they are
+/// reported once at most, and the member is [off](Member::is_off) then.
+pub(super) fn disarm(epfd: RawFd, fd: RawFd, index: u32) {
+    let data = MEMBER_TAG | u64::from(index);
+    let spent = (libc::EPOLLONESHOT | libc::EPOLLET) as u32;
+    let _ = control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, spent, data);
+}

@@ -1,0 +1,296 @@
+//! `epoll_wait`: polls the lanes of members in memory and, from time to time, the kernel; spins for a while; then asks
+//! the peers to ring and sleeps in the kernel.
+
+use super::set::{EpollSet, Source};
+use crate::table::{self, Entry};
+use libc::{epoll_event, sigset_t};
+use rustix::io::Errno;
+use socket::process::blocking;
+use socket::process::clock::{TICKS_PER_MICROSECOND, now_ns, ticks};
+use socket::process::signals::{self, HandlersRun, SignalCheckpoint};
+use socket::process::threads;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use wait::{Action, Spin};
+
+/// A wait that finds ready lanes may omit other ready descriptors for at most this time.
+const KERNEL_EVERY_US: u64 = 20;
+/// The cost of polling one member, in polls of a bare lane.
+const POLLS_PER_MEMBER: u32 = 12;
+const MILLISECOND_NS: u64 = 1_000_000;
+
+/// The program's array of events, of which the first `len` are filled.
+struct Buffer {
+    events: *mut epoll_event,
+    len: usize,
+    max: usize,
+}
+
+impl Buffer {
+    fn is_full(&self) -> bool {
+        self.len == self.max
+    }
+
+    fn push(&mut self, events: u32, data: u64) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        // SAFETY: the array has `max` elements, by the contract of `wait`, and `len` is less.
+        unsafe { self.events.add(self.len).write_unaligned(epoll_event { events, u64: data }) };
+        self.len += 1;
+        true
+    }
+}
+
+/// The arguments of a wait.
+struct Call {
+    epfd: RawFd,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+    deadline_ns: Option<u64>,
+    began: SignalCheckpoint,
+}
+
+impl Call {
+    /// Returns the time left; `None` waits without limit. In whole milliseconds if the program's time-out is, because
+    /// the kernel then accepts it in the call at which a thread can be cancelled.
+    fn left_ns(&self) -> Option<u64> {
+        let left_ns = self.deadline_ns?.saturating_sub(now_ns());
+        let is_whole = self.timeout_ns.is_some_and(|timeout_ns| timeout_ns.is_multiple_of(MILLISECOND_NS));
+        Some(if is_whole { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns })
+    }
+}
+
+/// Waits for events of a set, as `epoll_pwait2(2)`; without a timeout it waits without limit.
+///
+/// # Errors
+/// Those of the system call.
+///
+/// # Safety
+/// `events` is writable for `max` events, which is positive; `mask` is null or points to a signal set.
+pub unsafe fn wait(
+    epfd: RawFd,
+    events: *mut epoll_event,
+    max: usize,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let Entry::Set(set) = table::get(epfd) else {
+        // SAFETY: the array and the mask are valid by this function's contract.
+        return unsafe { wait_for_first_member(epfd, events, max, timeout_ns, mask) };
+    };
+    let mut buffer = Buffer { events, len: 0, max };
+    let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
+    let mut call = Call { epfd, timeout_ns, mask, deadline_ns, began: SignalCheckpoint::now() };
+    set.wait(&mut call, &mut buffer)?;
+    Ok(buffer.len)
+}
+
+/// Waits in the kernel on a set that has no member. It may get one meanwhile; then the wait goes on with it.
+///
+/// # Safety
+/// As [`wait`].
+unsafe fn wait_for_first_member(
+    epfd: RawFd,
+    events: *mut epoll_event,
+    max: usize,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    // Only another thread can add a member meanwhile, and only then is the time left needed.
+    let timeout_of_many = timeout_ns.filter(|timeout_ns| *timeout_ns > 0 && !threads::is_single());
+    let deadline_ns = timeout_of_many.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
+    // SAFETY: the array and the mask are valid by the contract of `wait`.
+    let count = unsafe { blocking::epoll_wait(epfd, events, max as i32, timeout_ns, mask) }?;
+    let Entry::Set(set) = table::get(epfd) else { return Ok(count) };
+    let mut buffer = Buffer { events, len: 0, max };
+    set.accept(&mut buffer, count);
+    if buffer.len > 0 || count == 0 {
+        return Ok(buffer.len);
+    }
+    let left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns())).or(timeout_ns);
+    // SAFETY: the array and the mask are valid by the contract of `wait`.
+    unsafe { wait(epfd, events, max, left_ns, mask) }
+}
+
+impl EpollSet {
+    fn wait(&'static self, call: &mut Call, buffer: &mut Buffer) -> Result<(), Errno> {
+        let is_due = self.poll_lanes(buffer);
+        if is_due || (buffer.len == 0 && call.timeout_ns == Some(0)) {
+            self.ask_kernel(call, buffer)?;
+        }
+        if buffer.len == 0 && call.timeout_ns != Some(0) {
+            self.wait_blocking(call, buffer)?;
+        }
+        if self.sleepers.load(Ordering::SeqCst) > 0
+            && let Some(mut state) = self.lock()
+        {
+            self.hand_over(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Reports the lanes that have events. Returns whether it is time to ask the kernel.
+    fn poll_lanes(&'static self, buffer: &mut Buffer) -> bool {
+        let Some(mut state) = self.lock() else { return true };
+        let mut spent = None;
+        state.members.poll(|index, data, ready| {
+            let is_reported = buffer.push(ready, data);
+            if is_reported {
+                spent.get_or_insert_with(Vec::new).push(index);
+            }
+            is_reported
+        });
+        for index in spent.into_iter().flatten() {
+            self.end_one_shot(&mut state, index);
+        }
+        let now = ticks();
+        now.wrapping_sub(state.kernel_asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND
+    }
+
+    /// Ends a registration with `EPOLLONESHOT` of which lane events were reported, in the kernel too.
+    fn end_one_shot(&self, state: &mut super::set::State, index: u32) {
+        let Some(member) = state.members.get(index) else { return };
+        if member.is_one_shot() && !member.is_off() {
+            let fd = member.fd;
+            member.in_kernel = libc::EPOLLONESHOT as u32;
+            super::set::disarm(self.epfd(), fd, index);
+            state.members.switch_off(index);
+        }
+    }
+
+    /// Asks the kernel without waiting, and accepts what it reports.
+    fn ask_kernel(&'static self, call: &Call, buffer: &mut Buffer) -> Result<(), Errno> {
+        if let Some(mut state) = self.lock() {
+            state.kernel_asked_ticks = ticks();
+        }
+        if buffer.is_full() {
+            return Ok(());
+        }
+        let begin = buffer.events.wrapping_add(buffer.len);
+        let room = (buffer.max - buffer.len) as i32;
+        // SAFETY: the array has room for this number of events behind the filled ones, by the contract of `wait`.
+        let count = unsafe { blocking::epoll_wait(call.epfd, begin, room, Some(0), std::ptr::null()) }?;
+        self.accept(buffer, count);
+        Ok(())
+    }
+
+    /// Accepts `count` events that the kernel has stored behind the filled ones: keeps the program's, translates the
+    /// members', and polls the members that were rung for.
+    fn accept(&'static self, buffer: &mut Buffer, count: usize) {
+        let Some(mut state) = self.lock() else { return };
+        let (begin, reported) = (buffer.len, buffer.len);
+        let mut has_rings = false;
+        for at in begin..begin + count {
+            // SAFETY: the kernel has stored `count` events from `begin` on.
+            let event = unsafe { buffer.events.add(at).read_unaligned() };
+            match Self::source(event.u64) {
+                Source::Program => {
+                    buffer.push(event.events, event.u64);
+                }
+                Source::Inner => has_rings = true,
+                Source::Member(index) => {
+                    let Some(member) = state.members.get(index).filter(|member| !member.is_off()) else { continue };
+                    let (of_kernel, data) = (member.filter(event.events), member.data);
+                    member.connection.note_kernel_event();
+                    let (is_one_shot, is_filtered) = (member.is_one_shot(), of_kernel != event.events);
+                    let ready = of_kernel | state.members.events_with(index);
+                    if is_filtered {
+                        state.update_kernel(self.epfd(), index);
+                    }
+                    if ready != 0 && !already_reported(buffer, reported, data, ready) {
+                        buffer.push(ready, data);
+                    }
+                    if is_one_shot && ready != 0 {
+                        state.members.switch_off(index);
+                    }
+                }
+            }
+        }
+        if has_rings {
+            state.take_rings();
+            drop(state);
+            self.poll_lanes(buffer);
+        }
+    }
+
+    fn wait_blocking(&'static self, call: &mut Call, buffer: &mut Buffer) -> Result<(), Errno> {
+        // SAFETY: the mask is valid by the contract of `wait`.
+        unsafe { blocking::deliver_signals(call.mask) }?;
+        // SAFETY: the mask is valid by the contract of `wait`.
+        let _masked = unsafe { signals::mask_while_polling(call.mask, &mut call.began) };
+        loop {
+            if self.spin(call, buffer)? || self.sleep(call, buffer)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Polls hot members for a while. Returns `true` if there are events or the time is up.
+    fn spin(&'static self, call: &Call, buffer: &mut Buffer) -> Result<bool, Errno> {
+        let hot = || self.lock().map_or(0, |state| state.members.hot_count() as u32);
+        let mut count = hot();
+        let mut spin = Spin::with(&self.spin_history);
+        while count > 0 {
+            match spin.iterate_by(POLLS_PER_MEMBER.saturating_mul(count)) {
+                Action::Poll => {
+                    self.poll_lanes(buffer);
+                }
+                Action::PollKernel => {
+                    self.ask_kernel(call, buffer)?;
+                    if buffer.len == 0 {
+                        if call.began.since() != HandlersRun::None {
+                            return Err(Errno::INTR);
+                        }
+                        if call.left_ns() == Some(0) {
+                            return Ok(true);
+                        }
+                    }
+                    count = hot();
+                }
+                Action::Block => break,
+            }
+            if buffer.len > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Parks all members and sleeps in the kernel. Returns `true` if there are events or the time is up.
+    fn sleep(&'static self, call: &Call, buffer: &mut Buffer) -> Result<bool, Errno> {
+        threads::add(&self.sleepers, 1);
+        let is_ready = self.lock().is_some_and(|mut state| state.members.park_all());
+        let woken = if is_ready {
+            Ok(0)
+        } else if call.began.since() != HandlersRun::None {
+            Err(Errno::INTR)
+        } else {
+            let max = buffer.max as i32;
+            // SAFETY: the array and the mask are valid by the contract of `wait`.
+            unsafe { blocking::epoll_wait(call.epfd, buffer.events, max, call.left_ns(), call.mask) }
+        };
+        threads::add(&self.sleepers, u32::MAX);
+        let count = woken?;
+        self.accept(buffer, count);
+        if is_ready {
+            self.poll_lanes(buffer);
+        }
+        Ok(buffer.len > 0 || (!is_ready && count == 0 && call.left_ns() == Some(0)))
+    }
+}
+
+/// Adds events to those that a poll of the lanes has reported for the same data before. Returns whether there were any.
+fn already_reported(buffer: &mut Buffer, reported: usize, data: u64, ready: u32) -> bool {
+    for at in 0..reported {
+        // SAFETY: the first `reported` events of the array are filled.
+        let mut event = unsafe { buffer.events.add(at).read_unaligned() };
+        if event.u64 == data {
+            event.events |= ready;
+            // SAFETY: the element was just read.
+            unsafe { buffer.events.add(at).write_unaligned(event) };
+            return true;
+        }
+    }
+    false
+}
