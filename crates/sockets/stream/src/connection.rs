@@ -135,6 +135,7 @@ impl Connection {
 
     /// Notes that `fd` is about to be closed or replaced. The last one ends the connection.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
+        self.for_each_watcher(|set| set.forget_descriptor(fd));
         let is_last = self.descriptors.lock().is_some_and(|mut descriptors| {
             let before = descriptors.len();
             descriptors.retain(|known| *known != fd);

@@ -145,6 +145,11 @@ impl Connection {
         self.sender.lock().is_some_and(|sender| sender.is_by_lane())
     }
 
+    /// Returns whether both directions go by lanes.
+    pub fn is_by_lanes(&'static self) -> bool {
+        self.sends_by_lane() && self.receiver.lock().is_some_and(|receiver| receiver.is_by_lane())
+    }
+
     /// Asks the peer to ring when one of `wanted` becomes true. Check [`Connection::lane_events`] once more before
     /// sleeping.
     pub fn park(&'static self, wanted: i16) -> Parked {

@@ -1,7 +1,7 @@
 //! `epoll_ctl`.
 
 use super::registry::{self, Registration};
-use super::set;
+use super::set::{self, EpollSet};
 use crate::table::{self, Entry};
 use libc::epoll_event;
 use rustix::io::Errno;
@@ -19,13 +19,9 @@ pub fn control(
     event: Option<epoll_event>,
     in_kernel: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    if operation == libc::EPOLL_CTL_MOD
-        && let (Entry::Set(set), Some(event)) = (table::get(epfd), event)
-        && let Some(result) = set.change_member(fd, event.events, event.u64)
+    if let Entry::Set(set) = table::get(epfd)
+        && let Some(result) = control_member(set, epfd, operation, fd, event)
     {
-        if result.is_ok() {
-            registry::put(fd, Registration { epfd, events: event.events, data: event.u64 });
-        }
         return result;
     }
     in_kernel()?;
@@ -47,4 +43,29 @@ pub fn control(
         }
     }
     Ok(())
+}
+
+/// Does what a call asks for if it concerns a member.
+fn control_member(
+    set: &'static EpollSet,
+    epfd: RawFd,
+    operation: i32,
+    fd: RawFd,
+    event: Option<epoll_event>,
+) -> Option<Result<(), Errno>> {
+    match (operation, event) {
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
+            let result = set.change_member(operation == libc::EPOLL_CTL_ADD, fd, event.events, event.u64)?;
+            if result.is_ok() {
+                registry::put(fd, Registration { epfd, events: event.events, data: event.u64 });
+            }
+            Some(result)
+        }
+        (libc::EPOLL_CTL_DEL, _) => {
+            let result = set.end_member(fd)?;
+            registry::remove(fd, epfd);
+            Some(result)
+        }
+        _ => None,
+    }
 }

@@ -40,6 +40,9 @@ pub(super) struct Member {
     /// The events that the kernel's registration has.
     pub in_kernel: u32,
     watch: Watch,
+    /// The program has removed the registration, and the kernel still has it. A program that removes a registration
+    /// often adds it again soon.
+    is_removed: bool,
     /// What was last reported to an edge-triggered registration; `None` if nothing was since it was made.
     seen: Option<Edges>,
     /// The number of the last report with this member.
@@ -49,12 +52,24 @@ pub(super) struct Member {
 impl Member {
     pub fn new(connection: &'static Connection, fd: RawFd, registration: Registration) -> Self {
         let Registration { events, data, .. } = registration;
-        Self { connection, fd, events, data, in_kernel: events, watch: Watch::Parked, seen: None, active_at: 0 }
+        Self { connection, fd, events, data, in_kernel: events, watch: Watch::Parked, is_removed: false, seen: None, active_at: 0 }
     }
 
     /// Returns whether a report ends the registration until the program changes it.
     pub fn is_one_shot(&self) -> bool {
         self.events & libc::EPOLLONESHOT as u32 != 0
+    }
+
+    /// Returns whether the program has removed the registration.
+    pub fn is_removed(&self) -> bool {
+        self.is_removed
+    }
+
+    /// Returns whether the kernel need not know at once what the program changes: the lanes have what it waits for, and
+    /// superfluous events of the kernel are recognized. An edge-triggered registration reports again what is there.
+    pub fn is_lazy(&self) -> bool {
+        const EAGER: u32 = (libc::EPOLLET | libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+        self.events & EAGER == 0 && self.connection.is_by_lanes()
     }
 
     /// Returns whether only the kernel reports events.
@@ -101,6 +116,7 @@ impl Member {
     /// Changes the program's events and data.
     pub fn change(&mut self, events: u32, data: u64) {
         (self.events, self.data, self.seen) = (events, data, None);
+        self.is_removed = false;
         if self.watch == Watch::Off {
             self.watch = Watch::Parked;
         }
@@ -108,7 +124,8 @@ impl Member {
 
     /// Returns which of the kernel's events the program is to see.
     pub fn filter(&self, events: u32) -> u32 {
-        if self.connection.sends_by_lane() { events & !OUTPUT } else { events }
+        let events = if self.connection.sends_by_lane() { events & !OUTPUT } else { events };
+        events & self.wanted()
     }
 }
 
@@ -118,6 +135,8 @@ pub(super) struct Members {
     slots: Vec<Option<Member>>,
     free: Vec<u32>,
     hot: Vec<u32>,
+    /// By descriptor: the index of its member plus one, or 0.
+    by_fd: Vec<u32>,
     /// Number of polls that have reported something.
     reports: u32,
     /// Where the next poll begins, so that a small array does not starve the members behind the first ones.
@@ -130,7 +149,8 @@ impl Members {
     }
 
     pub fn insert(&mut self, member: Member) -> u32 {
-        match self.free.pop() {
+        let fd = member.fd as usize;
+        let index = match self.free.pop() {
             Some(index) => {
                 self.slots[index as usize] = Some(member);
                 index
@@ -139,12 +159,18 @@ impl Members {
                 self.slots.push(Some(member));
                 self.slots.len() as u32 - 1
             }
+        };
+        if self.by_fd.len() <= fd {
+            self.by_fd.resize(fd + 1, 0);
         }
+        self.by_fd[fd] = index + 1;
+        index
     }
 
     pub fn remove(&mut self, index: u32) -> Option<Member> {
         let removed = self.slots.get_mut(index as usize)?.take()?;
         self.free.push(index);
+        self.by_fd[removed.fd as usize] = 0;
         self.hot.retain(|hot| *hot != index);
         Some(removed)
     }
@@ -155,7 +181,7 @@ impl Members {
 
     /// Returns the index of a descriptor's member.
     pub fn find(&self, fd: RawFd) -> Option<u32> {
-        self.slots.iter().position(|slot| slot.as_ref().is_some_and(|member| member.fd == fd)).map(|at| at as u32)
+        self.by_fd.get(usize::try_from(fd).ok()?)?.checked_sub(1)
     }
 
     /// Returns the index of a connection's member.
@@ -211,6 +237,14 @@ impl Members {
             is_any_ready |= self.park(index);
         }
         is_any_ready
+    }
+
+    /// Notes that the program has removed a registration that the kernel keeps for now.
+    pub fn note_removed(&mut self, index: u32) {
+        self.switch_off(index);
+        if let Some(member) = self.get(index) {
+            member.is_removed = true;
+        }
     }
 
     /// Only lets the kernel report events of a member.

@@ -231,31 +231,59 @@ impl EpollSet {
         }
     }
 
-    /// Changes a member's registration as the program has asked.
-    pub(super) fn change_member(&self, fd: RawFd, events: u32, data: u64) -> Option<Result<(), Errno>> {
+    /// Adds or changes a member's registration as the program has asked. `None` if the descriptor has no member: then
+    /// the kernel does it.
+    pub(super) fn change_member(&self, is_add: bool, fd: RawFd, events: u32, data: u64) -> Option<Result<(), Errno>> {
         let mut state = self.lock()?;
         let index = state.members.find(fd)?;
         let member = state.members.get(index)?;
-        let connection = member.connection;
-        let in_kernel = if connection.sends_by_lane() { events & !(libc::EPOLLOUT as u32) } else { events };
-        let result = control_in_kernel(self.epfd(), libc::EPOLL_CTL_MOD, fd, in_kernel, MEMBER_TAG | u64::from(index));
-        if result.is_ok() {
-            member.in_kernel = in_kernel;
-            member.change(events, data);
-            connection.set_willing(true);
-            if state.members.park_new(index) && self.sleepers.load(Ordering::SeqCst) > 0 {
-                state.kick(self.epfd());
-            }
-            state.members.make_hot(index);
-            self.hand_over(&mut state);
+        if member.is_removed() != is_add {
+            return Some(Err(if is_add { Errno::EXIST } else { Errno::NOENT }));
         }
+        let connection = member.connection;
+        let before = (member.events, member.data);
+        member.change(events, data);
+        if !member.is_lazy() {
+            let in_kernel = member.kernel_events();
+            let tagged = MEMBER_TAG | u64::from(index);
+            if let Err(error) = control_in_kernel(self.epfd(), libc::EPOLL_CTL_MOD, fd, in_kernel, tagged) {
+                member.change(before.0, before.1);
+                return Some(Err(error));
+            }
+            member.in_kernel = in_kernel;
+        }
+        connection.set_willing(true);
+        state.members.make_hot(index);
+        self.hand_over(&mut state);
+        Some(Ok(()))
+    }
+
+    /// Removes a member's registration as the program has asked. `None` if the descriptor has no member.
+    pub(super) fn end_member(&self, fd: RawFd) -> Option<Result<(), Errno>> {
+        let mut state = self.lock()?;
+        let index = state.members.find(fd)?;
+        let member = state.members.get(index)?;
+        if member.is_removed() {
+            return Some(Err(Errno::NOENT));
+        }
+        if member.is_lazy() {
+            state.members.note_removed(index);
+            return Some(Ok(()));
+        }
+        let result = control_in_kernel(self.epfd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+        self.remove_at(&mut state, index);
         Some(result)
     }
 
     /// Removes the member of a descriptor, if there is one.
     pub(super) fn remove_member(&self, fd: RawFd) {
         let Some(mut state) = self.lock() else { return };
-        let Some(index) = state.members.find(fd) else { return };
+        if let Some(index) = state.members.find(fd) {
+            self.remove_at(&mut state, index);
+        }
+    }
+
+    fn remove_at(&self, state: &mut State, index: u32) {
         let Some(member) = state.members.remove(index) else { return };
         if state.members.find_connection(member.connection).is_none()
             && let Some(inner) = state.inner.as_ref().map(HiddenFd::raw)
@@ -265,6 +293,18 @@ impl EpollSet {
                 let _ = control_in_kernel(inner, libc::EPOLL_CTL_DEL, bell, 0, 0);
             }
         }
+    }
+
+    /// Forgets the members of a descriptor that is about to be closed.
+    pub fn forget_descriptor(&'static self, fd: RawFd) {
+        self.remove_member(fd);
+    }
+
+    /// Removes from the kernel a registration that the program has removed before.
+    pub(super) fn finish_removal(&self, state: &mut State, index: u32) {
+        let Some(fd) = state.members.get(index).map(|member| member.fd) else { return };
+        let _ = control_in_kernel(self.epfd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+        self.remove_at(state, index);
     }
 
     /// Handles a ring that somebody else has taken from the bell of a connection: its members are polled again.
@@ -280,7 +320,11 @@ impl EpollSet {
     pub fn note_path(&'static self, connection: &Connection) {
         let Some(mut state) = self.lock() else { return };
         if let Some(index) = state.members.find_connection(connection) {
-            state.update_kernel(self.epfd(), index);
+            if state.members.get(index).is_some_and(|member| member.is_removed()) {
+                self.finish_removal(&mut state, index);
+            } else {
+                state.update_kernel(self.epfd(), index);
+            }
         }
     }
 

@@ -190,6 +190,10 @@ impl EpollSet {
                 }
                 Source::Inner => has_rings = true,
                 Source::Member(index) => {
+                    if state.members.get(index).is_some_and(|member| member.is_removed()) {
+                        self.finish_removal(&mut state, index);
+                        continue;
+                    }
                     let Some(member) = state.members.get(index).filter(|member| !member.is_off()) else { continue };
                     let (of_kernel, data) = (member.filter(event.events), member.data);
                     member.connection.note_kernel_event();
