@@ -18,10 +18,12 @@ mod descriptors;
 mod errno;
 mod file_transfer;
 mod messages;
+mod processes;
 mod readiness;
 #[path = "../../preload/src/real.rs"]
 #[allow(dead_code, reason = "shared with the library that this one replaces")]
 mod real;
+mod signals;
 mod sockets;
 
 use socket::process::identity;
@@ -37,4 +39,19 @@ extern "C" fn load() {
     socket::process::threads::find_single_threaded();
     socket::rendezvous::directory::remember_environment();
     identity::note_process();
+    signals::set_gates();
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+}
+
+extern "C" fn before_fork() {
+    stream::process::before_fork();
+}
+
+extern "C" fn after_fork_in_parent() {
+    stream::process::after_fork_in_parent();
+}
+
+extern "C" fn after_fork_in_child() {
+    stream::process::after_fork_in_child();
 }

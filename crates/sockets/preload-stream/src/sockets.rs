@@ -4,15 +4,21 @@
 use crate::errno::keeping_errno;
 use crate::real;
 use libc::{sockaddr, socklen_t};
+use socket::process::memory;
 use std::ffi::{c_int, c_void};
 use stream::lifecycle;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: readable, as is checked first.
+    let dissolves = memory::is_readable(address) && unsafe { (*address).sa_family } == libc::AF_UNSPEC as u16;
+    if dissolves {
+        keeping_errno(|| lifecycle::stay_on_tcp(fd));
+    }
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let result = unsafe { real::connect(fd, address, len) };
     // SAFETY: libc's own variable of this thread.
-    if result == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS {
+    if !dissolves && (result == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS) {
         keeping_errno(|| lifecycle::note_connected(fd));
     }
     result
@@ -39,6 +45,13 @@ pub unsafe extern "C" fn setsockopt(
     keeping_errno(|| lifecycle::before_option(fd, level, name));
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::setsockopt(fd, level, name, value, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    keeping_errno(|| lifecycle::before_shutdown(fd, how));
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    unsafe { real::shutdown(fd, how) }
 }
 
 aliases! {

@@ -9,6 +9,7 @@
 
 mod lanes;
 mod meet;
+mod processes;
 mod readiness;
 mod receive;
 mod receiver;
@@ -32,6 +33,7 @@ use socket::process::pool::Pool;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
+pub use processes::{after_fork_in_child, after_fork_in_parent, before_fork, defers_handlers};
 pub use readiness::{Edges, Parked};
 pub use receive::Received;
 pub use send::Sent;

@@ -22,7 +22,7 @@ mod set;
 mod wait;
 
 pub use control::control;
-pub use set::EpollSet;
+pub use set::{EpollSet, after_fork_in_child, after_fork_in_parent, before_fork, defers_handlers};
 pub use wait::wait;
 
 use crate::connection::Connection;

@@ -51,6 +51,16 @@ impl<T> Guarded<T> {
         is_held
     }
 
+    /// Takes the lock before a fork, until [`Guarded::unlock_after_fork`].
+    pub fn lock_before_fork(&self) {
+        self.lock.lock_without_guard();
+    }
+
+    /// Releases the lock after a fork, in the parent.
+    pub fn unlock_after_fork(&self) {
+        self.lock.unlock();
+    }
+
     /// Releases the lock in the child of a fork, where its holder does not exist.
     pub fn reset_after_fork(&self) {
         self.lock.reset();

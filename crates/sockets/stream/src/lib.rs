@@ -17,6 +17,7 @@ mod identity;
 mod kernel;
 pub mod lifecycle;
 pub mod poll;
+pub mod process;
 pub mod spans;
 pub mod table;
 pub mod young;

@@ -3,6 +3,7 @@
 use crate::connection::Connection;
 use crate::epoll;
 use crate::kernel::Tcp;
+use crate::process;
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
 use meeting::Role;
@@ -56,6 +57,9 @@ pub fn note_accepted(fd: RawFd) {
 /// Notes that a descriptor is about to be closed or replaced.
 #[inline]
 pub fn before_close(fd: RawFd) {
+    if process::is_child_in_memory() {
+        return;
+    }
     epoll::forget(fd);
     match table::get(fd) {
         Entry::None => {}
@@ -72,6 +76,9 @@ pub fn before_close(fd: RawFd) {
 
 /// Notes that `new` is a duplicate of `old`. A connection has one object, whatever number the program uses.
 pub fn note_duplicate(old: RawFd, new: RawFd) {
+    if process::is_child_in_memory() {
+        return stay_on_tcp(old);
+    }
     let connection = match table::get(old) {
         Entry::None => return,
         Entry::Set(set) => {
@@ -100,6 +107,14 @@ pub fn stay_on_tcp(fd: RawFd) {
             table::replace(fd, entry, Entry::None);
         }
         Entry::Connection(connection) => connection.stay_on_tcp(Tcp(fd)),
+    }
+}
+
+/// Notes that the program is about to shut down directions of a connection. TCP refuses what is sent by this end after
+/// its end, and what is sent to an end that does not receive any more: both go by TCP from now on.
+pub fn before_shutdown(fd: RawFd, how: i32) {
+    if let Entry::Connection(connection) = table::get(fd) {
+        connection.before_shutdown(Tcp(fd), how);
     }
 }
 
@@ -133,7 +148,6 @@ const HARMLESS: [(i32, &[i32]); 4] = [
         &[
             libc::TCP_NODELAY,
             libc::TCP_QUICKACK,
-            libc::TCP_CORK,
             libc::TCP_KEEPIDLE,
             libc::TCP_KEEPINTVL,
             libc::TCP_KEEPCNT,

@@ -50,6 +50,14 @@ impl Meeting {
         Self { young: Some(young), ..Self::default() }
     }
 
+    /// Gives up what belongs to the parent of this process.
+    pub fn leave_to_parent(&mut self) {
+        self.bell = None;
+        if !matches!(self.state, State::Alone) {
+            self.state = State::Stays;
+        }
+    }
+
     /// Counts a transfer, and returns whether it is an occasion to proceed.
     fn count(&mut self, transfer: Transfer) -> Option<Occasion> {
         if let State::Met | State::Stays = self.state {
@@ -154,6 +162,25 @@ impl Connection {
         receiver.install(incoming);
         sender.install(outgoing, tcp, role);
         true
+    }
+
+    /// Prepares for a `shutdown`: see [`crate::lifecycle::before_shutdown`].
+    pub fn before_shutdown(&'static self, tcp: Tcp, how: i32) {
+        let Some(mut sender) = self.sender.lock() else { return };
+        if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR)
+            && let Some(lane) = sender.lane()
+        {
+            lane.note_closed();
+        }
+        if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+            sender.stay_on_tcp();
+            if sender.go_back(tcp, self.role()) == SendBy::Resend {
+                let _ = sender.resend(tcp);
+            }
+        }
+        drop(sender);
+        self.ring();
+        self.for_each_watcher(|set| set.note_path(self));
     }
 
     /// Sends the connection back to TCP for good.

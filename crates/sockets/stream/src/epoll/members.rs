@@ -52,7 +52,17 @@ pub(super) struct Member {
 impl Member {
     pub fn new(connection: &'static Connection, fd: RawFd, registration: Registration) -> Self {
         let Registration { events, data, .. } = registration;
-        Self { connection, fd, events, data, in_kernel: events, watch: Watch::Parked, is_removed: false, seen: None, active_at: 0 }
+        Self {
+            connection,
+            fd,
+            events,
+            data,
+            in_kernel: events,
+            watch: Watch::Parked,
+            is_removed: false,
+            seen: None,
+            active_at: 0,
+        }
     }
 
     /// Returns whether a report ends the registration until the program changes it.

@@ -377,3 +377,29 @@ pub(super) fn disarm(epfd: RawFd, fd: RawFd, index: u32) {
     let spent = (libc::EPOLLONESHOT | libc::EPOLLET) as u32;
     let _ = control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, spent, data);
 }
+
+/// Prepares for a fork: nothing changes a set until [`after_fork_in_parent`] or [`after_fork_in_child`].
+pub fn before_fork() {
+    POOL.lock_around_fork().iter().for_each(|set| set.state.lock_before_fork());
+}
+
+/// Continues after a fork.
+pub fn after_fork_in_parent() {
+    POOL.all_during_fork().iter().for_each(|set| set.state.unlock_after_fork());
+    POOL.unlock_after_fork();
+}
+
+/// Continues in the child. The kernel's instance and what it holds are the parent's as well, and its connections are on
+/// TCP by now: the child asks the kernel alone, and translates the events of what was a member.
+pub fn after_fork_in_child() {
+    for set in POOL.all_during_fork() {
+        set.state.reset_after_fork();
+        set.sleepers.store(0, Ordering::Relaxed);
+    }
+    POOL.unlock_after_fork();
+}
+
+/// Returns whether this thread holds the lock of a set; if so, signal handlers are deferred until it releases it.
+pub fn defers_handlers() -> bool {
+    POOL.any(|set| set.state.defers_handlers())
+}

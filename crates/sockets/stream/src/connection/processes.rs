@@ -1,0 +1,70 @@
+//! Connections around a fork.
+//!
+//! The child holds every connection too, and may use each. The lanes and the bell belong to one process, so that all
+//! connections go back to TCP, and stay there.
+
+use super::{Connection, POOL};
+use crate::kernel::Tcp;
+use std::sync::atomic::Ordering;
+
+impl Connection {
+    /// Returns a descriptor of the program for the connection, if it is one now.
+    fn any_descriptor(&self) -> Option<Tcp> {
+        self.descriptors.lock().and_then(|descriptors| descriptors.first().copied()).map(Tcp)
+    }
+}
+
+/// Returns whether this thread holds a lock of a connection; if so, signal handlers are deferred until it releases it.
+pub fn defers_handlers() -> bool {
+    POOL.any(|connection| {
+        connection.sender.defers_handlers()
+            | connection.receiver.defers_handlers()
+            | connection.meeting.defers_handlers()
+            | connection.descriptors.defers_handlers()
+            | connection.watchers.defers_handlers()
+    })
+}
+
+/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
+pub fn before_fork() {
+    POOL.for_each(|connection| {
+        if let Some(tcp) = connection.any_descriptor() {
+            connection.stay_on_tcp(tcp);
+        }
+    });
+    for connection in POOL.lock_around_fork() {
+        connection.meeting.lock_before_fork();
+        connection.sender.lock_before_fork();
+        connection.receiver.lock_before_fork();
+    }
+}
+
+/// Continues after a fork.
+pub fn after_fork_in_parent() {
+    for connection in POOL.all_during_fork() {
+        connection.receiver.unlock_after_fork();
+        connection.sender.unlock_after_fork();
+        connection.meeting.unlock_after_fork();
+    }
+    POOL.unlock_after_fork();
+}
+
+/// Continues in the child, which has only the thread that forked.
+pub fn after_fork_in_child() {
+    for connection in POOL.all_during_fork() {
+        connection.receiver.reset_after_fork();
+        connection.sender.reset_after_fork();
+        connection.meeting.reset_after_fork();
+        connection.descriptors.reset_after_fork();
+        connection.watchers.reset_after_fork();
+        connection.sleepers.store(0, Ordering::Relaxed);
+    }
+    POOL.unlock_after_fork();
+    POOL.for_each(|connection| {
+        // The parent's bell would not hang up while the child holds it.
+        if let Some(mut meeting) = connection.meeting.lock() {
+            meeting.leave_to_parent();
+            connection.bell_slot.store(-1, Ordering::Release);
+        }
+    });
+}

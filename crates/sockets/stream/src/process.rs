@@ -1,0 +1,70 @@
+//! Calls that create processes or run programs.
+
+use crate::connection;
+use crate::epoll;
+use crate::lifecycle;
+use crate::table;
+use socket::process::{identity, signals};
+use std::cell::Cell;
+use std::os::fd::{BorrowedFd, RawFd};
+
+thread_local! {
+    /// This thread has called `vfork`, and its child may still run in its memory.
+    static HAS_CHILD_IN_MEMORY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Prepares for a `vfork`: the child runs in the memory of this process, with this thread's variables.
+pub fn before_vfork() {
+    before_exec();
+    HAS_CHILD_IN_MEMORY.set(true);
+}
+
+/// Returns whether the caller is a child of `vfork`: what it does to descriptors does not concern this process's table.
+#[inline]
+pub fn is_child_in_memory() -> bool {
+    HAS_CHILD_IN_MEMORY.get() && find_out_whether_child()
+}
+
+#[cold]
+fn find_out_whether_child() -> bool {
+    let is_child = identity::is_borrowed_memory();
+    HAS_CHILD_IN_MEMORY.set(is_child);
+    is_child
+}
+
+/// Returns whether this thread holds a lock of a connection or a set; if so, signal handlers are deferred until it
+/// releases that.
+pub fn defers_handlers() -> bool {
+    connection::defers_handlers() || epoll::defers_handlers()
+}
+
+/// Prepares for a fork.
+pub fn before_fork() {
+    connection::before_fork();
+    epoll::before_fork();
+}
+
+/// Continues after a fork, in the parent.
+pub fn after_fork_in_parent() {
+    epoll::after_fork_in_parent();
+    connection::after_fork_in_parent();
+}
+
+/// Continues after a fork, in the child.
+pub fn after_fork_in_child() {
+    identity::note_process();
+    signals::after_fork_in_child();
+    epoll::after_fork_in_child();
+    connection::after_fork_in_child();
+}
+
+/// Sends connections back to TCP that the program which is about to run in this process, or in a child, will hold.
+pub fn before_exec() {
+    table::for_each(0..=RawFd::MAX, |fd, _| {
+        // SAFETY: the number is not negative; a call on a closed one fails.
+        let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
+        if flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC)) {
+            lifecycle::stay_on_tcp(fd);
+        }
+    });
+}
