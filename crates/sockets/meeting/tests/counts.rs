@@ -135,6 +135,7 @@ fn a_pending_urgent_byte_is_refused_until_the_stream_is_read_past_it() {
 fn counts_stay_exact_while_both_sides_send_and_acknowledge() {
     let connection = Connection::v4();
     let (mut reader, mut writer) = (&connection.accepted, &connection.connected);
+    reader.set_read_timeout(Some(Duration::from_secs(30))).unwrap(); // Ends the reader if this thread fails.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut bytes = [0; 3000];
