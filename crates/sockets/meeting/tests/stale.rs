@@ -1,5 +1,5 @@
-//! A pair that everything but its bytes proves to be one connection: addresses, states, and the cookies of both sides by
-//! look-ups of the kernel. `TCP_REPAIR` (`tcp(7)`) makes one, where the test may use it: it removes the connecting
+//! A pair that everything but its bytes proves to be one connection: addresses, states, and the cookies of both sides
+//! by look-ups of the kernel. `TCP_REPAIR` (`tcp(7)`) makes one, where the test may use it: it removes the connecting
 //! endpoint silently, like a reset that is lost, and creates another one with its addresses and sequence numbers.
 
 #![allow(unsafe_code)] // Socket options that only the test sets.
