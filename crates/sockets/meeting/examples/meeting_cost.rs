@@ -1,4 +1,5 @@
-//! Measures the meetings of two endpoints in one process: time of each side, and of its parts. Memories are made before.
+//! Measures the meetings of two endpoints in one process: time of each side, and of its parts. Memories are made
+//! before.
 //!
 //! `cargo run --release -p meeting --example meeting_cost [ROUNDS]`
 

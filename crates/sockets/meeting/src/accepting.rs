@@ -83,8 +83,8 @@ impl Accepting {
         (self.announcement.as_fd(), caller)
     }
 
-    /// Proceeds as far as is possible without blocking: one system call if nobody has called, 19 up to a proposal that
-    /// is looked up, 14 without the look-up.
+    /// Proceeds as far as is possible without blocking: one system call if nobody has called, 20 up to a proposal that
+    /// is looked up, 15 without the look-up.
     pub fn advance(&mut self, socket: BorrowedFd<'_>) -> Step {
         for _ in 0..CALLERS_MAX {
             let caller = match std::mem::replace(&mut self.state, State::Announced) {
@@ -177,8 +177,17 @@ impl Accepting {
         }
     }
 
-    /// Accepts the proposal and passes this endpoint's memory. The connecting endpoint may still refuse, by hanging up,
-    /// if this endpoint's counts do not fit its own.
+    /// Closes this process's descriptors, and leaves the announcement and its callers to the others that hold them: for
+    /// a child, which shares them since `fork`.
+    pub fn close_shared(self) {
+        self.announcement.close_shared();
+        if let State::Called(mut caller) | State::Proposed { mut caller, .. } = self.state {
+            drop(caller.bell.release());
+        }
+    }
+
+    /// Accepts the proposal and passes this endpoint's memory, in four system calls. The connecting endpoint may still
+    /// refuse, by hanging up, if this endpoint's counts do not fit its own.
     ///
     /// # Errors
     /// [`Reason::Nobody`] without a proposal, [`Reason::Gone`] if the peer has hung up, and the reasons of other errors

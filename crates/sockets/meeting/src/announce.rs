@@ -18,7 +18,8 @@ const BACKLOG: i32 = 4;
 
 /// A listening AF_UNIX socket at the name of a connection. Nobody can connect any more once it is dropped.
 ///
-/// A process that shares it with its parent or a child calls [`close_shared`](Self::close_shared) instead of dropping it.
+/// A process that shares it with its parent or a child calls [`close_shared`](Self::close_shared) instead of dropping
+/// it.
 #[derive(Debug)]
 pub struct Announcement {
     socket: Descriptor,

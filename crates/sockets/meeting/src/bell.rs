@@ -1,7 +1,7 @@
 //! The pair of AF_UNIX sockets by which two endpoints that have met wake each other, and see each other's end.
 //!
-//! A ring is one byte. A reader that finds the bell readable drains it before it sleeps again; undrained, it becomes full
-//! after a few hundred rings. A full bell is as good as one with another ring in it: its reader has not woken yet.
+//! A ring is one byte. A reader that finds the bell readable drains it before it sleeps again; undrained, it becomes
+//! full after a few hundred rings. A full bell is as good as one with another ring in it: its reader has not woken yet.
 //! The kernel hangs up when the last process that holds a side has closed it.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -56,8 +56,8 @@ pub fn drain(bell: BorrowedFd<'_>) -> Drained {
     Drained::Empty
 }
 
-/// Closes a bell that no other process holds, and what is unread in it. A process that shares the bell with its parent or
-/// a child just drops the descriptor: this would hang up for all of them.
+/// Closes a bell that no other process holds, and what is unread in it. A process that shares the bell with its parent
+/// or a child just drops the descriptor: this would hang up for all of them.
 pub fn hang_up(bell: Descriptor) {
     discard(bell);
 }

@@ -5,18 +5,19 @@
 //! - `written` is `tcpi_bytes_acked + SIOCOUTQ`. `tcpi_bytes_acked` grows with `snd_una`, and `SIOCOUTQ` is
 //!   `write_seq - snd_una` (`tcp_snd_una_update`, `tcp_ioctl`). The connecting endpoint's SYN was acknowledged like a
 //!   byte; so was, or will be, a FIN of this endpoint, which `write_seq` has included since `tcp_send_fin`.
-//! - `received` is `tcpi_bytes_received`, which grows with `rcv_nxt` (`tcp_rcv_nxt_update`), and so counts a received FIN
-//!   as a byte.
+//! - `received` is `tcpi_bytes_received`, which grows with `rcv_nxt` (`tcp_rcv_nxt_update`), and so counts a received
+//!   FIN as a byte.
 //! - `consumed` is `received` without `FIONREAD`, which leaves out a FIN (`tcp_inq`).
 //!
-//! `TCP_INFO` takes the socket's lock, `SIOCOUTQ` does not. The state in `TCP_INFO` is read before the lock is taken. So
-//! a set of counts is valid if the values of `TCP_INFO` before and after it, with the state, are the same.
+//! `TCP_INFO` takes the socket's lock, `SIOCOUTQ` does not. The state in `TCP_INFO` is read before the lock is taken.
+//! So a set of counts is valid if the values of `TCP_INFO` before and after it, with the state, are the same.
 //!
 //! What the counts cannot tell: in state CLOSE, whether a FIN was received; in SYN_RECV (a Fast Open child), what the
-//! handshake acknowledged; and unread bytes beyond an urgent mark, where `FIONREAD` ends. A pending mark is refused, with
-//! one exception that no call reveals: an urgent byte that the program has already received by `MSG_OOB`, with unread
-//! bytes before its place in the stream. Whoever reads `MSG_OOB` without `SO_OOBINLINE` must not use the counts before
-//! the stream has been read past that place.
+//! handshake acknowledged; and unread bytes beyond an urgent mark, where `FIONREAD` ends. A pending mark is refused,
+//! with one exception that no call on the socket reveals: an urgent byte that the program has already received by
+//! `MSG_OOB`, with unread bytes before its place in the stream. Whoever reads `MSG_OOB` without `SO_OOBINLINE` must not
+//! use the counts before the stream has been read past that place, or compares `FIONREAD` with a look-up of the socket
+//! itself ([`Entry::unread_bytes`](crate::diag::Entry::unread_bytes)).
 
 use std::os::fd::BorrowedFd;
 

@@ -41,6 +41,9 @@ pub struct Entry {
     pub state: u8,
     /// Inode, 0 before the connection is accepted.
     pub inode: u32,
+    /// Bytes that are received and not consumed (`rcv_nxt - copied_seq`), with a received FIN. Unlike `FIONREAD`, this
+    /// does not end at an urgent mark.
+    pub unread_bytes: u32,
 }
 
 impl Entry {
@@ -73,8 +76,8 @@ pub fn look_up_peer(endpoint: &Endpoint) -> LookUp {
     ask(netlink.as_fd(), endpoint.tuple.reversed()).unwrap_or(LookUp::Unavailable)
 }
 
-/// Looks up the socket with a tuple in this process's network namespace. `None` if there is none, or the kernel does not
-/// answer.
+/// Looks up the socket with a tuple in this process's network namespace. `None` if there is none, or the kernel does
+/// not answer.
 pub fn look_up(tuple: Tuple) -> Option<Entry> {
     let netlink = open().ok()?;
     match ask(netlink.as_fd(), tuple) {
@@ -147,5 +150,5 @@ fn parse(answer: &[u8], tuple: Tuple) -> LookUp {
     }
     let number = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| body[at + index]));
     let cookie = u64::from(number(48)) << 32 | u64::from(number(44));
-    LookUp::Found(Entry { cookie, uid: number(64), state: body[1], inode: number(68) })
+    LookUp::Found(Entry { cookie, uid: number(64), state: body[1], inode: number(68), unread_bytes: number(56) })
 }

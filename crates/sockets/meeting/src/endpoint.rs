@@ -21,7 +21,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Examines a connected socket, in eight system calls. Whether the program makes the socket unfit later, by
+    /// Examines a connected socket, in seven system calls. Whether the program makes the socket unfit later, by
     /// `TCP_REPAIR` or `TCP_ULP`, is for the caller to know.
     ///
     /// # Errors

@@ -12,8 +12,8 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Checks whether a descriptor is a memfd that cannot shrink and has at least as many bytes as the peer states.
 ///
 /// The seals come first: the kernel answers `F_GET_SEALS` without asking a file system (`memfd_fcntl`), and with an
-/// error for everything that is neither shared memory nor of hugetlbfs. Of these two, a mapping of hugetlbfs is refused:
-/// a read of it may find no page, and raise `SIGBUS`.
+/// error for everything that is neither shared memory nor of hugetlbfs. Of these two, a mapping of hugetlbfs is
+/// refused: a read of it may find no page, and raise `SIGBUS`.
 ///
 /// # Errors
 /// [`Reason::Memory`].

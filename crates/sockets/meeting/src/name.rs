@@ -3,8 +3,8 @@
 //! Abstract names (`unix(7)`) belong to a network namespace and not to a user: any process can bind one, and each that
 //! is bound is public in `/proc/net/unix`. The name carries a message authentication code (SipHash-2-4-128) of the
 //! connection's addresses under a key that only the user's processes have, so nobody else can take a name in advance.
-//! That a name which was seen may be bound again by another user, once its owner is gone, is why the connecting endpoint
-//! checks `SO_PEERCRED` before it sends anything.
+//! That a name which was seen may be bound again by another user, once its owner is gone, is why the connecting
+//! endpoint checks `SO_PEERCRED` before it sends anything.
 
 use std::fmt;
 use std::hash::Hasher;

@@ -50,8 +50,8 @@ impl Proposal {
     /// who has bound the name, until its user is known.
     ///
     /// # Errors
-    /// [`Reason::Nobody`] if there is no announcement, [`Reason::Full`] if too many callers wait, [`Reason::User`] if it
-    /// is another user's, and [`Reason::Role`] for an endpoint that has accepted.
+    /// [`Reason::Nobody`] if there is no announcement, [`Reason::Full`] if too many callers wait, [`Reason::User`] if
+    /// it is another user's, and [`Reason::Role`] for an endpoint that has accepted.
     pub fn connect(key: &Key, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
         if endpoint.role != Role::Connected {
             return Err(Reason::Role);
@@ -92,8 +92,8 @@ impl Proposal {
         Ok(())
     }
 
-    /// Receives and verifies the answer, without blocking: one system call if there is none, 16 for a *yes* that is
-    /// looked up, 11 without the look-up.
+    /// Receives and verifies the answer, without blocking: one system call if there is none, 17 for a *yes* that is
+    /// looked up, 12 without the look-up.
     pub fn advance(&mut self, socket: BorrowedFd<'_>) -> Answer {
         let (Some(bell), Some((memory, before))) = (self.bell.as_fd(), self.sent) else { return Answer::Waiting };
         let (message, descriptor) = match receive(bell) {
@@ -121,6 +121,12 @@ impl Proposal {
         let look_up = if self.policy.looks_up { diag::look_up_peer(&self.endpoint) } else { LookUp::Unavailable };
         verify(&self.endpoint, &Window { before, after }, message, look_up, &self.policy)?;
         Ok(after)
+    }
+
+    /// Closes this process's descriptor, and leaves the proposal to the others that hold it: for a child, which shares
+    /// it since `fork`.
+    pub fn close_shared(mut self) {
+        drop(self.bell.release());
     }
 
     /// Hangs up.

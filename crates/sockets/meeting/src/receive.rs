@@ -1,12 +1,12 @@
 //! Receiving from a peer that may send any descriptors, in any number.
 //!
-//! The last close of a socket with `SO_LINGER` waits for its data, for as long as the socket's sender has chosen. So each
-//! descriptor that arrives loses that option before anything else is done with it (`setsockopt(2)` asks no file system),
-//! and messages are received with room for as many descriptors as one can carry: the kernel closes those that do not
-//! fit, as they are. That also happens if this process may not open as many.
+//! The last close of a socket with `SO_LINGER` waits for its data, for as long as the socket's sender has chosen. So
+//! each descriptor that arrives loses that option before anything else is done with it (`setsockopt(2)` asks no file
+//! system), and messages are received with room for as many descriptors as one can carry: the kernel closes those that
+//! do not fit, as they are. That also happens if this process may not open as many.
 //!
 //! Since Linux 6.16 a socket can refuse descriptors (`SO_PASSRIGHTS`): a peer that sends some then gets `EPERM`. A
-//! socket does so from the moment on at which no descriptor is awaited on it any more ([`refuse_descriptors`]). Those
+//! socket does so from the moment on at which no descriptor is awaited on it any more (`refuse_descriptors`). Those
 //! that were sent earlier, and all of older kernels, are received and closed.
 
 use std::mem::MaybeUninit;
@@ -45,8 +45,8 @@ pub enum Received {
 /// for.
 ///
 /// # Errors
-/// [`Reason::Version`], [`Reason::Malformed`], [`Reason::Descriptors`] if their number is not that of the message's kind,
-/// [`Reason::Memory`]. All descriptors are closed then.
+/// [`Reason::Version`], [`Reason::Malformed`], [`Reason::Descriptors`] if their number is not that of the message's
+/// kind, [`Reason::Memory`]. All descriptors are closed then.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<Received, Reason> {
     let mut bytes = [0_u8; ROOM_BYTES];
     let (mut first, mut count) = (None, 0);

@@ -12,8 +12,8 @@ use crate::reason::Reason;
 /// The memory that an endpoint passes to its peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// A descriptor of a memfd that is sealed against shrinking. The peer can open it again with the rights of its mode,
-    /// so one that the peer must not write is opened read-only, of a memfd with mode 0400.
+    /// A descriptor of a memfd that is sealed against shrinking. The peer can open it again with the rights of its
+    /// mode, so one that the peer must not write is opened read-only, of a memfd with mode 0400.
     pub descriptor: BorrowedFd<'a>,
     /// Its size, and the secret of the lane in it.
     pub memory: Memory,

@@ -65,7 +65,8 @@ pub(crate) fn option_bytes(socket: BorrowedFd<'_>, level: i32, name: i32, value:
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok((length as usize).min(value.len())) }
 }
 
-/// Performs `getsockopt(2)` for a value of `N` bytes; `None` if the kernel has another size or does not know the option.
+/// Performs `getsockopt(2)` for a value of `N` bytes; `None` if the kernel has another size or does not know the
+/// option.
 pub(crate) fn option<const N: usize>(socket: BorrowedFd<'_>, level: i32, name: i32) -> Option<[u8; N]> {
     let mut value = [0; N];
     option_bytes(socket, level, name, &mut value).is_ok_and(|length| length == N).then_some(value)

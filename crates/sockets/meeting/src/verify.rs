@@ -1,10 +1,10 @@
 //! Whether a peer that has sent a message is the other endpoint of the connection.
 //!
 //! The keyed name has brought the two together. What it does not show: that the peer is of a user whom this process
-//! trusts, and that its TCP socket is the other endpoint *now*. A **stale pair** has the same addresses: the reset of an
-//! earlier connection was lost, and its port was used again, for a connection that a packet filter leads elsewhere. The
-//! survivor of the earlier one and an endpoint of the later one then find each other, in state ESTABLISHED, and even
-//! look-ups of the kernel confirm both cookies. Their bytes do not fit.
+//! trusts, and that its TCP socket is the other endpoint *now*. A **stale pair** has the same addresses: the reset of
+//! an earlier connection was lost, and its port was used again, for a connection that a packet filter leads elsewhere.
+//! The survivor of the earlier one and an endpoint of the later one then find each other, in state ESTABLISHED, and
+//! even look-ups of the kernel confirm both cookies. Their bytes do not fit.
 //!
 //! # Byte counts
 //!
@@ -21,8 +21,9 @@
 //! | `theirs.received <= after.written` | to the peer | received, so written by then |
 //!
 //! The window is tight on the connecting side: `before` is read for the proposal, the peer's counts after it has read
-//! the proposal, `after` when its answer has arrived. The accepting side's `before` is that of its announcement, because
-//! nothing else is known to precede the proposal; the connecting side, which refuses by hanging up, makes up for it.
+//! the proposal, `after` when its answer has arrived. The accepting side's `before` is that of its announcement,
+//! because nothing else is known to precede the proposal; the connecting side, which refuses by hanging up, makes up
+//! for it.
 //!
 //! Two histories of the same number of bytes in both directions cannot be told apart. They part with the next bytes,
 //! so a direction must compare again when it moves to a lane: the receiver's count with the sender's.
@@ -42,8 +43,9 @@ use crate::reason::Reason;
 /// Who may be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The user of whom the peer has to be, by `SO_PEERCRED` and by the kernel's look-up. In a user namespace, the kernel
-    /// reports users without a number there as the overflow user (`user_namespaces(7)`), who must not be allowed.
+    /// The user of whom the peer has to be, by `SO_PEERCRED` and by the kernel's look-up. In a user namespace, the
+    /// kernel reports users without a number there as the overflow user (`user_namespaces(7)`), who must not be
+    /// allowed.
     pub allowed_uid: u32,
     /// Whether to look up the peer's socket, which takes five system calls.
     pub looks_up: bool,
@@ -169,7 +171,7 @@ mod tests {
     const COUNTS: Counts = Counts { written: 500, acked: 500, received: 300, consumed: 300 };
     const THEIRS: Counts = Counts { written: 300, acked: 300, received: 500, consumed: 400 };
     const POLICY: Policy = Policy { allowed_uid: 1000, looks_up: true };
-    const ENTRY: Entry = Entry { cookie: 22, uid: 1000, state: 1, inode: 5 };
+    const ENTRY: Entry = Entry { cookie: 22, uid: 1000, state: 1, inode: 5, unread_bytes: 0 };
 
     fn decide(change: impl FnOnce(&mut Endpoint, &mut Message, &mut Window), look_up: LookUp) -> Result<(), Reason> {
         let tuple = Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());

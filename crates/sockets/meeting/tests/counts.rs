@@ -132,9 +132,24 @@ fn a_pending_urgent_byte_is_refused_until_the_stream_is_read_past_it() {
 }
 
 #[test]
+fn unread_bytes_before_an_urgent_byte_that_was_received_are_counted_by_a_look_up_only() {
+    let mut connection = Connection::v4();
+    connection.connected.write_all(&[0; 5]).unwrap();
+    rustix::net::send(&connection.connected, b"!", rustix::net::SendFlags::OOB).unwrap();
+    connection.connected.write_all(&[0; 5]).unwrap();
+    eventually(&11, || connected(&connection).unwrap().acked);
+    rustix::net::recv(&connection.accepted, &mut [0_u8], rustix::net::RecvFlags::OOB).unwrap();
+    assert_eq!(accepted(&connection), all(0, 11, 6), "0 bytes are consumed: 6 are hidden behind the mark");
+    if let Some(entry) = meeting::diag::look_up(connection.endpoints().1.tuple) {
+        assert_eq!(entry.unread_bytes, 11);
+    }
+}
+
+#[test]
 fn counts_stay_exact_while_both_sides_send_and_acknowledge() {
     let connection = Connection::v4();
     let (mut reader, mut writer) = (&connection.accepted, &connection.connected);
+    reader.set_read_timeout(Some(Duration::from_secs(30))).unwrap(); // Ends the reader if this thread fails.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut bytes = [0; 3000];

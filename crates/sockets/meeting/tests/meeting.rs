@@ -266,6 +266,28 @@ fn nobody_meets_at_the_listener_of_another_program() {
 }
 
 #[test]
+fn a_child_that_closes_what_it_shares_leaves_the_meeting_to_its_parent() {
+    let _alone = alone();
+    let connection = Connection::v4();
+    let before = descriptors();
+    let mut accepting = connection.announce();
+    let mut proposal = connection.connect().unwrap();
+    proposal.send(connection.connected.as_fd(), &offer(&memory(), 1)).unwrap();
+    assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Proposed);
+    let waiting = connection.connect().unwrap();
+    // The parent's descriptors, and the peer's bell: nothing hangs up.
+    let listener = accepting.descriptors().0.try_clone_to_owned().unwrap();
+    let bell = proposal.descriptor().unwrap().try_clone_to_owned().unwrap();
+    proposal.close_shared();
+    assert_eq!(rustix::net::send(&bell, b"x", rustix::net::SendFlags::NOSIGNAL), Ok(1));
+    accepting.close_shared();
+    drop((connection.connect().unwrap(), waiting));
+    drop((listener, bell));
+    assert_eq!(connection.connect().unwrap_err(), Reason::Nobody);
+    assert_eq!(descriptors(), before);
+}
+
+#[test]
 fn role_of_a_socket_is_not_guessed() {
     // Whoever states the wrong role gets counts that are off by the SYN, and no meeting.
     let connection = Connection::v4();
