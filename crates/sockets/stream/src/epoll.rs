@@ -15,6 +15,7 @@
 //! * `members`: the connections of a set, and which of them have events.
 //! * `set`: a set; `control` and `wait` are the program's calls.
 
+mod buffer;
 mod control;
 mod members;
 mod registry;

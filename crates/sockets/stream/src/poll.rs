@@ -119,10 +119,8 @@ pub unsafe fn poll(entries: &mut [pollfd], timeout_ns: Option<u64>, mask: *const
         });
     }
     // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
-    let masked = unsafe { signals::mask_while_polling(mask, &mut began) };
-    let spun = spin(&mut call, began, deadline_ns);
-    drop(masked);
-    match spun? {
+    let _masked = unsafe { signals::mask_while_polling(mask, &mut began) };
+    match spin(&mut call, began, deadline_ns)? {
         Some(ready) => Ok(ready),
         // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
         None => unsafe { sleep(&mut call, began, deadline_ns, mask) },

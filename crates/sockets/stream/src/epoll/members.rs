@@ -1,5 +1,6 @@
 //! The connections of a set, and which of them have events.
 
+use super::buffer::{Buffer, Place};
 use super::registry::Registration;
 use crate::connection::{Connection, Edges};
 use std::os::fd::RawFd;
@@ -47,6 +48,8 @@ pub(super) struct Member {
     seen: Option<Edges>,
     /// The number of the last report with this member.
     active_at: u32,
+    /// Where it was last reported.
+    pub place: Place,
 }
 
 impl Member {
@@ -62,6 +65,7 @@ impl Member {
             is_removed: false,
             seen: None,
             active_at: 0,
+            place: Place::default(),
         }
     }
 
@@ -234,12 +238,6 @@ impl Members {
         false
     }
 
-    /// Parks a member that is not hot. Returns whether it has events already.
-    pub fn park_new(&mut self, index: u32) -> bool {
-        self.make_hot(index);
-        self.park(index)
-    }
-
     /// Parks all members. Returns whether one has events already.
     pub fn park_all(&mut self) -> bool {
         let mut is_any_ready = false;
@@ -265,10 +263,10 @@ impl Members {
         self.hot.retain(|hot| *hot != index);
     }
 
-    /// Polls the hot members, and calls `report` with the index, the data and the events of each that has some, until
-    /// it returns `false`.
-    pub fn poll(&mut self, mut report: impl FnMut(u32, u64, u32) -> bool) {
+    /// Reports the hot members that have events. Returns those whose registrations end with that.
+    pub fn poll(&mut self, buffer: &mut Buffer) -> Vec<u32> {
         let count = self.hot.len();
+        let mut spent = Vec::new();
         let mut is_any = false;
         for step in 0..count {
             let index = self.hot[(self.begin + step) % count];
@@ -278,17 +276,21 @@ impl Members {
             if ready == 0 {
                 continue;
             }
-            if !report(index, member.data, ready) {
+            if !buffer.push_at(&mut member.place, ready, member.data) {
                 self.begin = (self.begin + step) % count;
                 break;
             }
             member.note_report(reports);
             is_any = true;
+            if member.is_one_shot() {
+                spent.push(index);
+            }
         }
         if is_any {
             self.reports = self.reports.wrapping_add(1);
             self.park_idle();
         }
+        spent
     }
 
     /// Adds the lane events of a member for which the kernel has reported events.

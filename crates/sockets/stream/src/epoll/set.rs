@@ -216,17 +216,19 @@ impl EpollSet {
             state.members.remove(index);
             return registry::remove(fd, epfd);
         }
-        let is_ready = state.members.park_new(index);
-        if is_ready && self.sleepers.load(Ordering::SeqCst) > 0 {
-            state.kick(epfd);
-        }
         state.members.make_hot(index);
         self.hand_over(state);
     }
 
-    /// Makes sure that threads which sleep are woken for the members that this thread stops polling.
+    /// Returns whether somebody waits for the set in the kernel, or may.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) > 0 || registry::is_any(self.epfd())
+    }
+
+    /// Makes sure that whoever waits for the set in the kernel is woken for the members that this thread stops polling:
+    /// threads that sleep on it, or on a set that holds it.
     pub(super) fn hand_over(&self, state: &mut State) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 && state.members.park_all() {
+        if self.is_awaited() && state.members.park_all() {
             state.kick(self.epfd());
         }
     }

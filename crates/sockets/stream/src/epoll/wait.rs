@@ -1,6 +1,7 @@
 //! `epoll_wait`: polls the lanes of members in memory and, from time to time, the kernel; spins for a while; then asks
 //! the peers to ring and sleeps in the kernel.
 
+use super::buffer::Buffer;
 use super::set::{EpollSet, Source};
 use crate::table::{self, Entry};
 use libc::{epoll_event, sigset_t};
@@ -10,7 +11,6 @@ use socket::process::clock::{TICKS_PER_MICROSECOND, now_ns, ticks};
 use socket::process::signals::{self, HandlersRun, SignalCheckpoint};
 use socket::process::threads;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 use wait::{Action, Spin};
 
 /// A wait that finds ready lanes may omit other ready descriptors for at most this time.
@@ -18,29 +18,6 @@ const KERNEL_EVERY_US: u64 = 20;
 /// The cost of polling one member, in polls of a bare lane.
 const POLLS_PER_MEMBER: u32 = 12;
 const MILLISECOND_NS: u64 = 1_000_000;
-
-/// The program's array of events, of which the first `len` are filled.
-struct Buffer {
-    events: *mut epoll_event,
-    len: usize,
-    max: usize,
-}
-
-impl Buffer {
-    fn is_full(&self) -> bool {
-        self.len == self.max
-    }
-
-    fn push(&mut self, events: u32, data: u64) -> bool {
-        if self.is_full() {
-            return false;
-        }
-        // SAFETY: the array has `max` elements, by the contract of `wait`, and `len` is less.
-        unsafe { self.events.add(self.len).write_unaligned(epoll_event { events, u64: data }) };
-        self.len += 1;
-        true
-    }
-}
 
 /// The arguments of a wait.
 struct Call {
@@ -79,11 +56,12 @@ pub unsafe fn wait(
         // SAFETY: the array and the mask are valid by this function's contract.
         return unsafe { wait_for_first_member(epfd, events, max, timeout_ns, mask) };
     };
-    let mut buffer = Buffer { events, len: 0, max };
+    // SAFETY: the array is valid by the contract of `wait`.
+    let mut buffer = unsafe { Buffer::new(events, max) };
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
     let mut call = Call { epfd, timeout_ns, mask, deadline_ns, began: SignalCheckpoint::now() };
     set.wait(&mut call, &mut buffer)?;
-    Ok(buffer.len)
+    Ok(buffer.len())
 }
 
 /// Waits in the kernel on a set that has no member. It may get one meanwhile; then the wait goes on with it.
@@ -103,10 +81,11 @@ unsafe fn wait_for_first_member(
     // SAFETY: the array and the mask are valid by the contract of `wait`.
     let count = unsafe { blocking::epoll_wait(epfd, events, max as i32, timeout_ns, mask) }?;
     let Entry::Set(set) = table::get(epfd) else { return Ok(count) };
-    let mut buffer = Buffer { events, len: 0, max };
+    // SAFETY: the array is valid by the contract of `wait`.
+    let mut buffer = unsafe { Buffer::new(events, max) };
     set.accept(&mut buffer, count);
-    if buffer.len > 0 || count == 0 {
-        return Ok(buffer.len);
+    if buffer.len() > 0 || count == 0 {
+        return Ok(buffer.len());
     }
     let left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns())).or(timeout_ns);
     // SAFETY: the array and the mask are valid by the contract of `wait`.
@@ -116,13 +95,13 @@ unsafe fn wait_for_first_member(
 impl EpollSet {
     fn wait(&'static self, call: &mut Call, buffer: &mut Buffer) -> Result<(), Errno> {
         let is_due = self.poll_lanes(buffer);
-        if is_due || (buffer.len == 0 && call.timeout_ns == Some(0)) {
+        if is_due || (buffer.len() == 0 && call.timeout_ns == Some(0)) {
             self.ask_kernel(call, buffer)?;
         }
-        if buffer.len == 0 && call.timeout_ns != Some(0) {
+        if buffer.len() == 0 && call.timeout_ns != Some(0) {
             self.wait_blocking(call, buffer)?;
         }
-        if self.sleepers.load(Ordering::SeqCst) > 0
+        if self.is_awaited()
             && let Some(mut state) = self.lock()
         {
             self.hand_over(&mut state);
@@ -133,15 +112,7 @@ impl EpollSet {
     /// Reports the lanes that have events. Returns whether it is time to ask the kernel.
     fn poll_lanes(&'static self, buffer: &mut Buffer) -> bool {
         let Some(mut state) = self.lock() else { return true };
-        let mut spent = None;
-        state.members.poll(|index, data, ready| {
-            let is_reported = buffer.push(ready, data);
-            if is_reported {
-                spent.get_or_insert_with(Vec::new).push(index);
-            }
-            is_reported
-        });
-        for index in spent.into_iter().flatten() {
+        for index in state.members.poll(buffer) {
             self.end_one_shot(&mut state, index);
         }
         let now = ticks();
@@ -167,8 +138,7 @@ impl EpollSet {
         if buffer.is_full() {
             return Ok(());
         }
-        let begin = buffer.events.wrapping_add(buffer.len);
-        let room = (buffer.max - buffer.len) as i32;
+        let (begin, room) = buffer.rest();
         // SAFETY: the array has room for this number of events behind the filled ones, by the contract of `wait`.
         let count = unsafe { blocking::epoll_wait(call.epfd, begin, room, Some(0), std::ptr::null()) }?;
         self.accept(buffer, count);
@@ -179,11 +149,10 @@ impl EpollSet {
     /// members', and polls the members that were rung for.
     fn accept(&'static self, buffer: &mut Buffer, count: usize) {
         let Some(mut state) = self.lock() else { return };
-        let (begin, reported) = (buffer.len, buffer.len);
+        let begin = buffer.len();
         let mut has_rings = false;
-        for at in begin..begin + count {
-            // SAFETY: the kernel has stored `count` events from `begin` on.
-            let event = unsafe { buffer.events.add(at).read_unaligned() };
+        for offset in 0..count {
+            let event = buffer.of_kernel(begin, offset);
             match Self::source(event.u64) {
                 Source::Program => {
                     buffer.push(event.events, event.u64);
@@ -202,8 +171,10 @@ impl EpollSet {
                     if is_filtered {
                         state.update_kernel(self.epfd(), index);
                     }
-                    if ready != 0 && !already_reported(buffer, reported, data, ready) {
-                        buffer.push(ready, data);
+                    if ready != 0
+                        && let Some(member) = state.members.get(index)
+                    {
+                        buffer.push_at(&mut member.place, ready, data);
                     }
                     if is_one_shot && ready != 0 {
                         state.members.switch_off(index);
@@ -242,7 +213,7 @@ impl EpollSet {
                 }
                 Action::PollKernel => {
                     self.ask_kernel(call, buffer)?;
-                    if buffer.len == 0 {
+                    if buffer.len() == 0 {
                         if call.began.since() != HandlersRun::None {
                             return Err(Errno::INTR);
                         }
@@ -254,7 +225,7 @@ impl EpollSet {
                 }
                 Action::Block => break,
             }
-            if buffer.len > 0 {
+            if buffer.len() > 0 {
                 return Ok(true);
             }
         }
@@ -270,9 +241,9 @@ impl EpollSet {
         } else if call.began.since() != HandlersRun::None {
             Err(Errno::INTR)
         } else {
-            let max = buffer.max as i32;
+            let (begin, room) = buffer.rest();
             // SAFETY: the array and the mask are valid by the contract of `wait`.
-            unsafe { blocking::epoll_wait(call.epfd, buffer.events, max, call.left_ns(), call.mask) }
+            unsafe { blocking::epoll_wait(call.epfd, begin, room, call.left_ns(), call.mask) }
         };
         threads::add(&self.sleepers, u32::MAX);
         let count = woken?;
@@ -280,21 +251,7 @@ impl EpollSet {
         if is_ready {
             self.poll_lanes(buffer);
         }
-        Ok(buffer.len > 0 || (!is_ready && count == 0 && call.left_ns() == Some(0)))
+        Ok(buffer.len() > 0 || (!is_ready && count == 0 && call.left_ns() == Some(0)))
     }
 }
 
-/// Adds events to those that a poll of the lanes has reported for the same data before. Returns whether there were any.
-fn already_reported(buffer: &mut Buffer, reported: usize, data: u64, ready: u32) -> bool {
-    for at in 0..reported {
-        // SAFETY: the first `reported` events of the array are filled.
-        let mut event = unsafe { buffer.events.add(at).read_unaligned() };
-        if event.u64 == data {
-            event.events |= ready;
-            // SAFETY: the element was just read.
-            unsafe { buffer.events.add(at).write_unaligned(event) };
-            return true;
-        }
-    }
-    false
-}
