@@ -32,7 +32,10 @@ use std::os::fd::RawFd;
 /// Makes a connection, which has met its other end, a member of the sets that hold its descriptor `fd`.
 pub fn adopt(connection: &'static Connection, fd: RawFd) {
     for registration in registry::of(fd) {
-        set::of(registration.epfd).add_member(connection, fd, registration);
+        match set::of(registration.epfd) {
+            Some(set) => set.adopt_member(connection, fd, registration),
+            None => connection.leave_lanes(fd),
+        }
     }
 }
 

@@ -83,6 +83,11 @@ pub fn set(fd: RawFd, entry: Entry) -> Entry {
     Entry::from_word(page_for(index)[index % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel))
 }
 
+/// Returns whether `fd` fits in the table.
+pub fn can_hold(fd: RawFd) -> bool {
+    usize::try_from(fd).is_ok_and(|index| index < PAGES * PAGE_ENTRIES)
+}
+
 /// Replaces the entry of `fd` if it is still `before`. Returns whether it was.
 pub fn replace(fd: RawFd, before: Entry, after: Entry) -> bool {
     slot(fd).is_some_and(|slot| {

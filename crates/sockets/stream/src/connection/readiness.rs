@@ -94,11 +94,28 @@ impl Connection {
         self.bell_slot.load(Ordering::Acquire) >= 0
     }
 
-    /// Sets whether this end consents to moves.
-    pub fn set_willing(&'static self, is_willing: bool) {
+    /// Does not consent to moves until [`Connection::allow_moves`] is called as often.
+    pub fn forbid_moves(&'static self) {
         if let Some(mut receiver) = self.receiver.lock() {
-            receiver.set_willing(is_willing);
+            receiver.forbid_moves();
         }
+    }
+
+    /// Ends [`Connection::forbid_moves`].
+    pub fn allow_moves(&'static self) {
+        if let Some(mut receiver) = self.receiver.lock() {
+            receiver.allow_moves();
+        }
+    }
+
+    /// Returns whether the program has several descriptors of the connection.
+    pub fn has_several_descriptors(&self) -> bool {
+        self.descriptors.lock().is_some_and(|descriptors| descriptors.len() > 1)
+    }
+
+    /// Returns whether more than one set watches the connection.
+    pub fn has_several_watchers(&self) -> bool {
+        self.watchers.lock().is_some_and(|watchers| watchers.len() > 1)
     }
 
     /// Sends the connection back to TCP, because a set cannot watch its lanes.
@@ -123,7 +140,7 @@ impl Connection {
     }
 
     /// Calls `notify` for each set that watches the connection. No lock of the connection is held then.
-    pub(super) fn for_each_watcher(&self, mut notify: impl FnMut(&'static EpollSet)) {
+    pub fn for_each_watcher(&self, mut notify: impl FnMut(&'static EpollSet)) {
         let mut index = 0;
         while let Some(set) = self.watchers.lock().and_then(|watchers| watchers.get(index).copied()) {
             notify(set);
@@ -163,7 +180,7 @@ impl Connection {
         // Another thread may rely on the ring.
         if self.sleepers.load(Ordering::SeqCst) <= 1 {
             self.answer_ring(fd);
-            self.for_each_watcher(|set| set.note_ring_taken(self));
+            self.for_each_watcher(|set| set.poll_again(self));
         } else {
             self.answer(Tcp(fd));
         }

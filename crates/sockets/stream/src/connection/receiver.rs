@@ -43,8 +43,8 @@ pub(super) struct Receiver {
     asked_ticks: u64,
     /// No process holds the peer's bell any more.
     has_peer_left: bool,
-    /// This end does not consent to moves for now.
-    is_unwilling: bool,
+    /// How many sets do not allow moves.
+    forbidden: u32,
 }
 
 /// The result of one attempt to receive.
@@ -146,9 +146,14 @@ impl Receiver {
         self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
     }
 
-    /// Sets whether this end consents to moves.
-    pub fn set_willing(&mut self, is_willing: bool) {
-        self.is_unwilling = !is_willing;
+    /// Does not consent to moves until [`Receiver::allow_moves`] is called as often.
+    pub fn forbid_moves(&mut self) {
+        self.forbidden += 1;
+    }
+
+    /// Ends [`Receiver::forbid_moves`].
+    pub fn allow_moves(&mut self) {
+        self.forbidden = self.forbidden.saturating_sub(1);
     }
 
     /// Notes that the kernel has reported an event of the socket.
@@ -180,7 +185,7 @@ impl Receiver {
     /// [`Violation`] if the peer published what no correct peer does; the same holds below.
     pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = self.calls_in_kernel == 0 && !self.is_unwilling;
+        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { lane, tcp })?)
     }

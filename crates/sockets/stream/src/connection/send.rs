@@ -115,7 +115,8 @@ impl Connection {
         let mut deadline = None;
         while done < wanted {
             if !self.may_block(flags.dont_wait) {
-                this.sender()?.note_blocked();
+                // Sets in which the connection is parked have asked for a ring before there was a need for room.
+                self.for_each_watcher(|set| set.poll_again(self));
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(tcp.timeout_ns(libc::SO_SNDTIMEO)));

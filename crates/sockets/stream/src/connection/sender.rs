@@ -2,7 +2,7 @@
 
 use super::lanes::OutLane;
 use crate::kernel::{self, Tcp};
-use crate::spans::for_each_part;
+use crate::spans::{for_each_part, total_bytes};
 use lane::Corrupt;
 use libc::iovec;
 use meeting::Role;
@@ -158,11 +158,6 @@ impl Sender {
         self.rooms
     }
 
-    /// Notes that a send has found no room.
-    pub fn note_blocked(&mut self) {
-        self.is_blocked = true;
-    }
-
     /// Does not ask for a move any more.
     pub fn stay_on_tcp(&mut self) {
         self.asks_after = None;
@@ -209,6 +204,7 @@ impl Sender {
         // SAFETY: the parts are within spans that are readable, by this function's contract.
         let copy = |bytes: *mut u8, len_bytes| unsafe { lane.write_from(bytes, len_bytes) };
         let bytes = for_each_part(spans, skip, usize::MAX, copy)?;
+        self.is_blocked |= bytes < total_bytes(spans) - skip;
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         Ok(Written { bytes, wakes_receiver })
     }

@@ -8,7 +8,7 @@ use ::wait::{Action, Spin};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use socket::process::signals::{HandlersRun, SignalCheckpoint};
-use socket::process::{blocking, system, threads};
+use socket::process::{blocking, threads};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
@@ -192,7 +192,8 @@ impl Connection {
             }
         }
         if entries[1].revents != 0 && self.sleepers.load(Ordering::SeqCst) == 1 {
-            let _ = system::drain(self.bell());
+            self.answer_ring(tcp.0);
+            self.for_each_watcher(|set| set.poll_again(self));
         }
         Ok(entries[0].revents)
     }

@@ -24,16 +24,22 @@ pub fn control(
     {
         return result;
     }
+    if operation == libc::EPOLL_CTL_ADD
+        && let (Entry::Connection(connection), Some(event)) = (table::get(fd), event)
+        && connection.has_met()
+    {
+        let registration = Registration { epfd, events: event.events, data: event.u64 };
+        if let Some(result) = set::of(epfd).and_then(|set| set.add_member(connection, fd, registration)) {
+            if result.is_ok() {
+                registry::put(fd, registration);
+            }
+            return result;
+        }
+    }
     in_kernel()?;
     match (operation, event) {
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
-            let registration = Registration { epfd, events: event.events, data: event.u64 };
-            registry::put(fd, registration);
-            if let Entry::Connection(connection) = table::get(fd)
-                && connection.has_met()
-            {
-                set::of(epfd).add_member(connection, fd, registration);
-            }
+            registry::put(fd, Registration { epfd, events: event.events, data: event.u64 });
         }
         _ => {
             registry::remove(fd, epfd);

@@ -44,6 +44,8 @@ pub(super) struct Member {
     /// The program has removed the registration, and the kernel still has it. A program that removes a registration
     /// often adds it again soon.
     is_removed: bool,
+    /// Only the kernel knows whether the event of a one-shot registration was reported, until the program changes it.
+    awaits_change: bool,
     /// What was last reported to an edge-triggered registration; `None` if nothing was since it was made.
     seen: Option<Edges>,
     /// The number of the last report with this member.
@@ -63,6 +65,7 @@ impl Member {
             in_kernel: events,
             watch: Watch::Parked,
             is_removed: false,
+            awaits_change: false,
             seen: None,
             active_at: 0,
             place: Place::default(),
@@ -198,10 +201,11 @@ impl Members {
         self.by_fd.get(usize::try_from(fd).ok()?)?.checked_sub(1)
     }
 
-    /// Returns the index of a connection's member.
-    pub fn find_connection(&self, connection: &Connection) -> Option<u32> {
+    /// Returns the indices of a connection's members: one for each of its descriptors in the set.
+    pub fn of_connection(&self, connection: &Connection) -> Vec<u32> {
         let is_it = |member: &Member| std::ptr::eq(member.connection, connection);
-        self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it)).map(|at| at as u32)
+        let is_its = |index: &u32| self.slots[*index as usize].as_ref().is_some_and(is_it);
+        (0..self.slots.len() as u32).filter(is_its).collect()
     }
 
     /// Returns the indices of all members.
@@ -253,6 +257,19 @@ impl Members {
         if let Some(member) = self.get(index) {
             member.is_removed = true;
         }
+    }
+
+    /// Leaves a member to the kernel until the program changes its registration.
+    pub fn await_change(&mut self, index: u32) {
+        self.switch_off(index);
+        if let Some(member) = self.get(index) {
+            member.awaits_change = true;
+        }
+    }
+
+    /// Ends [`Members::await_change`]. Returns whether it had begun.
+    pub fn end_await(&mut self, index: u32) -> bool {
+        self.get(index).is_some_and(|member| std::mem::take(&mut member.awaits_change))
     }
 
     /// Only lets the kernel report events of a member.

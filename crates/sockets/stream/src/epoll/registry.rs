@@ -27,6 +27,8 @@ struct First {
     set: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
+    /// Threads that wait on this descriptor as on a set without members.
+    waiters: AtomicU32,
 }
 
 type Page = [First; PAGE_ENTRIES];
@@ -69,6 +71,25 @@ impl First {
         self.data.store(registration.data, Ordering::Relaxed);
         self.set.store(registration.epfd as u32 + 1, Ordering::Release);
     }
+}
+
+/// Notes that a thread begins to wait on a set without members, which may get one meanwhile.
+pub fn add_waiter(epfd: RawFd) {
+    if let Some(first) = ensure_first(epfd) {
+        first.waiters.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Notes that the wait has ended.
+pub fn remove_waiter(epfd: RawFd) {
+    if let Some(first) = first(epfd) {
+        first.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns whether a thread has begun to wait on a set when it had no members.
+pub fn has_waiters(epfd: RawFd) -> bool {
+    first(epfd).is_some_and(|first| first.waiters.load(Ordering::SeqCst) > 0)
 }
 
 /// Records a registration that the program has made or changed.

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 /// The upper half of the data of a member's registration in the kernel; the lower half is the member's index. No
 /// pointer of a program and no small number has it.
 const MEMBER_TAG: u64 = 0xc1a7_5e7d << 32;
+/// The events of a bell in the inner instance.
+const BELL_EVENTS: u32 = (libc::EPOLLIN | libc::EPOLLET) as u32;
 /// The data of the inner instance.
 const INNER_DATA: u64 = 0xc1a7_5e7e << 32;
 /// The data of the eventfd in the inner instance, by which a thread wakes sleepers.
@@ -56,18 +58,26 @@ pub(super) enum Source {
 
 static POOL: Pool<EpollSet> = Pool::new();
 
-/// Returns the set of a descriptor, which becomes one if it is not.
-pub(super) fn of(epfd: RawFd) -> &'static EpollSet {
-    if let Entry::Set(set) = table::get(epfd) {
-        return set;
+/// Returns the set of a descriptor, which gets members from now on; `None` if it is no epoll instance, or there is no
+/// descriptor for an inner one.
+pub(super) fn of(epfd: RawFd) -> Option<&'static EpollSet> {
+    match table::get(epfd) {
+        Entry::Set(set) => return Some(set),
+        Entry::None => {}
+        Entry::Young(_) | Entry::Connection(_) => return None,
     }
     let set = POOL.take();
     set.epfd.store(epfd, Ordering::Relaxed);
-    if let Some(mut state) = set.state.lock() {
+    let is_made = set.lock().is_some_and(|mut state| {
         *state = State { descriptors: vec![epfd], ..State::default() };
+        state.ensure_inner(epfd).is_ok()
+    });
+    if is_made && table::can_hold(epfd) {
+        table::set(epfd, Entry::Set(set));
+        return Some(set);
     }
-    table::set(epfd, Entry::Set(set));
-    set
+    set.close();
+    None
 }
 
 /// Performs `epoll_ctl(2)`.
@@ -112,15 +122,17 @@ impl State {
         }
     }
 
-    /// Reads the rings of the members from the inner instance, and polls those that were rung for from now on.
-    pub fn take_rings(&mut self) {
+    /// Reads the rings of the members from the inner instance, and polls those that were rung for from now on. Returns
+    /// their connections, which other sets may hold too: call [`EpollSet::pass_on`] without the lock.
+    pub fn take_rings(&mut self) -> Vec<&'static Connection> {
         const EVENTS: usize = 64;
-        let Some(inner) = self.inner.as_ref().map(HiddenFd::raw) else { return };
+        let mut rung = Vec::new();
+        let Some(inner) = self.inner.as_ref().map(HiddenFd::raw) else { return rung };
         let mut events = [const { epoll_event { events: 0, u64: 0 } }; EVENTS];
         loop {
             let arguments = [inner as usize, events.as_mut_ptr().expose_provenance(), EVENTS, 0, 0, 0];
             // SAFETY: the array is a local of this length; there is no mask.
-            let Ok(count) = count_or_error(unsafe { raw_syscall(libc::SYS_epoll_pwait, arguments) }) else { return };
+            let Ok(count) = count_or_error(unsafe { raw_syscall(libc::SYS_epoll_pwait, arguments) }) else { return rung };
             for event in &events[..count] {
                 match event.u64 {
                     KICK_DATA => {
@@ -128,20 +140,25 @@ impl State {
                             let _ = rustix::io::read(kick, &mut [0_u8; 8]);
                         }
                     }
-                    index => self.answer(index as u32),
+                    index => rung.extend(self.answer(index as u32)),
                 }
             }
             if count < EVENTS {
-                return;
+                return rung;
             }
         }
     }
 
-    fn answer(&mut self, index: u32) {
-        let Some(member) = self.members.get(index) else { return };
+    fn answer(&mut self, index: u32) -> Option<&'static Connection> {
+        let member = self.members.get(index)?;
         let (connection, fd) = (member.connection, member.fd);
         connection.answer_ring(fd);
-        self.members.make_hot(index);
+        if connection.has_several_descriptors() {
+            self.members.of_connection(connection).into_iter().for_each(|index| self.members.make_hot(index));
+        } else {
+            self.members.make_hot(index);
+        }
+        connection.has_several_watchers().then_some(connection)
     }
 
     /// Puts into the kernel's registration of a member the events that its path requires.
@@ -175,54 +192,88 @@ impl EpollSet {
     }
 
     /// Makes a connection a member, in place of the program's registration of its descriptor.
-    pub(super) fn add_member(&'static self, connection: &'static Connection, fd: RawFd, registration: Registration) {
+    pub(super) fn adopt_member(&'static self, connection: &'static Connection, fd: RawFd, registration: Registration) {
         let Some(mut state) = self.lock() else { return };
-        let epfd = self.epfd();
         if state.members.find(fd).is_some() {
             return;
         }
-        let is_exclusive = registration.events & libc::EPOLLEXCLUSIVE as u32 != 0;
-        let Ok(inner) = state.ensure_inner(epfd) else { return connection.leave_lanes(fd) };
-        let index = state.members.insert(Member::new(connection, fd, registration));
-        let bell = connection.bell();
-        let edge = (libc::EPOLLIN | libc::EPOLLET) as u32;
-        // A second descriptor of the connection may have put the bell there before.
-        let added = match control_in_kernel(inner, libc::EPOLL_CTL_ADD, bell, edge, index.into()) {
-            Err(Errno::EXIST) => Ok(()),
-            added => added,
-        };
-        if is_exclusive || added.is_err() {
-            state.members.remove(index);
+        let Some(index) = self.insert_member(&mut state, connection, fd, registration) else {
             return connection.leave_lanes(fd);
-        }
-        connection.note_watcher(self);
-        let is_one_shot = state.members.get(index).is_some_and(|member| member.is_one_shot());
-        if is_one_shot {
+        };
+        if state.members.get(index).is_some_and(|member| member.is_one_shot()) {
             // Only the kernel knows whether its event was reported. The program will say how to go on.
-            state.members.switch_off(index);
-            connection.set_willing(false);
-        } else {
-            self.take_over(&mut state, index);
+            state.members.await_change(index);
+            connection.forbid_moves();
+        } else if self.register_member(&mut state, libc::EPOLL_CTL_MOD, index).is_err() {
+            registry::remove(fd, self.epfd());
         }
     }
 
-    /// Replaces the kernel's registration of a member by one that the library recognizes.
-    fn take_over(&self, state: &mut State, index: u32) {
-        let epfd = self.epfd();
-        let Some(member) = state.members.get(index) else { return };
+    /// Makes a connection a member as the program has asked. `None` if it cannot be one: then the kernel does it.
+    pub(super) fn add_member(
+        &'static self,
+        connection: &'static Connection,
+        fd: RawFd,
+        registration: Registration,
+    ) -> Option<Result<(), Errno>> {
+        let mut state = self.lock()?;
+        if state.members.find(fd).is_some() {
+            return None;
+        }
+        match self.insert_member(&mut state, connection, fd, registration) {
+            Some(index) => Some(self.register_member(&mut state, libc::EPOLL_CTL_ADD, index)),
+            None => {
+                drop(state);
+                connection.leave_lanes(fd);
+                None
+            }
+        }
+    }
+
+    /// Inserts a member, whose bell the inner instance watches from now on. `None` if that is impossible.
+    fn insert_member(
+        &'static self,
+        state: &mut State,
+        connection: &'static Connection,
+        fd: RawFd,
+        registration: Registration,
+    ) -> Option<u32> {
+        // The kernel does not let such a registration be changed.
+        if registration.events & libc::EPOLLEXCLUSIVE as u32 != 0 {
+            return None;
+        }
+        let inner = state.ensure_inner(self.epfd()).ok()?;
+        let index = state.members.insert(Member::new(connection, fd, registration));
+        // A second descriptor of the connection may have put the bell there before.
+        match control_in_kernel(inner, libc::EPOLL_CTL_ADD, connection.bell(), BELL_EVENTS, index.into()) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(_) => {
+                state.members.remove(index);
+                return None;
+            }
+        }
+        connection.note_watcher(self);
+        Some(index)
+    }
+
+    /// Makes or replaces the kernel's registration of a member by one that the library recognizes.
+    fn register_member(&self, state: &mut State, operation: i32, index: u32) -> Result<(), Errno> {
+        let Some(member) = state.members.get(index) else { return Err(Errno::NOENT) };
         member.in_kernel = member.kernel_events();
         let (fd, events) = (member.fd, member.in_kernel);
-        if control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, events, MEMBER_TAG | u64::from(index)).is_err() {
-            state.members.remove(index);
-            return registry::remove(fd, epfd);
+        if let Err(error) = control_in_kernel(self.epfd(), operation, fd, events, MEMBER_TAG | u64::from(index)) {
+            self.remove_at(state, index);
+            return Err(error);
         }
         state.members.make_hot(index);
         self.hand_over(state);
+        Ok(())
     }
 
     /// Returns whether somebody waits for the set in the kernel, or may.
     pub(super) fn is_awaited(&self) -> bool {
-        self.sleepers.load(Ordering::SeqCst) > 0 || registry::is_any(self.epfd())
+        let epfd = self.epfd();
+        self.sleepers.load(Ordering::SeqCst) > 0 || registry::has_waiters(epfd) || registry::is_any(epfd)
     }
 
     /// Makes sure that whoever waits for the set in the kernel is woken for the members that this thread stops polling:
@@ -254,7 +305,9 @@ impl EpollSet {
             }
             member.in_kernel = in_kernel;
         }
-        connection.set_willing(true);
+        if state.members.end_await(index) {
+            connection.allow_moves();
+        }
         state.members.make_hot(index);
         self.hand_over(&mut state);
         Some(Ok(()))
@@ -286,15 +339,19 @@ impl EpollSet {
     }
 
     fn remove_at(&self, state: &mut State, index: u32) {
+        let awaits_change = state.members.end_await(index);
         let Some(member) = state.members.remove(index) else { return };
-        if state.members.find_connection(member.connection).is_none()
-            && let Some(inner) = state.inner.as_ref().map(HiddenFd::raw)
-        {
-            let bell = member.connection.bell();
-            if bell >= 0 {
-                let _ = control_in_kernel(inner, libc::EPOLL_CTL_DEL, bell, 0, 0);
-            }
+        if awaits_change {
+            member.connection.allow_moves();
         }
+        let (bell, inner) = (member.connection.bell(), state.inner.as_ref().map_or(-1, HiddenFd::raw));
+        if bell < 0 || inner < 0 {
+            return;
+        }
+        let _ = match state.members.of_connection(member.connection).first() {
+            None => control_in_kernel(inner, libc::EPOLL_CTL_DEL, bell, 0, 0),
+            Some(other) => control_in_kernel(inner, libc::EPOLL_CTL_MOD, bell, BELL_EVENTS, (*other).into()),
+        };
     }
 
     /// Forgets the members of a descriptor that is about to be closed.
@@ -309,19 +366,29 @@ impl EpollSet {
         self.remove_at(state, index);
     }
 
-    /// Handles a ring that somebody else has taken from the bell of a connection: its members are polled again.
-    pub fn note_ring_taken(&'static self, connection: &Connection) {
-        let Some(mut state) = self.lock() else { return };
-        if let Some(index) = state.members.find_connection(connection) {
-            state.members.make_hot(index);
-            self.hand_over(&mut state);
+    /// Passes on rings to the other sets that hold the connections.
+    pub(super) fn pass_on(&'static self, rung: Vec<&'static Connection>) {
+        for connection in rung {
+            connection.for_each_watcher(|set| {
+                if !std::ptr::eq(set, self) {
+                    set.poll_again(connection);
+                }
+            });
         }
+    }
+
+    /// Polls a connection again, because somebody else has taken a ring from its bell, or because what is an event has
+    /// changed.
+    pub fn poll_again(&'static self, connection: &Connection) {
+        let Some(mut state) = self.lock() else { return };
+        state.members.of_connection(connection).into_iter().for_each(|index| state.members.make_hot(index));
+        self.hand_over(&mut state);
     }
 
     /// Updates the kernel's registrations after a connection has changed its path.
     pub fn note_path(&'static self, connection: &Connection) {
         let Some(mut state) = self.lock() else { return };
-        if let Some(index) = state.members.find_connection(connection) {
+        for index in state.members.of_connection(connection) {
             if state.members.get(index).is_some_and(|member| member.is_removed()) {
                 self.finish_removal(&mut state, index);
             } else {
@@ -333,10 +400,12 @@ impl EpollSet {
     /// Makes visible in the kernel what the lanes have, for a wait on the set's descriptor itself.
     pub(super) fn show_to_kernel(&'static self) {
         let Some(mut state) = self.lock() else { return };
-        state.take_rings();
+        let rung = state.take_rings();
         if state.members.park_all() {
             state.kick(self.epfd());
         }
+        drop(state);
+        self.pass_on(rung);
     }
 
     /// Notes that `fd` is a duplicate of the set's descriptor.

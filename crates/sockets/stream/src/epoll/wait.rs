@@ -2,6 +2,7 @@
 //! the peers to ring and sleeps in the kernel.
 
 use super::buffer::Buffer;
+use super::registry;
 use super::set::{EpollSet, Source};
 use crate::table::{self, Entry};
 use libc::{epoll_event, sigset_t};
@@ -78,8 +79,21 @@ unsafe fn wait_for_first_member(
     // Only another thread can add a member meanwhile, and only then is the time left needed.
     let timeout_of_many = timeout_ns.filter(|timeout_ns| *timeout_ns > 0 && !threads::is_single());
     let deadline_ns = timeout_of_many.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
+    let may_get_member = !threads::is_single() && timeout_ns != Some(0);
+    if may_get_member {
+        registry::add_waiter(epfd);
+        if let Entry::Set(_) = table::get(epfd) {
+            registry::remove_waiter(epfd);
+            // SAFETY: the array and the mask are valid by the contract of `wait`.
+            return unsafe { wait(epfd, events, max, timeout_ns, mask) };
+        }
+    }
     // SAFETY: the array and the mask are valid by the contract of `wait`.
-    let count = unsafe { blocking::epoll_wait(epfd, events, max as i32, timeout_ns, mask) }?;
+    let waited = unsafe { blocking::epoll_wait(epfd, events, max as i32, timeout_ns, mask) };
+    if may_get_member {
+        registry::remove_waiter(epfd);
+    }
+    let count = waited?;
     let Entry::Set(set) = table::get(epfd) else { return Ok(count) };
     // SAFETY: the array is valid by the contract of `wait`.
     let mut buffer = unsafe { Buffer::new(events, max) };
@@ -183,8 +197,9 @@ impl EpollSet {
             }
         }
         if has_rings {
-            state.take_rings();
+            let rung = state.take_rings();
             drop(state);
+            self.pass_on(rung);
             self.poll_lanes(buffer);
         }
     }
