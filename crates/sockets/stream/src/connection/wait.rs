@@ -5,6 +5,7 @@
 use super::{Connection, Use};
 use crate::kernel::Tcp;
 use ::wait::{Action, Spin};
+use path::{ReceiveBy, SendBy};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use socket::process::signals::{HandlersRun, SignalCheckpoint};
@@ -149,11 +150,17 @@ impl Connection {
 
     /// Publishes that this thread sleeps, polls once more, and sleeps.
     fn announce_and_sleep(&'static self, this: Use, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
-        match what {
+        let has_changed = match what {
             WaitFor::Data => {
                 let mut receiver = this.receiver()?;
                 if let Some(lane) = receiver.lane() {
                     lane.announce_sleep();
+                }
+                // The sender may have begun or ended a move before it could see that this thread sleeps.
+                match receiver.prepare(tcp) {
+                    Ok(ReceiveBy::Lane) => receiver.lane_in_use().is_none_or(|lane| lane.may_have_data()),
+                    Ok(ReceiveBy::Nothing | ReceiveBy::KernelUpTo(_)) => false,
+                    Ok(ReceiveBy::Kernel) | Err(_) => true,
                 }
             }
             WaitFor::Room => {
@@ -161,9 +168,11 @@ impl Connection {
                 if let Some(lane) = sender.lane() {
                     lane.announce_sleep();
                 }
+                // The receiver may have left the lane.
+                sender.prepare(tcp, self.role()) == SendBy::Lane && sender.lane().is_none_or(|lane| lane.is_writable())
             }
-        }
-        if self.is_ready(this, what)? == Some(true) {
+        };
+        if has_changed {
             return Ok(0);
         }
         self.sleep(tcp, deadline, what)
@@ -172,7 +181,8 @@ impl Connection {
     fn sleep(&'static self, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
         let events = match what {
             WaitFor::Data => libc::POLLIN | libc::POLLRDHUP,
-            WaitFor::Room => libc::POLLRDHUP,
+            WaitFor::Room if self.sends_by_lane() => 0,
+            WaitFor::Room => libc::POLLOUT,
         };
         let left_ms = deadline.left_ms()?;
         // As late as possible: a handler that runs from now on interrupts the system call.

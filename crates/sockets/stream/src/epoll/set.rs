@@ -132,7 +132,9 @@ impl State {
         loop {
             let arguments = [inner as usize, events.as_mut_ptr().expose_provenance(), EVENTS, 0, 0, 0];
             // SAFETY: the array is a local of this length; there is no mask.
-            let Ok(count) = count_or_error(unsafe { raw_syscall(libc::SYS_epoll_pwait, arguments) }) else { return rung };
+            let Ok(count) = count_or_error(unsafe { raw_syscall(libc::SYS_epoll_pwait, arguments) }) else {
+                return rung;
+            };
             for event in &events[..count] {
                 match event.u64 {
                     KICK_DATA => {

@@ -269,4 +269,3 @@ impl EpollSet {
         Ok(buffer.len() > 0 || (!is_ready && count == 0 && call.left_ns() == Some(0)))
     }
 }
-
