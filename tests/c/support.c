@@ -130,6 +130,25 @@ int accept_from(int listener)
     return OK(accept(listener, NULL, NULL));
 }
 
+// Round trips on each connection before a check begins: a connection that has carried some is not a young one.
+static int rounds_before(void)
+{
+    const char *rounds = getenv("SEMANTICS_ROUNDS");
+    return rounds ? atoi(rounds) : 0;
+}
+
+static void say_byte(int fd)
+{
+    char byte = 'r';
+    CHECK_EQ(send(fd, &byte, 1, MSG_NOSIGNAL), 1);
+}
+
+static void expect_byte(int fd)
+{
+    char byte;
+    CHECK_EQ(recv(fd, &byte, 1, 0), 1);
+}
+
 struct pair connected_pair_at(const struct address *where)
 {
     struct pair pair;
@@ -137,6 +156,12 @@ struct pair connected_pair_at(const struct address *where)
     struct address bound = name_of(pair.listener);
     pair.client = dial(&bound);
     pair.server = accept_from(pair.listener);
+    for (int round = 0; round < rounds_before(); round++) {
+        say_byte(pair.client);
+        expect_byte(pair.server);
+        say_byte(pair.server);
+        expect_byte(pair.client);
+    }
     return pair;
 }
 
@@ -171,6 +196,10 @@ struct roles {
 static void play_client(struct roles *roles)
 {
     roles->client_endpoint.fd = dial(&roles->address);
+    for (int round = 0; round < rounds_before(); round++) {
+        say_byte(roles->client_endpoint.fd);
+        expect_byte(roles->client_endpoint.fd);
+    }
     roles->client(&roles->client_endpoint);
     if (roles->client_endpoint.fd >= 0)
         OK(close(roles->client_endpoint.fd));
@@ -179,6 +208,10 @@ static void play_client(struct roles *roles)
 static void play_server(role_fn *server, struct endpoint *endpoint)
 {
     endpoint->fd = accept_from(endpoint->listener);
+    for (int round = 0; round < rounds_before(); round++) {
+        expect_byte(endpoint->fd);
+        say_byte(endpoint->fd);
+    }
     server(endpoint);
     if (endpoint->fd >= 0)
         OK(close(endpoint->fd));
