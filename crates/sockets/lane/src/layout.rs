@@ -1,6 +1,7 @@
 //! The offsets of a lane's parts in the two windows.
 
 use crate::SLOT_BYTES;
+use crate::producer::WAKE_EVERY_SLOTS;
 use volmem::CACHE_LINE_BYTES as LINE;
 
 /// Number of larger rings of an elastic lane. Under loom they are fewer and smaller, because loom tracks each word.
@@ -8,25 +9,27 @@ pub const ELASTIC_RINGS: usize = if cfg!(loom) { 2 } else { 10 };
 /// Number of slots of the smallest larger ring (32 KiB). Each next ring has twice as many; the last has 16 MiB.
 pub const ELASTIC_SLOTS_MIN: u64 = if cfg!(loom) { 16 } else { 512 };
 
-/// The offsets of a lane's parts. The forward part lies in the receiver's window, the back part in the sender's.
+/// The offsets of a lane's parts: the forward part lies in the memory that the sender writes and the receiver reads,
+/// the back part in the memory that the receiver writes and the sender reads. Each endpoint's own state lies in
+/// neither.
 ///
 /// A lane has a small ring. In addition it has either no other ring, or one big ring to which it moves permanently, or
 /// the [`ELASTIC_RINGS`] larger rings of an *elastic* lane, whose sender moves to a larger ring when it needs room, and
 /// back to the small ring once everything is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Forward block and receiver's cursor, then the rings: offset in the receiver's window.
+    /// Offset of the forward block, in the memory that the sender writes.
     pub forward_offset: usize,
-    /// Back block and sender's cursor: offset in the sender's window.
+    /// Offset of the back block, in the memory that the receiver writes.
     pub back_offset: usize,
-    /// Offset of the small ring in the receiver's window.
+    /// Offset of the small ring, in the memory that the sender writes.
     pub small_offset: usize,
     /// Slots of the small ring: a power of two, at least 8.
     pub small_slots: u64,
     /// Number of those slots that are used in each lap, at least half: positions skip the others. This lets a ring of
     /// any size be indexed with a mask.
     pub small_slots_used: u64,
-    /// Offset of the big ring in the receiver's window.
+    /// Offset of the big ring, in the memory that the sender writes.
     pub big_offset: usize,
     /// Slots of the big ring: a power of two larger than the small ring's, or 0 for a lane without one.
     pub big_slots: u64,
@@ -34,9 +37,9 @@ pub struct Layout {
     pub elastic: Option<LargerRings>,
 }
 
-/// The offsets of the larger rings of an elastic lane in the receiver's window: ring `index` (of [`ELASTIC_RINGS`])
-/// lies at `origin + (unit << index)`. Either the rings of one lane are contiguous, or the rings of the same size of
-/// several lanes are.
+/// The offsets of the larger rings of an elastic lane in the memory that the sender writes: ring `index` (of
+/// [`ELASTIC_RINGS`]) lies at `origin + (unit << index)`. Either the rings of one lane are contiguous, or the rings of
+/// the same size of several lanes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LargerRings {
     /// Base of the rings' offsets. Additions wrap, so the base may lie before the window.
@@ -70,10 +73,14 @@ impl LargerRings {
 }
 
 impl Layout {
-    /// Bytes of the block at `forward_offset`: sender's words, then the receiver's cursor.
-    pub const FORWARD_BYTES: usize = 3 * LINE;
-    /// Bytes of the block at `back_offset`: receiver's words, then the sender's cursor.
-    pub const BACK_BYTES: usize = 4 * LINE;
+    /// Bytes of the block at `forward_offset`: the end of the stream and held records, then the sleep of the sender.
+    pub const FORWARD_BYTES: usize = 2 * LINE;
+    /// Bytes of the block at `back_offset`: credit, then the sleep and the capacity of the receiver.
+    pub const BACK_BYTES: usize = 2 * LINE;
+    /// Bytes of a sender's own state.
+    pub const PRODUCER_STATE_BYTES: usize = 2 * LINE;
+    /// Bytes of a receiver's own state.
+    pub const CONSUMER_STATE_BYTES: usize = LINE;
 
     /// Returns the layout of a single lane at the start of both windows.
     pub const fn packed(small_slots: u64, big_slots: u64) -> Self {
@@ -107,7 +114,7 @@ impl Layout {
 
     /// Checks what both endpoints rely on: each part lies inside its window and on cache lines, and parts do not
     /// overlap.
-    pub(crate) fn check(&self, receivers_bytes: usize, senders_bytes: usize) {
+    pub(crate) fn check(&self, forward_bytes: usize, back_bytes: usize) {
         assert!(
             self.small_slots.is_power_of_two() && self.small_slots >= 8,
             "small ring of {} slots",
@@ -123,11 +130,11 @@ impl Layout {
         let mut parts = vec![forward];
         parts.extend(rings.map(|ring| Part::of_slots(ring.offset, ring.slots_used)));
         for (index, part) in parts.iter().enumerate() {
-            part.check_inside(receivers_bytes);
+            part.check_inside(forward_bytes);
             let is_disjoint = parts[..index].iter().all(|other| part.is_disjoint(*other));
             assert!(is_disjoint, "parts of a layout overlap: {self:?}");
         }
-        Part::new(self.back_offset, Self::BACK_BYTES as u64).check_inside(senders_bytes);
+        Part::new(self.back_offset, Self::BACK_BYTES as u64).check_inside(back_bytes);
     }
 
     /// Returns the number of rings in addition to the small one.
@@ -141,7 +148,12 @@ impl Layout {
         (0..=self.rings_larger()).map(|ring| Ring::of(self, ring as u8).slots).sum()
     }
 
-    // Written by the sender, in the receiver's window.
+    /// Returns the number of which the positions at which a lane restarts are multiples.
+    pub(crate) fn restart_alignment(&self) -> u64 {
+        self.small_slots.max(WAKE_EVERY_SLOTS)
+    }
+
+    // Written by the sender.
     pub(crate) const fn fin(&self) -> usize {
         self.forward_offset
     }
@@ -153,14 +165,11 @@ impl Layout {
     pub(crate) const fn held_since(&self) -> usize {
         self.forward_offset + 56
     }
+    /// Offset of the number of the sender's announcement, which the position that it waits for follows.
     pub(crate) const fn producer_asleep(&self) -> usize {
         self.forward_offset + LINE
     }
-    // Written by the receiver, in its own window.
-    pub(crate) const fn consumer_cursor(&self) -> usize {
-        self.forward_offset + 2 * LINE
-    }
-    // Written by the receiver, in the sender's window.
+    // Written by the receiver.
     pub(crate) const fn credit(&self) -> usize {
         self.back_offset
     }
@@ -172,10 +181,6 @@ impl Layout {
     }
     pub(crate) const fn receiver_capacity(&self) -> usize {
         self.back_offset + LINE + 8
-    }
-    // Written by the sender, in its own window.
-    pub(crate) const fn producer_cursor(&self) -> usize {
-        self.back_offset + 2 * LINE
     }
 }
 

@@ -58,7 +58,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub(super) fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
         let capacity_slots = self.capacity_slots();
-        let mut found = self.available_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
+        let mut found = self.available_room(cursor, self.own_word(CREDIT_SEEN), capacity_slots)?;
         // Loading the receiver's line costs as much as a message, so it is loaded only where it can change the result.
         if found.slots() < wanted_slots || self.was_released(cursor) {
             found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
@@ -148,7 +148,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns whether the lane is in a larger ring whose memory was released.
     fn was_released(&self, cursor: &Cursor) -> bool {
-        cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
+        cursor.ring != 0 && self.own_word(RINGS_USED) & !1 == 0
     }
 
     /// Returns whether the receiver has come to the current ring, so that nothing is unread in the others.
@@ -187,7 +187,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // These rings may still contain unread records: rings smaller than the current one, and the ring from which the
         // lane returned to the small one, until the receiver has followed.
         let is_left_unread = cursor.ring == 0 && !self.has_followed(cursor, credit);
-        let left_ring = if is_left_unread { self.inbound_word(LEFT_RING) as u8 } else { 0 };
+        let left_ring = if is_left_unread { self.own_word(LEFT_RING) as u8 } else { 0 };
         let number = number.max(left_ring.saturating_add(1));
         (number > cursor.ring && usize::from(number) <= ELASTIC_RINGS).then_some(number)
     }
@@ -270,7 +270,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns the lane's capacity: the sum of both endpoints' shares.
     pub(super) fn capacity_slots(&self) -> u64 {
-        let sender_bytes = self.inbound_word(CAPACITY);
+        let sender_bytes = self.own_word(CAPACITY);
         let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
         let largest = ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1);
         let slots = sender_bytes.saturating_add(receiver_bytes).div_ceil(SLOT_BYTES as u64);
@@ -319,6 +319,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let placement = self.placement(cursor, &found, 1, in_ring, |slots| self.may_charge(slots));
             Ok(placement != Placement::Wait)
         };
-        Ok(is_writable(self.inbound_word(CREDIT_SEEN))? || is_writable(self.reload_credit(cursor)?)?)
+        Ok(is_writable(self.own_word(CREDIT_SEEN))? || is_writable(self.reload_credit(cursor)?)?)
     }
 }
