@@ -4,7 +4,8 @@ use crate::SLOT_BYTES;
 use crate::producer::WAKE_EVERY_SLOTS;
 use volmem::CACHE_LINE_BYTES as LINE;
 
-/// Number of larger rings of an elastic lane. Under loom they are fewer and smaller, because loom tracks each word.
+/// Maximum number of larger rings of an elastic lane. Under loom they are fewer and smaller, because loom tracks each
+/// word.
 pub const ELASTIC_RINGS: usize = if cfg!(loom) { 2 } else { 10 };
 /// Number of slots of the smallest larger ring (32 KiB). Each next ring has twice as many; the last has 16 MiB.
 pub const ELASTIC_SLOTS_MIN: u64 = if cfg!(loom) { 16 } else { 512 };
@@ -14,7 +15,7 @@ pub const ELASTIC_SLOTS_MIN: u64 = if cfg!(loom) { 16 } else { 512 };
 /// neither.
 ///
 /// A lane has a small ring. In addition it has either no other ring, or one big ring to which it moves permanently, or
-/// the [`ELASTIC_RINGS`] larger rings of an *elastic* lane, whose sender moves to a larger ring when it needs room, and
+/// the [`LargerRings`] of an *elastic* lane, whose sender moves to a larger ring when it needs room, and
 /// back to the small ring once everything is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
@@ -46,17 +47,44 @@ pub struct LargerRings {
     pub origin: usize,
     /// Bytes from the base to the first ring.
     pub unit: usize,
+    /// Number of rings, from 1 to [`ELASTIC_RINGS`].
+    pub count: u8,
 }
 
 impl LargerRings {
     /// Bytes of the first ring.
     pub const BYTES_MIN: usize = ELASTIC_SLOTS_MIN as usize * SLOT_BYTES;
-    /// Bytes of all rings together.
-    pub const BYTES: usize = Self::BYTES_MIN * ((1 << ELASTIC_RINGS) - 1);
+    /// Bytes of [`ELASTIC_RINGS`] rings together.
+    pub const BYTES: usize = Self::bytes_together(ELASTIC_RINGS as u8);
 
-    /// Returns contiguous rings from `offset` on.
+    /// Returns [`ELASTIC_RINGS`] contiguous rings from `offset` on.
     pub const fn in_a_row(offset: usize) -> Self {
-        Self { origin: offset.wrapping_sub(Self::BYTES_MIN), unit: Self::BYTES_MIN }
+        Self::in_a_row_of(offset, ELASTIC_RINGS as u8)
+    }
+
+    /// Returns `count` contiguous rings from `offset` on.
+    pub const fn in_a_row_of(offset: usize, count: u8) -> Self {
+        Self { origin: offset.wrapping_sub(Self::BYTES_MIN), unit: Self::BYTES_MIN, count }
+    }
+
+    /// Returns the smallest number of rings of which the largest holds `capacity_bytes`, or [`ELASTIC_RINGS`].
+    pub const fn count_for(capacity_bytes: usize) -> u8 {
+        let mut count = 1;
+        while (count as usize) < ELASTIC_RINGS && Self::bytes_of(count as usize - 1) < capacity_bytes {
+            count += 1;
+        }
+        count
+    }
+
+    /// Returns the bytes of `count` rings together.
+    pub const fn bytes_together(count: u8) -> usize {
+        Self::BYTES_MIN * ((1 << count) - 1)
+    }
+
+    /// Returns the slots of the largest ring.
+    #[inline]
+    pub(crate) const fn slots_largest(&self) -> u64 {
+        ELASTIC_SLOTS_MIN << (self.count - 1)
     }
 
     /// Returns the offset of a ring.
@@ -77,6 +105,17 @@ impl Layout {
     pub const FORWARD_BYTES: usize = 2 * LINE;
     /// Bytes of the block at `back_offset`: credit, then the sleep and the capacity of the receiver.
     pub const BACK_BYTES: usize = 2 * LINE;
+    /// Offset in the forward block of [`Layout::SPARE_BESIDE_FIN_WORDS`] words that the lane does not use: in the line
+    /// that a receiver loads when it finds no record. The sender's side may write them.
+    pub const SPARE_BESIDE_FIN: usize = 8;
+    /// See [`Layout::SPARE_BESIDE_FIN`].
+    pub const SPARE_BESIDE_FIN_WORDS: usize = 5;
+    /// Offset in either block of [`Layout::SPARE_BESIDE_SLEEP_WORDS`] words that the lane does not use: in the line
+    /// with the announcement of sleep, which a sender loads with every message. The side that writes the block may
+    /// write them.
+    pub const SPARE_BESIDE_SLEEP: usize = LINE + 16;
+    /// See [`Layout::SPARE_BESIDE_SLEEP`].
+    pub const SPARE_BESIDE_SLEEP_WORDS: usize = 6;
     /// Bytes of a sender's own state.
     pub const PRODUCER_STATE_BYTES: usize = 2 * LINE;
     /// Bytes of a receiver's own state.
@@ -108,7 +147,10 @@ impl Layout {
     pub const fn window_bytes(&self) -> usize {
         match self.elastic {
             None => self.big_offset + self.big_slots as usize * SLOT_BYTES,
-            Some(rings) => rings.offset_of(ELASTIC_RINGS - 1) + LargerRings::bytes_of(ELASTIC_RINGS - 1),
+            Some(rings) => {
+                let last = rings.count as usize - 1;
+                rings.offset_of(last) + LargerRings::bytes_of(last)
+            }
         }
     }
 
@@ -123,6 +165,8 @@ impl Layout {
         let is_used = (self.small_slots / 2..=self.small_slots).contains(&self.small_slots_used);
         assert!(is_used, "{} slots used of {}", self.small_slots_used, self.small_slots);
         assert!(self.elastic.is_none() || self.big_slots == 0, "an elastic lane with a big ring");
+        let has_rings = self.elastic.is_none_or(|rings| (1..=ELASTIC_RINGS).contains(&rings.count.into()));
+        assert!(has_rings, "{} larger rings", self.rings_larger());
         let big_fits = self.big_slots == 0 || (self.big_slots.is_power_of_two() && self.big_slots > self.small_slots);
         assert!(big_fits, "big ring of {} slots", self.big_slots);
         let forward = Part::new(self.forward_offset, Self::FORWARD_BYTES as u64);
@@ -140,7 +184,7 @@ impl Layout {
     /// Returns the number of rings in addition to the small one.
     #[inline]
     pub(crate) fn rings_larger(&self) -> usize {
-        if self.elastic.is_some() { ELASTIC_RINGS } else { usize::from(self.big_slots != 0) }
+        self.elastic.map_or(usize::from(self.big_slots != 0), |rings| rings.count.into())
     }
 
     /// Returns the number of slots of all rings together.
@@ -247,7 +291,7 @@ impl Ring {
     fn larger(layout: &Layout, number: u8) -> Self {
         let (offset, slots) = match &layout.elastic {
             Some(rings) => {
-                let index = usize::from(number - 1).min(ELASTIC_RINGS - 1);
+                let index = usize::from(number.min(rings.count) - 1);
                 (rings.offset_of(index), ELASTIC_SLOTS_MIN << index)
             }
             None if layout.big_slots != 0 => (layout.big_offset, layout.big_slots),
