@@ -9,14 +9,14 @@ pub const LAYOUT_VERSION: u32 = 14;
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Slots of a small ring. Both small rings together fill half of a first-level cache of 32 KiB; where they filled all
 /// of it, a round trip of 1 KiB took 1.5 times as long.
-const SMALL_SLOTS: u64 = 128;
+pub(crate) const SMALL_SLOTS: u64 = 128;
 /// Slots of the big ring of a lane between windows.
 const BIG_SLOTS: u64 = 4096;
 
 const SMALL_BYTES: usize = SMALL_SLOTS as usize * lane::SLOT_BYTES;
 /// Slots of a small ring in a memfd that are used in each lap; with them, both rings exactly fill the pages of the
 /// endpoints.
-const SMALL_SLOTS_USED: u64 = 115;
+pub(crate) const SMALL_SLOTS_USED: u64 = 115;
 const SMALL_BYTES_USED: usize = SMALL_SLOTS_USED as usize * lane::SLOT_BYTES;
 
 const FORWARD_OFFSET: usize = 384;
