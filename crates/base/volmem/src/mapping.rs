@@ -64,6 +64,19 @@ impl Mapping {
     /// # Errors
     /// The errors of [`Mapping::new`], and that of `mprotect(2)`.
     pub fn sparse(file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
+        Self::sparse_protected(file, len_bytes, READ_WRITE)
+    }
+
+    /// Maps like [`Mapping::sparse`] a file that another party writes, for reading only: a store to a region of the
+    /// mapping raises SIGSEGV.
+    ///
+    /// # Errors
+    /// As [`Mapping::sparse`].
+    pub fn sparse_read_only(file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
+        Self::sparse_protected(file, len_bytes, libc::PROT_READ)
+    }
+
+    fn sparse_protected(file: BorrowedFd<'_>, len_bytes: usize, protection: i32) -> io::Result<Self> {
         // `mmap` allocates all memory of a locked mapping that is readable or writable, so this mapping is neither
         // until it is unlocked.
         let mapping = Self::protected(file, 0, len_bytes, libc::PROT_NONE)?;
@@ -72,7 +85,7 @@ impl Mapping {
         // memory is allocated in advance.
         let make_accessible = || unsafe {
             libc::munlock(address, len_bytes);
-            let is_accessible = libc::mprotect(address, len_bytes, READ_WRITE) == 0;
+            let is_accessible = libc::mprotect(address, len_bytes, protection) == 0;
             if is_accessible { Ok(()) } else { Err(io::Error::last_os_error()) }
         };
         keeping_errno(make_accessible).map(|()| mapping)
@@ -247,6 +260,7 @@ mod tests {
         assert!(excluded(Mapping::new(file.as_fd(), len_bytes)));
         assert!(excluded(Mapping::at(file.as_fd(), PAGE_BYTES, len_bytes)));
         assert!(excluded(Mapping::sparse(file.as_fd(), len_bytes)));
+        assert!(excluded(Mapping::sparse_read_only(file.as_fd(), len_bytes)));
         let alignment = Alignment::new(PAGE_BYTES).unwrap();
         assert!(excluded(Mapping::around(file.as_fd(), 8, 8, alignment).map(|(mapping, _)| mapping)));
     }

@@ -6,6 +6,10 @@
 //!
 //! System calls are made without libc symbols, so that the module works inside a library that replaces them.
 
+mod read_only;
+
+pub use read_only::{OwnMemory, create_own, open_readable};
+
 use crate::memory_link::{InitialContents, MemoryLink, Side};
 use crate::pair_layout::{PAGE_BYTES, PairLayout};
 use crate::wait::wait_for_ring;
@@ -83,6 +87,11 @@ pub enum ShmError {
         /// Bytes agreed.
         expected_bytes: usize,
     },
+    /// The segment has a size that is not possible for what it is used for.
+    UnknownSize {
+        /// Bytes found.
+        found_bytes: u64,
+    },
     /// The descriptor is not an eventfd.
     NotEventfd {
         /// The kernel's name of the descriptor.
@@ -116,6 +125,9 @@ impl fmt::Display for ShmError {
             Self::Size { found_bytes, expected_bytes } => {
                 write!(f, "segment from the peer has {found_bytes} bytes: {expected_bytes} were agreed")
             }
+            Self::UnknownSize { found_bytes } => {
+                write!(f, "segment from the peer has {found_bytes} bytes: no lane has this size")
+            }
             Self::NotEventfd { found } => {
                 write!(f, "doorbell from the peer is '{found}': only an eventfd is accepted")
             }
@@ -138,6 +150,15 @@ impl std::error::Error for ShmError {
 /// # Errors
 /// [`ShmError::Length`], or [`ShmError::System`] with the kernel's error.
 pub fn create(len_bytes: usize) -> Result<(OwnedFd, Mapping), ShmError> {
+    let memfd = new_file(len_bytes)?;
+    let failed = |errno: Errno| ShmError::System { call: "fcntl F_ADD_SEALS", len_bytes, error: errno.into() };
+    fcntl_add_seals(&memfd, SEALS_REQUIRED).map_err(failed)?;
+    let mapping = map(memfd.as_fd(), len_bytes)?;
+    Ok((memfd, mapping))
+}
+
+/// Makes a memfd of `len_bytes` without seals.
+fn new_file(len_bytes: usize) -> Result<OwnedFd, ShmError> {
     check_length(len_bytes)?;
     // The kernel kills a process with SIGXFSZ if it makes a file larger than its limit.
     let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
@@ -147,9 +168,7 @@ pub fn create(len_bytes: usize) -> Result<(OwnedFd, Mapping), ShmError> {
     let failed = |call| move |errno: Errno| ShmError::System { call, len_bytes, error: errno.into() };
     let memfd = new_memfd().map_err(failed("memfd_create"))?;
     ftruncate(&memfd, len_bytes as u64).map_err(failed("ftruncate"))?;
-    fcntl_add_seals(&memfd, SEALS_REQUIRED).map_err(failed("fcntl F_ADD_SEALS"))?;
-    let mapping = map(memfd.as_fd(), len_bytes)?;
-    Ok((memfd, mapping))
+    Ok(memfd)
 }
 
 /// Maps a segment that a peer has made: exactly `len_bytes`, in a memfd that is sealed against a change of size.

@@ -18,7 +18,12 @@ const PAGE_BYTES: usize = 4096;
 /// Bytes of the ring in which a direction starts.
 const SMALL_RING_BYTES: usize = PAGE_BYTES;
 /// "crslane" and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"crslane\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"crslane\x02");
+
+/// Offsets, in the window of a side, of the own state of its endpoints. Whoever attaches to a side continues with it.
+const SENDER_STATE_OFFSET: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
+const RECEIVER_STATE_OFFSET: usize = SENDER_STATE_OFFSET + Layout::PRODUCER_STATE_BYTES;
+const _: () = assert!(RECEIVER_STATE_OFFSET + Layout::CONSUMER_STATE_BYTES <= Layout::packed(8, 0).small_offset);
 
 const WORD_MAGIC: usize = 0;
 const WORD_RING_BYTES: usize = 8;
@@ -50,9 +55,11 @@ pub fn attach(memfd: BorrowedFd<'_>, side: usize) -> Result<(Sender, Receiver), 
     let window_bytes = window_bytes(&layout);
     let window = |side: usize| region.sub(PAGE_BYTES + side * window_bytes, window_bytes);
     let (own, peers) = (window(side), window(1 - side));
-    let sender = Producer::new(MemoryOutbound::new(peers.clone()), MemoryInbound::new(own.clone()), layout, secret);
-    let receiver = Consumer::new(MemoryInbound::new(own), MemoryOutbound::new(peers), layout, secret);
-    Ok((sender, receiver))
+    let sender_state = own.sub(SENDER_STATE_OFFSET, Layout::PRODUCER_STATE_BYTES);
+    let receiver_state = own.sub(RECEIVER_STATE_OFFSET, Layout::CONSUMER_STATE_BYTES);
+    let (inbound, outbound) = (MemoryInbound::new(own), MemoryOutbound::new(peers));
+    let sender = Producer::with_state(outbound.clone(), inbound.clone(), sender_state, layout, secret);
+    Ok((sender, Consumer::with_state(inbound, outbound, receiver_state, layout, secret)))
 }
 
 fn read_head(mapping: Mapping) -> Result<(Layout, u64, Region), Failure> {

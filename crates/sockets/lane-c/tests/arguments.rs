@@ -104,7 +104,7 @@ fn forged(words: &[u64], len_bytes: i64, seals: c_int) -> c_int {
 #[test]
 fn a_segment_with_an_invalid_header_or_without_seals_is_refused() {
     const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    let magic = u64::from_le_bytes(*b"crslane\x01");
+    let magic = u64::from_le_bytes(*b"crslane\x02");
     let (ring_bytes, secret, len_bytes) = (4096, 7, 4096 * 5);
     let attempt = |words: &[u64], len_bytes, seals| {
         let memfd = forged(words, len_bytes, seals);

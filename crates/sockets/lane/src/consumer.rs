@@ -1,6 +1,7 @@
 //! The receiving endpoint of a lane.
 
 mod held;
+mod moves;
 mod records;
 mod scan;
 
@@ -15,9 +16,10 @@ use fabric::{Coherence, Inbound, Outbound};
 use records::step_over;
 use std::cell::Cell;
 use std::ptr::NonNull;
+use volmem::Region;
 use volmem::sync::Ordering;
 
-// Offsets of the cursor's words in the receiver's window. The first two words are loaded together.
+// Offsets of the words of the receiver's own state. The first two words are loaded together.
 const HEAD: usize = 0;
 const RECORD_STATE: usize = 8;
 const WAKE_DUE: usize = 16;
@@ -25,10 +27,12 @@ const SLEEPS: usize = 24;
 const WAKES: usize = 32;
 
 // Fields of `RECORD_STATE`, from the lowest bit: the ring's number (8 bits), whether the record at the head is open,
-// the record's length (24 bits from bit 16 on) and the read offset in it (24 bits).
+// whether it is a held one that counts as published, the record's length (24 bits from bit 16 on) and the read offset
+// in it (24 bits).
 const STATE_BITS: u32 = 24;
 const STATE_RING: u64 = 0xff;
 const STATE_OPEN: u64 = 1 << 8;
+const STATE_HELD: u64 = 1 << 9;
 const STATE_SHIFT: u32 = 16;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
 
@@ -38,13 +42,14 @@ const WAKE_ALWAYS: u64 = 2;
 
 /// The receiving endpoint of a lane.
 ///
-/// Its cursor lies in the receiver's own window, so that processes that share the connection (after `fork`) share the
-/// position. `&mut self` requires mutual exclusion: processes and threads that share a consumer must exclude each
-/// other.
+/// Its cursor lies in its own state, which processes that share the connection (after `fork`) share, too; see
+/// [`Consumer::with_state`]. `&mut self` requires mutual exclusion: processes and threads that share a consumer must
+/// exclude each other.
 #[derive(Debug)]
 pub struct Consumer<I, O> {
     inbound: I,
     outbound: O,
+    own: Region,
     layout: Layout,
     secret: u64,
     /// Length of the last peek, in memory of this process alone.
@@ -56,7 +61,7 @@ pub struct Consumer<I, O> {
 /// Unread bytes of one record, in place.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk {
-    /// Offset of the first unread byte in the receiver's window.
+    /// Offset of the first unread byte in the inbound memory.
     pub offset: usize,
     /// Unread bytes of the record.
     pub len_bytes: usize,
@@ -82,7 +87,9 @@ struct Cursor {
     ring: u8,
     /// The sender may append to the record.
     is_open: bool,
-    /// The record is one urgent byte. Not stored in the window: the stored position is before or behind such a record.
+    /// The sender holds the record back, and it counts as published; see [`Consumer::publish_held`].
+    is_held: bool,
+    /// The record is one urgent byte. Not stored: the stored position is before or behind such a record.
     is_urgent: bool,
     /// The position has passed a record whose credit is not returned yet.
     is_credit_due: bool,
@@ -96,14 +103,25 @@ impl Cursor {
 }
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
-    /// Attaches to the lane that `layout` describes: `inbound` is the receiver's own window, `outbound` the sender's.
-    /// Both endpoints must use the same `secret`, which is random and not zero. A new lane requires zeroed windows.
+    /// Attaches to a new lane that `layout` describes: the sender writes `inbound`, and the receiver writes `outbound`.
+    /// Both endpoints must use the same `secret`, which is random and not zero. A new lane requires zeroed memory.
     ///
     /// # Panics
-    /// If the layout does not fit the windows.
+    /// If the layout does not fit the memory.
     pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
+        let own = Region::heap(Layout::CONSUMER_STATE_BYTES);
+        Self::with_state(inbound, outbound, own, layout, secret)
+    }
+
+    /// Attaches as [`Consumer::new`] does, with the endpoint's own state in `own`, so that processes that share that
+    /// memory share the endpoint. It has [`Layout::CONSUMER_STATE_BYTES`], and is zero for a new lane.
+    ///
+    /// # Panics
+    /// If the layout does not fit the memory, or `own` is of another size.
+    pub fn with_state(inbound: I, outbound: O, own: Region, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
-        Self { inbound, outbound, layout, secret, peeked_bytes: 0, stamp: Cell::new(0) }
+        assert_eq!(own.len_bytes(), Layout::CONSUMER_STATE_BYTES, "the state of a receiver");
+        Self { inbound, outbound, own, layout, secret, peeked_bytes: 0, stamp: Cell::new(0) }
     }
 
     /// Returns whether there may be something to read, with one load of the line that would carry it. Requires no
@@ -146,7 +164,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// [`Corrupt`] if the sender published an impossible record.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    /// `destination` is writable for `len_bytes` and outside the lane's memory.
     #[inline]
     pub unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut cursor = self.cursor();
@@ -186,10 +204,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// nearly always finds this case or an empty lane.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    /// `destination` is writable for `len_bytes` and outside the lane's memory.
     #[inline(always)] // Most of the saving is the cost of the call.
     pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
-        let [head, state] = self.inbound.load_words(self.layout.consumer_cursor());
+        let [head, state] = self.own.load_words(HEAD);
         if state & !STATE_RING != 0 {
             return ShortRead::UseReadTo;
         }
@@ -230,7 +248,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// checked against the ring.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    /// `destination` is writable for `len_bytes` and outside the lane's memory.
     #[inline(never)]
     unsafe fn read_slots_to(
         &mut self,
@@ -379,8 +397,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     /// Asks the sender to ring the doorbell when something arrives. The caller must poll once more before it blocks.
     pub fn announce_sleep(&self) {
-        let count = self.layout.consumer_cursor() + SLEEPS;
-        wake::announce(&self.outbound, &self.inbound, self.layout.consumer_asleep(), count);
+        wake::announce(&self.outbound, &self.own, self.layout.consumer_asleep(), SLEEPS);
     }
 
     /// Cancels [`Consumer::announce_sleep`].
@@ -399,15 +416,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.set_word(WAKE_DUE, 0);
         if self.layout.elastic.is_some() {
             let (asleep, head) = (self.layout.producer_asleep(), self.word(HEAD));
-            return wake::take_reached(&self.inbound, asleep, head, due == WAKE_ALWAYS);
+            return wake::take_reached(&self.inbound, &self.own, asleep, WAKES, head, due == WAKE_ALWAYS);
         }
-        let taken = self.layout.consumer_cursor() + WAKES;
-        wake::take(&self.outbound, &self.inbound, self.layout.producer_asleep(), taken)
+        wake::take(&self.inbound, &self.own, self.layout.producer_asleep(), WAKES)
     }
 
     #[inline]
     fn is_published(&self, cursor: &Cursor) -> bool {
-        self.is_published_in(self.ring(cursor), cursor.head)
+        cursor.is_held || self.is_published_in(self.ring(cursor), cursor.head)
     }
 
     #[inline(always)]
@@ -420,7 +436,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Copies bytes of the record from the cursor's offset on.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    /// `destination` is writable for `len_bytes` and outside the lane's memory.
     #[inline]
     unsafe fn copy_out(&self, cursor: &Cursor, destination: *mut u8, len_bytes: usize) {
         let offset = self.offset_of(cursor);
@@ -438,7 +454,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// word may extend beyond the payload, but not beyond its slot.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    /// `destination` is writable for `len_bytes` and outside the lane's memory.
     #[inline(always)]
     unsafe fn copy_payload_start(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         if len_bytes > WORDWISE_BYTES_MAX {
@@ -496,13 +512,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        let [head, state] = self.inbound.load_words(self.layout.consumer_cursor());
+        let [head, state] = self.own.load_words(HEAD);
         Cursor {
             head,
             record_bytes: ((state >> STATE_SHIFT) & STATE_MASK) as usize,
             offset_bytes: ((state >> (STATE_SHIFT + STATE_BITS)) & STATE_MASK) as usize,
             ring: (state & STATE_RING) as u8,
             is_open: state & STATE_OPEN != 0 && self.layout.elastic.is_some(),
+            is_held: state & STATE_HELD != 0,
             is_urgent: false,
             is_credit_due: false,
         }
@@ -515,7 +532,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
         let record = (cursor.record_bytes as u64) << STATE_SHIFT
             | (cursor.offset_bytes as u64) << (STATE_SHIFT + STATE_BITS)
-            | if cursor.is_open { STATE_OPEN } else { 0 };
+            | if cursor.is_open { STATE_OPEN } else { 0 }
+            | if cursor.is_held { STATE_HELD } else { 0 };
         self.set_word(HEAD, cursor.head);
         self.set_word(RECORD_STATE, record | u64::from(cursor.ring));
     }
@@ -530,11 +548,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     #[inline]
     fn word(&self, field: usize) -> u64 {
-        self.inbound.load_u64(self.layout.consumer_cursor() + field, Ordering::Relaxed)
+        self.own.load_u64(field, Ordering::Relaxed)
     }
 
     #[inline]
     fn set_word(&mut self, field: usize, value: u64) {
-        self.inbound.store_u64(self.layout.consumer_cursor() + field, value, Ordering::Relaxed);
+        self.own.store_u64(field, value, Ordering::Relaxed);
     }
 }

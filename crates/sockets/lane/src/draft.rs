@@ -73,7 +73,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 }
 
-/// A record that is being assembled in the receiver's window. It is not visible before [`Draft::publish`], and never if
+/// A record that is being assembled in the lane's ring. It is not visible before [`Draft::publish`], and never if
 /// the draft is dropped.
 ///
 /// On memory that is not coherent, a record of one line is assembled in the draft and stored as that line, so that it

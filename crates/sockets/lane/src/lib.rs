@@ -1,19 +1,28 @@
-//! A lane: a one-way byte stream through a ring in the receiver's memory.
+//! A lane: a one-way byte stream through a ring that the sender writes and the receiver reads.
 //!
 //! ```text
-//!   sender's node                                    receiver's node
-//!   ┌ back block ───────────┐   credit, asleep      ┌ forward block ────────┐
-//!   │ credit    [receiver]  │ ◄──────────────────── │ fin       [sender]    │
-//!   │ asleep    [receiver]  │                       │ asleep    [sender]    │
-//!   ├ cursor ───────────────┤                       ├ ring: 64-byte slots ──┤
-//!   │ tail, credit seen     │   records             │ ▓▓▓▓░░░░░░░░░░░░░░░░░ │
-//!   └───────────────────────┘ ────────────────────► ├ cursor ───────────────┤
-//!                                                   │ head, record offset   │
-//!                                                   └───────────────────────┘
+//!   written by the sender                            written by the receiver
+//!   ┌ forward block ────────┐                        ┌ back block ───────────┐
+//!   │ fin, held records     │                        │ credit, open record   │
+//!   │ asleep                │   records              │ asleep, capacity      │
+//!   ├ ring: 64-byte slots ──┤ ─────────────────────► └───────────────────────┘
+//!   │ ▓▓▓▓░░░░░░░░░░░░░░░░░ │   credit
+//!   └───────────────────────┘ ◄─────────────────────
+//!   own state of the sender:                         own state of the receiver:
+//!   tail, credit seen                                head, record offset
 //! ```
 //!
-//! Every arrow is a store; neither side loads across the link. What the sender must know (credit, whether the receiver
-//! sleeps) the receiver writes into the sender's memory, and vice versa.
+//! **Memory.** Every word has one writing endpoint. An endpoint only stores to the memory that it writes (`outbound`),
+//! only loads from the memory that the other one writes (`inbound`), and keeps its cursor in a third place, its *own
+//! state*, which the other endpoint does not need. Two arrangements fit:
+//!
+//! * *Windows* between nodes: each endpoint writes into the other node's memory and reads its own, so that no load
+//!   crosses the link.
+//! * *Two memories* under one kernel: each endpoint writes its own memory, which the other endpoint maps read-only, so
+//!   that nobody can change what an endpoint has written.
+//!
+//! The own state is memory of the process ([`Producer::new`]), or memory that the processes which share an endpoint
+//! share ([`Producer::with_state`]).
 //!
 //! **Record.** A record is 1 to [`RECORD_BYTES_MAX`] bytes in contiguous slots. Its first slot starts with two words:
 //! the *tag* (derived from the position and the lane's secret, so that neither stale bytes nor payload are taken for a
@@ -32,10 +41,19 @@
 //! **Open records.** While the receiver of an elastic lane lags, short writes share a record, whose length grows with
 //! each write until the record is closed. Otherwise a stream of single bytes would take 64 times its length.
 //!
-//! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used. This includes the words that
-//! this endpoint itself writes, because on shared memory the peer can write them too. Whatever the peer writes, each
-//! call terminates, stays inside the parts of this lane, and returns bytes or [`Corrupt`]. The secret is random and
-//! known only to both endpoints. It prevents that payload is taken for a tag; it does not protect against the peer.
+//! **Held records.** A sender can put records in place and keep them invisible for a while (`TCP_CORK`). The receiver
+//! may read them when they have waited for too long: it notes that in its own state.
+//!
+//! **Moves.** A stream can use the lane for parts of its bytes: a part ends at a position that the sender gives
+//! ([`Producer::end_move`]), or where the receiver stops ([`Consumer::frozen_cursor`]), whereupon the sender takes back
+//! the rest ([`Producer::unread_from`], only where it can load what it has written). The next part begins with
+//! [`Producer::restart`] and [`Consumer::restart`].
+//!
+//! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used. Whatever the peer writes,
+//! each call terminates, stays inside the parts of this lane, and returns bytes or [`Corrupt`]. This also holds for the
+//! words of the own state: a segment that is one memfd for both endpoints has them where the peer can write. The checks
+//! of cursors are there for such segments only. The secret is random and known only to both endpoints. It prevents that
+//! payload is taken for a tag; it does not protect against the peer.
 //!
 //! # Memory order
 //!
@@ -49,7 +67,7 @@
 //! | append to an open record | payload; header, *release* | header, *acquire*; payload |
 //! | credit | payload loads; credit, *release* | credit, *acquire*; stores to those slots |
 //! | end of stream | last tag; fence; fin, *release* | fin, *acquire*; then no tag means no record |
-//! | sleep | flag; `flush`; *SC fence*; tag or credit | tag or credit; *SC fence*; flag |
+//! | sleep | target; number, *release*; `flush`; *SC fence*; tag or credit | tag, credit; *SC fence*; number; target |
 //!
 //! * The fence of *publish* is for write-combined windows, where a release store alone does not order earlier stores
 //!   that are still in a write-combining buffer.
@@ -60,18 +78,21 @@
 //!   other's store. Credit is returned often and sleepers for room are rare, so the receiver fences only where it
 //!   crosses a quarter of the ring (in an elastic lane: a multiple of 32 slots); [`Producer::is_writable`] counts room
 //!   from there on. A sender of an elastic lane announces the position from which on it wants to be woken.
-//! * Flags are cleared by their reader with relaxed stores. A late clear could undo a *newer* announcement, but the
-//!   endpoint that cleared the flag then rings the doorbell, and the doorbell remembers it: it must order like a lock
-//!   (ring releases, wait acquires) and keep a ring that precedes the wait. An eventfd, a socket and a condition
-//!   variable with a flag do.
-//! * Cursors are plain words (relaxed): `&mut` means that one thread at a time uses an endpoint, and the lock that
-//!   excludes other threads orders their accesses.
+//! * Announcements are numbered, and their reader keeps the number of the last one that it took in its own state: it
+//!   stores nothing that the sleeper writes, and a newer announcement always counts as new. After it has taken one it
+//!   rings the doorbell, which must order like a lock (ring releases, wait acquires) and keep a ring that precedes the
+//!   wait. An eventfd, a socket and a condition variable with a flag do.
+//! * A reader may find the number of one announcement with the target of the next. If that target is not reached, it
+//!   takes none, and nothing is lost: the sleeper has given up the older one, and its fence after the newer one orders
+//!   the two endpoints as for any announcement.
+//! * The words of the own state are plain words (relaxed): `&mut` means that one thread at a time uses an
+//!   endpoint, and the lock that excludes other threads orders their accesses. Only announcements need no lock, and are
+//!   counted atomically.
 //!
 //! Where memory is **not coherent**, windows write back each store, and a reader drops cache lines before it loads them
 //! ([`Inbound::invalidate`](fabric::Inbound::invalidate), which does nothing on other memory): the tag's line before
-//! each poll, the record's other lines once its tag is seen, and the words of the other endpoint (credit, fin, flags)
-//! before each load. No line has two writers; for the flags see `wake`. Either both endpoints use such memory, or
-//! neither.
+//! each poll, the record's other lines once its tag is seen, and the words of the other endpoint (credit, fin, sleep)
+//! before each load. No line has two writers. Either both endpoints use such memory, or neither.
 //!
 //! Tests: `tests/loom.rs` explores all of this except for the loads of *credit*, which loom never delays; Miri reports
 //! an error there as a data race of in-place access. `tests/properties/non_coherent.rs` omits each of the invalidations
@@ -95,7 +116,7 @@ mod words;
 pub use consumer::{Chunk, Consumer, ShortRead, UrgentHandling};
 pub use draft::{Draft, Span};
 pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
-pub use producer::{Budget, HELD_MS_MAX, MemoryRelease, Producer, Reservation};
+pub use producer::{Budget, HELD_MS_MAX, MemoryRelease, Producer, Reservation, UnreadBytes};
 pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES, STAMP_BITS, Urgent};
 
 /// The peer violated the protocol of the lane: the connection cannot continue.

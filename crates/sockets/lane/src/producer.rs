@@ -3,11 +3,13 @@
 mod elastic;
 mod held;
 mod memory;
+mod moves;
 mod open;
 mod room;
 
 pub use held::HELD_MS_MAX;
 pub use memory::{Budget, MemoryRelease};
+pub use moves::UnreadBytes;
 
 use crate::batch::Batch;
 use crate::layout::Ring;
@@ -19,12 +21,13 @@ use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use memory::Account;
 use std::ptr::NonNull;
+use volmem::Region;
 use volmem::sync::Ordering;
 
 /// Maximum slots of a message that is demoted to the shared cache. This saves 3% of a round trip at one line, 15% at
 /// 1 KiB and nothing from 4 KiB on; in a stream of short messages it halves the rate.
 const DEMOTE_SLOTS_MAX: u64 = 64;
-// Offsets of the cursor's words in the sender's window. The first four words are loaded together.
+// Offsets of the words of the sender's own state. The first four words are loaded together.
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
 const RING: usize = 16;
@@ -44,6 +47,8 @@ const RINGS_USED: usize = 80;
 const LEFT_RING: usize = 88;
 /// The [`open_read_mark`] that a receiver stores once it has read all of the record that was closed last.
 const CLOSED: usize = 96;
+/// Position at which the lane was last restarted: 0 at first.
+const START: usize = 104;
 /// Position of the first held record, plus 1; 0 if no record is held. See [`held`].
 const HELD: usize = 112;
 /// State of the held records: the ring of the first one, their bytes, and the time since which they are held.
@@ -55,13 +60,14 @@ pub(crate) const WAKE_EVERY_SLOTS: u64 = if cfg!(loom) { 4 } else { 32 };
 
 /// The sending endpoint of a lane.
 ///
-/// Its cursor lies in the sender's own window, so that processes that share the connection (after `fork`) share the
-/// position. `&mut self` requires mutual exclusion: processes and threads that share a producer must exclude each
-/// other. A violation corrupts the stream but does not affect memory safety.
+/// Its cursor lies in its own state, which processes that share the connection (after `fork`) share, too; see
+/// [`Producer::with_state`]. `&mut self` requires mutual exclusion: processes and threads that share a producer must
+/// exclude each other. A violation corrupts the stream but does not affect memory safety.
 #[derive(Debug)]
 pub struct Producer<O, I> {
     outbound: O,
     inbound: I,
+    own: Region,
     layout: Layout,
     secret: u64,
     reserved: Option<Reserved>,
@@ -77,8 +83,7 @@ pub struct Producer<O, I> {
     memory: Account,
 }
 
-/// The write position. It is loaded once at the start of an operation, because a peer on shared memory can change it at
-/// any time.
+/// The write position. It is loaded once at the start of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cursor {
     tail: u64,
@@ -123,16 +128,28 @@ pub struct Reservation {
 }
 
 impl<O: Outbound, I: Inbound> Producer<O, I> {
-    /// Attaches to the lane that `layout` describes: `outbound` is the receiver's window, `inbound` the sender's own.
-    /// Both endpoints must use the same `secret`, which is random and not zero. A new lane requires zeroed windows.
+    /// Attaches to a new lane that `layout` describes: the sender writes `outbound`, and the receiver writes `inbound`.
+    /// Both endpoints must use the same `secret`, which is random and not zero. A new lane requires zeroed memory.
     ///
     /// # Panics
-    /// If the layout does not fit the windows.
+    /// If the layout does not fit the memory.
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
+        let own = Region::heap(Layout::PRODUCER_STATE_BYTES);
+        Self::with_state(outbound, inbound, own, layout, secret)
+    }
+
+    /// Attaches as [`Producer::new`] does, with the endpoint's own state in `own`, so that processes that share that
+    /// memory share the endpoint. It has [`Layout::PRODUCER_STATE_BYTES`], and is zero for a new lane.
+    ///
+    /// # Panics
+    /// If the layout does not fit the memory, or `own` is of another size.
+    pub fn with_state(outbound: O, inbound: I, own: Region, layout: Layout, secret: u64) -> Self {
         layout.check(outbound.len_bytes(), inbound.len_bytes());
+        assert_eq!(own.len_bytes(), Layout::PRODUCER_STATE_BYTES, "the state of a sender");
         Self {
             outbound,
             inbound,
+            own,
             layout,
             secret,
             reserved: None,
@@ -165,7 +182,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// [`Corrupt`] if the receiver returned impossible credit.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     #[inline]
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut sent_bytes = 0;
@@ -200,10 +217,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// sent: call [`Producer::write_from`] then.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     #[inline(always)] // Most of the saving is the cost of the call.
     pub unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
-        let [tail, _, ring, limit] = self.inbound.load_words(self.layout.producer_cursor());
+        let [tail, _, ring, limit] = self.own.load_words(TAIL);
         let is_coherent = self.outbound.coherence() == Coherence::Coherent;
         if !is_coherent || tail >= limit {
             return false;
@@ -226,7 +243,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let [first, second, third, fourth, fifth, sixth] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second, third, fourth, fifth, sixth]);
         }
-        self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(1)));
+        self.set_own_word(TAIL, ring.used_position(tail.wrapping_add(1)));
         if is_awaited {
             self.outbound.demote(slot, SLOT_BYTES);
         }
@@ -237,7 +254,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// in `tail` and `limit`, the record lies inside the ring.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     #[inline(never)]
     unsafe fn write_slots_from(
         &mut self,
@@ -258,7 +275,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // checks the bounds of its own side.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.store_header_and_tag(slot, tail, Record::Data(len_bytes));
-        self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(slots)));
+        self.set_own_word(TAIL, ring.used_position(tail.wrapping_add(slots)));
         if is_awaited && slots <= DEMOTE_SLOTS_MAX {
             self.outbound.demote(slot, slots as usize * SLOT_BYTES);
         }
@@ -358,8 +375,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// capacity of an elastic lane is the sum of both endpoints' shares. Any other lane has the capacity of its ring:
     /// it does not move to the big ring if the sum is less than a quarter of that ring, and never moves back.
     pub fn set_capacity(&mut self, bytes: usize) {
-        self.set_inbound_word(CAPACITY, bytes as u64);
-        self.set_inbound_word(TAIL_LIMIT, 0);
+        self.set_own_word(CAPACITY, bytes as u64);
+        self.set_own_word(TAIL_LIMIT, 0);
     }
 
     /// Publishes all [staged](crate::Draft::stage) records at once. Returns `false` if there are none. A caller that
@@ -385,16 +402,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Marks the end of the stream. Idempotent; needs no room in the ring.
     pub fn finish(&mut self) {
-        self.publish_staged();
-        self.publish_held();
-        self.close_open_record();
-        self.outbound.fence();
-        self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
+        let end = self.end_move();
+        self.outbound.store_u64(self.layout.fin(), end.wrapping_add(1), Ordering::Release);
     }
 
     /// Returns the write position in slots, which grows with every record.
     pub fn position(&self) -> u64 {
-        self.inbound_word(TAIL)
+        self.own_word(TAIL)
     }
 
     /// Demotes the lines of the records since `position` to the shared cache, as a hint that the receiver waits for
@@ -404,7 +418,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let cursor = self.cursor();
         let slots = cursor.tail.wrapping_sub(position);
         let ring = self.ring(&cursor);
-        let is_here = position.wrapping_sub(self.inbound_word(ENTRY)) as i64 >= 0;
+        let is_here = position.wrapping_sub(self.own_word(ENTRY)) as i64 >= 0;
         if slots <= DEMOTE_SLOTS_MAX && slots <= ring.slots_to_end(position) && is_here {
             self.outbound.demote(ring.slot_offset(position), slots as usize * SLOT_BYTES);
         }
@@ -419,10 +433,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             // The receiver checks for sleepers at multiples of this number, and the next multiple is not beyond the
             // tail.
             let target = needed.wrapping_add(WAKE_EVERY_SLOTS - 1) & !(WAKE_EVERY_SLOTS - 1);
-            return wake::announce_until(&self.outbound, self.layout.producer_asleep(), target);
+            return wake::announce_until(&self.outbound, &self.own, self.layout.producer_asleep(), SLEEPS, target);
         }
-        let count = self.layout.producer_cursor() + SLEEPS;
-        wake::announce(&self.outbound, &self.inbound, self.layout.producer_asleep(), count);
+        wake::announce(&self.outbound, &self.own, self.layout.producer_asleep(), SLEEPS);
     }
 
     /// Cancels [`Producer::announce_sleep`].
@@ -435,14 +448,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[inline(always)] // A fence and a load.
     pub fn take_wake_request(&mut self) -> bool {
         debug_assert!(self.has_published_all(), "staged records must be published before a check for sleepers");
-        let taken = self.layout.producer_cursor() + WAKES;
-        wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
+        wake::take(&self.inbound, &self.own, self.layout.consumer_asleep(), WAKES)
     }
 
     /// Copies a payload to the record at the cursor and publishes it.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     #[inline]
     unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
         if len_bytes <= INLINE_BYTES && self.outbound.coherence() != Coherence::Coherent {
@@ -457,10 +469,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.publish(cursor, len_bytes);
     }
 
-    /// Copies a payload to `offset` in the receiver's window.
+    /// Copies a payload to `offset` in the outbound memory.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     #[inline(always)]
     unsafe fn copy_in(&self, offset: usize, source: *const u8, len_bytes: usize) {
         if len_bytes <= WORDWISE_BYTES_MAX {
@@ -477,7 +489,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Copies a payload of at most [`WORDWISE_BYTES_MAX`] as whole words, without calling `memcpy`.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window; `len_bytes` is at most
+    /// `source` is readable for `len_bytes` and outside the lane's memory; `len_bytes` is at most
     /// [`WORDWISE_BYTES_MAX`].
     #[inline(always)]
     pub(crate) unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
@@ -519,13 +531,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         line[0] = tag(self.secret, cursor.tail);
         line[1] = Record::Data(len_bytes).encode(self.stamp);
         self.batch.add(&self.outbound, ring.slot_offset(cursor.tail), line, is_whole);
-        self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
+        self.set_own_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
     /// Publishes a short record as one line: stored as such, it crosses the link in one packet.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window; `len_bytes` is at most [`INLINE_BYTES`].
+    /// `source` is readable for `len_bytes` and outside the lane's memory; `len_bytes` is at most [`INLINE_BYTES`].
     unsafe fn publish_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
         let mut line = [0; SLOT_BYTES / WORD_BYTES];
         line[0] = tag(self.secret, cursor.tail);
@@ -547,7 +559,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             self.publish_switch(cursor, switch);
         }
         cursor.tail = self.ring(cursor).used_position(cursor.tail.wrapping_add(slots_of(len_bytes)));
-        self.set_inbound_word(TAIL, cursor.tail);
+        self.set_own_word(TAIL, cursor.tail);
     }
 
     /// Publishes a switch to another ring, in which the next record is already in place: a switch alone would make the
@@ -558,16 +570,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.store_header_and_tag(slot, switch.position, Record::Switch(cursor.ring));
         self.note_ring(cursor, switch.from);
         // The known limit applied to the old ring.
-        self.set_inbound_word(TAIL_LIMIT, 0);
+        self.set_own_word(TAIL_LIMIT, 0);
     }
 
     /// Stores that the lane is now in the ring of `cursor`, whose tail is the first position there.
     fn note_ring(&self, cursor: &Cursor, from: u8) {
-        self.set_inbound_word(RING, cursor.ring.into());
-        self.set_inbound_word(ENTRY, cursor.tail);
-        self.set_inbound_word(LEFT_RING, from.into());
+        self.set_own_word(RING, cursor.ring.into());
+        self.set_own_word(ENTRY, cursor.tail);
+        self.set_own_word(LEFT_RING, from.into());
         // The switch record uses memory of the previous ring, too.
-        self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << cursor.ring | 1 << from);
+        self.set_own_word(RINGS_USED, self.own_word(RINGS_USED) | 1 << cursor.ring | 1 << from);
     }
 
     /// Stores a record's header, a fence and its tag, which makes the record visible.
@@ -585,8 +597,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        let ring = self.inbound_word(RING).min(self.layout.rings_larger() as u64) as u8;
-        Cursor { tail: self.inbound_word(TAIL), ring, switch: None }
+        let ring = self.own_word(RING).min(self.layout.rings_larger() as u64) as u8;
+        Cursor { tail: self.own_word(TAIL), ring, switch: None }
     }
 
     /// Loads a word that the receiver writes.
@@ -597,12 +609,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     #[inline]
-    fn inbound_word(&self, field: usize) -> u64 {
-        self.inbound.load_u64(self.layout.producer_cursor() + field, Ordering::Relaxed)
+    fn own_word(&self, field: usize) -> u64 {
+        self.own.load_u64(field, Ordering::Relaxed)
     }
 
     #[inline]
-    fn set_inbound_word(&self, field: usize, value: u64) {
-        self.inbound.store_u64(self.layout.producer_cursor() + field, value, Ordering::Relaxed);
+    fn set_own_word(&self, field: usize, value: u64) {
+        self.own.store_u64(field, value, Ordering::Relaxed);
     }
 }

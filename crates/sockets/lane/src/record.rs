@@ -64,6 +64,28 @@ impl Urgent {
     }
 }
 
+/// The read position of a receiver that reads nothing more, as it publishes it for the sender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FrozenCursor {
+    /// Position of the record.
+    pub head: u64,
+    /// Ring of the record.
+    pub ring: u8,
+    /// Bytes of the record that are read.
+    pub offset_bytes: usize,
+}
+
+impl FrozenCursor {
+    pub(crate) const fn encode(self) -> [u64; 2] {
+        [self.head, self.ring as u64 | (self.offset_bytes as u64) << u8::BITS]
+    }
+
+    /// Decodes words that a peer wrote; every position is to be checked.
+    pub(crate) const fn decode([head, place]: [u64; 2]) -> Self {
+        Self { head, ring: place as u8, offset_bytes: (place >> u8::BITS) as usize }
+    }
+}
+
 /// Returns the word that marks the start of a record at this position of this lane.
 #[inline]
 pub(crate) fn tag(secret: u64, position: u64) -> u64 {

@@ -3,6 +3,7 @@
 
 mod elastic;
 mod held;
+mod moves;
 
 use crate::record::{Record, slots_of, tag};
 use crate::{
@@ -24,12 +25,29 @@ pub(crate) fn pair(small_slots: u64, big_slots: u64) -> Pair {
     pair_in(layout, &Region::heap(layout.window_bytes()), &Region::heap(layout.window_bytes()))
 }
 
-/// Returns a lane in given memory, for a test that acts as the peer and stores to the windows itself.
+/// Offset of the sender's own state in its memory, behind the blocks of a packed layout.
+const SENDER_STATE_OFFSET: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
+/// Offset of the receiver's own state in its memory.
+const RECEIVER_STATE_OFFSET: usize = SENDER_STATE_OFFSET + Layout::PRODUCER_STATE_BYTES;
+/// End of all words of a lane in a packed layout.
+const WORDS_BYTES: usize = RECEIVER_STATE_OFFSET + Layout::CONSUMER_STATE_BYTES;
+
+fn sender_state(memory: &Region) -> Region {
+    memory.sub(SENDER_STATE_OFFSET, Layout::PRODUCER_STATE_BYTES)
+}
+
+fn receiver_state(memory: &Region) -> Region {
+    memory.sub(RECEIVER_STATE_OFFSET, Layout::CONSUMER_STATE_BYTES)
+}
+
+/// Returns a lane in given memory, which also holds the own state of the endpoints, for a test that acts as the peer
+/// and stores to the memory itself.
 fn pair_in(layout: Layout, senders: &Region, receivers: &Region) -> Pair {
     let outbound = |region: &Region| MemoryOutbound::new(region.clone());
     let inbound = |region: &Region| MemoryInbound::new(region.clone());
-    let producer = Producer::new(outbound(receivers), inbound(senders), layout, SECRET);
-    (producer, Consumer::new(inbound(receivers), outbound(senders), layout, SECRET))
+    let (sender_state, receiver_state) = (sender_state(senders), receiver_state(receivers));
+    let producer = Producer::with_state(outbound(receivers), inbound(senders), sender_state, layout, SECRET);
+    (producer, Consumer::with_state(inbound(receivers), outbound(senders), receiver_state, layout, SECRET))
 }
 
 #[test]
@@ -452,8 +470,8 @@ impl Inbound for Endless {
         }
     }
 
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.memory.store_u64(offset, value, order);
+    fn store_u64(&self, offset: usize, _value: u64, _order: Ordering) {
+        panic!("a store to {offset} of the peer's memory");
     }
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
@@ -471,10 +489,11 @@ impl Inbound for Endless {
 fn a_scan_ends_although_the_peer_publishes_endlessly() {
     let layout = Layout::packed(8, 0);
     let memory = Region::heap(layout.window_bytes());
-    memory.store_u64(layout.consumer_cursor(), 7, Ordering::Relaxed);
+    receiver_state(&memory).store_u64(0, 7, Ordering::Relaxed);
     let scan = |check: fn(&Consumer<Endless, MemoryOutbound>)| {
         let inbound = Endless { memory: memory.clone(), layout, position: 7.into(), loads_left: 1000.into() };
-        check(&Consumer::new(inbound, MemoryOutbound::new(Region::heap(layout.window_bytes())), layout, SECRET));
+        let outbound = MemoryOutbound::new(Region::heap(layout.window_bytes()));
+        check(&Consumer::with_state(inbound, outbound, receiver_state(&memory), layout, SECRET));
     };
     scan(|consumer| assert_eq!(consumer.unread_bytes(), Ok(401)));
     scan(|consumer| assert_eq!(consumer.arrivals(0), Ok(16 * SLOT_BYTES as u64)));

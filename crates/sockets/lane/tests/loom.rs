@@ -3,8 +3,8 @@
 //! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p lane --release --test loom`
 //!
 //! For each fact there is a mutation that breaks it: a window that ignores the order of a store, a receiver that
-//! returns credit too early, endpoints without the fence between store and load. With the mutation the checker must
-//! fail; otherwise the check would show nothing.
+//! returns credit too early, endpoints without the fence between store and load, announcements without numbers. With
+//! the mutation the checker must fail; otherwise the check would show nothing.
 //!
 //! A limit of the check: loom runs loads in program order. That a weakly ordered machine does not perform a payload
 //! load *late*, after the store of the credit, follows from the release order of that store, and is not explored.
@@ -13,14 +13,14 @@
 #![allow(unsafe_code)] // The window traits take raw pointers.
 
 use fabric::{Coherence, MemoryInbound, MemoryOutbound, Outbound};
-use lane::mutation::WithoutSleepFences;
+use lane::mutation::{WithoutNumbers, WithoutSleepFences};
 use lane::{Consumer, Layout, MemoryRelease, Producer, SLOT_BYTES};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use volmem::Region;
-use volmem::sync::{Arc, Ordering};
+use volmem::sync::{Arc, AtomicU64, Ordering};
 
 const SECRET: u64 = 0x5EC7;
 const RING: Layout = Layout::packed(8, 0);
@@ -298,6 +298,13 @@ fn a_receiver_that_sleeps_is_not_woken_without_the_fences() {
     receiver_sleeps();
 }
 
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_receiver_that_sleeps_is_not_woken_twice_by_announcements_without_numbers() {
+    let _mutation = WithoutNumbers::new();
+    receiver_sleeps();
+}
+
 /// The sender sleeps for room in a full ring, of which the receiver reads just enough for one wake-up.
 fn sender_sleeps() {
     explore(|| {
@@ -407,6 +414,51 @@ fn the_end_of_stream_is_seen_after_the_last_byte() {
 #[should_panic(expected = "end of stream")]
 fn the_end_of_stream_is_seen_before_the_last_byte_when_stores_have_no_order() {
     finish(Flaw::Unordered);
+}
+
+/// Waits until a word is not 0.
+fn wait_for(word: &AtomicU64, bell: &Doorbell) -> u64 {
+    loop {
+        match word.load(Ordering::Acquire) {
+            0 => bell.wait(),
+            position => return position,
+        }
+    }
+}
+
+/// The receiver reads up to where the sender's part ends, and both restart the lane. The sender writes on at once.
+fn moves(forward: Flaw) {
+    explore_outcomes(2, &[()], move || {
+        let (mut producer, mut consumer) = lane(ELASTIC, forward, Flaw::None);
+        let (bell, senders_bell) = (Doorbell::new(), Doorbell::new());
+        let words: [Arc<AtomicU64>; 3] = std::array::from_fn(|_| Arc::new(AtomicU64::new(0)));
+        let (receivers_bell, own_bell) = (bell.clone(), senders_bell.clone());
+        let [end, consent, start] = words.clone();
+        let sender = thread::spawn(move || {
+            assert_eq!(producer.write(&message(1)), Ok(MESSAGE_BYTES));
+            end.store(producer.end_move(), Ordering::Release);
+            receivers_bell.ring();
+            wait_for(&consent, &own_bell);
+            start.store(producer.restart(), Ordering::Release);
+            assert_eq!(producer.write(&message(2)), Ok(MESSAGE_BYTES));
+            receivers_bell.ring();
+        });
+        let [end, consent, start] = words;
+        let end = wait_for(&end, &bell);
+        while !consumer.has_reached(end).unwrap() {
+            read_message(&mut consumer, 1);
+        }
+        consent.store(1, Ordering::Release);
+        senders_bell.ring();
+        consumer.restart(wait_for(&start, &bell)).unwrap();
+        assert_eq!(read_all(&mut consumer, &bell, MESSAGE_BYTES), message(2));
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_part_of_a_stream_is_read_to_its_end_and_the_next_from_its_start() {
+    moves(Flaw::None);
 }
 
 // --- elastic lanes ---------------------------------------------------------------------------------------------------

@@ -4,24 +4,28 @@ use fabric::timed::SharedLayout;
 use lane::{LargerRings, Layout};
 
 /// Version of the layout and of the handshake. Endpoints of different versions do not connect.
-pub const LAYOUT_VERSION: u32 = 13;
+pub const LAYOUT_VERSION: u32 = 14;
 
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Slots of a small ring. Both small rings together fill half of a first-level cache of 32 KiB; where they filled all
 /// of it, a round trip of 1 KiB took 1.5 times as long.
-const SMALL_SLOTS: u64 = 128;
+pub(crate) const SMALL_SLOTS: u64 = 128;
 /// Slots of the big ring of a lane between windows.
 const BIG_SLOTS: u64 = 4096;
 
 const SMALL_BYTES: usize = SMALL_SLOTS as usize * lane::SLOT_BYTES;
 /// Slots of a small ring in a memfd that are used in each lap; with them, both rings exactly fill the pages of the
 /// endpoints.
-const SMALL_SLOTS_USED: u64 = 115;
+pub(crate) const SMALL_SLOTS_USED: u64 = 115;
 const SMALL_BYTES_USED: usize = SMALL_SLOTS_USED as usize * lane::SLOT_BYTES;
 
 const FORWARD_OFFSET: usize = 384;
-const BACK_OFFSET: usize = FORWARD_OFFSET + Layout::FORWARD_BYTES;
-pub(crate) const ENDPOINT_BYTES: usize = BACK_OFFSET + Layout::BACK_BYTES;
+/// Offset of the receiver's own state in an endpoint.
+pub(crate) const RECEIVER_STATE_OFFSET: usize = FORWARD_OFFSET + Layout::FORWARD_BYTES;
+const BACK_OFFSET: usize = RECEIVER_STATE_OFFSET + Layout::CONSUMER_STATE_BYTES;
+/// Offset of the sender's own state in an endpoint.
+pub(crate) const SENDER_STATE_OFFSET: usize = BACK_OFFSET + Layout::BACK_BYTES;
+pub(crate) const ENDPOINT_BYTES: usize = SENDER_STATE_OFFSET + Layout::PRODUCER_STATE_BYTES;
 const SMALL_OFFSET: usize = 2 * ENDPOINT_BYTES;
 pub(crate) const RINGS_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES_USED;
 const _: () = assert!(RINGS_OFFSET == 4 * PAGE_BYTES);

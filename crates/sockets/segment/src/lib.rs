@@ -31,6 +31,7 @@
 #![allow(unsafe_code)]
 
 mod endpoint;
+pub mod ends;
 mod layout;
 pub mod model;
 mod segment;

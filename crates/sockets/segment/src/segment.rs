@@ -2,7 +2,10 @@
 
 mod state;
 
-use crate::layout::{self, ENDPOINT_BYTES, PAGE_BYTES, RINGS_OFFSET, Side, TIMED_SHAPE, WINDOW_LAYOUT, layout_to};
+use crate::layout::{
+    self, ENDPOINT_BYTES, PAGE_BYTES, RECEIVER_STATE_OFFSET, RINGS_OFFSET, SENDER_STATE_OFFSET, Side, TIMED_SHAPE,
+    WINDOW_LAYOUT, layout_to,
+};
 use crate::model::{LinkModel, ModelledLink};
 use crate::split_endpoint::{self, LocalPageReceiverOf, LocalPageSenderOf, SplitEndpoint};
 use crate::words::{MODEL_OFFSETS, OwnState, PeerStatus, SECRET_TO_ACCEPTOR, SECRET_TO_CONNECTOR};
@@ -245,7 +248,8 @@ impl Segment {
     /// In windows that are not ordinary memory: see [`Segment::timed_sender`] and [`Segment::local_page_sender`].
     pub fn sender(&self) -> Sender {
         let Plain { inbound, outbound, .. } = self.plain();
-        Producer::new(outbound.clone(), inbound.clone(), self.outgoing_layout(), self.outgoing_secret())
+        let (own, layout) = (sender_state(&self.own), self.outgoing_layout());
+        Producer::with_state(outbound.clone(), inbound.clone(), own, layout, self.outgoing_secret())
     }
 
     /// Returns the receiver of the incoming lane.
@@ -255,7 +259,8 @@ impl Segment {
     pub fn receiver(&self) -> Receiver {
         let Plain { inbound, outbound, .. } = self.plain();
         let layout = if self.is_in_windows { WINDOW_LAYOUT } else { layout_to(self.side) };
-        Consumer::new(inbound.clone(), outbound.clone(), layout, self.incoming_secret())
+        let own = receiver_state(&self.own);
+        Consumer::with_state(inbound.clone(), outbound.clone(), own, layout, self.incoming_secret())
     }
 
     /// Stores, on behalf of the other endpoint of new memory, how many unread bytes that endpoint will hold.
@@ -263,10 +268,10 @@ impl Segment {
     /// # Panics
     /// As [`Segment::sender`].
     pub fn presume_capacity(&self, bytes: usize) {
-        let Plain { inbound, outbound, .. } = self.plain();
+        let Plain { inbound, outbound, peers } = self.plain();
         // In a memfd, both windows of the lane are the whole memory.
-        let secret = self.outgoing_secret();
-        Consumer::new(inbound.clone(), outbound.clone(), self.outgoing_layout(), secret).set_capacity(bytes);
+        let (own, layout, secret) = (receiver_state(peers), self.outgoing_layout(), self.outgoing_secret());
+        Consumer::with_state(inbound.clone(), outbound.clone(), own, layout, secret).set_capacity(bytes);
     }
 
     fn outgoing_layout(&self) -> Layout {
@@ -392,14 +397,16 @@ impl Segment {
     pub fn timed_sender(&self) -> Option<TimedSender> {
         let Medium::Modelled(modelled) = &self.medium else { return None };
         let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
-        Some(Producer::new(outbound, inbound, WINDOW_LAYOUT, self.outgoing_secret()))
+        let own = sender_state(&self.own);
+        Some(Producer::with_state(outbound, inbound, own, WINDOW_LAYOUT, self.outgoing_secret()))
     }
 
     /// Returns the receiver of the incoming lane over a modelled link.
     pub fn timed_receiver(&self) -> Option<TimedReceiver> {
         let Medium::Modelled(modelled) = &self.medium else { return None };
         let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
-        Some(Consumer::new(inbound, outbound, WINDOW_LAYOUT, self.incoming_secret()))
+        let own = receiver_state(&self.own);
+        Some(Consumer::with_state(inbound, outbound, own, WINDOW_LAYOUT, self.incoming_secret()))
     }
 
     /// Returns the sender of the outgoing lane, if this endpoint has a local page.
@@ -457,6 +464,16 @@ impl Segment {
         }
         self.publish(PeerStatus::Attached, 1);
     }
+}
+
+/// Returns the state of the sender of an endpoint's outgoing lane, in the endpoint's words.
+pub(crate) fn sender_state(endpoint: &Region) -> Region {
+    endpoint.sub(SENDER_STATE_OFFSET, Layout::PRODUCER_STATE_BYTES)
+}
+
+/// Returns the state of the receiver of an endpoint's incoming lane, in the endpoint's words.
+pub(crate) fn receiver_state(endpoint: &Region) -> Region {
+    endpoint.sub(RECEIVER_STATE_OFFSET, Layout::CONSUMER_STATE_BYTES)
 }
 
 fn check_spans(spans: [&Region; 2], span_bytes: usize) {

@@ -15,8 +15,7 @@
 //!   8, 11, 12               cursors           -
 //! ```
 //!
-//! Therefore no line has two writers, except for the sleepers' flags where the memory is coherent after all (the one
-//! who consumes a flag clears it), and no line is written and read through different caches of one node: its program
+//! Therefore no line has two writers, and no line is written and read through different caches of one node: its program
 //! and its proxy share the caches.
 //!
 //! Where the memory is not coherent, each node clears what it writes, in its own window and in the other one, before it
@@ -24,10 +23,10 @@
 //! windows, because the other node may use them as its own memory and may have left state in them.
 
 use crate::layout::{ENDPOINT_BYTES, WINDOW_LAYOUT};
+use crate::segment::{receiver_state, sender_state};
 use crate::words::{LEFT_SILENTLY, OwnState, PeerStatus};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Producer};
-use std::ptr::NonNull;
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES as LINE, Region};
 
@@ -39,17 +38,15 @@ const CLOSED_BY_PROXY: usize = RESET_BY_PROXY + WORD_BYTES;
 const LINES_OF_NODE: u64 = 1 << (ATTACHED / LINE) | 1 << (RESET_BY_PROXY / LINE);
 /// Lines that the peer writes, as a bit set.
 const LINES_OF_PEER: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10;
-/// Lines of cursors, which are in the local page, as a bit set.
-const LINES_IN_LOCAL_PAGE: u64 = 1 << 8 | 1 << 11 | 1 << 12;
 
 const _: () = assert!(PeerStatus::Reset as usize / LINE == 5 && PeerStatus::GiveWay as usize / LINE == 5);
 const _: () = assert!(WINDOW_LAYOUT.forward_offset == 6 * LINE && WINDOW_LAYOUT.back_offset == 9 * LINE);
 const _: () = assert!(ENDPOINT_BYTES == 13 * LINE);
 
 /// The sender of a lane whose cursor is in the local page.
-pub type LocalPageSenderOf<M> = Producer<MemoryOutbound<M>, LocalPageInbound<M>>;
+pub type LocalPageSenderOf<M> = Producer<MemoryOutbound<M>, MemoryInbound<M>>;
 /// The receiver of a lane whose cursor is in the local page.
-pub type LocalPageReceiverOf<M> = Consumer<LocalPageInbound<M>, MemoryOutbound<M>>;
+pub type LocalPageReceiverOf<M> = Consumer<MemoryInbound<M>, MemoryOutbound<M>>;
 
 /// Both spans of an endpoint, and its local page.
 #[derive(Debug)]
@@ -67,15 +64,13 @@ impl<M: Memory> SplitEndpoint<M> {
     }
 
     pub(crate) fn sender(&self, secret: u64) -> LocalPageSenderOf<M> {
-        Producer::new(self.outbound.clone(), self.page_inbound(), WINDOW_LAYOUT, secret)
+        let own = sender_state(&self.page);
+        Producer::with_state(self.outbound.clone(), self.inbound.clone(), own, WINDOW_LAYOUT, secret)
     }
 
     pub(crate) fn receiver(&self, secret: u64) -> LocalPageReceiverOf<M> {
-        Consumer::new(self.page_inbound(), self.outbound.clone(), WINDOW_LAYOUT, secret)
-    }
-
-    fn page_inbound(&self) -> LocalPageInbound<M> {
-        LocalPageInbound { window: self.inbound.clone(), page: self.page.clone() }
+        let own = receiver_state(&self.page);
+        Consumer::with_state(self.inbound.clone(), self.outbound.clone(), own, WINDOW_LAYOUT, secret)
     }
 
     /// Tells this node's proxy that the program uses its span.
@@ -147,57 +142,8 @@ fn words_of(lines: u64) -> impl Iterator<Item = usize> {
 }
 
 /// Returns whether `offset` is in one of the given lines of the endpoint.
-#[inline]
 fn is_in(offset: usize, lines: u64) -> bool {
     offset < ENDPOINT_BYTES && lines >> (offset / LINE) & 1 == 1
-}
-
-/// A window whose owner keeps its cursors in a local page.
-#[derive(Debug, Clone)]
-pub struct LocalPageInbound<M> {
-    window: MemoryInbound<M>,
-    page: Region,
-}
-
-impl<M: Memory> Inbound for LocalPageInbound<M> {
-    #[inline]
-    fn len_bytes(&self) -> usize {
-        self.window.len_bytes()
-    }
-
-    #[inline]
-    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        if is_in(offset, LINES_IN_LOCAL_PAGE) {
-            self.page.load_u64(offset, order)
-        } else {
-            self.window.load_u64(offset, order)
-        }
-    }
-
-    #[inline]
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        if is_in(offset, LINES_IN_LOCAL_PAGE) {
-            self.page.store_u64(offset, value, order);
-        } else {
-            self.window.store_u64(offset, value, order);
-        }
-    }
-
-    #[inline]
-    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: `destination` is writable for `len_bytes`, by the contract of this method.
-        unsafe { self.window.read_to(offset, destination, len_bytes) }
-    }
-
-    #[inline]
-    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
-        self.window.pointer(offset, len_bytes)
-    }
-
-    #[inline]
-    fn invalidate(&self, offset: usize, len_bytes: usize) {
-        self.window.invalidate(offset, len_bytes);
-    }
 }
 
 #[cfg(test)]
@@ -311,13 +257,7 @@ mod tests {
 
     #[test]
     fn every_line_of_a_windows_endpoint_has_one_writer_at_most() {
-        assert_eq!(LINES_OF_NODE & LINES_OF_PEER | LINES_IN_LOCAL_PAGE & (LINES_OF_NODE | LINES_OF_PEER), 0);
-        let cursors = [
-            WINDOW_LAYOUT.forward_offset + 2 * LINE,
-            WINDOW_LAYOUT.back_offset + 2 * LINE,
-            WINDOW_LAYOUT.back_offset + 3 * LINE,
-        ];
-        assert!(cursors.into_iter().all(|cursor| is_in(cursor, LINES_IN_LOCAL_PAGE)));
+        assert_eq!(LINES_OF_NODE & LINES_OF_PEER, 0);
         assert!(WORDS.iter().all(|word| is_in(*word as usize, LINES_OF_PEER)));
     }
 }

@@ -1,6 +1,6 @@
 //! A peer that sends anything.
 
-use crate::world::{Act, Conversation, SECRET, Shape, heap_world};
+use crate::world::{Act, Conversation, SECRET, Shape, World, heap_world};
 use fabric::heap::HeapLink;
 use fabric::{Inbound, Link, Outbound};
 use lane::Producer;
@@ -50,11 +50,11 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
                 bytes[5..8].fill(0);
                 bytes[8..12].copy_from_slice(&(payload as u32).to_le_bytes());
                 bytes[12..16].copy_from_slice(&aux.to_le_bytes());
-                inject(shape, world.link(1).unwrap_or(&links[1]), *in_bulk, &bytes);
+                inject(shape, &world, &links[1], *in_bulk, &bytes);
             }
             Attack::Record { in_bulk, bytes } => {
                 world.attacked.fill(true);
-                inject(shape, world.link(1).unwrap_or(&links[1]), *in_bulk, bytes);
+                inject(shape, &world, &links[1], *in_bulk, bytes);
             }
             Attack::Word { at, value } => {
                 world.attacked.fill(true);
@@ -92,12 +92,14 @@ fn mark_attacked(attacked: &mut [bool], named: &HashSet<u32>, conversations: &[C
     }
 }
 
-/// Sends a record. The sender's cursor is in its window, so a second producer continues where the engine's is.
-fn inject(shape: Shape, link: &HeapLink, in_bulk: bool, bytes: &[u8]) {
+/// Sends a record from node 1, on its newest link. A second producer continues where the engine's is, because both have
+/// the same state.
+fn inject(shape: Shape, world: &World<HeapLink>, first_link: &HeapLink, in_bulk: bool, bytes: &[u8]) {
     let index = usize::from(in_bulk && shape.has_classes);
-    let (inbound, outbound) = shape.slices(link, index);
+    let (inbound, outbound) = shape.slices(world.link(1).unwrap_or(first_link), index);
     assert!(inbound.len_bytes() == outbound.len_bytes());
-    let mut producer = Producer::new(outbound, inbound, shape.layout(), SECRET);
+    let state = world.sender_states[1][index].clone();
+    let mut producer = Producer::with_state(outbound, inbound, state, shape.layout(), SECRET);
     if bytes.is_empty() {
         return;
     }
@@ -167,7 +169,7 @@ mod tests {
         world.conversations[0].reads = [false; 2];
         world.settle();
         for bytes in frames {
-            inject(shape, &links[1], false, bytes);
+            inject(shape, &world, &links[1], false, bytes);
             world.nodes[0].is_rung = true;
             world.poll(0);
         }

@@ -6,6 +6,7 @@ use fabric::{Inbound, Link, Outbound, Slice, train_both};
 use lane::{Consumer, Layout, Producer};
 use proxy::frame::LinkSide;
 use proxy::{Class, Engine, EngineEvent, EngineSettings, LinkFault, OpenPayload, PartitionLanes, Placement};
+use volmem::Region;
 
 pub const SECRET: u64 = 0x0A11_C0DE;
 
@@ -46,8 +47,13 @@ impl Shape {
         }
     }
 
-    fn engine<L: Link>(&self, side: LinkSide, link: &L) -> Engine<L::Inbound, L::Outbound, ProgramStub> {
-        let mut engine = Engine::new(self.settings(side), self.partition_lanes(link));
+    fn engine<L: Link>(
+        &self,
+        side: LinkSide,
+        link: &L,
+        states: &[Region],
+    ) -> Engine<L::Inbound, L::Outbound, ProgramStub> {
+        let mut engine = Engine::new(self.settings(side), self.partition_lanes(link, states));
         engine.set_oversubscribed(self.is_oversubscribed);
         engine
     }
@@ -64,12 +70,19 @@ impl Shape {
         self.layout().window_bytes().next_multiple_of(64)
     }
 
-    /// Returns the lanes of one end of the partitions, over these windows.
-    pub fn partition_lanes<L: Link>(&self, link: &L) -> Vec<PartitionLanes<L::Inbound, L::Outbound>> {
+    /// Returns the states of new senders of both nodes, one for each partition.
+    fn sender_states(&self) -> [Vec<Region>; 2] {
+        let states = || (0..self.partitions()).map(|_| Region::heap(Layout::PRODUCER_STATE_BYTES)).collect();
+        [states(), states()]
+    }
+
+    /// Returns the lanes of one end of the partitions, over these windows and with these states of the senders.
+    fn partition_lanes<L: Link>(&self, link: &L, states: &[Region]) -> Vec<PartitionLanes<L::Inbound, L::Outbound>> {
         (0..self.partitions())
             .map(|index| {
                 let (inbound, outbound) = self.slices(link, index);
-                let to = Producer::new(outbound.clone(), inbound.clone(), self.layout(), SECRET);
+                let (state, layout) = (states[index].clone(), self.layout());
+                let to = Producer::with_state(outbound.clone(), inbound.clone(), state, layout, SECRET);
                 PartitionLanes::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
             })
             .collect()
@@ -191,6 +204,8 @@ pub struct World<L: Link> {
     make_links: fn(Shape) -> [L; 2],
     /// The links that replace a lost one.
     links: Option<[L; 2]>,
+    /// The states of the senders of both nodes on the newest links.
+    pub sender_states: [Vec<Region>; 2],
 }
 
 /// Bound on the connections of a history.
@@ -215,15 +230,16 @@ where
 {
     /// Creates a world over a link; `make_links` makes the links that replace it once it is lost.
     pub fn new(shape: Shape, a: &L, b: &L, make_links: fn(Shape) -> [L; 2]) -> Self {
-        let node = |side, link: &L| Node {
-            engine: shape.engine(side, link),
+        let sender_states = shape.sender_states();
+        let node = |side, link: &L, states: &[Region]| Node {
+            engine: shape.engine(side, link, states),
             is_asleep: false,
             is_rung: false,
             fault: None,
             losses: 0,
         };
         Self {
-            nodes: [node(LinkSide::Lower, a), node(LinkSide::Higher, b)],
+            nodes: [node(LinkSide::Lower, a, &sender_states[0]), node(LinkSide::Higher, b, &sender_states[1])],
             conversations: Vec::new(),
             now_ns: 0,
             on_time: Box::new(|_| {}),
@@ -234,6 +250,7 @@ where
             shape,
             make_links,
             links: None,
+            sender_states,
         }
     }
 
@@ -277,10 +294,12 @@ where
         }
         if !self.waits_for_peer(1 - node) {
             self.links = Some((self.make_links)(self.shape));
+            self.sender_states = self.shape.sender_states();
         }
         let link = self.link(node).expect("made above");
         let side = if node == 0 { LinkSide::Lower } else { LinkSide::Higher };
-        let [unused, partition_lanes] = [(); 2].map(|()| self.shape.partition_lanes(link));
+        let states = &self.sender_states[node];
+        let [unused, partition_lanes] = [(); 2].map(|()| self.shape.partition_lanes(link, states));
         let unused = Engine::new(self.shape.settings(side), unused);
         let state = &mut self.nodes[node];
         state.engine = std::mem::replace(&mut state.engine, unused).detach().attach(partition_lanes);

@@ -1,8 +1,6 @@
 //! Held records, as their receiver sees them; see `producer::held`.
 
 use super::{Consumer, Cursor, HEAD};
-use crate::layout::Ring;
-use crate::record::tag;
 use fabric::{Inbound, Outbound};
 use volmem::sync::Ordering;
 
@@ -22,12 +20,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Some(self.inbound.load_u64(self.layout.held_since(), Ordering::Relaxed) as u32)
     }
 
-    /// Publishes the records that the sender holds, as the sender would. Returns `false` if there are none.
+    /// Makes this receiver treat the records that the sender holds as published ones. Returns `false` if there are
+    /// none. The sender may publish them, too: that changes nothing for a receiver that has done so.
     pub fn publish_held(&mut self) -> bool {
-        let Some(Cursor { ring, head, .. }) = self.held() else { return false };
-        // As long as this record is unread, the sender may store the same word here, and no other.
-        let slot = Ring::of(&self.layout, ring).slot_offset(head);
-        self.inbound.store_u64(slot, tag(self.secret, head), Ordering::Release);
+        let Some(cursor) = self.held() else { return false };
+        self.store_cursor(&Cursor { is_held: true, ..cursor });
         true
     }
 

@@ -84,7 +84,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if !is_known || !leads_on {
             return Err(Corrupt { what: "a ring switch", value: word });
         }
-        cursor.ring = ring;
+        (cursor.ring, cursor.is_held) = (ring, false);
         cursor.head = self.ring(cursor).used_position(cursor.head.wrapping_add(1));
         cursor.is_credit_due = true;
         if !self.is_published(cursor) {
@@ -98,7 +98,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
     }
 
-    /// Checks the cursor, which lies in memory that the peer can write on some backends.
+    /// Checks the cursor, which lies in memory that the peer can write on some backends (see the crate's
+    /// documentation).
     #[inline]
     pub(super) fn check_in_record(&self, cursor: &Cursor) -> Result<(), Corrupt> {
         let fits = cursor.record_bytes <= RECORD_BYTES_MAX
@@ -160,5 +161,6 @@ pub(super) fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
     }
     cursor.head = ring.used_position(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
     cursor.reset_record();
+    cursor.is_held = false;
     true
 }

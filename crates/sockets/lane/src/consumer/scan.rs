@@ -25,7 +25,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// [`Corrupt`] if the sender published an impossible record.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    /// `destination` is writable for `len_bytes` and outside the lane's memory.
     pub unsafe fn peek_to(
         &self,
         skip_bytes: usize,

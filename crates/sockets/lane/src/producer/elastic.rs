@@ -2,7 +2,7 @@
 
 use super::{CAPACITY, CREDIT_SEEN, Cursor, LEFT_RING, Producer, RINGS_USED, WAKE_EVERY_SLOTS};
 use crate::record::{RECORD_BYTES_MAX, SLOT_BYTES, slots_of};
-use crate::{Corrupt, ELASTIC_RINGS, ELASTIC_SLOTS_MIN};
+use crate::{Corrupt, ELASTIC_SLOTS_MIN};
 use fabric::{Inbound, Outbound};
 
 /// A receiver lags once this number of slots is unread. Until then each write is a separate record, which is read
@@ -58,7 +58,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub(super) fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
         let capacity_slots = self.capacity_slots();
-        let mut found = self.available_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
+        let mut found = self.available_room(cursor, self.own_word(CREDIT_SEEN), capacity_slots)?;
         // Loading the receiver's line costs as much as a message, so it is loaded only where it can change the result.
         if found.slots() < wanted_slots || self.was_released(cursor) {
             found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
@@ -148,7 +148,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns whether the lane is in a larger ring whose memory was released.
     fn was_released(&self, cursor: &Cursor) -> bool {
-        cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
+        cursor.ring != 0 && self.own_word(RINGS_USED) & !1 == 0
     }
 
     /// Returns whether the receiver has come to the current ring, so that nothing is unread in the others.
@@ -183,13 +183,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let ring = self.ring(cursor);
         let wanted_ring_slots = (bulk_slots * RING_PER_WRITE).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
         let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
-        let number = ring_number(wanted_ring_slots);
+        let number = ring_number(wanted_ring_slots).min(self.layout.rings_larger() as u8);
         // These rings may still contain unread records: rings smaller than the current one, and the ring from which the
         // lane returned to the small one, until the receiver has followed.
         let is_left_unread = cursor.ring == 0 && !self.has_followed(cursor, credit);
-        let left_ring = if is_left_unread { self.inbound_word(LEFT_RING) as u8 } else { 0 };
+        let left_ring = if is_left_unread { self.own_word(LEFT_RING) as u8 } else { 0 };
         let number = number.max(left_ring.saturating_add(1));
-        (number > cursor.ring && usize::from(number) <= ELASTIC_RINGS).then_some(number)
+        (number > cursor.ring && usize::from(number) <= self.layout.rings_larger()).then_some(number)
     }
 
     /// Returns whether the memory of this number of slots could be charged now.
@@ -270,9 +270,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns the lane's capacity: the sum of both endpoints' shares.
     pub(super) fn capacity_slots(&self) -> u64 {
-        let sender_bytes = self.inbound_word(CAPACITY);
+        let sender_bytes = self.own_word(CAPACITY);
         let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
-        let largest = ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1);
+        let largest = self.layout.elastic.map_or(0, |rings| rings.slots_largest()).max(2 * WAKE_EVERY_SLOTS);
         let slots = sender_bytes.saturating_add(receiver_bytes).div_ceil(SLOT_BYTES as u64);
         if sender_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
     }
@@ -288,7 +288,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let capacity_slots = self.capacity_slots();
         let by_capacity = capacity_slots - capacity_slots / ROOM_SHARE;
         let ring = self.ring(cursor);
-        let is_largest = usize::from(cursor.ring) == ELASTIC_RINGS;
+        let is_largest = usize::from(cursor.ring) == self.layout.rings_larger();
         if in_ring || self.is_growth_forbidden || is_largest {
             by_capacity.min(ring.slots_used - ring.slots_used / 4)
         } else {
@@ -319,6 +319,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let placement = self.placement(cursor, &found, 1, in_ring, |slots| self.may_charge(slots));
             Ok(placement != Placement::Wait)
         };
-        Ok(is_writable(self.inbound_word(CREDIT_SEEN))? || is_writable(self.reload_credit(cursor)?)?)
+        Ok(is_writable(self.own_word(CREDIT_SEEN))? || is_writable(self.reload_credit(cursor)?)?)
     }
 }

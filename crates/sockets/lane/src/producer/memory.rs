@@ -105,7 +105,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// ring. Takes one or two system calls for each ring that was used. The page at the receiver's position may be
     /// kept.
     pub fn release_memory(&mut self) -> MemoryRelease {
-        let used = self.inbound_word(RINGS_USED) & !1;
+        let used = self.own_word(RINGS_USED) & !1;
         if self.layout.elastic.is_none() || used == 0 {
             return MemoryRelease::NothingUsed;
         }
@@ -113,8 +113,21 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return MemoryRelease::InUse;
         }
         // The slot at the receiver's position is kept: if its record was open, the receiver loads the header once more.
-        let credit = self.receiver_word(self.layout.credit());
-        let kept_offset = self.ring(&self.cursor()).slot_offset(credit);
+        let kept_offset = self.ring(&self.cursor()).slot_offset(self.credit());
+        self.discard_rings(used, kept_offset);
+        MemoryRelease::Released
+    }
+
+    /// Returns the memory of larger rings to the system although records in it may be unread: for a lane that restarts.
+    pub(super) fn discard_all_rings(&mut self) {
+        let used = self.own_word(RINGS_USED) & !1;
+        if self.layout.elastic.is_some() && used != 0 {
+            self.discard_rings(used, self.layout.forward_offset);
+        }
+    }
+
+    /// Returns the memory of the rings in the bitmap `used` to the system, except for the slot at `kept_offset`.
+    fn discard_rings(&mut self, used: u64, kept_offset: usize) {
         let is_used = |ring: &usize| used >> ring & 1 != 0;
         for ring in (1..=self.layout.rings_larger()).filter(is_used) {
             let Ring { offset, slots, .. } = Ring::of(&self.layout, ring as u8);
@@ -124,12 +137,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 self.outbound.discard(part.start, part.len());
             }
         }
-        self.set_inbound_word(RINGS_USED, 0);
+        self.set_own_word(RINGS_USED, 0);
         // Without a known limit the next write computes its room, and moves to the small ring.
-        self.set_inbound_word(TAIL_LIMIT, 0);
+        self.set_own_word(TAIL_LIMIT, 0);
         self.memory.release();
         self.is_growth_forbidden = false;
-        MemoryRelease::Released
     }
 
     /// Returns the bytes of memory that the lane has charged to its budget.

@@ -22,7 +22,7 @@ struct Open {
 impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[inline]
     pub(super) fn has_open_record(&self) -> bool {
-        self.layout.elastic.is_some() && self.inbound_word(OPEN) != 0
+        self.layout.elastic.is_some() && self.own_word(OPEN) != 0
     }
 
     /// Returns whether a write shares a record with others: short writes do while the receiver lags.
@@ -33,13 +33,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         let lag_slots = self.lag_slots(self.capacity_slots());
         let lags = |credit: u64| cursor.tail.wrapping_sub(credit) >= lag_slots;
-        Ok(lags(self.inbound_word(CREDIT_SEEN)) && lags(self.reload_credit(cursor)?))
+        Ok(lags(self.own_word(CREDIT_SEEN)) && lags(self.reload_credit(cursor)?))
     }
 
     /// Sends the rest of a short write, from `sent_bytes` on, in open records that the next write may share.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     pub(super) unsafe fn write_shared(
         &mut self,
         source: *const u8,
@@ -76,7 +76,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Publishes an open record of `slots` slots with its first bytes.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     unsafe fn open_record(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize, slots: u64) {
         let slot = self.ring(cursor).slot_offset(cursor.tail);
         // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract; the window
@@ -86,16 +86,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if let Some(switch) = cursor.switch.take() {
             self.publish_switch(cursor, switch);
         }
-        self.set_inbound_word(TAIL, cursor.tail);
-        self.set_inbound_word(TAIL_LIMIT, 0);
-        self.set_inbound_word(OPEN, len_bytes as u64 | slots << 32);
-        self.set_inbound_word(OPEN_STAMP, self.stamp);
+        self.set_own_word(TAIL, cursor.tail);
+        self.set_own_word(TAIL_LIMIT, 0);
+        self.set_own_word(OPEN, len_bytes as u64 | slots << 32);
+        self.set_own_word(OPEN_STAMP, self.stamp);
     }
 
     /// Appends as many bytes to the open record as it has room for, and closes it if some are left.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
+    /// `source` is readable for `len_bytes` and outside the lane's memory.
     #[cold]
     pub(super) unsafe fn append_to_open_record(
         &mut self,
@@ -115,9 +115,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
             let so_far = open.len_bytes + appended_bytes;
             self.outbound.fence();
-            let header = Record::Open(so_far).encode(self.inbound_word(OPEN_STAMP));
+            let header = Record::Open(so_far).encode(self.own_word(OPEN_STAMP));
             self.outbound.store_u64(slot + WORD_BYTES, header, Ordering::Release);
-            self.set_inbound_word(OPEN, so_far as u64 | open.slots << 32);
+            self.set_own_word(OPEN, so_far as u64 | open.slots << 32);
         }
         if appended_bytes < len_bytes {
             self.close_open_record();
@@ -128,7 +128,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Returns the open record at the tail. A peer may have stored to its words, so they are checked: the returned
     /// record lies inside the ring.
     fn open(&self) -> Result<Open, Corrupt> {
-        let word = self.inbound_word(OPEN);
+        let word = self.own_word(OPEN);
         let cursor = self.cursor();
         let (len_bytes, slots) = ((word & u64::from(u32::MAX)) as usize, word >> 32);
         let fits = slots <= OPEN_SLOTS.min(self.ring(&cursor).slots_to_end(cursor.tail))
@@ -147,13 +147,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[cold]
     fn close_record(&mut self) {
         let (open, cursor) = (self.open(), self.cursor());
-        self.set_inbound_word(OPEN, 0);
+        self.set_own_word(OPEN, 0);
         // A peer that has corrupted the record loses only its own bytes.
         let Ok(Open { len_bytes, .. }) = open else { return };
         let ring = self.ring(&cursor);
-        let header = Record::Data(len_bytes).encode(self.inbound_word(OPEN_STAMP));
+        let header = Record::Data(len_bytes).encode(self.own_word(OPEN_STAMP));
         self.outbound.store_u64(ring.slot_offset(cursor.tail) + WORD_BYTES, header, Ordering::Release);
-        self.set_inbound_word(CLOSED, open_read_mark(cursor.tail, len_bytes));
-        self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
+        self.set_own_word(CLOSED, open_read_mark(cursor.tail, len_bytes));
+        self.set_own_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 }

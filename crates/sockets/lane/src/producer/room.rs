@@ -1,6 +1,6 @@
 //! The room of a lane: what the receiver's credit leaves free, and when a sender counts as writable.
 
-use super::{CAPACITY, CLOSED, CREDIT_SEEN, Cursor, ENTRY, OPEN, Producer, Switch, TAIL_LIMIT, open_read_mark};
+use super::{CAPACITY, CLOSED, CREDIT_SEEN, Cursor, ENTRY, OPEN, Producer, START, Switch, TAIL_LIMIT, open_read_mark};
 use crate::Corrupt;
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, SLOT_BYTES, slots_of};
@@ -17,7 +17,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if self.layout.elastic.is_some() {
             return self.is_elastic_writable(&cursor, false);
         }
-        if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
+        if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.own_word(CREDIT_SEEN))? {
             return Ok(true);
         }
         let credit = self.reload_credit(&cursor)?;
@@ -35,8 +35,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
-        let (position, credit) = (self.position(), self.receiver_word(self.layout.credit()));
-        let open_bytes = self.inbound_word(OPEN) & u64::from(u32::MAX);
+        let (position, credit) = (self.position(), self.credit());
+        let open_bytes = self.own_word(OPEN) & u64::from(u32::MAX);
         if credit != position {
             return open_bytes == 0 && self.has_read_closed_record(credit);
         }
@@ -48,7 +48,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// The receiver returns the credit of such a record when it next polls, which may be only once another record
     /// arrives.
     fn has_read_closed_record(&self, credit: u64) -> bool {
-        let closed = self.inbound_word(CLOSED);
+        let closed = self.own_word(CLOSED);
         let len_bytes = (closed & u64::from(u16::MAX)) as usize;
         let end = self.ring(&self.cursor()).used_position(credit.wrapping_add(slots_of(len_bytes)));
         let is_last = closed == open_read_mark(credit, len_bytes) && end == self.position();
@@ -76,7 +76,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// inside the ring.
     #[inline]
     pub(super) fn room_for(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
-        if wanted_bytes <= INLINE_BYTES && cursor.tail < self.inbound_word(TAIL_LIMIT) {
+        if wanted_bytes <= INLINE_BYTES && cursor.tail < self.own_word(TAIL_LIMIT) {
             return Ok(INLINE_BYTES);
         }
         self.room_by_credit(cursor, wanted_bytes)
@@ -88,7 +88,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return self.elastic_room(cursor, wanted_bytes);
         }
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
-        let mut free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
+        let mut free_slots = self.writable_slots(cursor, self.own_word(CREDIT_SEEN))?;
         if free_slots < wanted_slots {
             let credit = self.reload_credit(cursor)?;
             free_slots = self.writable_slots(cursor, credit)?;
@@ -96,7 +96,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let is_bulk = wanted_bytes / SLOT_BYTES > self.layout.small_slots as usize / 2;
         if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
             self.move_to(cursor, 1);
-            free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
+            free_slots = self.writable_slots(cursor, self.own_word(CREDIT_SEEN))?;
         }
         Ok(self.known_room(cursor, free_slots, free_slots))
     }
@@ -106,7 +106,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub(super) fn known_room(&self, cursor: &Cursor, free_slots: u64, unchecked_slots: u64) -> usize {
         // The switch is not published yet and may be dropped: until then the limit remains that of the old ring.
         if cursor.switch.is_none() {
-            self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(unchecked_slots));
+            self.set_own_word(TAIL_LIMIT, cursor.tail.wrapping_add(unchecked_slots));
         }
         let slots = free_slots.min(self.ring(cursor).slots_to_end(cursor.tail));
         (slots as usize * SLOT_BYTES).saturating_sub(HEADER_BYTES).min(RECORD_BYTES_MAX)
@@ -141,7 +141,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Returns the position of the first record in the ring of `cursor`.
     pub(super) fn entry(&self, cursor: &Cursor) -> u64 {
-        if cursor.switch.is_some() { cursor.tail } else { self.inbound_word(ENTRY) }
+        if cursor.switch.is_some() { cursor.tail } else { self.own_word(ENTRY) }
     }
 
     /// Returns whether there is the room at which the receiver wakes a sender. The receiver checks for sleepers when it
@@ -154,13 +154,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     pub(super) fn reload_credit(&self, cursor: &Cursor) -> Result<u64, Corrupt> {
-        let credit = self.receiver_word(self.layout.credit());
-        let seen = self.inbound_word(CREDIT_SEEN);
+        let credit = self.credit();
+        let seen = self.own_word(CREDIT_SEEN);
         if credit.wrapping_sub(seen) > cursor.tail.wrapping_sub(seen) {
             return Err(Corrupt { what: "credit", value: credit });
         }
-        self.set_inbound_word(CREDIT_SEEN, credit);
+        self.set_own_word(CREDIT_SEEN, credit);
         Ok(credit)
+    }
+
+    /// Returns the position up to which the receiver has read. A receiver that has not restarted the lane yet has read
+    /// nothing of what follows [`Producer::restart`].
+    pub(super) fn credit(&self) -> u64 {
+        self.receiver_word(self.layout.credit()).max(self.own_word(START))
     }
 
     fn can_grow(&self, cursor: &Cursor) -> bool {
@@ -168,7 +174,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     fn may_grow(&self, cursor: &Cursor) -> bool {
-        let sender_bytes = self.inbound_word(CAPACITY);
+        let sender_bytes = self.own_word(CAPACITY);
         let is_bounded = || {
             let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
             sender_bytes.saturating_add(receiver_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4

@@ -112,11 +112,10 @@ fn forged_words_of_held_records_cause_no_access_outside_the_lane() {
     for forged in [1, 4, u64::MAX, u64::MAX << 32 | 1, 0x00ff_ffff_ffff_ff05] {
         let (mut producer, mut consumer) = pair_in(layout, &senders, &receivers);
         hold(&mut producer, 1, b"held");
-        for word in (0..4 * 64).step_by(8) {
-            senders.store_u64(layout.back_offset + word, forged, Ordering::Relaxed);
-        }
-        for word in (0..3 * 64).step_by(8) {
-            receivers.store_u64(layout.forward_offset + word, forged, Ordering::Relaxed);
+        for word in (0..WORDS_BYTES).step_by(8) {
+            for memory in [&senders, &receivers] {
+                memory.store_u64(word, forged, Ordering::Relaxed);
+            }
         }
         producer.begin_hold(2);
         let _ = producer.write(b"more");

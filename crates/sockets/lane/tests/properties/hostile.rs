@@ -4,7 +4,9 @@
 //! this), and returns bytes or [`lane::Corrupt`].
 
 use crate::oracle::Shape;
-use crate::windows::{self, ForgedLoad, GuardedOutbound, LyingInbound, SECRET};
+use crate::windows::{
+    self, ForgedLoad, GuardedOutbound, LyingInbound, RECEIVER_STATE_OFFSET, SECRET, SENDER_STATE_OFFSET,
+};
 use fabric::Coherence;
 use lane::{Chunk, Consumer, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, Producer, SHORT_BYTES_MAX, ShortRead};
 use std::collections::VecDeque;
@@ -74,15 +76,20 @@ pub enum Act {
 /// Runs a victim with one lane in each direction against a hostile peer.
 pub fn check(shape: Shape, coherence: Coherence, acts: &[Act]) {
     let is_coherent = coherence == Coherence::Coherent;
-    let mut victim = Victim::new(if is_coherent { shape.layout() } else { shape.fixed_layout() }, coherence);
-    for act in acts {
-        victim.step(act);
+    let layout = if is_coherent { shape.layout() } else { shape.fixed_layout() };
+    for has_private_state in [false, true] {
+        let mut victim = Victim::new(layout, coherence, has_private_state);
+        for act in acts {
+            victim.step(act);
+            victim.reveal_position();
+        }
     }
 }
 
 struct Victim {
     layout: Layout,
     own: Region,
+    receiver_state: Region,
     script: Arc<Mutex<VecDeque<ForgedLoad>>>,
     producer: Producer<GuardedOutbound, LyingInbound>,
     consumer: Consumer<LyingInbound, GuardedOutbound>,
@@ -91,17 +98,25 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(layout: Layout, coherence: Coherence) -> Self {
+    fn new(layout: Layout, coherence: Coherence, has_private_state: bool) -> Self {
         let own = windows::memory(&layout);
         let script = Arc::new(Mutex::new(VecDeque::new()));
         let outbound = GuardedOutbound::new(windows::memory(&layout), layout, coherence);
         let inbound = LyingInbound::new(own.clone(), layout, script.clone());
+        let state = |offset, len_bytes| match has_private_state {
+            false => own.sub(offset, len_bytes),
+            true => Region::heap(len_bytes),
+        };
+        let sender_state = state(SENDER_STATE_OFFSET, Layout::PRODUCER_STATE_BYTES);
+        let receiver_state = state(RECEIVER_STATE_OFFSET, Layout::CONSUMER_STATE_BYTES);
+        let consumers = receiver_state.clone();
         Self {
             layout,
             own,
+            receiver_state,
             script,
-            producer: Producer::new(outbound.clone(), inbound.clone(), layout, SECRET),
-            consumer: Consumer::new(inbound, outbound, layout, SECRET),
+            producer: Producer::with_state(outbound.clone(), inbound.clone(), sender_state, layout, SECRET),
+            consumer: Consumer::with_state(inbound, outbound, consumers, layout, SECRET),
             peeked_bytes: 0,
             reserved_bytes: 0,
         }
@@ -111,7 +126,7 @@ impl Victim {
         match act {
             Act::Poke { word, forged_load } => {
                 let offset = self.word_offset(*word);
-                self.own.store_u64(offset, forged_load.value(&self.own, &self.layout, offset), Ordering::Relaxed);
+                self.own.store_u64(offset, forged_load.value(&self.own, offset), Ordering::Relaxed);
             }
             Act::Replay { from, to, words } => self.replay(*from, *to, *words),
             Act::Publish(header) => self.publish(*header),
@@ -138,6 +153,12 @@ impl Victim {
         }
     }
 
+    /// Lets the peer know the victim's read position: it can also compute it.
+    fn reveal_position(&self) {
+        let head = self.receiver_state.load_u64(0, Ordering::Relaxed);
+        self.own.store_u64(RECEIVER_STATE_OFFSET, head, Ordering::Relaxed);
+    }
+
     fn word_offset(&self, word: u16) -> usize {
         usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
     }
@@ -145,9 +166,8 @@ impl Victim {
     /// Publishes a record with `header` at the victim's read position, which is computed from its cursor: the lowest
     /// byte of the cursor's second word is the ring's number.
     fn publish(&self, header: ForgedLoad) {
-        let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
-        let head = self.own.load_u64(cursor, Ordering::Relaxed);
-        let number = self.own.load_u64(cursor + 8, Ordering::Relaxed) as u8;
+        let head = self.receiver_state.load_u64(0, Ordering::Relaxed);
+        let number = self.receiver_state.load_u64(8, Ordering::Relaxed) as u8;
         let (ring, slots) = match (number, &self.layout.elastic) {
             (0, _) => (self.layout.small_offset, self.layout.small_slots),
             (_, Some(rings)) => {
@@ -158,8 +178,8 @@ impl Victim {
             (_, None) => (self.layout.big_offset, self.layout.big_slots),
         };
         let slot = ring + (head % slots) as usize * CACHE_LINE_BYTES;
-        self.own.store_u64(slot, ForgedLoad::Tag(0).value(&self.own, &self.layout, slot), Ordering::Relaxed);
-        self.own.store_u64(slot + 8, header.value(&self.own, &self.layout, slot + 8), Ordering::Relaxed);
+        self.own.store_u64(slot, ForgedLoad::Tag(0).value(&self.own, slot), Ordering::Relaxed);
+        self.own.store_u64(slot + 8, header.value(&self.own, slot + 8), Ordering::Relaxed);
     }
 
     fn replay(&self, from: u16, to: u16, words: u8) {

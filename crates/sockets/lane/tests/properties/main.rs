@@ -7,6 +7,7 @@
 #![allow(unsafe_code)] // Access in place uses raw pointers.
 
 mod hostile;
+mod moves;
 mod non_coherent;
 mod oracle;
 mod threads;
@@ -16,6 +17,7 @@ mod windows;
 use fabric::Coherence;
 use fabric::test_support::non_coherent::CacheBehavior;
 use hostile::Act;
+use moves::Step;
 use oracle::{Op, Shape};
 use proptest::prelude::*;
 use windows::ForgedLoad;
@@ -74,7 +76,7 @@ fn forged_load() -> impl Strategy<Value = ForgedLoad> {
 
 /// Generates words of the window; those at its start (flags and cursors) and in the rings' first slots more often.
 fn word() -> impl Strategy<Value = u16> {
-    prop_oneof![4 => 0..48_u16, 2 => (0..40_u16).prop_map(|slot| 64 + slot * 8), 2 => 64..400_u16, 1 => any::<u16>()]
+    prop_oneof![4 => 0..56_u16, 2 => (0..40_u16).prop_map(|slot| 64 + slot * 8), 2 => 64..400_u16, 1 => any::<u16>()]
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -100,7 +102,30 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => size().prop_map(Step::Write),
+        12 => size().prop_map(Step::WriteShort),
+        4 => size().prop_map(Step::Hold),
+        3 => Just(Step::PublishHeld),
+        12 => size().prop_map(Step::Read),
+        12 => size().prop_map(Step::ReadShort),
+        2 => any::<bool>().prop_map(Step::Patience),
+        2 => any::<u16>().prop_map(Step::SetCapacity),
+        2 => Just(Step::Release),
+        3 => size().prop_map(|early_bytes| Step::Move { early_bytes }),
+        3 => Just(Step::Freeze),
+        2 => (any::<i8>(), 0..4_u64, size())
+            .prop_map(|(slots, ring, bytes)| Step::ForgedFreeze { slots, place: ring | u64::from(bytes) << 8 }),
+    ]
+}
+
 proptest! {
+    #[test]
+    fn a_stream_that_moves_and_freezes_at_any_time_keeps_its_bytes(steps in prop::collection::vec(step(), 0..200)) {
+        moves::check(&steps);
+    }
+
     #[test]
     fn every_interleaving_gives_the_bytes_of_the_oracle(shape in shape(), ops in prop::collection::vec(op(), 0..200)) {
         oracle::check_coherent(shape, &ops);

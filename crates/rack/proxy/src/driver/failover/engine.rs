@@ -28,7 +28,7 @@ pub(super) enum State {
         has_sent: bool,
     },
     /// Exchanges frames over TCP.
-    Running(HeapEngine, Pump),
+    Running(HeapEngine, Box<Pump>),
     /// Has no peer: delivers received bytes to the programs.
     Draining(HeapEngine),
 }
@@ -168,5 +168,5 @@ fn running(id: EngineId, detached: DetachedEngine<ProgramEndpoint>, socket: Opti
     if count > 0 {
         eprintln!("crosslane proxy: node {peer}: {count} connections of epoch {epoch} continue over kernel TCP");
     }
-    State::Running(Box::new(detached.attach(vec![lanes])), pump)
+    State::Running(Box::new(detached.attach(vec![lanes])), Box::new(pump))
 }

@@ -1,0 +1,157 @@
+//! The memory of the two ends of a connection, of which each end writes only its own.
+//!
+//! An end creates the memory that it writes ([`EndMemory`]), and gives the other end a descriptor that only permits
+//! reading; the other end maps that memory read-only ([`PeerMemory`]). What an end has written, nobody else can change:
+//! neither its credit, nor its records, nor the words by which it moves. What it reads is the peer's, and each value is
+//! loaded once and checked. The cursors of an end are in a third memory, which only the processes that hold this end
+//! share ([`OWN_STATE_BYTES`]).
+//!
+//! ```text
+//! memory of an end                                          written          loaded by the peer
+//!    0  end of stream; down, down at, ended; held records   rarely           when it finds no record
+//!   64  sender's sleep; ask; up, up at, start               rarely           when it returns room, and before a move
+//!  128  credit, open record                                 with each read   when its ring is full
+//!  192  receiver's sleep, capacity; frozen at; ok           rarely           with each write
+//!  256  small ring: 115 slots                               with each write  with each read
+//! 8192  larger rings: 32 KiB and each twice the previous    as needed        as needed
+//! ```
+//!
+//! The four words blocks are written by one end only, so no line has two writers, and a line that changes with each
+//! message has nothing that the other end polls. A connection that carries little touches one page of each end, and
+//! both small rings fill less than half of a first-level cache of 32 KiB. The larger rings take address space until
+//! they are used, and there are only as many as the capacity requires.
+//!
+//! **A move of a direction**, in words (each a number, or a number with what belongs to it): the sender *asks*; the
+//! receiver says *ok*; the sender is *up* from a byte of the TCP stream and a position of the lane on, until it is
+//! *down* at a position. A receiver that must stop *freezes* and tells where. Numbers grow; what belongs to a number is
+//! stored before it ([`EndMemory::publish_up`] and its siblings).
+
+mod lanes;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+pub use lanes::{receiver, sender};
+pub use layout::{
+    LAYOUT_VERSION, OWN_STATE_BYTES, OWN_WORDS, OWN_WORDS_OFFSET, RECEIVER_STATE_OFFSET, SENDER_STATE_OFFSET, Word,
+    bytes_for,
+};
+
+use crate::CAPACITY_BYTES_MAX;
+use fabric::shm::{self, OwnMemory, ShmError};
+use layout::rings_of;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use volmem::Region;
+use volmem::sync::Ordering;
+
+/// The memory that this end writes.
+#[derive(Debug, Clone)]
+pub struct EndMemory {
+    region: Region,
+    is_releasable: bool,
+}
+
+/// The memory that the other end writes, mapped for reading only.
+#[derive(Debug, Clone)]
+pub struct PeerMemory {
+    region: Region,
+}
+
+impl EndMemory {
+    /// Creates zeroed memory for a sender that holds up to `capacity_bytes` unread bytes, at most
+    /// [`CAPACITY_BYTES_MAX`]. Returns it with the descriptor for the other end, which only permits reading. This
+    /// process needs no descriptor.
+    ///
+    /// # Errors
+    /// [`ShmError::System`] with the kernel's error.
+    pub fn create(capacity_bytes: usize) -> Result<(Self, OwnedFd), ShmError> {
+        let OwnMemory { mapping, descriptor, is_releasable } = shm::create_own(bytes_for(capacity_bytes))?;
+        Ok((Self { region: Region::of_mapping(Arc::new(mapping)), is_releasable }, descriptor))
+    }
+
+    /// Returns the memory, for [`lane::Producer::unread_from`].
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Returns whether [`lane::Producer::release_memory`] returns memory to the system. It does not where `/proc` is
+    /// missing.
+    pub fn is_releasable(&self) -> bool {
+        self.is_releasable
+    }
+
+    /// Publishes a word for the other end, behind everything that was written before.
+    pub fn publish(&self, word: Word, value: u64) {
+        self.region.store_u64(word as usize, value, Ordering::Release);
+    }
+
+    /// Returns the value of a word that was last published: other processes that hold this end may have done so.
+    pub fn published(&self, word: Word) -> u64 {
+        self.region.load_u64(word as usize, Ordering::Relaxed)
+    }
+
+    /// Publishes that this end sends by the lane from now on: behind `tcp_bytes` bytes of the TCP stream, from the
+    /// position `start` ([`lane::Producer::restart`]) on.
+    pub fn publish_up(&self, number: u64, tcp_bytes: u64, start: u64) {
+        self.publish(Word::UpAt, tcp_bytes);
+        self.publish(Word::Start, start);
+        self.publish(Word::Up, number);
+    }
+
+    /// Publishes that this end sends by TCP again, and at which position its part of the lane ends
+    /// ([`lane::Producer::end_move`]).
+    pub fn publish_down(&self, number: u64, end: u64) {
+        self.publish(Word::DownAt, end);
+        self.publish(Word::Down, number);
+    }
+
+    /// Publishes that this end reads nothing more from the lane, and where it stopped
+    /// ([`lane::Consumer::frozen_cursor`]).
+    pub fn publish_frozen(&self, number: u64, cursor: [u64; 2]) {
+        self.publish(Word::FrozenHead, cursor[0]);
+        self.publish(Word::FrozenPlace, cursor[1]);
+        self.publish(Word::Frozen, number);
+    }
+}
+
+impl PeerMemory {
+    /// Maps memory that another end has created. No call on the descriptor can block, and the kernel guarantees that
+    /// the memory does not shrink; its owner may still write anything, and return parts of it to the system, which then
+    /// read as zeros. A read allocates memory in the reader's name: no more than what a sender of `capacity_bytes_max`
+    /// has.
+    ///
+    /// # Errors
+    /// What is wrong with the descriptor.
+    pub fn open(descriptor: impl AsFd, capacity_bytes_max: usize) -> Result<Self, ShmError> {
+        let bytes_max = bytes_for(capacity_bytes_max);
+        let is_size = |len_bytes| len_bytes <= bytes_max && rings_of(len_bytes).is_some();
+        let mapping = shm::open_readable(descriptor, is_size)?;
+        Ok(Self { region: Region::of_mapping(Arc::new(mapping)) })
+    }
+
+    /// Loads a word of the other end, and all that was published before it.
+    #[inline]
+    pub fn load(&self, word: Word) -> u64 {
+        self.region.load_u64(word as usize, Ordering::Acquire)
+    }
+
+    /// Returns the byte of the TCP stream and the position from which on move `number` uses the lane, if it does.
+    pub fn up(&self, number: u64) -> Option<(u64, u64)> {
+        (self.load(Word::Up) == number).then(|| (self.load(Word::UpAt), self.load(Word::Start)))
+    }
+
+    /// Returns the position at which move `number` ends in the lane, if it does.
+    pub fn down(&self, number: u64) -> Option<u64> {
+        (self.load(Word::Down) == number).then(|| self.load(Word::DownAt))
+    }
+
+    /// Returns where the receiver of move `number` has stopped, if it has.
+    #[inline]
+    pub fn frozen(&self, number: u64) -> Option<[u64; 2]> {
+        (self.load(Word::Frozen) == number).then(|| [Word::FrozenHead, Word::FrozenPlace].map(|word| self.load(word)))
+    }
+}
+
+const _: () = assert!(layout::capacity_of(ELASTIC_RINGS_ALL) == CAPACITY_BYTES_MAX);
+const ELASTIC_RINGS_ALL: u8 = lane::ELASTIC_RINGS as u8;
