@@ -8,10 +8,10 @@
 //!
 //! ```text
 //! memory of an end                                          written          loaded by the peer
-//!    0  end of stream; down, down at, ended; held records   rarely           when it finds no record
+//!    0  end of stream; down, ended, withdrawn; held records rarely           when it finds no record
 //!   64  sender's sleep; ask; up, up at, start               rarely           when it returns room, and before a move
 //!  128  credit, open record                                 with each read   when its ring is full
-//!  192  receiver's sleep, capacity; frozen at; ok           rarely           with each write
+//!  192  receiver's sleep, capacity; frozen at; ok; closed   rarely           with each write
 //!  256  small ring: 115 slots                               with each write  with each read
 //! 8192  larger rings: 32 KiB and each twice the previous    as needed        as needed
 //! ```
@@ -21,10 +21,8 @@
 //! both small rings fill less than half of a first-level cache of 32 KiB. The larger rings take address space until
 //! they are used, and there are only as many as the capacity requires.
 //!
-//! **A move of a direction**, in words (each a number, or a number with what belongs to it): the sender *asks*; the
-//! receiver says *ok*; the sender is *up* from a byte of the TCP stream and a position of the lane on, until it is
-//! *down* at a position. A receiver that must stop *freezes* and tells where. Numbers grow; what belongs to a number is
-//! stored before it ([`EndMemory::publish_up`] and its siblings).
+//! How a direction moves to its lane and back, by these words, is the subject of the crate `path`. What belongs to a
+//! number of a move is stored before it ([`EndMemory::publish_start`] and its siblings).
 
 mod lanes;
 mod layout;
@@ -91,27 +89,17 @@ impl EndMemory {
         self.region.load_u64(word as usize, Ordering::Relaxed)
     }
 
-    /// Publishes that this end sends by the lane from now on: behind `tcp_bytes` bytes of the TCP stream, from the
-    /// position `start` ([`lane::Producer::restart`]) on.
-    pub fn publish_up(&self, number: u64, tcp_bytes: u64, start: u64) {
+    /// Publishes where the lane of the next move begins: behind `tcp_bytes` bytes of the TCP stream, at the position
+    /// `start` ([`lane::Producer::restart`]).
+    pub fn publish_start(&self, tcp_bytes: u64, start: u64) {
         self.publish(Word::UpAt, tcp_bytes);
         self.publish(Word::Start, start);
-        self.publish(Word::Up, number);
     }
 
-    /// Publishes that this end sends by TCP again, and at which position its part of the lane ends
-    /// ([`lane::Producer::end_move`]).
-    pub fn publish_down(&self, number: u64, end: u64) {
-        self.publish(Word::DownAt, end);
-        self.publish(Word::Down, number);
-    }
-
-    /// Publishes that this end reads nothing more from the lane, and where it stopped
-    /// ([`lane::Consumer::frozen_cursor`]).
-    pub fn publish_frozen(&self, number: u64, cursor: [u64; 2]) {
+    /// Publishes where this end stopped to read the lane ([`lane::Consumer::frozen_cursor`]).
+    pub fn publish_cursor(&self, cursor: [u64; 2]) {
         self.publish(Word::FrozenHead, cursor[0]);
         self.publish(Word::FrozenPlace, cursor[1]);
-        self.publish(Word::Frozen, number);
     }
 }
 
@@ -136,20 +124,9 @@ impl PeerMemory {
         self.region.load_u64(word as usize, Ordering::Acquire)
     }
 
-    /// Returns the byte of the TCP stream and the position from which on move `number` uses the lane, if it does.
-    pub fn up(&self, number: u64) -> Option<(u64, u64)> {
-        (self.load(Word::Up) == number).then(|| (self.load(Word::UpAt), self.load(Word::Start)))
-    }
-
-    /// Returns the position at which move `number` ends in the lane, if it does.
-    pub fn down(&self, number: u64) -> Option<u64> {
-        (self.load(Word::Down) == number).then(|| self.load(Word::DownAt))
-    }
-
-    /// Returns where the receiver of move `number` has stopped, if it has.
-    #[inline]
-    pub fn frozen(&self, number: u64) -> Option<[u64; 2]> {
-        (self.load(Word::Frozen) == number).then(|| [Word::FrozenHead, Word::FrozenPlace].map(|word| self.load(word)))
+    /// Returns where the receiver of the last frozen move has stopped.
+    pub fn frozen_cursor(&self) -> [u64; 2] {
+        [Word::FrozenHead, Word::FrozenPlace].map(|word| self.load(word))
     }
 }
 

@@ -17,16 +17,19 @@ const BESIDE_FIN: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_FIN;
 const BESIDE_SENDERS_SLEEP: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_SLEEP;
 const BESIDE_RECEIVERS_SLEEP: usize = BACK_OFFSET + Layout::SPARE_BESIDE_SLEEP;
 
-/// A word by which an end tells the other one how its directions move. Numbers are those of moves, from 1 on.
+/// A word by which an end tells the other one how its directions move. Numbers are those of moves, from 1 on; the crate
+/// `path` gives the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
-    /// Sending direction: the last move that went back to TCP.
+    /// Sending direction: the move that this end is about to end.
     Down = BESIDE_FIN,
+    /// Sending direction: the move that has ended, and how.
+    Ended = BESIDE_FIN + 8,
     /// Sending direction: the position of the lane at which that move ended.
-    DownAt = BESIDE_FIN + 8,
-    /// Not 0: the stream of this end has ended, or the end is closed.
-    Ended = BESIDE_FIN + 16,
+    EndsAt = BESIDE_FIN + 16,
+    /// Sending direction: the last move that was given up before it began.
+    Withdrawn = BESIDE_FIN + 24,
     /// Sending direction: the move for which this end asks.
     Ask = BESIDE_SENDERS_SLEEP,
     /// Sending direction: the last move that began to use the lane.
@@ -43,11 +46,13 @@ pub enum Word {
     FrozenPlace = BESIDE_RECEIVERS_SLEEP + 16,
     /// Receiving direction: the last move to which this end agrees.
     Ok = BESIDE_RECEIVERS_SLEEP + 24,
+    /// Not 0: this end does not read any more, or is closed. A sender loads it with every message.
+    Closed = BESIDE_RECEIVERS_SLEEP + 32,
 }
 
-const _: () = assert!(Word::Ended as usize + 8 <= BESIDE_FIN + Layout::SPARE_BESIDE_FIN_WORDS * 8);
+const _: () = assert!(Word::Withdrawn as usize + 8 <= BESIDE_FIN + Layout::SPARE_BESIDE_FIN_WORDS * 8);
 const _: () = assert!(Word::Start as usize + 8 <= BESIDE_SENDERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
-const _: () = assert!(Word::Ok as usize + 8 <= BESIDE_RECEIVERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
+const _: () = assert!(Word::Closed as usize + 8 <= BESIDE_RECEIVERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 
 /// Bytes of the state that the processes which hold an end share, in memory of their own: zero for a new connection.
 pub const OWN_STATE_BYTES: usize = 4 * volmem::CACHE_LINE_BYTES;

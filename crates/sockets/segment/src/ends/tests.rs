@@ -72,18 +72,19 @@ impl Stream {
         self.moves += 1;
         from.mine.publish(Word::Ask, self.moves);
         to.mine.publish(Word::Ok, to.peers.load(Word::Ask));
-        assert_eq!((from.peers.load(Word::Ok), to.peers.up(self.moves)), (self.moves, None));
+        assert_eq!(from.peers.load(Word::Ok), self.moves);
         let start = from.sender.restart();
-        from.mine.publish_up(self.moves, self.written_bytes, start);
-        assert_eq!(to.peers.up(self.moves), Some((self.written_bytes, start)));
-        to.receiver.restart(start).expect("an honest sender");
+        from.mine.publish_start(self.written_bytes, start);
+        from.mine.publish(Word::Up, self.moves);
+        assert_eq!([Word::Up, Word::UpAt].map(|word| to.peers.load(word)), [self.moves, self.written_bytes]);
+        to.receiver.restart(to.peers.load(Word::Start)).expect("an honest sender");
     }
 
     /// Moves back to TCP once everything is read.
     fn move_down(&mut self, from: &mut End, to: &mut End) {
         let end = from.sender.end_move();
-        from.mine.publish_down(self.moves, end);
-        let end = to.peers.down(self.moves).expect("published");
+        from.mine.publish(Word::EndsAt, end);
+        let end = to.peers.load(Word::EndsAt);
         while !to.receiver.has_reached(end).expect("an honest sender") {
             assert!(self.read(to, 5000) > 0);
         }
@@ -92,8 +93,8 @@ impl Stream {
 
     /// Moves back to TCP with what the receiver has left.
     fn freeze(&mut self, from: &mut End, to: &mut End) {
-        to.mine.publish_frozen(self.moves, to.receiver.frozen_cursor());
-        let cursor = from.peers.frozen(self.moves).expect("published");
+        to.mine.publish_cursor(to.receiver.frozen_cursor());
+        let cursor = from.peers.frozen_cursor();
         let mut unread = from.sender.unread_from(from.mine.region(), cursor).expect("an honest receiver");
         let mut bytes = vec![0; unread.len_bytes()];
         assert_eq!(unread.read(&mut bytes), bytes.len());
@@ -188,14 +189,12 @@ fn hostile_step(victim: &mut End, act: u8, len_bytes: usize) {
         1 => _ = sender.write(&vec![1; len_bytes]),
         2 => _ = (receiver.may_have_data(), receiver.is_finished(), sender.is_writable(), sender.is_drained()),
         3 => {
-            if let Some(cursor) = peers.frozen(peers.load(Word::Frozen))
-                && let Ok(mut unread) = sender.unread_from(mine.region(), cursor)
-            {
+            if let Ok(mut unread) = sender.unread_from(mine.region(), peers.frozen_cursor()) {
                 let mut bytes = vec![0; unread.len_bytes() + 1];
                 assert_eq!(unread.read(&mut bytes), bytes.len() - 1);
             }
         }
-        4 => _ = receiver.has_reached(peers.load(Word::DownAt)),
+        4 => _ = receiver.has_reached(peers.load(Word::EndsAt)),
         5 => _ = receiver.restart(peers.load(Word::Start)),
         _ => {
             sender.announce_sleep();
@@ -349,7 +348,11 @@ fn processes_that_share_the_own_state_share_the_end() {
 #[test]
 fn what_an_end_polls_lies_in_the_lines_that_it_loads_anyway() {
     let line = |word: Word| word as usize / 64;
-    assert_eq!([Word::Down, Word::DownAt, Word::Ended].map(line), [0; 3], "beside the end of the stream");
+    assert_eq!(
+        [Word::Down, Word::Ended, Word::EndsAt, Word::Withdrawn].map(line),
+        [0; 4],
+        "beside the end of the stream"
+    );
     assert_eq!([Word::Ask, Word::Up, Word::UpAt, Word::Start].map(line), [1; 4]);
-    assert_eq!([Word::Frozen, Word::FrozenHead, Word::FrozenPlace, Word::Ok].map(line), [3; 4], "beside the sleep");
+    assert_eq!([Word::Frozen, Word::FrozenHead, Word::FrozenPlace, Word::Closed].map(line), [3; 4], "beside the sleep");
 }

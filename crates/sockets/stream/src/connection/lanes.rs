@@ -1,115 +1,116 @@
 //! The lanes of the two directions, in the memory that the two ends have exchanged.
 
 use crate::kernel::Tcp;
-use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
-use lane::{Consumer, Corrupt, LargerRings, Layout, Producer, UrgentHandling};
+use lane::{Corrupt, UrgentHandling};
 use meeting::{Memory, Met, Offer};
 use path::Word;
 use rustix::io::Errno;
+use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
+use segment::{Receiver, Sender};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use volmem::sync::Ordering;
-use volmem::{Mapping, Region};
+use volmem::Region;
 
-/// Offset of the published words, eight bytes each.
-const WORDS: usize = 0;
-const BEGINS_AT: usize = WORDS + 8 * 8;
-const ENDS_IN: usize = WORDS + 8 * 9;
-const CLOSED: usize = WORDS + 8 * 10;
+/// Each end's share of a lane's capacity.
+const CAPACITY_BYTES: usize = 3 << 20;
+/// The largest capacity of a lane of the peer that this end accepts.
+const CAPACITY_BYTES_MAX: usize = segment::CAPACITY_BYTES_MAX;
+/// The cursor of a receiver that has not entered the lane of the move.
+const NOT_ENTERED: u64 = u64::MAX;
 
-const SMALL_OFFSET: usize = 4096;
-const LAYOUT: Layout = Layout {
-    forward_offset: 512,
-    back_offset: 1024,
-    small_offset: SMALL_OFFSET,
-    small_slots: 128,
-    small_slots_used: 115,
-    big_offset: 0,
-    big_slots: 0,
-    elastic: Some(LargerRings::in_a_row(16384)),
-};
-
-/// The memory of this end.
+/// The memory of this end, and the descriptor by which the peer reads it.
 pub(super) struct OwnMemory {
-    memfd: OwnedFd,
-    mapping: Arc<Mapping>,
-    memory: Memory,
+    memory: EndMemory,
+    descriptor: OwnedFd,
+    offered: Memory,
 }
 
 impl OwnMemory {
     /// Creates the memory of an end.
+    ///
+    /// # Errors
+    /// That of the system call that has failed.
     pub fn create(_tcp: Tcp) -> Result<Self, Errno> {
-        let (memfd, mapping) = shm::create(LAYOUT.window_bytes()).map_err(|_| Errno::NOMEM)?;
+        let (memory, descriptor) = EndMemory::create(2 * CAPACITY_BYTES).map_err(|_| Errno::NOMEM)?;
         let mut secret = [0_u8; 8];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
-        let secret = u64::from_ne_bytes(secret) | 1;
-        let memory = Memory { bytes: LAYOUT.window_bytes() as u64, secret };
-        Ok(Self { memfd, mapping: Arc::new(mapping), memory })
+        let bytes = memory.region().len_bytes() as u64;
+        let offered = Memory { bytes, secret: u64::from_ne_bytes(secret) | 1 };
+        Ok(Self { memory, descriptor, offered })
     }
 
     /// Returns what is passed to the peer.
     pub fn offer(&self) -> Offer<'_> {
-        Offer { descriptor: self.memfd.as_fd(), memory: self.memory }
+        Offer { descriptor: self.descriptor.as_fd(), memory: self.offered }
     }
 }
 
 /// Returns the lanes of an end that has met the other.
+///
+/// # Errors
+/// `INVAL` if the peer's memory is not what it has to be.
 pub(super) fn of_meeting(own: OwnMemory, met: &Met) -> Result<(OutLane, InLane), Errno> {
-    let peer = shm::open(met.peer_memory.as_fd(), LAYOUT.window_bytes()).map_err(|_| Errno::INVAL)?;
-    let inbound = MemoryInbound::new(Region::of_mapping(own.mapping));
-    let outbound = MemoryOutbound::new(Region::of_mapping(Arc::new(peer)));
-    let mut producer = Producer::new(outbound.clone(), inbound.clone(), LAYOUT, met.incoming.secret);
-    let mut consumer = Consumer::new(inbound.clone(), outbound.clone(), LAYOUT, met.outgoing.secret);
-    producer.set_capacity(CAPACITY);
-    consumer.set_capacity(CAPACITY);
-    let outgoing = OutLane { producer, inbound: inbound.clone(), outbound: outbound.clone() };
-    Ok((outgoing, InLane { consumer, inbound, outbound }))
+    let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
+    let mine = own.memory;
+    socket::descriptor::hidden::close(own.descriptor);
+    let state = Region::heap(OWN_STATE_BYTES);
+    let mut producer = ends::sender(&mine, &peers, &state, met.outgoing.secret);
+    let mut consumer = ends::receiver(&mine, &peers, &state, met.incoming.secret);
+    producer.set_capacity(CAPACITY_BYTES);
+    consumer.set_capacity(CAPACITY_BYTES);
+    let incoming = InLane { consumer, mine: mine.clone(), peers: peers.clone(), is_corrupt: false };
+    Ok((OutLane { producer, mine, peers }, incoming))
 }
 
-/// Each end's share of a lane's capacity.
-const CAPACITY: usize = 3 << 20;
-
-fn offset_of(word: Word) -> usize {
-    WORDS + 8 * word as usize
+fn place_of(word: Word) -> ends::Word {
+    match word {
+        Word::Ask => ends::Word::Ask,
+        Word::Up => ends::Word::Up,
+        Word::Withdrawn => ends::Word::Withdrawn,
+        Word::Down => ends::Word::Down,
+        Word::Ended => ends::Word::Ended,
+        Word::Ok => ends::Word::Ok,
+        Word::Frozen => ends::Word::Frozen,
+    }
 }
 
 /// The lane that this end writes.
 pub(super) struct OutLane {
-    producer: Producer<MemoryOutbound, MemoryInbound>,
-    inbound: MemoryInbound,
-    outbound: MemoryOutbound,
+    producer: Sender,
+    mine: EndMemory,
+    peers: PeerMemory,
 }
 
 impl OutLane {
     #[inline(always)]
     pub fn load(&self, word: Word) -> u64 {
-        self.inbound.load_u64(offset_of(word), Ordering::Acquire)
+        self.peers.load(place_of(word))
     }
 
     pub fn store(&mut self, word: Word, value: u64) {
-        self.outbound.store_u64(offset_of(word), value, Ordering::Release);
+        self.mine.publish(place_of(word), value);
     }
 
     /// Begins a move of the direction to the lane.
     pub fn begin(&mut self, bytes_written: u64) {
-        self.outbound.store_u64(BEGINS_AT, bytes_written, Ordering::Release);
+        let start = self.producer.restart();
+        self.mine.publish_start(bytes_written, start);
     }
 
     /// Ends the lane's part of the stream.
     pub fn end(&mut self) {
-        self.producer.publish_staged();
-        self.outbound.store_u64(ENDS_IN, self.producer.position(), Ordering::Release);
+        let end = self.producer.end_move();
+        self.mine.publish(ends::Word::EndsAt, end);
     }
 
-    /// Tells the peer that this end is closed.
+    /// Tells the peer that this end does not read any more, or is closed.
     pub fn note_closed(&mut self) {
-        self.outbound.store_u64(CLOSED, 1, Ordering::Release);
+        self.mine.publish(ends::Word::Closed, 1);
     }
 
-    /// Returns whether the peer has closed its end.
+    /// Returns whether the peer does not read any more.
     #[inline(always)]
     pub fn has_peer_closed(&self) -> bool {
-        self.inbound.load_u64(CLOSED, Ordering::Acquire) != 0
+        self.peers.load(ends::Word::Closed) != 0
     }
 
     pub fn set_prefers_waiting(&mut self, prefers_waiting: bool) {
@@ -117,10 +118,10 @@ impl OutLane {
     }
 
     /// # Errors
-    /// As [`Producer::write_from`].
+    /// As `lane::Producer::write_from`.
     ///
     /// # Safety
-    /// As [`Producer::write_from`].
+    /// As `lane::Producer::write_from`.
     #[inline(always)]
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: as this function's contract says; the memory is not the program's.
@@ -155,48 +156,72 @@ impl OutLane {
         self.producer.unread_slots().unwrap_or(0) as usize * lane::SLOT_BYTES
     }
 
-    /// Returns what the peer has left in the lane, after its first `skip` bytes.
-    pub fn unread_after(&mut self, _skip: usize) -> Result<Option<(*const u8, usize)>, Corrupt> {
-        Err(Corrupt { what: "a frozen lane", value: 0 })
+    /// Returns what the peer has left in the lane, after its first `skip` bytes: an address and a length.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the peer has published an impossible position.
+    pub fn unread_after(&mut self, skip: usize) -> Result<Option<(*const u8, usize)>, Corrupt> {
+        let cursor = match self.peers.frozen_cursor() {
+            [NOT_ENTERED, _] => [self.mine.published(ends::Word::Start), 0],
+            cursor => cursor,
+        };
+        let mut unread = self.producer.unread_from(self.mine.region(), cursor)?;
+        let mut skip = skip;
+        while let Some(chunk) = unread.chunk() {
+            let skipped = chunk.len_bytes.min(skip);
+            if skipped < chunk.len_bytes {
+                let begin = self.mine.region().pointer(chunk.offset + skipped, chunk.len_bytes - skipped);
+                return Ok(Some((begin.as_ptr(), chunk.len_bytes - skipped)));
+            }
+            unread.consume(skipped);
+            skip -= skipped;
+        }
+        Ok(None)
     }
 }
 
 /// The lane that this end reads.
 pub(super) struct InLane {
-    consumer: Consumer<MemoryInbound, MemoryOutbound>,
-    inbound: MemoryInbound,
-    outbound: MemoryOutbound,
+    consumer: Receiver,
+    mine: EndMemory,
+    peers: PeerMemory,
+    /// The peer has published an impossible beginning of the lane.
+    is_corrupt: bool,
 }
 
 impl InLane {
     pub fn load(&self, word: Word) -> u64 {
-        self.inbound.load_u64(offset_of(word), Ordering::Acquire)
+        self.peers.load(place_of(word))
     }
 
     pub fn store(&mut self, word: Word, value: u64) {
-        self.outbound.store_u64(offset_of(word), value, Ordering::Release);
+        self.mine.publish(place_of(word), value);
     }
 
     /// Returns the bytes that the peer had written to TCP when the move began.
     pub fn begins_at(&self) -> u64 {
-        self.inbound.load_u64(BEGINS_AT, Ordering::Acquire)
+        self.peers.load(ends::Word::UpAt)
     }
 
     /// Begins to read the lane of a move.
-    pub fn enter(&mut self) {}
+    pub fn enter(&mut self) {
+        self.is_corrupt |= self.consumer.restart(self.peers.load(ends::Word::Start)).is_err();
+    }
 
-    /// Returns whether everything is read; `None` for an end that is elsewhere.
+    /// Returns whether everything is read up to the published end; `None` for an impossible end.
     pub fn has_reached_end(&self) -> Option<bool> {
-        let is_any = self.consumer.may_have_data();
-        Some(!is_any)
+        self.consumer.has_reached(self.peers.load(ends::Word::EndsAt)).ok()
     }
 
     /// Publishes up to where this end has read.
-    pub fn publish_cursor(&mut self, _has_entered: bool) {}
+    pub fn publish_cursor(&mut self, has_entered: bool) {
+        let cursor = if has_entered { self.consumer.frozen_cursor() } else { [NOT_ENTERED, 0] };
+        self.mine.publish_cursor(cursor);
+    }
 
-    /// Returns whether the peer has closed its end.
+    /// Returns whether the peer is closed.
     pub fn has_peer_closed(&self) -> bool {
-        self.inbound.load_u64(CLOSED, Ordering::Acquire) != 0
+        self.peers.load(ends::Word::Closed) != 0
     }
 
     #[inline(always)]
@@ -213,7 +238,7 @@ impl InLane {
     }
 
     /// # Errors
-    /// As [`Consumer::unread_bytes`].
+    /// As `lane::Consumer::unread_bytes`.
     pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
         self.consumer.unread_bytes()
     }
@@ -224,12 +249,15 @@ impl InLane {
     }
 
     /// # Errors
-    /// As [`Consumer::read_to`].
+    /// As `lane::Consumer::read_to`.
     ///
     /// # Safety
-    /// As [`Consumer::read_to`].
+    /// As `lane::Consumer::read_to`.
     #[inline(always)]
     pub unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
+        if self.is_corrupt {
+            return Err(Corrupt { what: "the beginning of a lane", value: self.peers.load(ends::Word::Start) });
+        }
         // SAFETY: as this function's contract says.
         unsafe {
             match self.consumer.read_short_to(destination, len_bytes) {
@@ -241,10 +269,10 @@ impl InLane {
     }
 
     /// # Errors
-    /// As [`Consumer::peek_to`].
+    /// As `lane::Consumer::peek_to`.
     ///
     /// # Safety
-    /// As [`Consumer::peek_to`].
+    /// As `lane::Consumer::peek_to`.
     pub unsafe fn peek_to(&self, skip: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: as this function's contract says.
         unsafe { self.consumer.peek_to(skip, destination, len_bytes, |_, _| UrgentHandling::Include) }
