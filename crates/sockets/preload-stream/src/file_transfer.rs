@@ -1,10 +1,14 @@
 //! `sendfile` and `splice`, which move bytes inside the kernel: the connection goes back to TCP for them.
 
 use crate::bytes::{receive_by_path, send_by_path};
+use crate::errno::count_or_errno;
 use crate::real;
 use libc::{iovec, off_t};
 use rustix::io::Errno;
+use rustix::pipe::SpliceFlags;
 use std::ffi::{c_int, c_uint};
+use std::os::fd::BorrowedFd;
+use stream::table::{self, Entry};
 
 const NO_SPANS: Result<&[iovec], Errno> = Err(Errno::INVAL);
 
@@ -25,6 +29,17 @@ pub unsafe extern "C" fn splice(
 ) -> isize {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe {
+        if let Entry::Connection(from) = table::get(input)
+            && input_offset.is_null()
+            && output_offset.is_null()
+            && output >= 0
+            && len > 0
+        {
+            let flags = SpliceFlags::from_bits_retain(flags);
+            if let Some(moved) = from.splice_to(input, BorrowedFd::borrow_raw(output), len, flags) {
+                return count_or_errno(moved);
+            }
+        }
         let call = || real::splice(input, input_offset, output, output_offset, len, flags);
         receive_by_path(input, 0, || NO_SPANS, || send_by_path(output, 0, || NO_SPANS, call))
     }

@@ -15,6 +15,7 @@ mod receive;
 mod receiver;
 mod send;
 mod sender;
+mod splice;
 mod wait;
 
 use crate::epoll::EpollSet;
@@ -137,7 +138,8 @@ impl Connection {
 
     /// Notes that `fd` is about to be closed or replaced. The last one ends the connection.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
-        self.for_each_watcher(|set| set.forget_descriptor(fd));
+        let is_last = !self.has_several_descriptors();
+        self.for_each_watcher(|set| set.forget_descriptor(self, fd, is_last));
         let is_last = self.descriptors.lock().is_some_and(|mut descriptors| {
             let before = descriptors.len();
             descriptors.retain(|known| *known != fd);

@@ -49,11 +49,6 @@ pub fn forget(fd: RawFd) {
 
 #[cold]
 fn forget_registrations(fd: RawFd) {
-    for registration in registry::of(fd) {
-        if let crate::table::Entry::Set(set) = crate::table::get(registration.epfd) {
-            set.remove_member(fd);
-        }
-    }
     registry::remove_all(fd);
 }
 

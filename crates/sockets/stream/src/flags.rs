@@ -11,7 +11,9 @@ pub struct MessageFlags {
     pub wait_all: bool,
     /// `MSG_TRUNC`: count the bytes, do not copy them.
     pub discard: bool,
-    /// A flag that only the kernel knows, such as `MSG_OOB` or `MSG_ERRQUEUE`: the call is the kernel's.
+    /// The call is about data outside the stream (`MSG_OOB`, `MSG_ERRQUEUE`).
+    pub out_of_stream: bool,
+    /// A flag that only the kernel knows: the call is the kernel's.
     pub kernel_only: bool,
 }
 
@@ -37,6 +39,7 @@ impl MessageFlags {
             peek: bits & libc::MSG_PEEK != 0,
             wait_all: bits & libc::MSG_WAITALL != 0,
             discard: bits & libc::MSG_TRUNC != 0,
+            out_of_stream: bits & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0,
             kernel_only: bits & !KNOWN != 0,
         }
     }

@@ -46,11 +46,12 @@ impl Connection {
                 if wakes_sender {
                     self.ring();
                 }
-                if !flags.wait_all || bytes == total_bytes(spans) || flags.peek {
+                if !flags.wait_all || bytes == total_bytes(spans) {
                     return Received::Done(Ok(bytes));
                 }
+                let call = Call { done: if flags.peek { 0 } else { bytes }, ..call };
                 // SAFETY: every span is writable for its length, by this function's contract.
-                unsafe { self.receive_waiting(Call { done: bytes, ..call }) }
+                unsafe { self.receive_waiting(call) }
             }
             Ok(Attempt::End) => Received::Done(Ok(0)),
             Ok(Attempt::Error(error)) | Err(error) => Received::Done(Err(error)),
@@ -67,6 +68,10 @@ impl Connection {
     unsafe fn attempt(&'static self, call: &Call, events: Option<i16>) -> Result<Attempt, Errno> {
         let &Call { this, tcp, spans, flags, done } = call;
         let mut receiver = this.receiver()?;
+        if flags.out_of_stream {
+            receiver.enter_kernel();
+            return Ok(Attempt::Kernel);
+        }
         if flags.kernel_only {
             return self.leave_for_kernel(&mut receiver, tcp);
         }
@@ -109,10 +114,10 @@ impl Connection {
             return Received::Done(Ok(0));
         }
         let may_block = self.may_block(call.flags.dont_wait);
-        let deadline = Deadline::begin();
+        let mut deadline = Deadline::begin();
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
         loop {
-            let events = match self.wait_to_receive(&call, deadline, may_block) {
+            let events = match self.wait_to_receive(&call, &mut deadline, may_block) {
                 Ok(events) => events,
                 Err(error) => return finish(call.done, error),
             };
@@ -123,8 +128,16 @@ impl Connection {
                         self.ring();
                     }
                     call.done += bytes;
-                    if !call.flags.wait_all || call.done == wanted || call.flags.peek {
+                    if !call.flags.wait_all || call.done == wanted {
                         return Received::Done(Ok(call.done));
+                    }
+                    if call.flags.peek {
+                        // What was peeked at stays, so that nothing would wake this thread for more.
+                        let has_ended = blocking::poll_now(call.tcp.0, libc::POLLRDHUP) != 0;
+                        if has_ended || !may_block || self.nap(call.tcp, &mut deadline).is_err() {
+                            return Received::Done(Ok(call.done));
+                        }
+                        call.done = 0;
                     }
                 }
                 Ok(Attempt::End) => return Received::Done(Ok(call.done)),
@@ -153,9 +166,10 @@ impl Connection {
 
     /// Waits until a receive may find something; a call that does not block only asks the kernel, where that may know
     /// more. Returns the kernel's events, if it was asked.
-    fn wait_to_receive(&'static self, call: &Call, deadline: Deadline, may_block: bool) -> Result<Option<i16>, Errno> {
+    fn wait_to_receive(&'static self, call: &Call, deadline: &mut Deadline, may_block: bool) -> Result<Option<i16>, Errno> {
         if may_block {
-            return self.wait(call.this, call.tcp, deadline, WaitFor::Data).map(Some);
+            let what = if call.done > 0 { WaitFor::MoreData } else { WaitFor::Data };
+            return self.wait(call.this, call.tcp, deadline, what).map(Some);
         }
         if !call.this.receiver()?.must_ask_kernel() {
             return Err(Errno::AGAIN);

@@ -72,6 +72,10 @@ impl Connection {
         let was_by_lane = sender.is_by_lane();
         let mut by =
             if flags.kernel_only { sender.go_back(tcp, self.role()) } else { sender.prepare(tcp, self.role()) };
+        if flags.out_of_stream {
+            // The kernel's counts are not exact any more.
+            sender.stay_on_tcp();
+        }
         if by == SendBy::Lane && sender.lane().is_some_and(|lane| lane.has_peer_closed()) {
             // The kernel refuses what comes now, as it would without a lane.
             by = sender.go_back(tcp, self.role());
@@ -112,16 +116,15 @@ impl Connection {
         flags: MessageFlags,
     ) -> Result<usize, Errno> {
         let (mut done, wanted) = (done, total_bytes(spans));
-        let mut deadline = None;
+        let mut deadline = Deadline::begin();
         while done < wanted {
             if !self.may_block(flags.dont_wait) {
                 // Sets in which the connection is parked have asked for a ring before there was a need for room.
                 self.for_each_watcher(|set| set.poll_again(self));
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
-            let deadline = *deadline.get_or_insert_with(|| Deadline::after(tcp.timeout_ns(libc::SO_SNDTIMEO)));
             let result = self
-                .wait(this, tcp, deadline, WaitFor::Room)
+                .wait(this, tcp, &mut deadline, WaitFor::Room)
                 // SAFETY: every span is readable for its length, by this function's contract.
                 .and_then(|_| unsafe { self.send_step(this, tcp, spans, done, flags) });
             match result {

@@ -21,20 +21,25 @@ const NAP_MS: i32 = 1;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadline {
     began: SignalCheckpoint,
-    /// 0 for none.
     at_ns: Option<u64>,
+    /// The socket has been asked for its timeout.
+    is_known: bool,
 }
 
 impl Deadline {
-    /// Returns a deadline that the socket's options are asked for before the first sleep.
+    /// Returns the deadline of a call that begins to wait. The socket's timeout is asked for before the first sleep.
     pub fn begin() -> Self {
-        Self { began: SignalCheckpoint::now(), at_ns: None }
+        Self { began: SignalCheckpoint::now(), at_ns: None, is_known: false }
     }
 
-    /// Returns the deadline in `timeout_ns`; 0 is never.
-    pub fn after(timeout_ns: u64) -> Self {
-        let began = SignalCheckpoint::now();
-        Self { began, at_ns: (timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)) }
+    /// Asks the socket for its timeout.
+    fn find_out(&mut self, tcp: Tcp, what: WaitFor) {
+        if !self.is_known {
+            let option = if what == WaitFor::Room { libc::SO_SNDTIMEO } else { libc::SO_RCVTIMEO };
+            let timeout_ns = tcp.timeout_ns(option);
+            self.at_ns = (timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns));
+            self.is_known = true;
+        }
     }
 
     /// Returns `INTR` once a signal handler has run that ends the wait: one without `SA_RESTART`, or any if the wait
@@ -67,8 +72,10 @@ impl Deadline {
 /// What a thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitFor {
-    /// Bytes to receive, or their end.
+    /// Bytes to receive by a lane, or that the next receive is the kernel's.
     Data,
+    /// More bytes to receive, by a lane or by TCP.
+    MoreData,
     /// Room to send.
     Room,
 }
@@ -100,28 +107,32 @@ impl Drop for Asleep {
 }
 
 impl Connection {
+    /// Sleeps for a moment, in a wait of which nothing reports the end.
+    pub(super) fn nap(&self, tcp: Tcp, deadline: &mut Deadline) -> Result<(), Errno> {
+        deadline.find_out(tcp, WaitFor::MoreData);
+        deadline.left_ms()?;
+        match blocking::poll(&mut [], NAP_MS) {
+            Err(Errno::INTR) if deadline.continues_after_signal() => Ok(()),
+            polled => polled.and(deadline.check_signals()),
+        }
+    }
+
     /// Waits until there may be what the caller waits for. Returns the events of the socket that the kernel has
     /// reported, 0 if it was not asked.
-    pub(super) fn wait(&'static self, this: Use, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
-        if self.spin(this, deadline, what)? {
+    pub(super) fn wait(&'static self, this: Use, tcp: Tcp, deadline: &mut Deadline, what: WaitFor) -> Result<i16, Errno> {
+        if self.spin(this, *deadline, what)? {
             return Ok(0);
         }
-        let option = if what == WaitFor::Data { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
-        let deadline = match deadline.at_ns {
-            None if what == WaitFor::Data => {
-                Deadline { began: deadline.began, ..Deadline::after(tcp.timeout_ns(option)) }
-            }
-            _ => deadline,
-        };
+        deadline.find_out(tcp, what);
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
-        let slept = self.announce_and_sleep(this, tcp, deadline, what);
+        let slept = self.announce_and_sleep(this, tcp, *deadline, what);
         ASLEEP.with(|asleep| asleep.end(interrupted));
         slept
     }
 
     /// Spins while the direction goes by a lane. Returns `false` when it is time to sleep.
     fn spin(&'static self, this: Use, deadline: Deadline, what: WaitFor) -> Result<bool, Errno> {
-        let mut spin = if what == WaitFor::Data { Spin::with(&self.spin_history) } else { Spin::new() };
+        let mut spin = if what == WaitFor::Room { Spin::new() } else { Spin::with(&self.spin_history) };
         loop {
             match self.is_ready(this, what)? {
                 Some(true) => return Ok(true),
@@ -140,7 +151,7 @@ impl Connection {
     #[inline]
     fn is_ready(&'static self, this: Use, what: WaitFor) -> Result<Option<bool>, Errno> {
         Ok(match what {
-            WaitFor::Data => this.receiver()?.lane_in_use().map(|lane| lane.may_have_data()),
+            WaitFor::Data | WaitFor::MoreData => this.receiver()?.lane_in_use().map(|lane| lane.may_have_data()),
             WaitFor::Room => {
                 let mut sender = this.sender()?;
                 if sender.is_by_lane() { sender.lane().map(|lane| lane.may_have_room()) } else { None }
@@ -151,7 +162,7 @@ impl Connection {
     /// Publishes that this thread sleeps, polls once more, and sleeps.
     fn announce_and_sleep(&'static self, this: Use, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
         let has_changed = match what {
-            WaitFor::Data => {
+            WaitFor::Data | WaitFor::MoreData => {
                 let mut receiver = this.receiver()?;
                 if let Some(lane) = receiver.lane() {
                     lane.announce_sleep();
@@ -160,7 +171,8 @@ impl Connection {
                 match receiver.prepare(tcp) {
                     Ok(ReceiveBy::Lane) => receiver.lane_in_use().is_none_or(|lane| lane.may_have_data()),
                     Ok(ReceiveBy::Nothing | ReceiveBy::KernelUpTo(_)) => false,
-                    Ok(ReceiveBy::Kernel) | Err(_) => true,
+                    Ok(ReceiveBy::Kernel) => what == WaitFor::Data,
+                    Err(_) => true,
                 }
             }
             WaitFor::Room => {
@@ -180,7 +192,7 @@ impl Connection {
 
     fn sleep(&'static self, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
         let events = match what {
-            WaitFor::Data => libc::POLLIN | libc::POLLRDHUP,
+            WaitFor::Data | WaitFor::MoreData => libc::POLLIN | libc::POLLRDHUP,
             WaitFor::Room if self.sends_by_lane() => 0,
             WaitFor::Room => libc::POLLOUT,
         };

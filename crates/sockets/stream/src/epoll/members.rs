@@ -44,6 +44,8 @@ pub(super) struct Member {
     /// The program has removed the registration, and the kernel still has it. A program that removes a registration
     /// often adds it again soon.
     is_removed: bool,
+    /// The descriptor was closed, and the kernel keeps the registration.
+    is_orphan: bool,
     /// Only the kernel knows whether the event of a one-shot registration was reported, until the program changes it.
     awaits_change: bool,
     /// What was last reported to an edge-triggered registration; `None` if nothing was since it was made.
@@ -66,6 +68,7 @@ impl Member {
             watch: Watch::Parked,
             is_removed: false,
             awaits_change: false,
+            is_orphan: false,
             seen: None,
             active_at: 0,
             place: Place::default(),
@@ -91,7 +94,7 @@ impl Member {
 
     /// Returns whether only the kernel reports events.
     pub fn is_off(&self) -> bool {
-        self.watch == Watch::Off
+        self.watch == Watch::Off && !self.is_orphan
     }
 
     fn is_edge_triggered(&self) -> bool {
@@ -187,7 +190,9 @@ impl Members {
     pub fn remove(&mut self, index: u32) -> Option<Member> {
         let removed = self.slots.get_mut(index as usize)?.take()?;
         self.free.push(index);
-        self.by_fd[removed.fd as usize] = 0;
+        if let Ok(fd) = usize::try_from(removed.fd) {
+            self.by_fd[fd] = 0;
+        }
         self.hot.retain(|hot| *hot != index);
         Some(removed)
     }
@@ -206,6 +211,17 @@ impl Members {
         let is_it = |member: &Member| std::ptr::eq(member.connection, connection);
         let is_its = |index: &u32| self.slots[*index as usize].as_ref().is_some_and(is_it);
         (0..self.slots.len() as u32).filter(is_its).collect()
+    }
+
+    /// Notes that the descriptor of a member is closed, while its connection has another one: the kernel keeps the
+    /// registration, which cannot be changed any more.
+    pub fn note_closed_number(&mut self, index: u32) {
+        self.switch_off(index);
+        if let Some(member) = self.get(index) {
+            let fd = std::mem::replace(&mut member.fd, -1);
+            member.is_orphan = true;
+            self.by_fd[fd as usize] = 0;
+        }
     }
 
     /// Returns the indices of all members.

@@ -42,6 +42,8 @@ pub(super) struct State {
     pub members: Members,
     inner: Option<HiddenFd>,
     kick: Option<HiddenFd>,
+    /// The lanes have filled the array of the last wait, so that the kernel comes first in the next one.
+    pub kernel_first: bool,
     /// When the kernel was last asked, by the processor's clock.
     pub kernel_asked_ticks: u64,
 }
@@ -356,9 +358,31 @@ impl EpollSet {
         };
     }
 
-    /// Forgets the members of a descriptor that is about to be closed.
-    pub fn forget_descriptor(&'static self, fd: RawFd) {
-        self.remove_member(fd);
+    /// Notes that a descriptor of a connection is about to be closed. If it `is_last`, the kernel removes all
+    /// registrations of the connection; otherwise it keeps that of this number.
+    pub fn forget_descriptor(&'static self, connection: &'static Connection, fd: RawFd, is_last: bool) {
+        if is_last {
+            if let Some(mut state) = self.lock() {
+                for index in state.members.of_connection(connection) {
+                    self.remove_at(&mut state, index);
+                }
+            }
+            return;
+        }
+        let Some(mut state) = self.lock() else { return };
+        let Some(index) = state.members.find(fd) else { return };
+        if state.members.get(index).is_some_and(|member| member.is_removed()) {
+            return self.finish_removal(&mut state, index);
+        }
+        drop(state);
+        // Nobody can change the registration of a closed number, as the moves of a lane require.
+        connection.leave_lanes(fd);
+        if let Some(mut state) = self.lock()
+            && let Some(index) = state.members.find(fd)
+        {
+            state.update_kernel(self.epfd(), index);
+            state.members.note_closed_number(index);
+        }
     }
 
     /// Removes from the kernel a registration that the program has removed before.

@@ -16,6 +16,8 @@ use wait::{Action, Spin};
 
 /// A wait that finds ready lanes may omit other ready descriptors for at most this time.
 const KERNEL_EVERY_US: u64 = 20;
+/// How often the kernel is asked in a row while its events fill the array and none of them is the program's.
+const KERNEL_POLLS_MAX: usize = 8;
 /// The cost of polling one member, in polls of a bare lane.
 const POLLS_PER_MEMBER: u32 = 12;
 const MILLISECOND_NS: u64 = 1_000_000;
@@ -108,6 +110,9 @@ unsafe fn wait_for_first_member(
 
 impl EpollSet {
     fn wait(&'static self, call: &mut Call, buffer: &mut Buffer) -> Result<(), Errno> {
+        if self.lock().is_some_and(|mut state| std::mem::take(&mut state.kernel_first)) {
+            self.ask_kernel(call, buffer)?;
+        }
         let is_due = self.poll_lanes(buffer);
         if is_due || (buffer.len() == 0 && call.timeout_ns == Some(0)) {
             self.ask_kernel(call, buffer)?;
@@ -148,14 +153,20 @@ impl EpollSet {
     fn ask_kernel(&'static self, call: &Call, buffer: &mut Buffer) -> Result<(), Errno> {
         if let Some(mut state) = self.lock() {
             state.kernel_asked_ticks = ticks();
+            state.kernel_first = buffer.is_full();
         }
         if buffer.is_full() {
             return Ok(());
         }
-        let (begin, room) = buffer.rest();
-        // SAFETY: the array has room for this number of events behind the filled ones, by the contract of `wait`.
-        let count = unsafe { blocking::epoll_wait(call.epfd, begin, room, Some(0), std::ptr::null()) }?;
-        self.accept(buffer, count);
+        for _ in 0..KERNEL_POLLS_MAX {
+            let (begin, room) = buffer.rest();
+            // SAFETY: the array has room for this number of events behind the filled ones, by the contract of `wait`.
+            let count = unsafe { blocking::epoll_wait(call.epfd, begin, room, Some(0), std::ptr::null()) }?;
+            self.accept(buffer, count);
+            if buffer.len() > 0 || count < room as usize {
+                break;
+            }
+        }
         Ok(())
     }
 

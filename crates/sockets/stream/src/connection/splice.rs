@@ -1,0 +1,72 @@
+//! `splice` from a connection: what is in the lane is copied to the pipe.
+
+use super::Connection;
+use crate::flags::MessageFlags;
+use libc::iovec;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::pipe::SpliceFlags;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use super::Received;
+
+/// Most bytes of one step: a pipe holds no more unless the program has enlarged it.
+const STEP_BYTES: usize = 65_536;
+
+impl Connection {
+    /// Moves up to `len_bytes` to a pipe, if receives go by a lane. `None` if they do not: then the kernel does it.
+    ///
+    /// # Errors
+    /// Those of `recv(2)`, and of `write(2)` to the pipe.
+    pub fn splice_to(
+        &'static self,
+        fd: RawFd,
+        pipe: BorrowedFd<'_>,
+        len_bytes: usize,
+        flags: SpliceFlags,
+    ) -> Option<Result<usize, Errno>> {
+        let is_by_lane = self.receiver.lock().is_some_and(|receiver| receiver.is_by_lane());
+        if !is_by_lane {
+            return None;
+        }
+        let mut bytes = vec![0_u8; len_bytes.min(STEP_BYTES)];
+        let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+        let peek = MessageFlags { peek: true, ..MessageFlags::default() };
+        // SAFETY: the span is that of a vector.
+        let peeked = match unsafe { self.receive(fd, &spans, peek) } {
+            Received::Kernel => {
+                self.note_received(fd, false);
+                return None;
+            }
+            Received::Done(Ok(peeked)) => peeked,
+            Received::Done(Err(error)) => return Some(Err(error)),
+        };
+        let written = match write_to(pipe, &bytes[..peeked], flags) {
+            Ok(written) => written,
+            Err(error) => return Some(Err(error)),
+        };
+        // What the pipe has taken is consumed; nobody else receives meanwhile, or the program has a race of its own.
+        let taken = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: written }];
+        if written > 0 {
+            // SAFETY: the span is that of a vector, which has at least `written` bytes.
+            let _ = unsafe { self.receive(fd, &taken, MessageFlags { dont_wait: true, ..MessageFlags::default() }) };
+        }
+        Some(Ok(written))
+    }
+}
+
+/// Writes to a pipe, without waiting if the flags or the pipe's mode say so.
+fn write_to(pipe: BorrowedFd<'_>, bytes: &[u8], flags: SpliceFlags) -> Result<usize, Errno> {
+    let mode = rustix::fs::fcntl_getfl(pipe)?;
+    let dont_wait = flags.contains(SpliceFlags::NONBLOCK) && !mode.contains(OFlags::NONBLOCK);
+    if dont_wait {
+        let mut entry = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::OUT)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut entry, Some(&now))? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        // A pipe with room takes this much without waiting (`PIPE_BUF`).
+        return rustix::io::write(pipe, &bytes[..bytes.len().min(4096)]);
+    }
+    rustix::io::write(pipe, bytes)
+}
