@@ -1,7 +1,7 @@
 //! Receives.
 
 use super::receiver::{Attempt, Violation};
-use super::wait::{Deadline, WaitFor};
+use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
@@ -166,10 +166,18 @@ impl Connection {
 
     /// Waits until a receive may find something; a call that does not block only asks the kernel, where that may know
     /// more. Returns the kernel's events, if it was asked.
-    fn wait_to_receive(&'static self, call: &Call, deadline: &mut Deadline, may_block: bool) -> Result<Option<i16>, Errno> {
+    fn wait_to_receive(
+        &'static self,
+        call: &Call,
+        deadline: &mut Deadline,
+        may_block: bool,
+    ) -> Result<Option<i16>, Errno> {
         if may_block {
             let what = if call.done > 0 { WaitFor::MoreData } else { WaitFor::Data };
-            return self.wait(call.this, call.tcp, deadline, what).map(Some);
+            return Ok(match self.wait(call.this, call.tcp, deadline, what)? {
+                Woken::ByMemory => None,
+                Woken::ByKernel(events) => Some(events),
+            });
         }
         if !call.this.receiver()?.must_ask_kernel() {
             return Err(Errno::AGAIN);

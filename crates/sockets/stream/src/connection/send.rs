@@ -1,7 +1,7 @@
 //! Sends.
 
 use super::sender::{Resent, Written};
-use super::wait::{Deadline, WaitFor};
+use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
@@ -36,7 +36,7 @@ impl Connection {
     pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
         let this = self.current_use();
         // SAFETY: every span is readable for its length, by this function's contract.
-        match unsafe { self.send_step(this, Tcp(fd), spans, 0, flags) } {
+        match unsafe { self.send_step(this, Tcp(fd), spans, 0, flags, self.may_block(flags.dont_wait)) } {
             Ok(Step::Kernel) => Sent::Kernel,
             Ok(Step::Wrote(written)) => {
                 if written.wakes_receiver {
@@ -55,7 +55,8 @@ impl Connection {
         }
     }
 
-    /// Sends what there is room for, after the first `skip` bytes.
+    /// Sends what there is room for, after the first `skip` bytes. A sender that `prefers_waiting` does not let the lane
+    /// grow as far as it may.
     ///
     /// # Safety
     /// Every span is readable for its length.
@@ -67,6 +68,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         flags: MessageFlags,
+        prefers_waiting: bool,
     ) -> Result<Step, Errno> {
         let mut sender = this.sender()?;
         let was_by_lane = sender.is_by_lane();
@@ -95,9 +97,8 @@ impl Connection {
             }
             return Ok(Step::Kernel);
         }
-        let may_wait = self.may_block(flags.dont_wait);
         // SAFETY: every span is readable for its length, by this function's contract.
-        let written = unsafe { sender.write(spans, skip, may_wait) }.map_err(|_| self.reset(tcp))?;
+        let written = unsafe { sender.write(spans, skip, prefers_waiting) }.map_err(|_| self.reset(tcp))?;
         Ok(Step::Wrote(written))
     }
 
@@ -126,7 +127,7 @@ impl Connection {
             let result = self
                 .wait(this, tcp, &mut deadline, WaitFor::Room)
                 // SAFETY: every span is readable for its length, by this function's contract.
-                .and_then(|_| unsafe { self.send_step(this, tcp, spans, done, flags) });
+                .and_then(|woken| unsafe { self.send_step(this, tcp, spans, done, flags, woken == Woken::ByMemory) });
             match result {
                 Ok(Step::Wrote(written)) => {
                     done += written.bytes;

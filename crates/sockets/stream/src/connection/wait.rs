@@ -69,6 +69,15 @@ impl Deadline {
     }
 }
 
+/// How a wait has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// There was something in memory, without a sleep.
+    ByMemory,
+    /// The thread was about to sleep or has slept. The kernel has reported these events of the socket.
+    ByKernel(i16),
+}
+
 /// What a thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitFor {
@@ -117,11 +126,16 @@ impl Connection {
         }
     }
 
-    /// Waits until there may be what the caller waits for. Returns the events of the socket that the kernel has
-    /// reported, 0 if it was not asked.
-    pub(super) fn wait(&'static self, this: Use, tcp: Tcp, deadline: &mut Deadline, what: WaitFor) -> Result<i16, Errno> {
+    /// Waits until there may be what the caller waits for. Returns how the wait has ended.
+    pub(super) fn wait(
+        &'static self,
+        this: Use,
+        tcp: Tcp,
+        deadline: &mut Deadline,
+        what: WaitFor,
+    ) -> Result<Woken, Errno> {
         if self.spin(this, *deadline, what)? {
-            return Ok(0);
+            return Ok(Woken::ByMemory);
         }
         deadline.find_out(tcp, what);
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
@@ -160,7 +174,13 @@ impl Connection {
     }
 
     /// Publishes that this thread sleeps, polls once more, and sleeps.
-    fn announce_and_sleep(&'static self, this: Use, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
+    fn announce_and_sleep(
+        &'static self,
+        this: Use,
+        tcp: Tcp,
+        deadline: Deadline,
+        what: WaitFor,
+    ) -> Result<Woken, Errno> {
         let has_changed = match what {
             WaitFor::Data | WaitFor::MoreData => {
                 let mut receiver = this.receiver()?;
@@ -185,12 +205,12 @@ impl Connection {
             }
         };
         if has_changed {
-            return Ok(0);
+            return Ok(Woken::ByKernel(0));
         }
         self.sleep(tcp, deadline, what)
     }
 
-    fn sleep(&'static self, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<i16, Errno> {
+    fn sleep(&'static self, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<Woken, Errno> {
         let events = match what {
             WaitFor::Data | WaitFor::MoreData => libc::POLLIN | libc::POLLRDHUP,
             WaitFor::Room if self.sends_by_lane() => 0,
@@ -217,6 +237,6 @@ impl Connection {
             self.answer_ring(tcp.0);
             self.for_each_watcher(|set| set.poll_again(self));
         }
-        Ok(entries[0].revents)
+        Ok(Woken::ByKernel(entries[0].revents))
     }
 }
