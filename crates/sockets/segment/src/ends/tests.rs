@@ -188,7 +188,7 @@ fn hostile_step(victim: &mut End, act: u8, len_bytes: usize) {
         1 => _ = sender.write(&vec![1; len_bytes]),
         2 => _ = (receiver.may_have_data(), receiver.is_finished(), sender.is_writable(), sender.is_drained()),
         3 => {
-            if let Some(cursor) = peers.frozen(peers.load(Word::Frozen))
+            if let Some(cursor) = peers.frozen(peers.load(Word::Frozen).max(1))
                 && let Ok(mut unread) = sender.unread_from(mine.region(), cursor)
             {
                 let mut bytes = vec![0; unread.len_bytes() + 1];
