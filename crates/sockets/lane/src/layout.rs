@@ -188,8 +188,9 @@ impl Layout {
     }
 
     /// Returns the number of slots of all rings together.
+    #[inline]
     pub(crate) fn slots_total(&self) -> u64 {
-        (0..=self.rings_larger()).map(|ring| Ring::of(self, ring as u8).slots).sum()
+        self.small_slots + self.elastic.map_or(self.big_slots, |rings| 2 * rings.slots_largest() - ELASTIC_SLOTS_MIN)
     }
 
     /// Returns the number of which the positions at which a lane restarts are multiples.

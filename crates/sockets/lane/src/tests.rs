@@ -5,10 +5,11 @@ mod elastic;
 mod held;
 mod moves;
 
+use crate::layout::Ring;
 use crate::record::{Record, slots_of, tag};
 use crate::{
-    Budget, Consumer, Corrupt, INLINE_BYTES, Layout, MemoryRelease, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX,
-    SLOT_BYTES, ShortRead, Urgent, UrgentHandling,
+    Budget, Consumer, Corrupt, INLINE_BYTES, LargerRings, Layout, MemoryRelease, Producer, RECORD_BYTES_MAX,
+    SHORT_BYTES_MAX, SLOT_BYTES, ShortRead, Urgent, UrgentHandling,
 };
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, shm};
 use std::cell::Cell;
@@ -516,6 +517,18 @@ fn a_layout_whose_rings_overlap_is_a_bug() {
 fn a_layout_that_only_overflowing_would_fit_is_a_bug() {
     let layout = Layout { big_slots: 1 << 58, ..Layout::packed(8, 0) };
     layout.check(1 << 20, 1 << 20);
+}
+
+#[test]
+fn the_slots_of_a_lane_are_those_of_all_its_rings() {
+    let with_rings =
+        |count| Layout { elastic: Some(LargerRings::in_a_row_of(1 << 14, count)), ..Layout::packed_elastic(128, 115) };
+    let elastic = (1..=crate::ELASTIC_RINGS as u8).map(with_rings);
+    for layout in elastic.chain([Layout::packed(8, 0), Layout::packed(8, 64)]) {
+        let rings = (0..=layout.rings_larger()).map(|ring| Ring::of(&layout, ring as u8).slots);
+        assert_eq!(layout.slots_total(), rings.sum(), "{layout:?}");
+        layout.check(layout.window_bytes(), layout.window_bytes());
+    }
 }
 
 fn elastic_pair() -> Pair {

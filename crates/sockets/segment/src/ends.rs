@@ -1,10 +1,11 @@
 //! The memory of the two ends of a connection, of which each end writes only its own.
 //!
 //! An end creates the memory that it writes ([`EndMemory`]), and gives the other end a descriptor that only permits
-//! reading; the other end maps that memory read-only ([`PeerMemory`]). What an end has written, nobody else can change:
-//! neither its credit, nor its records, nor the words by which it moves. What it reads is the peer's, and each value is
-//! loaded once and checked. The cursors of an end are in a third memory, which only the processes that hold this end
-//! share ([`OWN_STATE_BYTES`]).
+//! reading; the other end maps that memory read-only ([`PeerMemory`]). What an end has written, the other one cannot
+//! change: neither its credit, nor its records, nor the words by which it moves. (Only a process of the same user
+//! could, by changing the mode of the file: see [`fabric::shm::create_own`].) What an end reads is the peer's, and each
+//! value is loaded once and checked. The cursors of an end are in a third memory, which only the processes that hold
+//! this end share ([`OWN_STATE_BYTES`]).
 //!
 //! ```text
 //! memory of an end                                          written          loaded by the peer
@@ -16,7 +17,7 @@
 //! 8192  larger rings: 32 KiB and each twice the previous    as needed        as needed
 //! ```
 //!
-//! The four words blocks are written by one end only, so no line has two writers, and a line that changes with each
+//! Every line has one writer, and a line that changes with each
 //! message has nothing that the other end polls. A connection that carries little touches one page of each end, and
 //! both small rings fill less than half of a first-level cache of 32 KiB. The larger rings take address space until
 //! they are used, and there are only as many as the capacity requires.

@@ -23,9 +23,11 @@
 //! link, the data of the model ([`fabric::timed::SharedWindows`]) follows in the span. In windows that are not ordinary
 //! memory, the endpoint's own state is split from them (module `split_endpoint`).
 //!
-//! An endpoint's own state is in this memory so that processes which share the connection after `fork`, `exec` or
-//! `SCM_RIGHTS` need nothing but the memfd. The peer can write it too. Every word loaded from it is checked, and the
-//! worst that a peer can do is to corrupt its own connection.
+//! In the module [`ends`], each endpoint has a memory that only it writes, and the state of its own lies in neither.
+//!
+//! Elsewhere an endpoint's own state is in this memory so that processes which share the connection after `fork`,
+//! `exec` or `SCM_RIGHTS` need nothing but the memfd. The peer can write it too. Every word loaded from it is checked,
+//! and the worst that a peer can do is to corrupt its own connection.
 
 // The peer can write the memory, and callers pass in raw descriptors.
 #![allow(unsafe_code)]

@@ -9,8 +9,8 @@ use crate::young::{Occasion, Transfer, Young};
 use meeting::Role;
 use std::os::fd::RawFd;
 
-/// Counts a transfer of a connection that has not proved busy. If it has by now, lets it meet its other end, and returns
-/// it.
+/// Counts a transfer of a connection that has not proved busy. If it has by now, lets it meet its other end, and
+/// returns it.
 #[inline]
 pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Connection> {
     let (next, occasion) = young.count(transfer);

@@ -33,7 +33,8 @@ pub(super) enum Protection {
 }
 
 /// Makes zeroed memory of `len_bytes` that can neither shrink nor grow, and that only this process and its children
-/// write.
+/// write: the peer's descriptor permits no writing, and the mode of the file no other user. (A process of the same user
+/// could change the mode through its descriptor and open the file again, as it could attach with ptrace(2).)
 ///
 /// # Errors
 /// [`ShmError::Length`], or [`ShmError::System`] with the kernel's error.

@@ -30,7 +30,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Restarts the lane in its small ring, at a new position, which the caller publishes with release order for
     /// [`Consumer::restart`](crate::Consumer::restart). The receiver has told the caller before that it has read
     /// everything, or that it reads no more: what is unread is lost, and the memory of larger rings is released. The
-    /// caller may write at once. No position is used twice, so that no earlier record can be taken for a new one.
+    /// caller may write at once. No position is used twice, so that no earlier record can be taken for a new one. Sleep
+    /// for room in the earlier part is cancelled: the caller wakes threads that are in it.
     pub fn restart(&mut self) -> u64 {
         let end = self.end_move();
         self.cancel_sleep();

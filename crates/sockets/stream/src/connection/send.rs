@@ -55,8 +55,8 @@ impl Connection {
         }
     }
 
-    /// Sends what there is room for, after the first `skip` bytes. A sender that `prefers_waiting` does not let the lane
-    /// grow as far as it may.
+    /// Sends what there is room for, after the first `skip` bytes. A sender that `prefers_waiting` does not let the
+    /// lane grow as far as it may.
     ///
     /// # Safety
     /// Every span is readable for its length.

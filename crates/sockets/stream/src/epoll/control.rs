@@ -7,8 +7,8 @@ use libc::epoll_event;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
-/// Notes what a call of `epoll_ctl` does, or does it. `event` is the program's, if it is readable; `in_kernel` makes the
-/// program's call.
+/// Notes what a call of `epoll_ctl` does, or does it. `event` is the program's, if it is readable; `in_kernel` makes
+/// the program's call.
 ///
 /// # Errors
 /// Those of `epoll_ctl(2)`.
