@@ -1,11 +1,16 @@
 //! `errno`, and the conversion of results to those of libc.
 
 use rustix::io::Errno;
+use std::ffi::c_int;
+
+pub fn set_errno(error: Errno) {
+    // SAFETY: libc's own variable of this thread.
+    unsafe { *libc::__errno_location() = error.raw_os_error() };
+}
 
 /// Sets `errno` and returns -1, as functions of libc do when they fail.
 pub fn fail<N: From<i8>>(error: Errno) -> N {
-    // SAFETY: libc's own variable of this thread.
-    unsafe { *libc::__errno_location() = error.raw_os_error() };
+    set_errno(error);
     N::from(-1)
 }
 
@@ -15,7 +20,7 @@ pub fn count_or_errno(result: Result<usize, Errno>) -> isize {
 }
 
 /// Returns 0, or -1 with `errno`.
-pub fn zero_or_errno(result: Result<(), Errno>) -> std::ffi::c_int {
+pub fn zero_or_errno(result: Result<(), Errno>) -> c_int {
     result.map_or_else(fail, |()| 0)
 }
 

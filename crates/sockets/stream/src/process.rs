@@ -3,10 +3,12 @@
 use crate::connection;
 use crate::epoll;
 use crate::lifecycle;
-use crate::table;
-use socket::process::{identity, signals};
+use crate::table::{self, Entry};
+use socket::process::settings::settings;
+use socket::process::{identity, sandbox, signals};
 use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 thread_local! {
     /// This thread has called `vfork`, and its child may still run in its memory.
@@ -30,6 +32,39 @@ fn find_out_whether_child() -> bool {
     let is_child = identity::is_borrowed_memory();
     HAS_CHILD_IN_MEMORY.set(is_child);
     is_child
+}
+
+/// The program has put this process under a system call filter (seccomp).
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether the program has put this process under a system call filter. The filter was designed for a program
+/// without this library and may end a process that makes another call, so that the library makes none from then on.
+#[inline]
+pub fn is_confined() -> bool {
+    IS_CONFINED.load(Ordering::Relaxed)
+}
+
+/// Prepares for a system call filter, which the program is about to install: all connections go back to TCP for good,
+/// and the library forgets them. The filter may apply to one thread only; the whole process counts as filtered, because
+/// its threads share connections.
+pub fn confine() {
+    if settings().off || is_confined() {
+        return;
+    }
+    IS_CONFINED.store(true, Ordering::SeqCst);
+    table::for_each(0..=RawFd::MAX, |fd, entry| match entry {
+        Entry::None | Entry::Set(_) => {}
+        Entry::Young(_) => {
+            table::set(fd, Entry::None);
+        }
+        Entry::Connection(connection) => {
+            if connection.settle(fd) {
+                table::replace(fd, entry, Entry::None);
+            }
+        }
+    });
+    epoll::dissolve_sets();
+    sandbox::set_confined(true);
 }
 
 /// Returns whether this thread holds a lock of a connection or a set; if so, signal handlers are deferred until it
