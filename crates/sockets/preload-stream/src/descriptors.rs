@@ -1,6 +1,6 @@
 //! `dup`, `fcntl`, `ioctl`: duplicates and modes of descriptors.
 
-use crate::errno::{fail, keeping_errno};
+use crate::errno::{create_descriptor, fail, keeping_errno};
 use crate::{files, real};
 use socket::descriptor::hidden;
 use socket::process::memory;
@@ -11,7 +11,7 @@ use stream::table::{self, Entry};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    noted_duplicate(fd, unsafe { real::dup(fd) })
+    noted_duplicate(fd, create_descriptor(|| unsafe { real::dup(fd) }))
 }
 
 #[unsafe(no_mangle)]
@@ -50,7 +50,8 @@ fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int
 pub unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
     let arguments = [pidfd as usize, target as usize, flags as usize];
     // SAFETY: the call takes no pointers.
-    let fd = unsafe { socket::process::system::call_kernel(libc::SYS_pidfd_getfd, arguments) } as c_int;
+    let call = || unsafe { socket::process::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
+    let fd = create_descriptor(call);
     if fd >= 0 {
         keeping_errno(|| lifecycle::note_obtained(fd));
     }
@@ -70,7 +71,9 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         keeping_errno(|| lifecycle::stay_on_tcp(fd));
     }
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    let result = unsafe { real::fcntl(fd, command, argument) };
+    let call = || unsafe { real::fcntl(fd, command, argument) };
+    let duplicates = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
+    let result = if duplicates { create_descriptor(call) } else { call() };
     match (command, table::get(fd)) {
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Entry::Young(_) | Entry::Connection(_) | Entry::Set(_)) => {
             noted_duplicate(fd, result)

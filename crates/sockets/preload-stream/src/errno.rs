@@ -34,3 +34,11 @@ pub fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {
     unsafe { *libc::__errno_location() = before };
     result
 }
+
+/// Runs a call that creates a descriptor. If the program has no number left because the library holds some, releases
+/// those and tries again.
+pub fn create_descriptor(call: impl Fn() -> c_int) -> c_int {
+    let fd = call();
+    let is_full = || socket::process::system::errno() == Errno::MFILE;
+    if fd < 0 && is_full() && keeping_errno(stream::process::make_room) { call() } else { fd }
+}

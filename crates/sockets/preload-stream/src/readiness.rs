@@ -1,6 +1,6 @@
 //! `poll`, `select` and `epoll`. A call without a connection that has met its other end is the kernel's.
 
-use crate::errno::{count_or_errno, fail, keeping_errno, zero_or_errno};
+use crate::errno::{count_or_errno, create_descriptor, fail, keeping_errno, zero_or_errno};
 use crate::{real, real_readiness};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
@@ -221,6 +221,18 @@ pub(crate) unsafe fn pselect_by_number(
         unsafe { store_time_left(timeout, began_ns) };
     }
     result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged.
+    create_descriptor(|| unsafe { real_readiness::epoll_create(size) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged.
+    create_descriptor(|| unsafe { real_readiness::epoll_create1(flags) })
 }
 
 #[unsafe(no_mangle)]

@@ -99,7 +99,7 @@ fn may_concern_library(number: c_long, arguments: &[usize; 6]) -> bool {
     };
     let [first, second, third, ..] = *arguments;
     match number {
-        libc::SYS_connect | libc::SYS_accept | libc::SYS_accept4 | libc::SYS_sendto => true,
+        libc::SYS_socket | libc::SYS_connect | libc::SYS_accept | libc::SYS_accept4 | libc::SYS_sendto => true,
         libc::SYS_close | libc::SYS_close_range | libc::SYS_pidfd_getfd => true,
         libc::SYS_execve | libc::SYS_execveat | libc::SYS_epoll_ctl => true,
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => true,
@@ -144,6 +144,7 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_dup3 => descriptors::dup3(fd, int2, int3).into(),
             libc::SYS_fcntl => descriptors::fcntl(fd, int2, third).into(),
             libc::SYS_ioctl => descriptors::ioctl(fd, second as _, third).into(),
+            libc::SYS_socket => sockets::socket(fd, int2, int3).into(),
             libc::SYS_connect => sockets::connect(fd, pointer(second), third as u32).into(),
             libc::SYS_accept => sockets::accept(fd, pointer(second), pointer(third)).into(),
             libc::SYS_accept4 => sockets::accept4(fd, pointer(second), pointer(third), int4).into(),

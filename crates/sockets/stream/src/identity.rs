@@ -20,7 +20,9 @@ pub fn key() -> Option<Key> {
     if let Some(known) = KEY.with(|key| *key) {
         return Some(known);
     }
-    let key = Key::from(Rack::current().ok()?.key().to_bytes());
+    // Not kept open: a program near its descriptor limit is to have all numbers.
+    let rack = Rack::open(&directory::ensure_rack_dir(rustix::process::geteuid().as_raw())).ok()?;
+    let key = Key::from(rack.key().to_bytes());
     KEY.with(|known| *known = Some(key));
     Some(key)
 }

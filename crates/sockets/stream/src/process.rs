@@ -1,9 +1,10 @@
 //! Calls that create processes or run programs.
 
-use crate::connection;
+use crate::connection::{self, Connection};
 use crate::epoll;
 use crate::lifecycle;
 use crate::table::{self, Entry};
+use socket::descriptor::hidden;
 use socket::process::settings::settings;
 use socket::process::{identity, sandbox, signals};
 use std::cell::Cell;
@@ -52,19 +53,42 @@ pub fn confine() {
         return;
     }
     IS_CONFINED.store(true, Ordering::SeqCst);
+    leave_to_kernel(|_| {});
+    sandbox::set_confined(true);
+}
+
+/// Leaves all connections and sets to the kernel alone. Calls `visit` with each connection that was left.
+fn leave_to_kernel(visit: impl Fn(&'static Connection)) {
+    // All peers are asked first, so that the waits for them overlap.
     table::for_each(0..=RawFd::MAX, |fd, entry| match entry {
         Entry::None | Entry::Set(_) => {}
         Entry::Young(_) => {
             table::set(fd, Entry::None);
         }
-        Entry::Connection(connection) => {
-            if connection.settle(fd) {
-                table::replace(fd, entry, Entry::None);
-            }
+        Entry::Connection(_) => lifecycle::stay_on_tcp(fd),
+    });
+    table::for_each(0..=RawFd::MAX, |fd, entry| {
+        if let Entry::Connection(connection) = entry
+            && connection.settle(fd)
+        {
+            table::replace(fd, entry, Entry::None);
+            visit(connection);
         }
     });
     epoll::dissolve_sets();
-    sandbox::set_confined(true);
+}
+
+/// Makes room for a descriptor of the program, which has none left, if this library holds numbers that the program
+/// could have: all connections go back to TCP for good. Returns whether there is room.
+pub fn make_room() -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let last = u32::try_from(limit.saturating_sub(1)).unwrap_or(u32::MAX);
+    let holds_numbers = || hidden::visible_ranges(0, last).next() != Some((0, last));
+    if settings().off || is_confined() || is_child_in_memory() || !holds_numbers() {
+        return false;
+    }
+    leave_to_kernel(Connection::hang_up);
+    true
 }
 
 /// Returns whether this thread holds a lock of a connection or a set; if so, signal handlers are deferred until it

@@ -8,6 +8,7 @@ use path::{ReceiveBy, SendBy};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long to wait for a peer that goes back to TCP at the same time, or that makes no room.
@@ -37,7 +38,16 @@ impl Connection {
         }
     }
 
-    /// Returns whether sends go by TCP, after writing to TCP what the peer has left in the lane.
+    /// Hangs up the bell of a connection that has [settled](Connection::settle), to make room for a descriptor of the
+    /// program.
+    pub fn hang_up(&'static self) {
+        if let Some(mut meeting) = self.meeting.lock() {
+            meeting.leave_to_parent();
+            self.bell_slot.store(-1, Ordering::Release);
+        }
+    }
+
+    /// Returns whether sends use TCP, after writing to TCP what the peer has left in the lane.
     fn sends_by_tcp_now(&'static self, tcp: Tcp) -> bool {
         self.sender.lock().is_some_and(|mut sender| match sender.prepare(tcp, self.role()) {
             SendBy::Tcp => true,
