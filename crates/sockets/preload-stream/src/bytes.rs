@@ -3,7 +3,7 @@
 //! A call on a descriptor that only the kernel knows goes to libc unchanged. So does one on a connection that has not
 //! proved busy; its success is counted. Only a connection that has met its other end is asked which path a call takes.
 
-use crate::errno::{count_or_errno, keeping_errno};
+use crate::errno::{count_or_errno, fail, keeping_errno};
 use crate::real;
 use libc::{iovec, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
@@ -12,6 +12,7 @@ use std::ffi::{c_int, c_void};
 use stream::connection::{Connection, Received, Sent};
 use stream::flags::MessageFlags;
 use stream::lifecycle;
+use stream::requirement;
 use stream::table::{self, Entry};
 use stream::young::Transfer;
 
@@ -57,6 +58,23 @@ pub(crate) fn cancellation_point() {
     if !socket::process::threads::is_single() {
         // SAFETY: the function takes no arguments, and no frame that it may unwind holds a resource.
         unsafe { pthread_testcancel() }
+    }
+}
+
+/// The size of the page at null, which Linux does not map by default (`vm.mmap_min_addr`).
+const ADDRESS_MIN: usize = 4096;
+/// The end of user space where page tables have five levels.
+const ADDRESS_END: usize = 1 << 56;
+
+/// Returns the spans and the flags of a call. One that the kernel refuses is left to it: one with invalid spans, or
+/// with a buffer where no program has memory. Whether any other address is mapped, only the kernel knows.
+#[inline]
+fn served<'a>(spans: Result<&'a [iovec], &Errno>, flags: c_int) -> (&'a [iovec], MessageFlags) {
+    let is_outside = |span: &iovec| span.iov_base.addr().wrapping_sub(ADDRESS_MIN) >= ADDRESS_END - ADDRESS_MIN;
+    let flags = MessageFlags::from_bits(flags);
+    match spans {
+        Ok(spans) if flags.discard || !spans.iter().any(|span| is_outside(span) && span.iov_len > 0) => (spans, flags),
+        _ => (&[], MessageFlags { kernel_only: true, ..flags }),
     }
 }
 
@@ -107,11 +125,10 @@ unsafe fn send_by(
     in_kernel: impl FnOnce() -> isize,
 ) -> isize {
     cancellation_point();
-    let (spans, flags_of_stream) = match spans {
-        Ok(spans) => (spans, MessageFlags::from_bits(flags)),
-        // The kernel refuses it.
-        Err(_) => (&[][..], MessageFlags { kernel_only: true, ..MessageFlags::default() }),
-    };
+    if let Err(error) = requirement::check(fd, connection) {
+        return fail(error);
+    }
+    let (spans, flags_of_stream) = served(spans, flags);
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.send(fd, spans, flags_of_stream) } {
         Sent::Done(result) => count_or_signal(result, flags),
@@ -158,16 +175,17 @@ unsafe fn receive_by(
     in_kernel: impl FnOnce() -> isize,
 ) -> isize {
     cancellation_point();
-    let (spans, flags_of_stream) = match spans {
-        Ok(spans) => (spans, MessageFlags::from_bits(flags)),
-        // The kernel refuses it.
-        Err(_) => (&[][..], MessageFlags { kernel_only: true, ..MessageFlags::default() }),
-    };
+    if let Err(error) = requirement::check(fd, connection) {
+        return fail(error);
+    }
+    let (spans, flags_of_stream) = served(spans, flags);
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.receive(fd, spans, flags_of_stream) } {
         Received::Done(result) => count_or_errno(result),
         Received::Kernel => {
-            let received = in_kernel();
+            let never_waits = flags_of_stream.dont_wait || flags_of_stream.kernel_only;
+            let waited = connection.wait_before_kernel(fd, never_waits);
+            let received = waited.map_or_else(fail, |()| in_kernel());
             let is_counted = received > 0 && flags & libc::MSG_PEEK == 0;
             keeping_errno(|| connection.note_received(fd, is_counted));
             received

@@ -1,28 +1,17 @@
-//! `dup`, `fcntl`, `ioctl`, `close`: duplicates, modes and ends of descriptors.
+//! `dup`, `fcntl`, `ioctl`: duplicates and modes of descriptors.
 
-use crate::errno::{fail, keeping_errno};
-use crate::real;
-use rustix::io::Errno;
+use crate::errno::{create_descriptor, fail, keeping_errno};
+use crate::{files, real};
 use socket::descriptor::hidden;
 use socket::process::memory;
-use std::ffi::{c_int, c_ulong};
+use std::ffi::{c_int, c_uint, c_ulong};
 use stream::lifecycle;
 use stream::table::{self, Entry};
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if hidden::is_hidden(fd) {
-        return fail(Errno::BADF);
-    }
-    keeping_errno(|| lifecycle::before_close(fd));
-    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::close(fd) }
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    noted_duplicate(fd, unsafe { real::dup(fd) })
+    noted_duplicate(fd, create_descriptor(|| unsafe { real::dup(fd) }))
 }
 
 #[unsafe(no_mangle)]
@@ -45,11 +34,28 @@ fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int
             return fail(error);
         }
         // SAFETY: the call only reads the flags, and fails for a closed number.
-        if unsafe { real::fcntl(old, libc::F_GETFD, 0) } >= 0 {
+        if !stream::process::is_confined() && unsafe { real::fcntl(old, libc::F_GETFD, 0) } >= 0 {
             keeping_errno(|| lifecycle::before_close(new));
         }
     }
-    noted_duplicate(old, call())
+    let result = noted_duplicate(old, call());
+    if old != new {
+        keeping_errno(|| files::follow_standard_stream(result));
+    }
+    result
+}
+
+/// A descriptor of another process, which is not known here: what it receives and sends is TCP's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
+    let arguments = [pidfd as usize, target as usize, flags as usize];
+    // SAFETY: the call takes no pointers.
+    let call = || unsafe { socket::process::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
+    let fd = create_descriptor(call);
+    if fd >= 0 {
+        keeping_errno(|| lifecycle::note_obtained(fd));
+    }
+    fd
 }
 
 fn noted_duplicate(old: c_int, new: c_int) -> c_int {
@@ -65,7 +71,9 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         keeping_errno(|| lifecycle::stay_on_tcp(fd));
     }
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    let result = unsafe { real::fcntl(fd, command, argument) };
+    let call = || unsafe { real::fcntl(fd, command, argument) };
+    let duplicates = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
+    let result = if duplicates { create_descriptor(call) } else { call() };
     match (command, table::get(fd)) {
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Entry::Young(_) | Entry::Connection(_) | Entry::Set(_)) => {
             noted_duplicate(fd, result)
@@ -80,6 +88,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    const SIOCATMARK: c_ulong = 0x8905;
     if request == libc::FIOASYNC {
         keeping_errno(|| lifecycle::stay_on_tcp(fd));
     }
@@ -87,18 +96,30 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
     let result = unsafe { real::ioctl(fd, request, argument) };
     let Entry::Connection(connection) = table::get(fd) else { return result };
     let number = argument as *mut c_int;
-    if result == 0 && matches!(request, libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ) && memory::is_writable(number)
-    {
+    let is_known = matches!(request, libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK);
+    if result == 0 && is_known && memory::is_writable(number) {
         // SAFETY: the kernel has accepted the pointer, and the number is writable, as was just checked.
         unsafe {
             match request {
                 libc::FIONBIO => connection.set_nonblocking(*number != 0),
                 libc::FIONREAD => *number = number.read().saturating_add(connection.unread_bytes()),
-                _ => *number = number.read().saturating_add(connection.unsent_bytes()),
+                // The mark is in TCP, behind what is in the lane.
+                SIOCATMARK if connection.unread_bytes() > 0 => *number = 0,
+                libc::TIOCOUTQ => *number = number.read().saturating_add(connection.unsent_bytes()),
+                _ => {}
             }
         }
     }
     result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    match table::get(fd) {
+        Entry::Connection(connection) if connection.unread_bytes() > 0 => 0,
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+        _ => unsafe { real::sockatmark(fd) },
+    }
 }
 
 aliases! {

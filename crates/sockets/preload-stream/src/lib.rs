@@ -14,19 +14,51 @@
 #[path = "../../preload/src/aliases.rs"]
 mod aliases;
 mod bytes;
+mod closing;
 mod descriptors;
 mod errno;
 mod file_transfer;
+mod files;
+#[cfg(target_arch = "x86_64")]
+#[path = "../../preload/src/loading.rs"]
+mod loading;
 mod messages;
 mod processes;
 mod readiness;
+#[macro_use]
 #[path = "../../preload/src/real.rs"]
 #[allow(dead_code, reason = "shared with the library that this one replaces")]
 mod real;
+mod real_readiness;
 mod signals;
 mod sockets;
+mod syscalls;
 
 use socket::process::identity;
+use socket::process::settings::settings;
+
+/// The release, which `crosslane run` compares with its own: an ELF note (elf(5)) of type 1 with the owner
+/// `Crosslane`.
+#[repr(C, align(4))]
+struct ReleaseNote {
+    name_bytes: u32,
+    contents_bytes: u32,
+    kind: u32,
+    name: [u8; 12],
+    contents: [u8; RELEASE.len()],
+}
+
+const RELEASE: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
+
+#[used]
+#[unsafe(link_section = ".note.crosslane")]
+static RELEASE_NOTE: ReleaseNote = ReleaseNote {
+    name_bytes: 10,
+    contents_bytes: RELEASE.len() as u32,
+    kind: 1,
+    name: *b"Crosslane\0\0\0",
+    contents: *RELEASE.first_chunk().unwrap(),
+};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -39,19 +71,27 @@ extern "C" fn load() {
     socket::process::threads::find_single_threaded();
     socket::rendezvous::directory::remember_environment();
     identity::note_process();
+    socket::lifecycle::check_environment();
+    if settings().off {
+        return;
+    }
+    socket::descriptor::hidden::hide_above_limit();
     signals::set_gates();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
 }
 
 extern "C" fn before_fork() {
+    files::before_fork();
     stream::process::before_fork();
 }
 
 extern "C" fn after_fork_in_parent() {
     stream::process::after_fork_in_parent();
+    files::after_fork();
 }
 
 extern "C" fn after_fork_in_child() {
     stream::process::after_fork_in_child();
+    files::after_fork();
 }

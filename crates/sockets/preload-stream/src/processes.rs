@@ -3,6 +3,8 @@
 use crate::errno::keeping_errno;
 use crate::real;
 use libc::FILE;
+use socket::process::sandbox;
+use socket::process::settings::settings;
 use std::ffi::{c_char, c_int, c_long, c_void};
 use stream::{lifecycle, process};
 
@@ -28,6 +30,9 @@ extern "C" fn before_vfork() {
 
 /// Forks, and runs the handlers that libc runs around `fork`.
 pub fn fork_with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
+    if settings().off {
+        return fork();
+    }
     process::before_fork();
     let pid = fork();
     if pid == 0 {
@@ -52,7 +57,9 @@ struct Start {
 }
 
 extern "C" fn start_child(start: *mut c_void) -> c_int {
-    process::after_fork_in_child();
+    if !settings().off {
+        process::after_fork_in_child();
+    }
     // SAFETY: `clone` passes a pointer to its local `Start`, of which the child has a copy.
     let start = unsafe { &*start.cast::<Start>() };
     (start.run)(start.argument)
@@ -82,6 +89,17 @@ pub unsafe extern "C" fn clone(
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let clone = || unsafe { real::clone(start_child, stack, flags, start, parent_tid, tls, child_tid) };
     fork_with_handlers(|| clone().into()) as c_int
+}
+
+/// libc's `prctl`, which is variadic: all its arguments are in registers. Prepares for a system call filter.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
+    if sandbox::is_filter_by_prctl(option) {
+        keeping_errno(process::confine);
+    }
+    let arguments = [option as usize, second, third, fourth, fifth];
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    unsafe { socket::process::system::call_kernel(libc::SYS_prctl, arguments) as c_int }
 }
 
 /// The arguments or the environment of a program in C.

@@ -1,12 +1,20 @@
 //! `connect`, `accept`, `shutdown` and options. All of them are the kernel's; the library notes what they mean for a
 //! connection.
 
-use crate::errno::keeping_errno;
-use crate::real;
+use crate::errno::{create_descriptor, keeping_errno};
+use crate::{files, real};
 use libc::{sockaddr, socklen_t};
 use socket::process::memory;
 use std::ffi::{c_int, c_void};
 use stream::lifecycle;
+
+/// Unlike other calls that create descriptors, those of this library have room made for them: sockets, epoll instances
+/// and duplicates are what a server at its limit needs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    create_descriptor(|| unsafe { real::socket(domain, kind, protocol) })
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -27,9 +35,12 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    let new = unsafe { real::accept4(fd, address, len, flags) };
+    let new = create_descriptor(|| unsafe { real::accept4(fd, address, len, flags) });
     if new >= 0 {
-        keeping_errno(|| lifecycle::note_accepted(new));
+        keeping_errno(|| {
+            lifecycle::note_accepted(new);
+            files::follow_standard_stream(new);
+        });
     }
     new
 }
@@ -45,6 +56,22 @@ pub unsafe extern "C" fn setsockopt(
     keeping_errno(|| lifecycle::before_option(fd, level, name));
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::setsockopt(fd, level, name, value, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
+        // It receives.
+        keeping_errno(|| lifecycle::stay_on_tcp(fd));
+    }
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    unsafe { real::getsockopt(fd, level, name, value, len) }
 }
 
 #[unsafe(no_mangle)]

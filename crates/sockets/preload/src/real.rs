@@ -11,16 +11,16 @@ macro_rules! real {
         #[inline]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             type Function = unsafe extern "C" fn($($type),*) -> $result;
-            static ADDRESS: std::sync::atomic::AtomicPtr<c_void> =
+            static ADDRESS: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                 std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
             let mut address = ADDRESS.load(std::sync::atomic::Ordering::Relaxed);
             if address.is_null() {
-                address = find(concat!(stringify!($name), "\0"));
+                address = $crate::real::find(concat!(stringify!($name), "\0"));
                 ADDRESS.store(address, std::sync::atomic::Ordering::Relaxed);
             }
             // SAFETY: the dynamic linker returned the function of this name, whose signature is that of its manual
             // page.
-            let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+            let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             unsafe { function($($argument),*) }
         }
@@ -28,7 +28,7 @@ macro_rules! real {
 }
 
 #[cold]
-fn find(name: &str) -> *mut c_void {
+pub(crate) fn find(name: &str) -> *mut c_void {
     // SAFETY: all callers pass a name that ends with a zero byte.
     let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
     // libc does not have the function. A program that calls it could not have been linked against this libc.
@@ -50,7 +50,6 @@ real! {
     dup(fd: c_int) -> c_int;
     dup2(old: c_int, new: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
-    epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     execve(path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     execveat(dir: c_int, path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char,

@@ -15,6 +15,7 @@ mod receive;
 mod receiver;
 mod send;
 mod sender;
+mod settle;
 mod splice;
 mod wait;
 

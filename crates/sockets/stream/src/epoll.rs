@@ -17,12 +17,14 @@
 
 mod buffer;
 mod control;
+mod dissolve;
 mod members;
 mod registry;
 mod set;
 mod wait;
 
 pub use control::control;
+pub use dissolve::{dissolve_sets, forget_range};
 pub use set::{EpollSet, after_fork_in_child, after_fork_in_parent, before_fork, defers_handlers};
 pub use wait::wait;
 

@@ -1,20 +1,51 @@
 //! Who this process is to those that it may meet.
 
-use meeting::{Key, Policy};
+use crate::kernel::Tcp;
+use meeting::{Key, Policy, Role};
 use socket::process::locked::Locked;
-use socket::rendezvous::directory::Rack;
+use socket::process::settings::settings;
+use socket::rendezvous::directory::{self, Rack};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
 
 /// The key of the rack, once it was read.
 static KEY: Locked<Option<Key>> = Locked::new(None);
 
-/// Returns the key under which the processes of this user's rack meet; `None` if there is none.
+/// Returns the key under which the processes of this user's rack meet; `None` if there is none, or while lanes are
+/// switched off in the rack.
 pub fn key() -> Option<Key> {
+    if is_switched_off() {
+        return None;
+    }
     if let Some(known) = KEY.with(|key| *key) {
         return Some(known);
     }
-    let key = Key::from(Rack::current().ok()?.key().to_bytes());
+    // Not kept open: a program near its descriptor limit is to have all numbers.
+    let rack = Rack::open(&directory::ensure_rack_dir(rustix::process::geteuid().as_raw())).ok()?;
+    let key = Key::from(rack.key().to_bytes());
     KEY.with(|known| *known = Some(key));
     Some(key)
+}
+
+/// Returns whether lanes are switched off in the rack (`crosslane lanes off`), in one system call.
+pub fn is_switched_off() -> bool {
+    let rack = directory::rack_dir(rustix::process::geteuid().as_raw());
+    rustix::fs::stat(rack.join(stats_page::OFF_FILE)).is_ok()
+}
+
+/// Returns whether the settings keep a connection on TCP: by its server port, or because packet filters are to see it.
+/// Both ends of a connection that meet are on this machine.
+pub fn is_excluded(fd: RawFd, role: Role) -> bool {
+    let settings = settings();
+    if settings.only.is_none() && settings.except.is_none() {
+        return settings.honours_filters;
+    }
+    let address = match role {
+        Role::Accepted => rustix::net::getsockname(Tcp(fd).borrow()).ok(),
+        Role::Connected => rustix::net::getpeername(Tcp(fd).borrow()).ok().flatten(),
+    };
+    let port = address.and_then(|address| SocketAddr::try_from(address).ok()).map(|address| address.port());
+    settings.honours_filters || port.is_some_and(|port| !settings.applies_to(port))
 }
 
 /// Returns whom this process may meet: processes of the same user.

@@ -11,6 +11,7 @@
 pub mod connection;
 pub mod epoll;
 
+mod fitness;
 pub mod flags;
 pub mod guarded;
 mod identity;
@@ -18,6 +19,9 @@ mod kernel;
 pub mod lifecycle;
 pub mod poll;
 pub mod process;
+pub mod requirement;
+pub mod select;
+mod short_list;
 pub mod spans;
 pub mod table;
 pub mod young;

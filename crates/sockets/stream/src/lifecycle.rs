@@ -3,10 +3,14 @@
 use crate::connection::Connection;
 use crate::epoll;
 use crate::kernel::Tcp;
-use crate::process;
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
+use crate::{fitness, identity, process, requirement};
 use meeting::Role;
+use rustix::io::Errno;
+use socket::descriptor::hidden;
+use socket::process::settings::settings;
+use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::RawFd;
 
 /// Counts a transfer of a connection that has not proved busy. If it has by now, lets it meet its other end, and
@@ -27,7 +31,7 @@ pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Con
 #[inline(never)]
 fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) -> Option<&'static Connection> {
     let tcp = Tcp(fd);
-    if !tcp.is_stream() {
+    if !may_ever_meet(fd, young.role()) {
         table::replace(fd, Entry::Young(before), Entry::None);
         return None;
     }
@@ -41,17 +45,50 @@ fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) -> 
     }
 }
 
+/// Returns whether a connection of the program is one that may meet its other end, as far as this end knows.
+fn may_ever_meet(fd: RawFd, role: Role) -> bool {
+    Tcp(fd).is_stream() && !identity::is_excluded(fd, role) && !fitness::needs_kernel(fd)
+}
+
+/// Returns whether the library counts what the program's new connections do.
+#[inline]
+fn counts_connections() -> bool {
+    !settings().off && !process::is_confined()
+}
+
 /// Notes that the program has connected a socket, or has begun to.
 pub fn note_connected(fd: RawFd) {
-    if matches!(table::get(fd), Entry::None) {
-        table::set(fd, Entry::Young(Young::new(Role::Connected)));
+    if matches!(table::get(fd), Entry::None) && counts_connections() && !process::is_child_in_memory() {
+        note_connection(fd, Role::Connected);
     }
 }
 
 /// Notes that the program has accepted a connection.
 pub fn note_accepted(fd: RawFd) {
     before_close(fd);
-    table::set(fd, Entry::Young(Young::new(Role::Accepted)));
+    if counts_connections() && !process::is_child_in_memory() {
+        note_connection(fd, Role::Accepted);
+    }
+}
+
+fn note_connection(fd: RawFd, role: Role) {
+    let young = Young::new(role);
+    if settings().require_lane && may_ever_meet(fd, role) {
+        let connection = Connection::open(fd, young, Tcp(fd).is_nonblocking());
+        table::set(fd, Entry::Connection(connection));
+        requirement::begin(fd, connection);
+    } else {
+        table::set(fd, Entry::Young(young));
+    }
+}
+
+/// Returns whether a descriptor is a connection, or a TCP socket that may become one.
+pub fn is_or_becomes_connection(fd: RawFd) -> bool {
+    match table::get(fd) {
+        Entry::Young(_) | Entry::Connection(_) => true,
+        Entry::Set(_) => false,
+        Entry::None => fd >= 0 && counts_connections() && Tcp(fd).is_stream(),
+    }
 }
 
 /// Notes that a descriptor is about to be closed or replaced.
@@ -87,6 +124,10 @@ pub fn note_duplicate(old: RawFd, new: RawFd) {
             return;
         }
         Entry::Connection(connection) => connection,
+        Entry::Young(young) if !may_ever_meet(old, young.role()) => {
+            table::replace(old, Entry::Young(young), Entry::None);
+            return;
+        }
         Entry::Young(young) => {
             let connection = Connection::open(old, young, Tcp(old).is_nonblocking());
             if !table::replace(old, Entry::Young(young), Entry::Connection(connection)) {
@@ -97,6 +138,34 @@ pub fn note_duplicate(old: RawFd, new: RawFd) {
     };
     connection.add_descriptor(new);
     table::set(new, Entry::Connection(connection));
+}
+
+/// `close_range(2)`: closes the program's descriptors in the range, or sets their close-on-exec flag, and leaves those
+/// of the library.
+///
+/// # Errors
+/// Those of `close_range(2)`.
+pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
+    if first > last || flags & !(libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let last_fd = RawFd::try_from(last).unwrap_or(RawFd::MAX);
+    let Ok(first_fd) = RawFd::try_from(first) else { return Ok(()) };
+    if flags & libc::CLOSE_RANGE_CLOEXEC == 0 && !process::is_child_in_memory() {
+        table::for_each(first_fd..=last_fd, |fd, _| before_close(fd));
+        epoll::forget_range(first_fd, last_fd);
+    }
+    for (first, last) in hidden::visible_ranges(first, last) {
+        // SAFETY: the program has asked to close these descriptors, and none of them is hidden.
+        count_or_error(unsafe { raw_syscall(libc::SYS_close_range, [first as usize, last as usize, flags as usize]) })?;
+    }
+    Ok(())
+}
+
+/// Notes that the program has obtained a descriptor of another process by `pidfd_getfd(2)`. What that process has in a
+/// lane does not come by this descriptor, and the library cannot ask it to go back to TCP.
+pub fn note_obtained(fd: RawFd) {
+    before_close(fd);
 }
 
 /// Sends a connection back to TCP for good, because the program is about to do what a lane cannot.

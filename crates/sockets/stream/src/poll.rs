@@ -1,10 +1,12 @@
 //! `poll` with connections that have met their other end.
 //!
-//! The kernel's own readiness of each socket is the truth for what goes by TCP; a lane adds what it carries. A wait
+//! The kernel's own readiness of each socket is the truth for what TCP carries; a lane adds what it carries. A wait
 //! polls the lanes in memory for a while, then asks the peers to ring and sleeps in the kernel on the sockets and the
 //! bells together.
 
 use crate::connection::{Connection, Parked};
+use crate::epoll;
+use crate::short_list::ShortList;
 use crate::table::{self, Entry};
 use libc::{pollfd, sigset_t};
 use rustix::io::Errno;
@@ -18,12 +20,45 @@ const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Polls of the lanes that take as long as one system call.
 const POLLS_PER_CALL: u32 = 100;
 
-/// Returns whether an entry is a connection that has met its other end.
-pub fn concerns(entries: &[pollfd]) -> bool {
-    entries.iter().any(|entry| matches!(table::get(entry.fd), Entry::Connection(_)))
+/// Returns whether a descriptor is a connection that has met its other end. What the lanes of a set of such connections
+/// have becomes visible in the kernel first.
+#[inline]
+pub fn concerns(fd: RawFd) -> bool {
+    match table::get(fd) {
+        Entry::None | Entry::Young(_) => false,
+        Entry::Connection(_) => true,
+        Entry::Set(_) => {
+            epoll::show_to_kernel(fd);
+            false
+        }
+    }
 }
 
+/// Entries that any descriptor limit allows.
+const ENTRIES_UNCHECKED: u64 = 64;
+
+/// Returns whether a call may have this number of entries: at most the descriptor limit, as in the kernel.
+pub fn allows(entries: u64) -> bool {
+    let limit = || rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    entries <= ENTRIES_UNCHECKED || limit().is_none_or(|limit| entries <= limit)
+}
+
+/// Returns whether an entry has an event that `poll` reports.
+fn has_event(entry: &pollfd) -> bool {
+    entry.revents != 0
+}
+
+/// Entries of a call that are kept on the stack, and connections among them.
+const SHORT_ENTRIES: usize = 48;
+const SHORT_WATCHED: usize = 16;
+
+/// The entry that the kernel ignores.
+pub(crate) const NO_ENTRY: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
+
+pub(crate) type Entries = ShortList<pollfd, SHORT_ENTRIES>;
+
 /// One of the program's entries that is a connection.
+#[derive(Clone, Copy)]
 struct Watched {
     /// Its index among the program's entries.
     index: usize,
@@ -37,29 +72,43 @@ impl Watched {
     fn lane_events(&self) -> i16 {
         self.connection.lane_events(self.fd, self.wanted)
     }
+
+    fn park(&self) -> Parked {
+        self.connection.park(self.wanted)
+    }
 }
 
 /// A call of `poll`, and the entries that the kernel is asked for in its place.
 struct Call<'a> {
     entries: &'a mut [pollfd],
-    watched: Vec<Watched>,
+    watched: ShortList<Option<Watched>, SHORT_WATCHED>,
     /// The program's entries, then the bell of each watched connection.
-    in_kernel: Vec<pollfd>,
+    in_kernel: Entries,
+    /// Returns whether an entry's events end the wait.
+    ends_wait: fn(&pollfd) -> bool,
+    /// Indices of entries whose only events do not end the wait. The kernel reports those without end, so that it is
+    /// not asked any more.
+    muted: ShortList<usize, SHORT_WATCHED>,
 }
 
 impl<'a> Call<'a> {
-    fn new(entries: &'a mut [pollfd]) -> Self {
-        let watch = |(index, entry): (usize, &pollfd)| match table::get(entry.fd) {
-            Entry::Connection(connection) => Some(Watched { index, connection, fd: entry.fd, wanted: entry.events }),
-            _ => None,
-        };
-        let watched: Vec<Watched> = entries.iter().enumerate().filter_map(watch).collect();
-        let in_kernel = Vec::with_capacity(entries.len() + watched.len());
-        Self { entries, watched, in_kernel }
+    fn new(entries: &'a mut [pollfd], ends_wait: fn(&pollfd) -> bool) -> Self {
+        let mut watched = ShortList::new(None);
+        for (index, entry) in entries.iter().enumerate() {
+            if let Entry::Connection(connection) = table::get(entry.fd) {
+                watched.push(Some(Watched { index, connection, fd: entry.fd, wanted: entry.events }));
+            }
+        }
+        let (in_kernel, muted) = (Entries::new(NO_ENTRY), ShortList::new(0));
+        Self { entries, watched, in_kernel, ends_wait, muted }
+    }
+
+    fn watched(&self) -> impl Iterator<Item = &Watched> {
+        self.watched.as_slice().iter().flatten()
     }
 
     fn any_lane_is_ready(&self) -> bool {
-        self.watched.iter().any(|watched| watched.lane_events() != 0)
+        self.watched().any(|watched| watched.lane_events() != 0)
     }
 
     /// Asks the kernel, and stores what it and the lanes report. Returns the number of entries with events.
@@ -68,21 +117,23 @@ impl<'a> Call<'a> {
     /// `mask` is null or points to a signal set.
     unsafe fn ask(&mut self, timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
         self.in_kernel.clear();
-        self.in_kernel.extend(self.entries.iter().map(|entry| pollfd { revents: 0, ..*entry }));
-        for watched in &self.watched {
+        self.entries.iter().for_each(|entry| self.in_kernel.push(pollfd { revents: 0, ..*entry }));
+        for watched in self.watched.as_slice().iter().flatten() {
             if watched.connection.sends_by_lane() {
-                self.in_kernel[watched.index].events &= !OUTPUT;
+                self.in_kernel.as_mut_slice()[watched.index].events &= !OUTPUT;
             }
             let fd = if timeout_ns == Some(0) { -1 } else { watched.connection.bell() };
             self.in_kernel.push(pollfd { fd, events: libc::POLLIN, revents: 0 });
         }
+        let in_kernel = self.in_kernel.as_mut_slice();
+        self.muted.as_slice().iter().for_each(|index| in_kernel[*index].fd = -1);
         // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
-        unsafe { blocking::ppoll(&mut self.in_kernel, timeout_ns, mask) }?;
-        let (of_program, of_bells) = self.in_kernel.split_at(self.entries.len());
+        unsafe { blocking::ppoll(in_kernel, timeout_ns, mask) }?;
+        let (of_program, of_bells) = in_kernel.split_at(self.entries.len());
         for (entry, found) in self.entries.iter_mut().zip(of_program) {
             entry.revents = found.revents;
         }
-        for (watched, bell) in self.watched.iter().zip(of_bells) {
+        for (watched, bell) in self.watched.as_slice().iter().flatten().zip(of_bells) {
             if bell.revents != 0 {
                 watched.connection.answer_bell(watched.fd);
             }
@@ -92,7 +143,42 @@ impl<'a> Call<'a> {
             }
             entry.revents |= watched.lane_events();
         }
-        Ok(self.entries.iter().filter(|entry| entry.revents != 0).count())
+        self.mute();
+        Ok(self.entries.iter().filter(|entry| (self.ends_wait)(entry)).count())
+    }
+
+    /// Mutes the entries that have only events which do not end the wait.
+    fn mute(&mut self) {
+        for (index, entry) in self.entries.iter().enumerate() {
+            if entry.revents != 0 && !(self.ends_wait)(entry) {
+                self.muted.push(index);
+            }
+        }
+    }
+
+    /// Asks the peers to ring.
+    fn park(&self) -> Parking {
+        let mut parking = Parking { short: [const { None }; SHORT_WATCHED], long: Vec::new() };
+        let mut watched = self.watched();
+        parking.short.iter_mut().zip(&mut watched).for_each(|(place, it)| *place = Some(it.park()));
+        if self.watched.as_slice().len() > SHORT_WATCHED {
+            signals::without_handlers(|| parking.long.extend(watched.map(Watched::park)));
+        }
+        parking
+    }
+}
+
+/// The connections that a wait relies on to be rung for.
+struct Parking {
+    short: [Option<Parked>; SHORT_WATCHED],
+    long: Vec<Parked>,
+}
+
+impl Drop for Parking {
+    fn drop(&mut self) {
+        if self.long.capacity() > 0 {
+            signals::without_handlers(|| drop(std::mem::take(&mut self.long)));
+        }
     }
 }
 
@@ -105,9 +191,23 @@ impl<'a> Call<'a> {
 /// # Safety
 /// `mask` is null or points to a signal set.
 pub unsafe fn poll(entries: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
+    // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+    unsafe { poll_until(entries, has_event, timeout_ns, mask) }
+}
+
+/// As [`poll`], for entries that end the wait, and are counted, if `ends_wait` says so.
+///
+/// # Safety
+/// As [`poll`].
+pub(crate) unsafe fn poll_until(
+    entries: &mut [pollfd],
+    ends_wait: fn(&pollfd) -> bool,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
     let mut began = SignalCheckpoint::now();
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
-    let mut call = Call::new(entries);
+    let mut call = Call::new(entries, ends_wait);
     // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
     let ready = unsafe { call.ask(Some(0), std::ptr::null()) }?;
     if ready > 0 || timeout_ns == Some(0) {
@@ -138,7 +238,7 @@ fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> R
                 return Ok(Some(ready));
             }
         }
-        match spin.iterate_by(1 + call.watched.len() as u32) {
+        match spin.iterate_by(1 + call.watched.as_slice().len() as u32) {
             Action::Poll => {}
             Action::PollKernel => {
                 if began.since() != HandlersRun::None {
@@ -167,7 +267,7 @@ unsafe fn sleep(
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
     loop {
-        let parked: Vec<Parked> = call.watched.iter().map(|watched| watched.connection.park(watched.wanted)).collect();
+        let parked = call.park();
         let is_ready = call.any_lane_is_ready();
         if began.since() != HandlersRun::None {
             return Err(Errno::INTR);

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, 
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, RawDir};
 use rustix::io::{Errno, FdFlags};
-use rustix::process::Resource;
+use rustix::process::{Resource, Rlimit};
 
 /// The first number of hidden descriptors, where the soft limit is high enough.
 const FIRST_NUMBER_MAX: u64 = 8192;
@@ -275,8 +275,39 @@ fn marker_number() -> i32 {
     (first_number() - 1).min(MARKER_NUMBER_MAX) as i32
 }
 
+/// Whether hidden descriptors get numbers above the soft limit where the hard limit permits it.
+static ABOVE_LIMIT: AtomicBool = AtomicBool::new(false);
+
+/// Gives hidden descriptors numbers above the soft limit from now on, where the hard limit permits it: the program then
+/// runs out of numbers exactly when it would without them.
+pub fn hide_above_limit() {
+    ABOVE_LIMIT.store(true, Ordering::Relaxed);
+}
+
+/// Returns a copy at a number that the program cannot get, for which the soft limit is raised for a moment. `None` if
+/// the limits do not permit it, or such numbers are too high for the table.
+fn move_above_limit(fd: &OwnedFd) -> Option<OwnedFd> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let soft = limit.current.filter(|soft| *soft < NUMBERS as u64)?;
+    let raised = limit.maximum.unwrap_or(u64::MAX).min(NUMBERS as u64);
+    let from = soft.max(first_number_under(soft));
+    if from >= raised {
+        return None;
+    }
+    let set = |current| rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+    set(raised).ok()?;
+    let moved = rustix::io::fcntl_dupfd_cloexec(fd, from as i32);
+    let _ = set(soft);
+    moved.ok()
+}
+
 /// Returns a copy at a high number, or at a lower one if no high number is free.
 fn move_up(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
+    if ABOVE_LIMIT.load(Ordering::Relaxed)
+        && let Some(moved) = move_above_limit(fd)
+    {
+        return Ok(moved);
+    }
     let from = match FIRST_NUMBER.load(Ordering::Relaxed) {
         0 => first_number(),
         known => u64::from(known),

@@ -33,7 +33,7 @@ pub(crate) fn is_confined_without_children() -> bool {
 }
 
 /// Records whether a filter of the program is in force.
-pub(crate) fn set_confined(is_confined: bool) {
+pub fn set_confined(is_confined: bool) {
     SPAWNS.store(system::spawns(), Ordering::Relaxed);
     IS_CONFINED.store(is_confined, Ordering::SeqCst);
 }

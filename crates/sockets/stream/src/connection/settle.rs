@@ -1,0 +1,76 @@
+//! Leaving a connection to the kernel alone.
+
+use super::Connection;
+use super::sender::Resent;
+use super::wait::{Deadline, WaitFor};
+use crate::kernel::Tcp;
+use path::{ReceiveBy, SendBy};
+use rustix::io::Errno;
+use socket::process::clock::now_ns;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long to wait for a peer that goes back to TCP at the same time, or that makes no room.
+const WAIT_NS: u64 = 1_000_000_000;
+/// Time between checks.
+const NAP: Duration = Duration::from_micros(100);
+
+impl Connection {
+    /// Sends the connection back to TCP for good. Returns whether the program's own calls then suffice: nothing is left
+    /// in a lane that this end would have to read or to write to TCP.
+    pub fn settle(&'static self, fd: RawFd) -> bool {
+        self.stay_on_tcp(Tcp(fd));
+        let deadline_ns = now_ns().saturating_add(WAIT_NS);
+        loop {
+            let has_sent = self.sends_by_tcp_now(Tcp(fd));
+            let has_read = self.receiver.lock().is_some_and(|mut receiver| {
+                receiver.set_willing(false);
+                receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel)
+            });
+            if has_sent && has_read {
+                return true;
+            }
+            if now_ns() >= deadline_ns {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// Hangs up the bell of a connection that has [settled](Connection::settle), to make room for a descriptor of the
+    /// program.
+    pub fn hang_up(&'static self) {
+        if let Some(mut meeting) = self.meeting.lock() {
+            meeting.leave_to_parent();
+            self.bell_slot.store(-1, Ordering::Release);
+        }
+    }
+
+    /// Returns whether sends use TCP, after writing to TCP what the peer has left in the lane.
+    fn sends_by_tcp_now(&'static self, tcp: Tcp) -> bool {
+        self.sender.lock().is_some_and(|mut sender| match sender.prepare(tcp, self.role()) {
+            SendBy::Tcp => true,
+            SendBy::Lane => false,
+            SendBy::Resend => sender.resend(tcp) == Ok(Resent::All),
+        })
+    }
+
+    /// Waits until a receive by the kernel would not block, as long as this end sends by a lane: the peer may ask for
+    /// what it has left there by ringing, which a thread that blocks in the kernel's receive does not notice.
+    ///
+    /// # Errors
+    /// Those of a receive that waits: `AGAIN` after the socket's time-out, `INTR`, `BADF`.
+    pub fn wait_before_kernel(&'static self, fd: RawFd, dont_wait: bool) -> Result<(), Errno> {
+        let tcp = Tcp(fd);
+        if !self.may_block(dont_wait) || self.sends_by_tcp_now(tcp) {
+            return Ok(());
+        }
+        let (this, deadline) = (self.current_use(), Deadline::begin());
+        loop {
+            if self.wait(this, tcp, deadline, WaitFor::Data)? != 0 || self.sends_by_tcp_now(tcp) {
+                return Ok(());
+            }
+        }
+    }
+}
