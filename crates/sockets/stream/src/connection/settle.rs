@@ -2,7 +2,7 @@
 
 use super::Connection;
 use super::sender::Resent;
-use super::wait::{Deadline, WaitFor};
+use super::wait::{Deadline, WaitFor, Woken};
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
 use rustix::io::Errno;
@@ -21,13 +21,12 @@ impl Connection {
     /// in a lane that this end would have to read or to write to TCP.
     pub fn settle(&'static self, fd: RawFd) -> bool {
         self.stay_on_tcp(Tcp(fd));
+        self.forbid_moves();
         let deadline_ns = now_ns().saturating_add(WAIT_NS);
         loop {
             let has_sent = self.sends_by_tcp_now(Tcp(fd));
-            let has_read = self.receiver.lock().is_some_and(|mut receiver| {
-                receiver.set_willing(false);
-                receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel)
-            });
+            let has_read =
+                self.receiver.lock().is_some_and(|mut receiver| receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel));
             if has_sent && has_read {
                 return true;
             }
@@ -66,9 +65,11 @@ impl Connection {
         if !self.may_block(dont_wait) || self.sends_by_tcp_now(tcp) {
             return Ok(());
         }
-        let (this, deadline) = (self.current_use(), Deadline::begin());
+        let (this, mut deadline) = (self.current_use(), Deadline::begin());
         loop {
-            if self.wait(this, tcp, deadline, WaitFor::Data)? != 0 || self.sends_by_tcp_now(tcp) {
+            if matches!(self.wait(this, tcp, &mut deadline, WaitFor::MoreData)?, Woken::ByKernel(1..))
+                || self.sends_by_tcp_now(tcp)
+            {
                 return Ok(());
             }
         }
