@@ -38,6 +38,11 @@ pub fn library() -> PathBuf {
     release_file("libcrosslane.so")
 }
 
+/// The release build of the library whose connections are the kernel's.
+pub fn library_of_streams() -> PathBuf {
+    release_file("libcrosslane_stream.so")
+}
+
 fn release_file(name: &str) -> PathBuf {
     let path = target().join("release").join(name);
     assert!(path.is_file(), "no {}: run './x build' (or './x test') first", path.display());

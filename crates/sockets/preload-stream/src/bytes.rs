@@ -66,15 +66,21 @@ const ADDRESS_MIN: usize = 4096;
 /// The end of user space where page tables have five levels.
 const ADDRESS_END: usize = 1 << 56;
 
-/// Returns the spans and the flags of a call. One that the kernel refuses is left to it: one with invalid spans, or
-/// with a buffer where no program has memory. Whether any other address is mapped, only the kernel knows.
+/// In place of spans: the call is the kernel's.
+pub(crate) const KERNEL_ONLY: Errno = Errno::OPNOTSUPP;
+
+/// Returns the spans and the flags of a call. One with a buffer where no program has memory is the kernel's to refuse.
+/// Whether any other address is mapped, only the kernel knows.
 #[inline]
-fn served<'a>(spans: Result<&'a [iovec], &Errno>, flags: c_int) -> (&'a [iovec], MessageFlags) {
+fn served<'a>(spans: Result<&'a [iovec], &Errno>, flags: c_int) -> Result<(&'a [iovec], MessageFlags), Errno> {
     let is_outside = |span: &iovec| span.iov_base.addr().wrapping_sub(ADDRESS_MIN) >= ADDRESS_END - ADDRESS_MIN;
     let flags = MessageFlags::from_bits(flags);
     match spans {
-        Ok(spans) if flags.discard || !spans.iter().any(|span| is_outside(span) && span.iov_len > 0) => (spans, flags),
-        _ => (&[], MessageFlags { kernel_only: true, ..flags }),
+        Ok(spans) if flags.discard || !spans.iter().any(|span| is_outside(span) && span.iov_len > 0) => {
+            Ok((spans, flags))
+        }
+        Ok(_) | Err(&KERNEL_ONLY) => Ok((&[], MessageFlags { kernel_only: true, ..flags })),
+        Err(error) => Err(*error),
     }
 }
 
@@ -128,7 +134,10 @@ unsafe fn send_by(
     if let Err(error) = requirement::check(fd, connection) {
         return fail(error);
     }
-    let (spans, flags_of_stream) = served(spans, flags);
+    let (spans, flags_of_stream) = match served(spans, flags) {
+        Ok(served) => served,
+        Err(error) => return fail(error),
+    };
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.send(fd, spans, flags_of_stream) } {
         Sent::Done(result) => count_or_signal(result, flags),
@@ -178,7 +187,10 @@ unsafe fn receive_by(
     if let Err(error) = requirement::check(fd, connection) {
         return fail(error);
     }
-    let (spans, flags_of_stream) = served(spans, flags);
+    let (spans, flags_of_stream) = match served(spans, flags) {
+        Ok(served) => served,
+        Err(error) => return fail(error),
+    };
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.receive(fd, spans, flags_of_stream) } {
         Received::Done(result) => count_or_errno(result),
@@ -291,6 +303,10 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> isize {
+    let wants_address = !address.is_null() && !address_len.is_null();
+    if matches!(table::get(fd), Entry::Connection(_)) && wants_address && !memory::is_writable(address_len) {
+        return fail(Errno::FAULT);
+    }
     let mut is_kernels = false;
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {

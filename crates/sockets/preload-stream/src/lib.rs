@@ -81,6 +81,15 @@ extern "C" fn load() {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
 }
 
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static UNLOAD: extern "C" fn() = unload;
+
+/// Runs when the program ends by `exit`, after its own handlers.
+extern "C" fn unload() {
+    stream::process::before_exit();
+}
+
 extern "C" fn before_fork() {
     files::before_fork();
     stream::process::before_fork();

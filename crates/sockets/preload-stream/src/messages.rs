@@ -3,7 +3,7 @@
 //! A message with control data is the kernel's. Descriptors that it carries go back to TCP first, because their new
 //! owner may not load this library.
 
-use crate::bytes::{Spans, receive_by_path, send_by_path, spans};
+use crate::bytes::{KERNEL_ONLY, Spans, receive_by_path, send_by_path, spans};
 use crate::errno::fail;
 use crate::real;
 use libc::{cmsghdr, mmsghdr, msghdr, timespec};
@@ -49,9 +49,6 @@ unsafe fn for_each_right(message: *const msghdr, visit: impl Fn(c_int)) {
     }
 }
 
-/// The flag that makes a call on a connection the kernel's: data outside the stream come only from there.
-const KERNEL_ONLY: c_int = libc::MSG_ERRQUEUE;
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
@@ -60,21 +57,22 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         if has_control && matches!(table::get(fd), Entry::None) {
             for_each_right(message, lifecycle::before_passing);
         }
-        let path_flags = if has_control { flags | KERNEL_ONLY } else { flags };
-        send_by_path(fd, path_flags, || spans_of(message), || real::sendmsg(fd, message, flags))
+        let spans = || if has_control { Err(KERNEL_ONLY) } else { spans_of(message) };
+        send_by_path(fd, flags, spans, || real::sendmsg(fd, message, flags))
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let mut is_kernels = false;
+    if matches!(table::get(fd), Entry::Connection(_)) && !memory::is_writable(message) {
+        return fail(Errno::FAULT);
+    }
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
-        // What cannot be written is the kernel's to refuse.
-        let path_flags = if memory::is_writable(message) { flags } else { flags | KERNEL_ONLY };
         let received = receive_by_path(
             fd,
-            path_flags,
+            flags,
             || spans_of(message),
             || {
                 is_kernels = true;

@@ -35,7 +35,7 @@ use socket::process::pool::Pool;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
-pub use processes::{after_fork_in_child, after_fork_in_parent, before_fork, defers_handlers};
+pub use processes::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork, defers_handlers};
 pub use readiness::{Edges, Parked};
 pub use receive::Received;
 pub use send::Sent;
@@ -155,6 +155,8 @@ impl Connection {
     fn close(&'static self, tcp: Tcp) {
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return };
         let Some(mut meeting) = self.meeting.lock() else { return };
+        // The peer may have begun to send by the lane since the last receive. A violation does not matter any more.
+        let _ = receiver.prepare(tcp);
         if receiver.lane_in_use().is_some_and(|lane| lane.unread_bytes().is_ok_and(|bytes| bytes > 0)) {
             // As TCP does for bytes that nobody has received.
             let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
@@ -162,6 +164,8 @@ impl Connection {
         if let Some(lane) = sender.lane() {
             lane.note_closed();
         }
+        // What the peer has left in the lane follows on TCP; what it has not, it reads there.
+        sender.finish(tcp, self.role());
         self.generation.fetch_add(1, Ordering::Release);
         if let Some(mut watchers) = self.watchers.lock() {
             watchers.clear();

@@ -13,25 +13,13 @@ pub struct MessageFlags {
     pub discard: bool,
     /// The call is about data outside the stream (`MSG_OOB`, `MSG_ERRQUEUE`).
     pub out_of_stream: bool,
-    /// A flag that only the kernel knows: the call is the kernel's.
+    /// The call is the kernel's.
     pub kernel_only: bool,
 }
 
-/// The flags that a call by a lane may have. `MSG_MORE` is a hint about packets, which a lane does not have.
-const KNOWN: i32 = libc::MSG_DONTWAIT
-    | libc::MSG_PEEK
-    | libc::MSG_WAITALL
-    | libc::MSG_TRUNC
-    | libc::MSG_MORE
-    | libc::MSG_NOSIGNAL
-    | libc::MSG_CMSG_CLOEXEC
-    | libc::MSG_EOR
-    | libc::MSG_DONTROUTE
-    | libc::MSG_CONFIRM
-    | libc::MSG_WAITFORONE;
-
 impl MessageFlags {
-    /// Returns the flags of a C call.
+    /// Returns the flags of a C call. Those without meaning for a stream are ignored, as TCP does. `MSG_MORE` is a hint
+    /// about packets, which a lane does not have.
     #[inline]
     pub fn from_bits(bits: i32) -> Self {
         Self {
@@ -40,7 +28,7 @@ impl MessageFlags {
             wait_all: bits & libc::MSG_WAITALL != 0,
             discard: bits & libc::MSG_TRUNC != 0,
             out_of_stream: bits & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0,
-            kernel_only: bits & !KNOWN != 0,
+            kernel_only: false,
         }
     }
 }

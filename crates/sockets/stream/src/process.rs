@@ -97,6 +97,11 @@ pub fn defers_handlers() -> bool {
     connection::defers_handlers() || epoll::defers_handlers()
 }
 
+/// Prepares for the end of the process by `exit`.
+pub fn before_exit() {
+    connection::before_exit();
+}
+
 /// Prepares for a fork.
 pub fn before_fork() {
     connection::before_fork();

@@ -9,6 +9,7 @@ use crate::young::{Occasion, Transfer, Young};
 use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
 use socket::descriptor::hidden::{HiddenFd, Need};
+use socket::process::blocking;
 use std::sync::atomic::Ordering;
 
 /// Transfers in each of which an end that has proposed to meet checks for the answer.
@@ -174,9 +175,7 @@ impl Connection {
         }
         if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
             sender.stay_on_tcp();
-            if sender.go_back(tcp, self.role()) == SendBy::Resend {
-                let _ = sender.resend(tcp);
-            }
+            sender.finish(tcp, self.role());
         }
         drop(sender);
         self.ring();
@@ -188,6 +187,7 @@ impl Connection {
         if let Some(mut meeting) = self.meeting.lock() {
             meeting.state = State::Stays;
         }
+        self.notice_hang_up();
         if let Some(mut receiver) = self.receiver.lock()
             && receiver.freeze(tcp).is_err()
         {
@@ -202,6 +202,17 @@ impl Connection {
         }
         self.ring();
         self.for_each_watcher(|set| set.note_path(self));
+    }
+
+    /// Notes the end of the peer's bell, if it has come.
+    fn notice_hang_up(&'static self) {
+        let bell = self.bell();
+        if bell >= 0
+            && blocking::poll_now(bell, libc::POLLIN) & libc::POLLHUP != 0
+            && let Some(mut receiver) = self.receiver.lock()
+        {
+            receiver.note_hang_up();
+        }
     }
 
     /// Does what the peer may have asked for by ringing: writes to TCP what it has left in the lane, and consents to a

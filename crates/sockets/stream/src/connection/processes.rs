@@ -14,6 +14,17 @@ impl Connection {
     }
 }
 
+/// Ends the lanes of a process that is about to exit, as closes of its descriptors do: who holds them as well, or has
+/// left bytes in the lane, gets the rest by TCP.
+pub fn before_exit() {
+    POOL.for_each(|connection| {
+        let Some(tcp) = connection.any_descriptor() else { return };
+        if let Some(mut sender) = connection.sender.lock() {
+            sender.finish(tcp, connection.role());
+        }
+    });
+}
+
 /// Returns whether this thread holds a lock of a connection; if so, signal handlers are deferred until it releases it.
 pub fn defers_handlers() -> bool {
     POOL.any(|connection| {

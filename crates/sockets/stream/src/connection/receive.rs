@@ -72,8 +72,9 @@ impl Connection {
             receiver.enter_kernel();
             return Ok(Attempt::Kernel);
         }
-        if flags.kernel_only {
-            return self.leave_for_kernel(&mut receiver, tcp);
+        if flags.kernel_only && !receiver.is_plain() {
+            // The buffers are where no program has memory.
+            return Err(Errno::FAULT);
         }
         let attempt = match events {
             // SAFETY: every span is writable for its length, by this function's contract.
@@ -87,18 +88,6 @@ impl Connection {
                 Ok(Attempt::Kernel)
             }
             Ok(attempt) => Ok(attempt),
-            Err(Violation) => Err(self.reset(tcp)),
-        }
-    }
-
-    /// Leaves the lane for a call that only the kernel can do.
-    fn leave_for_kernel(&self, receiver: &mut super::Receiver, tcp: Tcp) -> Result<Attempt, Errno> {
-        match receiver.freeze(tcp) {
-            Ok(_) => {
-                receiver.enter_kernel();
-                self.ring();
-                Ok(Attempt::Kernel)
-            }
             Err(Violation) => Err(self.reset(tcp)),
         }
     }

@@ -136,6 +136,11 @@ impl Receiver {
         matches!(self.path, Receiving::Lane { .. })
     }
 
+    /// Returns whether receives are the kernel's, unchanged.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.path, Receiving::Plain { .. })
+    }
+
     /// Notes that a call of the program receives by TCP.
     pub fn enter_kernel(&mut self) {
         self.calls_in_kernel += 1;
@@ -329,6 +334,11 @@ impl Receiver {
     /// Leaves the lane. Returns whether everything that is unread comes by TCP.
     pub fn freeze(&mut self, tcp: Tcp) -> Result<bool, Violation> {
         let Some(lane) = self.lane.as_mut() else { return Ok(true) };
+        if self.has_peer_left {
+            // Nobody would write what is unread to TCP: it is read here.
+            let by = self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?;
+            return Ok(by == ReceiveBy::Kernel);
+        }
         Ok(self.path.freeze(&mut ReceiveIo { lane, tcp })?)
     }
 }

@@ -8,6 +8,7 @@ use libc::iovec;
 use meeting::Role;
 use path::{SendBy, SenderIo, Sending, Word, Words};
 use rustix::io::Errno;
+use socket::process::blocking;
 use std::convert::Infallible;
 
 /// The sending half of a connection: by TCP, or by a lane.
@@ -37,6 +38,9 @@ struct AsksAfter {
 
 /// Sends after the end of a move before this end first asks for another one; doubled each time.
 const ASKS_AFTER_SENDS: u32 = 16;
+
+/// Milliseconds that the end of a stream waits for room for what a receiver has left in the lane.
+const FINISH_WAIT_MS: i32 = 1000;
 
 /// What a send by the lane has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,6 +211,24 @@ impl Sender {
         self.is_blocked |= bytes < total_bytes(spans) - skip;
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         Ok(Written { bytes, wakes_receiver })
+    }
+
+    /// Goes back to TCP before the end of the stream, and writes to TCP what the receiver has left in the lane: nobody
+    /// could do that later. Waits for room, for as long as the receiver makes some within [`FINISH_WAIT_MS`].
+    pub fn finish(&mut self, tcp: Tcp, role: Role) {
+        if self.go_back(tcp, role) != SendBy::Resend {
+            return;
+        }
+        loop {
+            let before = self.bytes_resent;
+            if self.resend(tcp) != Ok(Resent::Blocked) {
+                return;
+            }
+            let has_room = blocking::poll_for(tcp.0, libc::POLLOUT, FINISH_WAIT_MS) & libc::POLLOUT != 0;
+            if !has_room && self.bytes_resent == before {
+                return;
+            }
+        }
     }
 
     /// Writes to TCP what the receiver has left in the lane, as far as there is room.

@@ -14,7 +14,7 @@ use super::Received;
 const STEP_BYTES: usize = 65_536;
 
 impl Connection {
-    /// Moves up to `len_bytes` to a pipe, if receives go by a lane. `None` if they do not: then the kernel does it.
+    /// Moves up to `len_bytes` to a pipe, unless receives are the kernel's alone. `None` then: the kernel does it.
     ///
     /// # Errors
     /// Those of `recv(2)`, and of `write(2)` to the pipe.
@@ -25,8 +25,8 @@ impl Connection {
         len_bytes: usize,
         flags: SpliceFlags,
     ) -> Option<Result<usize, Errno>> {
-        let is_by_lane = self.receiver.lock().is_some_and(|receiver| receiver.is_by_lane());
-        if !is_by_lane {
+        let is_plain = self.receiver.lock().is_none_or(|receiver| receiver.is_plain());
+        if is_plain {
             return None;
         }
         let mut bytes = vec![0_u8; len_bytes.min(STEP_BYTES)];

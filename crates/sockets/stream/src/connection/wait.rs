@@ -16,6 +16,9 @@ use std::sync::atomic::Ordering;
 /// Milliseconds that a thread sleeps if it is not alone on the bell, where another thread may consume the byte that was
 /// meant for it.
 const NAP_MS: i32 = 1;
+/// Milliseconds that a thread sleeps at most while it waits for room, if the process has other threads: one of them may
+/// shut the connection down for sending, of which the kernel tells nobody.
+const ROOM_POLL_MS: i32 = 100;
 
 /// When a wait ends without success.
 #[derive(Debug, Clone, Copy)]
@@ -220,10 +223,15 @@ impl Connection {
         // As late as possible: a handler that runs from now on interrupts the system call.
         deadline.check_signals()?;
         let is_alone = self.sleepers.load(Ordering::SeqCst) == 1;
+        let longest_ms = match () {
+            () if !is_alone => NAP_MS,
+            () if what == WaitFor::Room && !threads::is_single() => ROOM_POLL_MS,
+            () => -1,
+        };
         let timeout_ms = match () {
-            () if is_alone => left_ms,
-            () if left_ms < 0 => NAP_MS,
-            () => left_ms.min(NAP_MS),
+            () if left_ms < 0 => longest_ms,
+            () if longest_ms < 0 => left_ms,
+            () => left_ms.min(longest_ms),
         };
         let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let mut entries = [entry(tcp.0, events), entry(if is_alone { self.bell() } else { -1 }, libc::POLLIN)];
