@@ -167,6 +167,22 @@ fn lanes_pass() {
     assert_eq!(uring.map(String::as_str), Some("info io_uring_setup: ENOSYS"));
 }
 
+/// Checks that connections which stay the kernel's do not pass yet, and why. The library is not installed.
+const PENDING: &[Difference] = &[PENDING_ENTRIES];
+
+/// Round trips before each check: the connection has moved to lanes by then.
+const ROUNDS: &str = "8";
+
+#[test]
+fn connections_that_stay_the_kernels_pass() {
+    let rack = Rack::new();
+    let library = system_tests::library_of_streams();
+    let mut command = rack.run(&["--library", library.to_str().expect("a path in UTF-8")], c::semantics());
+    command.env("SEMANTICS_ROUNDS", ROUNDS);
+    let finished = Process::start(&mut command).wait(RUN_LIMIT);
+    SuiteResult::of(&finished, Traffic::default()).must_pass_but_for(PENDING, KERNEL_RACES);
+}
+
 #[test]
 #[ignore = "takes two minutes; in ./x exam"]
 fn a_thousand_conversations_at_random_keep_every_byte() {

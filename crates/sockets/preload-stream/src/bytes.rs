@@ -27,12 +27,12 @@ pub(crate) fn span(buffer: *const c_void, len: usize) -> [iovec; 1] {
 }
 
 /// Returns the program's spans. Those that the kernel would refuse are left to it.
-pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize) -> Spans<'a> {
+pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize, too_many: Errno) -> Spans<'a> {
     if count == 0 {
         return Ok(&[]);
     }
     if count > SPANS_MAX {
-        return Err(Errno::INVAL);
+        return Err(too_many);
     }
     if !memory::are_readable(spans, count) {
         return Err(Errno::FAULT);
@@ -46,7 +46,7 @@ pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize) -> Spans<'a> {
 unsafe fn counted_spans<'a>(vector: *const iovec, count: c_int) -> Spans<'a> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { self::spans(vector, count) }
+    unsafe { self::spans(vector, count, Errno::INVAL) }
 }
 
 /// Ends a cancelled thread, as libc's own calls do. No lock is held here.
@@ -195,7 +195,8 @@ unsafe fn receive_by(
     match unsafe { connection.receive(fd, spans, flags_of_stream) } {
         Received::Done(result) => count_or_errno(result),
         Received::Kernel => {
-            let never_waits = flags_of_stream.dont_wait || flags_of_stream.kernel_only;
+            let MessageFlags { dont_wait, kernel_only, out_of_stream, .. } = flags_of_stream;
+            let never_waits = dont_wait || kernel_only || out_of_stream;
             let waited = connection.wait_before_kernel(fd, never_waits);
             let received = waited.map_or_else(fail, |()| in_kernel());
             let is_counted = received > 0 && flags & libc::MSG_PEEK == 0;
@@ -249,8 +250,11 @@ fn message_flags(flags: c_int) -> c_int {
 /// Returns the spans of a `preadv2` or `pwritev2`, if they are valid for a stream, which has no positions.
 unsafe fn positioned_spans<'a>(vector: *const iovec, count: c_int, position: off_t, flags: c_int) -> Spans<'a> {
     const KNOWN: c_int = libc::RWF_NOWAIT | libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
-    if position != -1 || flags & !KNOWN != 0 {
-        return Err(Errno::INVAL);
+    if position != -1 {
+        return Err(Errno::SPIPE);
+    }
+    if flags & !KNOWN != 0 {
+        return Err(KERNEL_ONLY);
     }
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { counted_spans(vector, count) }

@@ -17,7 +17,7 @@ use stream::table::{self, Entry};
 unsafe fn spans_of<'a>(message: *const msghdr) -> Spans<'a> {
     memory::check_readable(message)?;
     // SAFETY: the message is readable, as was just checked.
-    unsafe { spans((*message).msg_iov, (*message).msg_iovlen) }
+    unsafe { spans((*message).msg_iov, (*message).msg_iovlen, Errno::MSGSIZE) }
 }
 
 /// Returns whether a message has control data that can be read. What cannot be read is the kernel's to refuse.
