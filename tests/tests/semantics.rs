@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use system_tests::{Finished, Process, Rack, Traffic, WAIT_MAX, c};
+use system_tests::{Finished, Process, Rack, Traffic, WAIT_MAX, c, paths};
 
 const RUN_LIMIT: Duration = Duration::from_secs(1500);
 const CHECKS_MIN: usize = 400;
@@ -168,7 +168,23 @@ fn lanes_pass() {
 }
 
 /// Checks that connections which stay the kernel's do not pass yet, and why. The library is not installed.
-const PENDING: &[Difference] = &[PENDING_ENTRIES];
+const PENDING: &[Difference] = &[
+    Difference {
+        check: "msg_more_holds_bytes_until_the_rest_is_sent",
+        reason: "MSG_MORE is a hint about packets, which a lane does not have: the bytes are sent at once",
+    },
+    Difference { check: "nested_epoll", reason: "a set in a set stays ready until the program waits on it" },
+    Difference { check: "nested_epoll_edge", reason: "as nested_epoll" },
+    Difference {
+        check: "splice_consumes_from_the_pipe_only_what_it_sends",
+        reason: "splice to a connection goes back to TCP, which has room while the lane is full",
+    },
+    Difference { check: "tcp_info_counts_the_bytes", reason: "the kernel does not count bytes in lanes" },
+    Difference {
+        check: "a_reset_is_reported_once_and_leaves_unread_bytes",
+        reason: "it does not pass on kernel TCP either after the round trips",
+    },
+];
 
 /// Round trips before each check: the connection has moved to lanes by then.
 const ROUNDS: &str = "8";
@@ -176,7 +192,7 @@ const ROUNDS: &str = "8";
 #[test]
 fn connections_that_stay_the_kernels_pass() {
     let rack = Rack::new();
-    let library = system_tests::library_of_streams();
+    let library = paths::library_of_streams();
     let mut command = rack.run(&["--library", library.to_str().expect("a path in UTF-8")], c::semantics());
     command.env("SEMANTICS_ROUNDS", ROUNDS);
     let finished = Process::start(&mut command).wait(RUN_LIMIT);

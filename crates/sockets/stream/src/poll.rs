@@ -65,6 +65,9 @@ struct Watched {
     connection: &'static Connection,
     fd: RawFd,
     wanted: i16,
+    /// It is the first entry of its connection among the first ones, and so has the bell: with many entries of few
+    /// connections, a call stays within the descriptor limit.
+    has_bell: bool,
 }
 
 impl Watched {
@@ -82,7 +85,7 @@ impl Watched {
 struct Call<'a> {
     entries: &'a mut [pollfd],
     watched: ShortList<Option<Watched>, SHORT_WATCHED>,
-    /// The program's entries, then the bell of each watched connection.
+    /// The program's entries, then the bells of the watched connections.
     in_kernel: Entries,
     /// Returns whether an entry's events end the wait.
     ends_wait: fn(&pollfd) -> bool,
@@ -96,7 +99,10 @@ impl<'a> Call<'a> {
         let mut watched = ShortList::new(None);
         for (index, entry) in entries.iter().enumerate() {
             if let Entry::Connection(connection) = table::get(entry.fd) {
-                watched.push(Some(Watched { index, connection, fd: entry.fd, wanted: entry.events }));
+                let known: &[Option<Watched>] = watched.as_slice();
+                let is_its = |it: &Watched| std::ptr::eq(it.connection, connection);
+                let has_bell = !known.iter().take(SHORT_WATCHED).flatten().any(is_its);
+                watched.push(Some(Watched { index, connection, fd: entry.fd, wanted: entry.events, has_bell }));
             }
         }
         let (in_kernel, muted) = (Entries::new(NO_ENTRY), ShortList::new(0));
@@ -122,8 +128,9 @@ impl<'a> Call<'a> {
             if watched.connection.sends_by_lane() {
                 self.in_kernel.as_mut_slice()[watched.index].events &= !OUTPUT;
             }
-            let fd = if timeout_ns == Some(0) { -1 } else { watched.connection.bell() };
-            self.in_kernel.push(pollfd { fd, events: libc::POLLIN, revents: 0 });
+            if watched.has_bell && timeout_ns != Some(0) {
+                self.in_kernel.push(pollfd { fd: watched.connection.bell(), events: libc::POLLIN, revents: 0 });
+            }
         }
         let in_kernel = self.in_kernel.as_mut_slice();
         self.muted.as_slice().iter().for_each(|index| in_kernel[*index].fd = -1);
@@ -133,10 +140,13 @@ impl<'a> Call<'a> {
         for (entry, found) in self.entries.iter_mut().zip(of_program) {
             entry.revents = found.revents;
         }
-        for (watched, bell) in self.watched.as_slice().iter().flatten().zip(of_bells) {
+        let with_bells = self.watched.as_slice().iter().flatten().filter(|watched| watched.has_bell);
+        for (watched, bell) in with_bells.zip(of_bells) {
             if bell.revents != 0 {
                 watched.connection.answer_bell(watched.fd);
             }
+        }
+        for watched in self.watched.as_slice().iter().flatten() {
             let entry = &mut self.entries[watched.index];
             if entry.revents & !OUTPUT != 0 {
                 watched.connection.note_kernel_event();
