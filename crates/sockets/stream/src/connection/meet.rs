@@ -131,6 +131,7 @@ impl Connection {
             drop(meeting);
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
+            self.allow_moves();
         }
     }
 

@@ -114,9 +114,11 @@ impl ReceiverIo for ReceiveIo<'_> {
 }
 
 impl Receiver {
-    /// Begins to use the lane, now that the ends have met.
+    /// Begins to use the lane, now that the ends have met. This end does not consent to moves before
+    /// [`Receiver::allow_moves`]: the sets that hold the connection must know of the lane first.
     pub fn install(&mut self, lane: InLane) {
-        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), ..Self::default() };
+        let calls_in_kernel = self.calls_in_kernel;
+        *self = Self { calls_in_kernel, lane: Some(lane), forbidden: 1, ..Self::default() };
     }
 
     /// Returns the lane, if the ends have met.
