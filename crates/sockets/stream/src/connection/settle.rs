@@ -3,6 +3,7 @@
 use super::Connection;
 use super::sender::Resent;
 use super::wait::{Deadline, WaitFor};
+use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
 use rustix::io::Errno;
@@ -26,6 +27,12 @@ impl Connection {
             let has_sent = self.sends_by_tcp_now(Tcp(fd));
             let has_read = self.receiver.lock().is_some_and(|mut receiver| {
                 receiver.set_willing(false);
+                if receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Lane)
+                    && receiver.lane_in_use().is_some_and(|lane| !lane.may_have_data())
+                {
+                    // SAFETY: there are no spans.
+                    let _ = unsafe { receiver.receive(Tcp(fd), &[], 0, MessageFlags::default()) };
+                }
                 receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel)
             });
             if has_sent && has_read {
