@@ -23,5 +23,6 @@ pub mod requirement;
 pub mod select;
 mod short_list;
 pub mod spans;
+pub mod statistics;
 pub mod table;
 pub mod young;

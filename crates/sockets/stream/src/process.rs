@@ -2,8 +2,8 @@
 
 use crate::connection::{self, Connection};
 use crate::epoll;
-use crate::lifecycle;
 use crate::table::{self, Entry};
+use crate::{lifecycle, statistics};
 use socket::descriptor::hidden;
 use socket::process::settings::settings;
 use socket::process::{identity, sandbox, signals};
@@ -115,6 +115,7 @@ pub fn after_fork_in_child() {
     signals::after_fork_in_child();
     epoll::after_fork_in_child();
     connection::after_fork_in_child();
+    statistics::after_fork_in_child();
 }
 
 /// Sends connections back to TCP that the program which is about to run in this process, or in a child, will hold.

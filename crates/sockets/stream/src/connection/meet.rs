@@ -5,6 +5,7 @@ use super::{Connection, MEETINGS};
 use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
+use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
 use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
@@ -97,13 +98,17 @@ impl Connection {
                     None
                 }
                 Err(reason) => {
+                    statistics::count_failure(reason);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
             },
             State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
                 Step::Proposed => agree(tcp, *accepting).ok(),
-                Step::Waiting | Step::Refused(_) => {
+                step @ (Step::Waiting | Step::Refused(_)) => {
+                    if let Step::Refused(reason) = step {
+                        statistics::count_failure(reason);
+                    }
                     meeting.state = State::Announced(accepting);
                     None
                 }
@@ -115,6 +120,7 @@ impl Connection {
                     None
                 }
                 Answer::Refused(reason) => {
+                    statistics::count_failure(reason);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -155,12 +161,13 @@ impl Connection {
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
         let role = self.role();
         let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met) else { return false };
+        let counters = Counters::open(tcp.0, role, &met);
         let Ok(bell) = HiddenFd::hide(met.bell.into_fd(), Need::Required) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
-        receiver.install(incoming);
-        sender.install(outgoing, tcp, role);
+        receiver.install(incoming, counters.clone());
+        sender.install(outgoing, counters, tcp, role);
         true
     }
 

@@ -4,6 +4,7 @@ use super::lanes::InLane;
 use crate::flags::MessageFlags;
 use crate::kernel::{self, Tcp};
 use crate::spans::{Part, for_each_part};
+use crate::statistics::Counters;
 use libc::iovec;
 use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
 use rustix::io::Errno;
@@ -33,6 +34,7 @@ impl From<Failure<Infallible>> for Violation {
 #[derive(Default)]
 pub(super) struct Receiver {
     path: Receiving,
+    counters: Counters,
     /// Present from the meeting of the two ends on.
     lane: Option<InLane>,
     /// Calls of the program that receive by TCP now: such a call may take bytes at any time.
@@ -63,6 +65,7 @@ pub(super) enum Attempt {
 }
 
 struct ReceiveIo<'a> {
+    counters: &'a Counters,
     lane: &'a mut InLane,
     tcp: Tcp,
 }
@@ -99,6 +102,7 @@ impl ReceiverIo for ReceiveIo<'_> {
     }
 
     fn enter(&mut self) -> Result<(), Infallible> {
+        self.counters.note_receiving_path(true);
         self.lane.enter();
         Ok(())
     }
@@ -115,8 +119,8 @@ impl ReceiverIo for ReceiveIo<'_> {
 
 impl Receiver {
     /// Begins to use the lane, now that the ends have met.
-    pub fn install(&mut self, lane: InLane) {
-        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), ..Self::default() };
+    pub fn install(&mut self, lane: InLane, counters: Counters) {
+        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), counters, ..Self::default() };
     }
 
     /// Returns the lane, if the ends have met.
@@ -141,8 +145,10 @@ impl Receiver {
         self.calls_in_kernel += 1;
     }
 
-    /// Notes that it has returned.
-    pub fn leave_kernel(&mut self) {
+    /// Notes that it has returned, and has received this number of bytes.
+    pub fn leave_kernel(&mut self, bytes: usize) {
+        self.counters.add_by_tcp(0, bytes);
+        self.counters.note_receiving_path(self.is_by_lane());
         self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
     }
 
@@ -182,13 +188,15 @@ impl Receiver {
         // A call that waits in the kernel would take bytes that are not counted.
         let is_willing = self.calls_in_kernel == 0 && !self.is_unwilling;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
-        Ok(self.path.prepare(is_willing, &mut ReceiveIo { lane, tcp })?)
+        Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
 
     /// Returns how to receive where nothing was found, if the peer is gone.
     fn prepare_last(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         match self.lane.as_mut() {
-            Some(lane) if self.has_peer_left => Ok(self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?),
+            Some(lane) if self.has_peer_left => {
+                Ok(self.path.note_peer_left(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
+            }
             _ => Ok(ReceiveBy::Nothing),
         }
     }
@@ -225,7 +233,7 @@ impl Receiver {
                         return Ok(got);
                     }
                     let Some(lane) = self.lane.as_mut() else { return Ok(Attempt::Kernel) };
-                    by = self.path.note_empty(&mut ReceiveIo { lane, tcp })?;
+                    by = self.path.note_empty(&mut ReceiveIo { counters: &self.counters, lane, tcp })?;
                 }
             }
         }
@@ -251,6 +259,7 @@ impl Receiver {
             Ok(0) => Attempt::End,
             Ok(bytes) => {
                 if !flags.peek {
+                    self.counters.add_by_tcp(0, bytes);
                     self.path.note_read(bytes as u64);
                 }
                 Attempt::Got { bytes, wakes_sender: false }
@@ -283,6 +292,9 @@ impl Receiver {
             return Ok(Attempt::Nothing);
         }
         let wakes_sender = !flags.peek && lane.take_wake_request();
+        if !flags.peek {
+            self.counters.add_received(bytes);
+        }
         Ok(Attempt::Got { bytes, wakes_sender })
     }
 
@@ -324,6 +336,6 @@ impl Receiver {
     /// Leaves the lane. Returns whether everything that is unread comes by TCP.
     pub fn freeze(&mut self, tcp: Tcp) -> Result<bool, Violation> {
         let Some(lane) = self.lane.as_mut() else { return Ok(true) };
-        Ok(self.path.freeze(&mut ReceiveIo { lane, tcp })?)
+        Ok(self.path.freeze(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
 }
