@@ -3,9 +3,10 @@
 use crate::kernel::Tcp;
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, Corrupt, LargerRings, Layout, Producer, UrgentHandling};
-use meeting::{Memory, Met, Offer};
+use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
+use socket::descriptor::hidden;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use volmem::sync::Ordering;
@@ -31,7 +32,8 @@ const LAYOUT: Layout = Layout {
 
 /// The memory of this end.
 pub(super) struct OwnMemory {
-    memfd: OwnedFd,
+    /// Present until it was passed to the peer: its number is one that the program would get.
+    memfd: Option<OwnedFd>,
     mapping: Arc<Mapping>,
     memory: Memory,
 }
@@ -44,12 +46,15 @@ impl OwnMemory {
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let secret = u64::from_ne_bytes(secret) | 1;
         let memory = Memory { bytes: LAYOUT.window_bytes() as u64, secret };
-        Ok(Self { memfd, mapping: Arc::new(mapping), memory })
+        Ok(Self { memfd: Some(memfd), mapping: Arc::new(mapping), memory })
     }
 
-    /// Returns what is passed to the peer.
-    pub fn offer(&self) -> Offer<'_> {
-        Offer { descriptor: self.memfd.as_fd(), memory: self.memory }
+    /// Calls `pass` with what is passed to the peer, and closes the descriptor.
+    pub fn pass<R>(&mut self, pass: impl FnOnce(&Offer<'_>) -> Result<R, Reason>) -> Result<R, Reason> {
+        let memfd = self.memfd.take().ok_or(Reason::Descriptors)?;
+        let passed = pass(&Offer { descriptor: memfd.as_fd(), memory: self.memory });
+        hidden::close(memfd);
+        passed
     }
 }
 

@@ -150,8 +150,8 @@ impl Connection {
             }
             Role::Connected => {
                 let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
-                let memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
-                proposal.send(tcp.borrow(), &memory.offer())?;
+                let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
+                memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
                 Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
             }
         }
@@ -240,8 +240,8 @@ impl Connection {
 
 /// Accepts a proposal, with memory of this end.
 fn agree(tcp: Tcp, accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
-    let memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
-    let met = accepting.accept(&memory.offer())?;
+    let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
+    let met = memory.pass(|offer| accepting.accept(offer))?;
     Ok((met, memory))
 }
 
