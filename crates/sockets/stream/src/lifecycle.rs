@@ -10,6 +10,7 @@ use meeting::Role;
 use rustix::io::Errno;
 use socket::descriptor::hidden;
 use socket::process::settings::settings;
+use socket::process::signals;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::RawFd;
 
@@ -23,7 +24,8 @@ pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Con
         table::replace(fd, Entry::Young(young), Entry::Young(next));
         None
     } else {
-        begin_to_meet(fd, young, next, occasion)
+        // A handler that jumps out of this call must not leave the allocator's locks held.
+        signals::without_handlers(|| begin_to_meet(fd, young, next, occasion))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Such a connection tries to meet its other end from the beginning, in each transfer, which uses TCP until it has.
 //! That a peer will never meet shows only by its silence: a transfer is refused once the connection has not met its
-//! other end within [`PATIENCE_NS`] of its first transfer.
+//! other end within `PATIENCE_NS` of its first transfer.
 
 use crate::connection::Connection;
 use crate::kernel::Tcp;
