@@ -84,8 +84,8 @@ impl AsFd for Descriptor {
             Place::Number(fd) => fd.as_fd(),
             Place::Hidden(slot, numbers) => {
                 let number = (numbers.number)(*slot);
-                // SAFETY: the number is not -1. It is open while `self` owns the slot, unless the program's `dup2` moves
-                // it now; a system call on it then fails, without touching memory.
+                // SAFETY: the number is not -1. It is open while `self` owns the slot, unless a `dup2` of the
+                // program moves it now; a system call on it then fails, without touching memory.
                 unsafe { BorrowedFd::borrow_raw(if number < 0 { RawFd::MAX } else { number }) }
             }
         }
