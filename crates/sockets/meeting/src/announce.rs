@@ -44,7 +44,7 @@ impl Announcement {
     pub fn bind(key: &Key, endpoint: &Endpoint) -> Result<Self, Reason> {
         let address = name::address(key, endpoint.tuple)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None);
-        let socket = Descriptor::from(socket.map_err(Reason::of_errno)?);
+        let socket = socket.and_then(Descriptor::kept).map_err(Reason::of_errno)?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => return Err(Reason::NameTaken),
             bound => bound.map_err(Reason::of_errno)?,
@@ -56,7 +56,7 @@ impl Announcement {
     /// Accepts the next caller, if there is one, in two system calls.
     pub(crate) fn accept(&self) -> Result<Option<Caller>, Reason> {
         let socket = match rustix::net::accept_with(&self.socket, SOCKET_FLAGS) {
-            Ok(socket) => Descriptor::from(socket),
+            Ok(socket) => Descriptor::kept(socket).map_err(Reason::of_errno)?,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
             Err(errno) => return Err(Reason::of_errno(errno)),
         };

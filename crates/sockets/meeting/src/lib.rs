@@ -61,6 +61,6 @@ pub use name::{Key, name};
 pub use proposal::{Answer, Proposal};
 pub use reason::Reason;
 pub use send::Offer;
-pub use system::Descriptor;
+pub use system::{Descriptor, HiddenNumbers, hide_descriptors};
 pub use tuple::Tuple;
 pub use verify::Policy;

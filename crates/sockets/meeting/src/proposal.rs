@@ -58,7 +58,7 @@ impl Proposal {
         }
         let address = name::address(key, endpoint.tuple.reversed())?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None);
-        let socket = Descriptor::from(socket.map_err(Reason::of_errno)?);
+        let socket = socket.and_then(Descriptor::kept).map_err(Reason::of_errno)?;
         match rustix::net::connect(&socket, &address) {
             Err(Errno::CONNREFUSED) => return Err(Reason::Nobody),
             Err(Errno::AGAIN) => return Err(Reason::Full),

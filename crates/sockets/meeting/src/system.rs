@@ -7,27 +7,68 @@
 #![allow(unsafe_code)] // Raw system calls, and the ownership of descriptors.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode};
 
+/// Where a process keeps descriptors that its program must not see. A program is given the lowest free numbers, relies
+/// on that, and closes or replaces numbers that it believes to be free.
+#[derive(Debug)]
+pub struct HiddenNumbers {
+    /// Moves a descriptor to a number that the program does not use; returns a slot for it.
+    pub hide: fn(OwnedFd) -> Result<u16, Errno>,
+    /// Returns the number of a slot, which may change; -1 if there is none.
+    pub number: fn(u16) -> RawFd,
+    /// Gives up a slot and returns its descriptor.
+    pub release: fn(u16) -> Option<OwnedFd>,
+}
+
+static HIDDEN_NUMBERS: OnceLock<HiddenNumbers> = OnceLock::new();
+
+/// Sets where descriptors that a meeting keeps for longer than one call are hidden from now on.
+pub fn hide_descriptors(numbers: HiddenNumbers) {
+    let _ = HIDDEN_NUMBERS.set(numbers);
+}
+
 /// An open descriptor, which is closed by a raw system call when it is dropped.
 #[derive(Debug)]
-pub struct Descriptor(ManuallyDrop<OwnedFd>);
+pub struct Descriptor(ManuallyDrop<Place>);
+
+#[derive(Debug)]
+enum Place {
+    Number(OwnedFd),
+    Hidden(u16, &'static HiddenNumbers),
+}
 
 impl Descriptor {
+    /// Hides a descriptor that is kept for longer than one call, if the process hides such.
+    ///
+    /// # Errors
+    /// Those of [`HiddenNumbers::hide`].
+    pub(crate) fn kept(fd: OwnedFd) -> Result<Self, Errno> {
+        let Some(numbers) = HIDDEN_NUMBERS.get() else { return Ok(Self::from(fd)) };
+        Ok(Self(ManuallyDrop::new(Place::Hidden((numbers.hide)(fd)?, numbers))))
+    }
+
     /// Returns the descriptor for an owner that closes it otherwise.
+    ///
+    /// # Panics
+    /// If a slot has no descriptor.
     pub fn into_fd(self) -> OwnedFd {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped, so the number has no other owner from now on.
-        unsafe { OwnedFd::from_raw_fd(this.0.as_raw_fd()) }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, and its place is not used again.
+        match unsafe { ManuallyDrop::take(&mut this.0) } {
+            Place::Number(fd) => fd,
+            Place::Hidden(slot, numbers) => (numbers.release)(slot).expect("a slot in use has a descriptor"),
+        }
     }
 }
 
 impl From<OwnedFd> for Descriptor {
     fn from(fd: OwnedFd) -> Self {
-        Self(ManuallyDrop::new(fd))
+        Self(ManuallyDrop::new(Place::Number(fd)))
     }
 }
 
@@ -39,14 +80,29 @@ impl IntoRawFd for Descriptor {
 
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        match &*self.0 {
+            Place::Number(fd) => fd.as_fd(),
+            Place::Hidden(slot, numbers) => {
+                let number = (numbers.number)(*slot);
+                // SAFETY: the number is not -1. It is open while `self` owns the slot, unless a `dup2` of the
+                // program moves it now; a system call on it then fails, without touching memory.
+                unsafe { BorrowedFd::borrow_raw(if number < 0 { RawFd::MAX } else { number }) }
+            }
+        }
     }
 }
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: the number is owned by `self`, which is not used after this.
-        unsafe { rustix::io::close(self.0.as_raw_fd()) };
+        // SAFETY: the place is not used again.
+        let fd = match unsafe { ManuallyDrop::take(&mut self.0) } {
+            Place::Number(fd) => Some(fd),
+            Place::Hidden(slot, numbers) => (numbers.release)(slot),
+        };
+        if let Some(fd) = fd {
+            // SAFETY: the number was owned by `self`, and is not used after this.
+            unsafe { rustix::io::close(fd.into_raw_fd()) };
+        }
     }
 }
 

@@ -143,7 +143,7 @@ unsafe fn send_by(
         Sent::Done(result) => count_or_signal(result, flags),
         Sent::Kernel => {
             let sent = in_kernel();
-            keeping_errno(|| connection.note_sent(fd, sent > 0));
+            keeping_errno(|| connection.note_sent(fd, usize::try_from(sent).unwrap_or(0)));
             sent
         }
     }
@@ -199,8 +199,8 @@ unsafe fn receive_by(
             let never_waits = dont_wait || kernel_only || out_of_stream;
             let waited = connection.wait_before_kernel(fd, never_waits);
             let received = waited.map_or_else(fail, |()| in_kernel());
-            let is_counted = received > 0 && flags & libc::MSG_PEEK == 0;
-            keeping_errno(|| connection.note_received(fd, is_counted));
+            let taken = if flags & libc::MSG_PEEK == 0 { usize::try_from(received).unwrap_or(0) } else { 0 };
+            keeping_errno(|| connection.note_received(fd, taken));
             received
         }
     }

@@ -75,7 +75,7 @@ extern "C" fn load() {
     if settings().off {
         return;
     }
-    socket::descriptor::hidden::hide_above_limit();
+    stream::process::note_load();
     signals::set_gates();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };

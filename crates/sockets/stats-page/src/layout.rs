@@ -64,6 +64,10 @@ pub(crate) struct Direction {
     pub(crate) messages: AtomicU64,
     /// Sender: wakeups sent to the peer. Receiver: sleeps of this side.
     pub(crate) wakes_or_sleeps: AtomicU64,
+    /// Bytes of a connection with a lane that kernel TCP has carried, before the lane and between its uses.
+    pub(crate) bytes_by_tcp: AtomicU64,
+    /// 1 while the direction of a connection with a lane uses kernel TCP.
+    pub(crate) is_on_tcp: AtomicU32,
 }
 
 /// The totals of a path, without the bytes of open connections, which are in their slots.
@@ -128,7 +132,13 @@ impl Identity {
 
 impl Direction {
     const fn new() -> Self {
-        Self { bytes: AtomicU64::new(0), messages: AtomicU64::new(0), wakes_or_sleeps: AtomicU64::new(0) }
+        Self {
+            bytes: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+            wakes_or_sleeps: AtomicU64::new(0),
+            bytes_by_tcp: AtomicU64::new(0),
+            is_on_tcp: AtomicU32::new(0),
+        }
     }
 }
 

@@ -129,6 +129,14 @@ pub struct Connection {
     pub sleeps: u64,
     /// Number of wakeups sent to the other side.
     pub wakes: u64,
+    /// Bytes that this process has sent by kernel TCP, of a connection with a lane; not among `bytes_sent`.
+    pub tcp_bytes_sent: u64,
+    /// Bytes that this process has received by kernel TCP, of a connection with a lane; not among `bytes_received`.
+    pub tcp_bytes_received: u64,
+    /// Whether this process sends by kernel TCP at present.
+    pub sends_on_tcp: bool,
+    /// Whether this process receives by kernel TCP at present.
+    pub receives_on_tcp: bool,
 }
 
 /// Why a page could not be read.
@@ -326,6 +334,8 @@ fn decode_totals(header: &Bytes<'_>, path: DataPath, connections: &[Connection])
     let totals = offset_of!(Header, totals) + path as usize * size_of::<PathTotals>();
     let unlisted = offset_of!(Header, unlisted) + path as usize * SLOT_BYTES;
     let open = || connections.iter().filter(|connection| connection.path == path);
+    // Kernel TCP also carries a part of what connections with lanes transfer.
+    let by_tcp = || connections.iter().filter(|_| path == DataPath::Kernel);
     let sent = [
         header.u64(totals + offset_of!(PathTotals, bytes_sent_closed)),
         header.u64(unlisted + offset_of!(Slot, sender) + offset_of!(Direction, bytes)),
@@ -342,8 +352,14 @@ fn decode_totals(header: &Bytes<'_>, path: DataPath, connections: &[Connection])
     Totals {
         connections_total: header.u64(totals + offset_of!(PathTotals, connections_total)),
         connections_open: if connections_open > i64::MAX as u64 { 0 } else { connections_open },
-        bytes_sent: sum(&sent, &mut open().map(|connection| connection.bytes_sent)),
-        bytes_received: sum(&received, &mut open().map(|connection| connection.bytes_received)),
+        bytes_sent: sum(
+            &sent,
+            &mut open().map(|connection| connection.bytes_sent).chain(by_tcp().map(|it| it.tcp_bytes_sent)),
+        ),
+        bytes_received: sum(
+            &received,
+            &mut open().map(|connection| connection.bytes_received).chain(by_tcp().map(|it| it.tcp_bytes_received)),
+        ),
     }
 }
 
@@ -376,6 +392,10 @@ fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
         messages_received: slot.u64(receiver + offset_of!(Direction, messages)),
         sleeps: slot.u64(receiver + offset_of!(Direction, wakes_or_sleeps)),
         wakes: slot.u64(sender + offset_of!(Direction, wakes_or_sleeps)),
+        tcp_bytes_sent: slot.u64(sender + offset_of!(Direction, bytes_by_tcp)),
+        tcp_bytes_received: slot.u64(receiver + offset_of!(Direction, bytes_by_tcp)),
+        sends_on_tcp: path == DataPath::Kernel as u8 || slot.u32(sender + offset_of!(Direction, is_on_tcp)) != 0,
+        receives_on_tcp: path == DataPath::Kernel as u8 || slot.u32(receiver + offset_of!(Direction, is_on_tcp)) != 0,
     })
 }
 

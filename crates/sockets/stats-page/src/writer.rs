@@ -456,6 +456,8 @@ impl Direction {
         self.bytes.store(0, Relaxed);
         self.messages.store(0, Relaxed);
         self.wakes_or_sleeps.store(0, Relaxed);
+        self.bytes_by_tcp.store(0, Relaxed);
+        self.is_on_tcp.store(0, Relaxed);
     }
 
     #[inline]
@@ -516,6 +518,24 @@ impl ConnectionSlot {
         self.slot.receiver.add(bytes, self.single_writer);
     }
 
+    /// Adds bytes that kernel TCP has carried for a connection with a lane; the bytes of the lane are counted by
+    /// [`ConnectionSlot::add_sent`] and [`ConnectionSlot::add_received`].
+    #[inline]
+    pub fn add_by_tcp(&self, sent_bytes: u64, received_bytes: u64) {
+        self.slot.sender.bytes_by_tcp.fetch_add(sent_bytes, Relaxed);
+        self.slot.receiver.bytes_by_tcp.fetch_add(received_bytes, Relaxed);
+    }
+
+    /// Sets whether this side's sends use kernel TCP at present, although the connection has a lane.
+    pub fn set_sends_on_tcp(&self, is_on_tcp: bool) {
+        self.slot.sender.is_on_tcp.store(u32::from(is_on_tcp), Relaxed);
+    }
+
+    /// As [`ConnectionSlot::set_sends_on_tcp`], for receives.
+    pub fn set_receives_on_tcp(&self, is_on_tcp: bool) {
+        self.slot.receiver.is_on_tcp.store(u32::from(is_on_tcp), Relaxed);
+    }
+
     /// Returns the bytes sent and received so far.
     pub fn carried_bytes(&self) -> (u64, u64) {
         (self.slot.sender.bytes.load(Relaxed), self.slot.receiver.bytes.load(Relaxed))
@@ -567,6 +587,9 @@ impl Drop for ConnectionSlot {
         self.slot.identity.state.store(STATE_CLOSING, Relaxed);
         totals.bytes_sent_closed.fetch_add(self.slot.sender.bytes.load(Relaxed), Relaxed);
         totals.bytes_received_closed.fetch_add(self.slot.receiver.bytes.load(Relaxed), Relaxed);
+        let by_tcp = &self.stats.header().totals[DataPath::Kernel as usize];
+        by_tcp.bytes_sent_closed.fetch_add(self.slot.sender.bytes_by_tcp.load(Relaxed), Relaxed);
+        by_tcp.bytes_received_closed.fetch_add(self.slot.receiver.bytes_by_tcp.load(Relaxed), Relaxed);
         self.stats.identities(self.index).for_each(|identity| identity.state.store(STATE_FREE, Release));
         self.stats.push_free(self.index);
     }

@@ -65,6 +65,31 @@ fn in_child(child: impl FnOnce() -> bool) -> u32 {
 }
 
 #[test]
+fn what_kernel_tcp_carries_of_a_connection_with_a_lane_counts_as_by_the_kernel() {
+    let rack = rack();
+    let stats = stats_in(rack.path());
+    let lane = stats.open_connection(&connection(DataPath::Lane, 7));
+    lane.add_sent(100);
+    lane.add_by_tcp(30, 4);
+    lane.set_sends_on_tcp(true);
+    let bytes = |process: &stats_page::reader::Process| {
+        let [lane, kernel] = [process.lane, process.kernel].map(|it| (it.bytes_sent, it.bytes_received));
+        (lane, kernel)
+    };
+    let process = only_process(rack.path());
+    let first = &process.connections[0];
+    assert_eq!((first.bytes_sent, first.tcp_bytes_sent, first.tcp_bytes_received), (100, 30, 4));
+    assert!(first.sends_on_tcp && !first.receives_on_tcp);
+    assert_eq!(bytes(&process), ((100, 0), (30, 4)));
+    lane.close();
+    assert_eq!(bytes(&only_process(rack.path())), ((100, 0), (30, 4)), "after the end");
+    let again = stats.open_connection(&connection(DataPath::Lane, 7));
+    let process = only_process(rack.path());
+    assert_eq!((process.connections[0].tcp_bytes_sent, process.connections[0].sends_on_tcp), (0, false));
+    again.close();
+}
+
+#[test]
 fn a_reader_sees_what_was_written() {
     let rack = rack();
     let stats = stats_in(rack.path());

@@ -3,6 +3,9 @@
 //! connections.
 //!
 //! * [`table`]: what the library knows about each descriptor; [`young`]: connections that have not proved busy.
+//! * [`lifecycle`], [`process`]: what the program's calls mean for connections: duplicates, ends, children, filters.
+//! * `identity`, `fitness`: which connections may meet their other end; [`requirement`]: those that must.
+//! * [`connection`]; [`poll`], [`select`](mod@select) and [`epoll`]: waits for what lanes carry; [`statistics`].
 //! * [`guarded`]: locks that signal handlers may find held.
 
 // The crate handles raw descriptors, buffers of C callers, and objects that C programs share between threads.
@@ -23,5 +26,6 @@ pub mod requirement;
 pub mod select;
 mod short_list;
 pub mod spans;
+pub mod statistics;
 pub mod table;
 pub mod young;

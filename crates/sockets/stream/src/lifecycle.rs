@@ -10,6 +10,7 @@ use meeting::Role;
 use rustix::io::Errno;
 use socket::descriptor::hidden;
 use socket::process::settings::settings;
+use socket::process::signals;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::RawFd;
 
@@ -23,7 +24,8 @@ pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Con
         table::replace(fd, Entry::Young(young), Entry::Young(next));
         None
     } else {
-        begin_to_meet(fd, young, next, occasion)
+        // A handler that jumps out of this call must not leave the allocator's locks held.
+        signals::without_handlers(|| begin_to_meet(fd, young, next, occasion))
     }
 }
 
@@ -31,6 +33,11 @@ pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Con
 #[inline(never)]
 fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) -> Option<&'static Connection> {
     let tcp = Tcp(fd);
+    if identity::is_switched_off() {
+        table::replace(fd, Entry::Young(before), Entry::Young(young));
+        leave_all_lanes();
+        return None;
+    }
     if !may_ever_meet(fd, young.role()) {
         table::replace(fd, Entry::Young(before), Entry::None);
         return None;
@@ -43,6 +50,17 @@ fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) -> 
         connection.remove_descriptor(fd);
         None
     }
+}
+
+/// Sends all connections back to TCP for good, because lanes were switched off in the rack.
+fn leave_all_lanes() {
+    table::for_each(0..=RawFd::MAX, |fd, entry| {
+        if let Entry::Connection(connection) = entry
+            && connection.has_met()
+        {
+            connection.stay_on_tcp(Tcp(fd));
+        }
+    });
 }
 
 /// Returns whether a connection of the program is one that may meet its other end, as far as this end knows.
@@ -73,10 +91,10 @@ pub fn note_accepted(fd: RawFd) {
 
 fn note_connection(fd: RawFd, role: Role) {
     let young = Young::new(role);
-    if settings().require_lane && may_ever_meet(fd, role) {
+    if settings().require_lane && Tcp(fd).is_stream() {
         let connection = Connection::open(fd, young, Tcp(fd).is_nonblocking());
         table::set(fd, Entry::Connection(connection));
-        requirement::begin(fd, connection);
+        requirement::begin(fd, connection, may_ever_meet(fd, role));
     } else {
         table::set(fd, Entry::Young(young));
     }

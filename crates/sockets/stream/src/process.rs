@@ -2,9 +2,9 @@
 
 use crate::connection::{self, Connection};
 use crate::epoll;
-use crate::lifecycle;
 use crate::table::{self, Entry};
-use socket::descriptor::hidden;
+use crate::{lifecycle, statistics};
+use socket::descriptor::hidden::{self, HiddenFd, Need};
 use socket::process::settings::settings;
 use socket::process::{identity, sandbox, signals};
 use std::cell::Cell;
@@ -14,6 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 thread_local! {
     /// This thread has called `vfork`, and its child may still run in its memory.
     static HAS_CHILD_IN_MEMORY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Prepares this process when the library is loaded: the program does not see descriptors of the library.
+pub fn note_load() {
+    hidden::hide_above_limit();
+    meeting::hide_descriptors(meeting::HiddenNumbers {
+        hide: |fd| HiddenFd::hide(fd, Need::Required).map(HiddenFd::into_slot),
+        number: hidden::number_at,
+        release: |slot| HiddenFd::from_slot(slot).unhide(),
+    });
 }
 
 /// Prepares for a `vfork`: the child runs in the memory of this process, with this thread's variables.
@@ -120,6 +130,7 @@ pub fn after_fork_in_child() {
     signals::after_fork_in_child();
     epoll::after_fork_in_child();
     connection::after_fork_in_child();
+    statistics::after_fork_in_child();
 }
 
 /// Sends connections back to TCP that the program which is about to run in this process, or in a child, will hold.

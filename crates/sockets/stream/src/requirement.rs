@@ -2,7 +2,7 @@
 //!
 //! Such a connection tries to meet its other end from the beginning, in each transfer, which uses TCP until it has.
 //! That a peer will never meet shows only by its silence: a transfer is refused once the connection has not met its
-//! other end within [`PATIENCE_NS`] of its first transfer.
+//! other end within `PATIENCE_NS` of its first transfer.
 
 use crate::connection::Connection;
 use crate::kernel::Tcp;
@@ -20,19 +20,23 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 /// A connection that has not met its other end.
 struct Unmet {
     connection: &'static Connection,
+    /// It is not excluded by a setting or an option.
+    may_meet: bool,
     /// When its first transfer was; `None` before.
     first_ns: Option<u64>,
 }
 
 static UNMET: Locked<Vec<Unmet>> = Locked::new(Vec::new());
 
-/// Begins to meet the other end of a new connection.
-pub fn begin(fd: RawFd, connection: &'static Connection) {
+/// Begins to meet the other end of a new connection, if it may meet it.
+pub fn begin(fd: RawFd, connection: &'static Connection, may_meet: bool) {
     UNMET.with(|unmet| {
         unmet.retain(|it| !std::ptr::eq(it.connection, connection));
-        unmet.push(Unmet { connection, first_ns: None });
+        unmet.push(Unmet { connection, may_meet, first_ns: None });
     });
-    connection.meet(Tcp(fd), Occasion::Meet);
+    if may_meet {
+        connection.meet(Tcp(fd), Occasion::Meet);
+    }
 }
 
 /// Proceeds with the meeting before a transfer, if lanes are required.
@@ -47,29 +51,32 @@ pub fn check(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
 
 #[cold]
 fn check_required(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
-    let first_ns = UNMET.with(|unmet| {
+    let found = UNMET.with(|unmet| {
         let found = unmet.iter_mut().find(|it| std::ptr::eq(it.connection, connection))?;
-        Some(*found.first_ns.get_or_insert_with(now_ns))
+        Some((found.may_meet, *found.first_ns.get_or_insert_with(now_ns)))
     });
-    let Some(first_ns) = first_ns else { return Ok(()) };
-    if !connection.has_met() {
+    let Some((may_meet, first_ns)) = found else { return Ok(()) };
+    if may_meet && !connection.has_met() {
         connection.meet(Tcp(fd), Occasion::Meet);
     }
-    let is_over = now_ns() > first_ns.saturating_add(PATIENCE_NS);
+    let is_over = !may_meet || now_ns() > first_ns.saturating_add(PATIENCE_NS);
     if connection.has_met() || is_over {
         UNMET.with(|unmet| unmet.retain(|it| !std::ptr::eq(it.connection, connection)));
     }
-    if connection.has_met() || !is_over { Ok(()) } else { Err(refuse(fd)) }
+    if connection.has_met() || !is_over { Ok(()) } else { Err(refuse(fd, may_meet)) }
 }
 
 /// Resets a connection, and returns the error of the transfer.
-fn refuse(fd: RawFd) -> Errno {
+fn refuse(fd: RawFd, may_meet: bool) -> Errno {
     let tcp = Tcp(fd);
     let peer = rustix::net::getpeername(tcp.borrow()).ok().flatten();
     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
     let peer = peer.map_or_else(|| "?".to_owned(), |peer| peer.to_string());
-    let line = format!("crosslane: connection with {peer}: no lane: the other side did not agree within a second; ");
-    let line = line + "refused by --require-lane\n";
+    let why = match may_meet {
+        true => "the other side did not agree within a second",
+        false => "a setting or a socket option keeps it on kernel TCP",
+    };
+    let line = format!("crosslane: connection with {peer}: no lane: {why}; refused by --require-lane\n");
     // SAFETY: the descriptor is borrowed for one call, which fails harmlessly if standard error is closed.
     let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
     let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));

@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use stats::{Align, Table};
-use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, Process, Snapshot, Totals};
+use stats_page::{DataPath, FallbackReason};
 
 use crate::processes::Processes;
 use crate::rack_choice::RackChoice;
@@ -169,6 +169,16 @@ pub fn is_shown(connection: &Connection) -> bool {
     !connection.inherited || connection.bytes_sent > 0 || connection.bytes_received > 0
 }
 
+/// Returns the path of a connection: a lane may rest in one direction or in both, which then use kernel TCP.
+pub fn path(connection: &Connection) -> &'static str {
+    match (connection.path, connection.sends_on_tcp, connection.receives_on_tcp) {
+        (DataPath::Lane, true, true) => "lane (on TCP)",
+        (DataPath::Lane, true, false) => "lane (sends on TCP)",
+        (DataPath::Lane, false, true) => "lane (receives on TCP)",
+        (path, ..) => path.name(),
+    }
+}
+
 fn connections(snapshot: &Snapshot) -> Table {
     let mut table = Table::new(&[
         ("PID", Align::Right),
@@ -179,6 +189,7 @@ fn connections(snapshot: &Snapshot) -> Table {
         ("PEER", Align::Left),
         ("SENT", Align::Right),
         ("RECEIVED", Align::Right),
+        ("BY TCP", Align::Right),
         ("SLEEPS", Align::Right),
         ("UP", Align::Right),
     ]);
@@ -187,12 +198,13 @@ fn connections(snapshot: &Snapshot) -> Table {
             table.row(vec![
                 process.pid.to_string(),
                 connection.fd.to_string(),
-                connection.path.name().to_owned(),
+                path(connection).to_owned(),
                 connection.role.name().to_owned(),
                 address(connection.local),
                 address(connection.peer),
                 units::bytes(connection.bytes_sent),
                 units::bytes(connection.bytes_received),
+                units::bytes(connection.tcp_bytes_sent.saturating_add(connection.tcp_bytes_received)),
                 connection.sleeps.to_string(),
                 age_since(connection.opened_at_ns),
             ]);
@@ -273,7 +285,7 @@ pub fn age_since(at_ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stats_page::{DataPath, Role};
+    use stats_page::Role;
 
     use super::*;
 

@@ -237,7 +237,7 @@ impl Screen {
             vec![
                 process.pid.to_string(),
                 connection.fd.to_string(),
-                connection.path.name().to_owned(),
+                stat::path(connection).to_owned(),
                 connection.role.name().to_owned(),
                 stat::address(connection.local),
                 stat::address(connection.peer),

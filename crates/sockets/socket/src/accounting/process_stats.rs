@@ -34,7 +34,7 @@ pub(crate) fn count_fallback(reason: FallbackReason) {
 }
 
 /// Gives a child of `fork` a page of its own, if its parent had one.
-pub(crate) fn after_fork_in_child() {
+pub fn after_fork_in_child() {
     if let Some(page) = PAGE.get() {
         page.forked_child();
     }

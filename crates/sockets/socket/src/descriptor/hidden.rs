@@ -126,6 +126,16 @@ impl HiddenFd {
         self.slot
     }
 
+    /// Returns the slot in place of the object; [`HiddenFd::from_slot`] reverts this.
+    pub fn into_slot(self) -> u16 {
+        ManuallyDrop::new(self).slot
+    }
+
+    /// Returns the object of a slot that [`HiddenFd::into_slot`] has returned, once.
+    pub fn from_slot(slot: u16) -> Self {
+        Self { slot }
+    }
+
     /// Returns the descriptor, unless it was optional and has been released.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let number = self.raw();

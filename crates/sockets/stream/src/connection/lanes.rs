@@ -2,11 +2,12 @@
 
 use crate::kernel::Tcp;
 use lane::{Corrupt, UrgentHandling};
-use meeting::{Memory, Met, Offer};
+use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
 use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
 use segment::{Receiver, Sender};
+use socket::descriptor::hidden;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
@@ -20,7 +21,8 @@ const NOT_ENTERED: u64 = u64::MAX;
 /// The memory of this end, and the descriptor by which the peer reads it.
 pub(super) struct OwnMemory {
     memory: EndMemory,
-    descriptor: OwnedFd,
+    /// Present until it was passed to the peer: its number is one that the program would get.
+    descriptor: Option<OwnedFd>,
     offered: Memory,
 }
 
@@ -35,12 +37,15 @@ impl OwnMemory {
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let bytes = memory.region().len_bytes() as u64;
         let offered = Memory { bytes, secret: u64::from_ne_bytes(secret) | 1 };
-        Ok(Self { memory, descriptor, offered })
+        Ok(Self { memory, descriptor: Some(descriptor), offered })
     }
 
-    /// Returns what is passed to the peer.
-    pub fn offer(&self) -> Offer<'_> {
-        Offer { descriptor: self.descriptor.as_fd(), memory: self.offered }
+    /// Calls `pass` with what is passed to the peer, and closes the descriptor.
+    pub fn pass<R>(&mut self, pass: impl FnOnce(&Offer<'_>) -> Result<R, Reason>) -> Result<R, Reason> {
+        let descriptor = self.descriptor.take().ok_or(Reason::Descriptors)?;
+        let passed = pass(&Offer { descriptor: descriptor.as_fd(), memory: self.offered });
+        hidden::close(descriptor);
+        passed
     }
 }
 
@@ -51,7 +56,6 @@ impl OwnMemory {
 pub(super) fn of_meeting(own: OwnMemory, met: &Met) -> Result<(OutLane, InLane), Errno> {
     let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
     let mine = own.memory;
-    socket::descriptor::hidden::close(own.descriptor);
     let state = Region::heap(OWN_STATE_BYTES);
     let mut producer = ends::sender(&mine, &peers, &state, met.outgoing.secret);
     let mut consumer = ends::receiver(&mine, &peers, &state, met.incoming.secret);

@@ -5,6 +5,7 @@ use super::{Connection, MEETINGS};
 use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
+use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
 use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
@@ -98,13 +99,17 @@ impl Connection {
                     None
                 }
                 Err(reason) => {
+                    statistics::count_failure(reason);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
             },
             State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
                 Step::Proposed => agree(tcp, *accepting).ok(),
-                Step::Waiting | Step::Refused(_) => {
+                step @ (Step::Waiting | Step::Refused(_)) => {
+                    if let Step::Refused(reason) = step {
+                        statistics::count_failure(reason);
+                    }
                     meeting.state = State::Announced(accepting);
                     None
                 }
@@ -116,6 +121,7 @@ impl Connection {
                     None
                 }
                 Answer::Refused(reason) => {
+                    statistics::count_failure(reason);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -146,8 +152,8 @@ impl Connection {
             }
             Role::Connected => {
                 let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
-                let memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
-                proposal.send(tcp.borrow(), &memory.offer())?;
+                let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
+                memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
                 Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
             }
         }
@@ -157,12 +163,13 @@ impl Connection {
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
         let role = self.role();
         let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met) else { return false };
+        let counters = Counters::open(tcp.0, role, &met);
         let Ok(bell) = HiddenFd::hide(met.bell.into_fd(), Need::Required) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
-        receiver.install(incoming);
-        sender.install(outgoing, tcp, role);
+        receiver.install(incoming, counters.clone());
+        sender.install(outgoing, counters, tcp, role);
         true
     }
 
@@ -245,8 +252,8 @@ impl Connection {
 
 /// Accepts a proposal, with memory of this end.
 fn agree(tcp: Tcp, accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
-    let memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
-    let met = accepting.accept(&memory.offer())?;
+    let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
+    let met = memory.pass(|offer| accepting.accept(offer))?;
     Ok((met, memory))
 }
 

@@ -136,7 +136,9 @@ impl Connection {
                     let part = Part::new(call.spans, call.done, usize::MAX);
                     // SAFETY: the part is within spans that are writable, by this function's contract.
                     let received = unsafe { call.tcp.receive(part.spans(), 0) };
-                    self.note_received(call.tcp.0, false);
+                    if let Some(mut receiver) = self.receiver.lock() {
+                        receiver.leave_kernel(received.unwrap_or(0));
+                    }
                     match received {
                         Ok(0) => return Received::Done(Ok(call.done)),
                         Ok(bytes) => call.done += bytes,
@@ -174,12 +176,12 @@ impl Connection {
         Ok(Some(blocking::poll_now(call.tcp.0, libc::POLLIN | libc::POLLRDHUP)))
     }
 
-    /// Notes that a receive by the kernel has returned; `has_received` says whether it has received any byte.
-    pub fn note_received(&'static self, fd: RawFd, has_received: bool) {
+    /// Notes that a receive by the kernel has returned, and has taken this number of bytes.
+    pub fn note_received(&'static self, fd: RawFd, bytes: usize) {
         if let Some(mut receiver) = self.receiver.lock() {
-            receiver.leave_kernel();
+            receiver.leave_kernel(bytes);
         }
-        if has_received {
+        if bytes > 0 {
             self.count(Tcp(fd), Transfer::Received);
         }
     }

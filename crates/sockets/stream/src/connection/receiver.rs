@@ -4,6 +4,7 @@ use super::lanes::InLane;
 use crate::flags::MessageFlags;
 use crate::kernel::{self, Tcp};
 use crate::spans::{Part, for_each_part};
+use crate::statistics::Counters;
 use libc::iovec;
 use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
 use rustix::io::Errno;
@@ -33,6 +34,7 @@ impl From<Failure<Infallible>> for Violation {
 #[derive(Default)]
 pub(super) struct Receiver {
     path: Receiving,
+    counters: Counters,
     /// Present from the meeting of the two ends on.
     lane: Option<InLane>,
     /// Calls of the program that receive by TCP now: such a call may take bytes at any time.
@@ -63,6 +65,7 @@ pub(super) enum Attempt {
 }
 
 struct ReceiveIo<'a> {
+    counters: &'a Counters,
     lane: &'a mut InLane,
     tcp: Tcp,
 }
@@ -99,6 +102,7 @@ impl ReceiverIo for ReceiveIo<'_> {
     }
 
     fn enter(&mut self) -> Result<(), Infallible> {
+        self.counters.note_receiving_path(true);
         self.lane.enter();
         Ok(())
     }
@@ -116,9 +120,9 @@ impl ReceiverIo for ReceiveIo<'_> {
 impl Receiver {
     /// Begins to use the lane, now that the ends have met. This end does not consent to moves before
     /// [`Receiver::allow_moves`]: the sets that hold the connection must know of the lane first.
-    pub fn install(&mut self, lane: InLane) {
+    pub fn install(&mut self, lane: InLane, counters: Counters) {
         let calls_in_kernel = self.calls_in_kernel;
-        *self = Self { calls_in_kernel, lane: Some(lane), forbidden: 1, ..Self::default() };
+        *self = Self { calls_in_kernel, lane: Some(lane), counters, forbidden: 1, ..Self::default() };
     }
 
     /// Returns the lane, if the ends have met.
@@ -148,8 +152,10 @@ impl Receiver {
         self.calls_in_kernel += 1;
     }
 
-    /// Notes that it has returned.
-    pub fn leave_kernel(&mut self) {
+    /// Notes that it has returned, and has received this number of bytes.
+    pub fn leave_kernel(&mut self, bytes: usize) {
+        self.counters.add_by_tcp(0, bytes);
+        self.counters.note_receiving_path(self.is_by_lane());
         self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
     }
 
@@ -194,13 +200,15 @@ impl Receiver {
         // A call that waits in the kernel would take bytes that are not counted.
         let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
-        Ok(self.path.prepare(is_willing, &mut ReceiveIo { lane, tcp })?)
+        Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
 
     /// Returns how to receive where nothing was found, if the peer is gone.
     fn prepare_last(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         match self.lane.as_mut() {
-            Some(lane) if self.has_peer_left => Ok(self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?),
+            Some(lane) if self.has_peer_left => {
+                Ok(self.path.note_peer_left(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
+            }
             _ => Ok(ReceiveBy::Nothing),
         }
     }
@@ -237,7 +245,7 @@ impl Receiver {
                         return Ok(got);
                     }
                     let Some(lane) = self.lane.as_mut() else { return Ok(Attempt::Kernel) };
-                    by = self.path.note_empty(&mut ReceiveIo { lane, tcp })?;
+                    by = self.path.note_empty(&mut ReceiveIo { counters: &self.counters, lane, tcp })?;
                 }
             }
         }
@@ -263,6 +271,7 @@ impl Receiver {
             Ok(0) => Attempt::End,
             Ok(bytes) => {
                 if !flags.peek {
+                    self.counters.add_by_tcp(0, bytes);
                     self.path.note_read(bytes as u64);
                 }
                 Attempt::Got { bytes, wakes_sender: false }
@@ -295,6 +304,9 @@ impl Receiver {
             return Ok(Attempt::Nothing);
         }
         let wakes_sender = !flags.peek && lane.take_wake_request();
+        if !flags.peek {
+            self.counters.add_received(bytes);
+        }
         Ok(Attempt::Got { bytes, wakes_sender })
     }
 
@@ -338,9 +350,9 @@ impl Receiver {
         let Some(lane) = self.lane.as_mut() else { return Ok(true) };
         if self.has_peer_left {
             // Nobody would write what is unread to TCP: it is read here.
-            let by = self.path.note_peer_left(&mut ReceiveIo { lane, tcp })?;
+            let by = self.path.note_peer_left(&mut ReceiveIo { counters: &self.counters, lane, tcp })?;
             return Ok(by == ReceiveBy::Kernel);
         }
-        Ok(self.path.freeze(&mut ReceiveIo { lane, tcp })?)
+        Ok(self.path.freeze(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
 }

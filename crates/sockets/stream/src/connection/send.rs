@@ -138,15 +138,15 @@ impl Connection {
                 Ok(Step::Blocked) => {}
                 Ok(Step::Kernel) => {
                     // SAFETY: every span is readable for its length, by this function's contract.
-                    match unsafe { tcp.send_part(spans, done) } {
+                    let sent = unsafe { tcp.send_part(spans, done) };
+                    if let Some(mut sender) = self.sender.lock() {
+                        sender.leave_kernel(sent.unwrap_or(0));
+                    }
+                    match sent {
                         Ok(bytes) => done += bytes,
                         Err(Errno::AGAIN | Errno::INTR) => {}
-                        Err(error) => {
-                            self.note_sent(tcp.0, false);
-                            return if done > 0 { Ok(done) } else { Err(error) };
-                        }
+                        Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
                     }
-                    self.note_sent(tcp.0, false);
                 }
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -155,12 +155,12 @@ impl Connection {
         Ok(done)
     }
 
-    /// Notes that a send by the kernel has returned; `has_sent` says whether it has sent any byte.
-    pub fn note_sent(&'static self, fd: RawFd, has_sent: bool) {
+    /// Notes that a send by the kernel has returned, and has sent this number of bytes.
+    pub fn note_sent(&'static self, fd: RawFd, bytes: usize) {
         if let Some(mut sender) = self.sender.lock() {
-            sender.leave_kernel();
+            sender.leave_kernel(bytes);
         }
-        if has_sent {
+        if bytes > 0 {
             self.count(Tcp(fd), crate::young::Transfer::Sent);
         }
     }

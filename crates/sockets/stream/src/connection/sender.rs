@@ -3,6 +3,7 @@
 use super::lanes::OutLane;
 use crate::kernel::{self, Tcp};
 use crate::spans::{for_each_part, total_bytes};
+use crate::statistics::Counters;
 use lane::Corrupt;
 use libc::iovec;
 use meeting::Role;
@@ -15,6 +16,7 @@ use std::convert::Infallible;
 #[derive(Default)]
 pub(super) struct Sender {
     path: Sending,
+    counters: Counters,
     /// Present from the meeting of the two ends on.
     lane: Option<OutLane>,
     /// Calls of the program that send by TCP now. Bytes that such a call writes would not be counted.
@@ -63,6 +65,7 @@ pub(super) enum Resent {
 }
 
 struct SendIo<'a> {
+    counters: &'a Counters,
     lane: &'a mut OutLane,
     tcp: Tcp,
     role: Role,
@@ -94,11 +97,13 @@ impl SenderIo for SendIo<'_> {
     }
 
     fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Infallible> {
+        self.counters.note_sending_path(true);
         self.lane.begin(bytes_written);
         Ok(())
     }
 
     fn publish_end(&mut self) -> Result<(), Infallible> {
+        self.counters.note_sending_path(false);
         self.lane.end();
         Ok(())
     }
@@ -106,9 +111,10 @@ impl SenderIo for SendIo<'_> {
 
 impl Sender {
     /// Begins to use the lane, now that the ends have met: asks for the first move.
-    pub fn install(&mut self, lane: OutLane, tcp: Tcp, role: Role) {
+    pub fn install(&mut self, lane: OutLane, counters: Counters, tcp: Tcp, role: Role) {
         let asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
-        *self = Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), asks_after, ..Self::default() };
+        *self =
+            Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), counters, asks_after, ..Self::default() };
         self.with_io(tcp, role, |path, io| {
             let Ok(()) = path.ask(io);
         });
@@ -148,7 +154,7 @@ impl Sender {
     fn with_io<R>(&mut self, tcp: Tcp, role: Role, step: impl FnOnce(&mut Sending, &mut SendIo) -> R) -> Option<R> {
         let is_alone = self.calls_in_kernel == 0;
         let lane = self.lane.as_mut()?;
-        Some(step(&mut self.path, &mut SendIo { lane, tcp, role, is_alone }))
+        Some(step(&mut self.path, &mut SendIo { counters: &self.counters, lane, tcp, role, is_alone }))
     }
 
     /// Notes whether a poll has found room.
@@ -186,8 +192,9 @@ impl Sender {
         }
     }
 
-    /// Notes that it has returned.
-    pub fn leave_kernel(&mut self) {
+    /// Notes that it has returned, and has sent this number of bytes.
+    pub fn leave_kernel(&mut self, bytes: usize) {
+        self.counters.add_by_tcp(bytes, 0);
         self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
     }
 
@@ -210,6 +217,9 @@ impl Sender {
         let bytes = for_each_part(spans, skip, usize::MAX, copy)?;
         self.is_blocked |= bytes < total_bytes(spans) - skip;
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
+        if bytes > 0 {
+            self.counters.add_sent(bytes);
+        }
         Ok(Written { bytes, wakes_receiver })
     }
 
@@ -245,7 +255,10 @@ impl Sender {
             };
             // SAFETY: the lane returned a span of its own memory.
             match unsafe { tcp.send(bytes, len_bytes) } {
-                Ok(sent) => self.bytes_resent += sent,
+                Ok(sent) => {
+                    self.counters.add_by_tcp(sent, 0);
+                    self.bytes_resent += sent;
+                }
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(Resent::Blocked),
                 Err(_) => return Ok(Resent::Ended),
             }

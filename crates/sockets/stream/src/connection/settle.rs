@@ -3,6 +3,7 @@
 use super::Connection;
 use super::sender::Resent;
 use super::wait::{Deadline, WaitFor, Woken};
+use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
 use rustix::io::Errno;
@@ -25,8 +26,15 @@ impl Connection {
         let deadline_ns = now_ns().saturating_add(WAIT_NS);
         loop {
             let has_sent = self.sends_by_tcp_now(Tcp(fd));
-            let has_read =
-                self.receiver.lock().is_some_and(|mut receiver| receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel));
+            let has_read = self.receiver.lock().is_some_and(|mut receiver| {
+                if receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Lane)
+                    && receiver.lane_in_use().is_some_and(|lane| !lane.may_have_data())
+                {
+                    // SAFETY: there are no spans.
+                    let _ = unsafe { receiver.receive(Tcp(fd), &[], 0, MessageFlags::default()) };
+                }
+                receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel)
+            });
             if has_sent && has_read {
                 return true;
             }

@@ -35,7 +35,7 @@ impl Connection {
         // SAFETY: the span is that of a vector.
         let peeked = match unsafe { self.receive(fd, &spans, peek) } {
             Received::Kernel => {
-                self.note_received(fd, false);
+                self.note_received(fd, 0);
                 return None;
             }
             Received::Done(Ok(peeked)) => peeked,

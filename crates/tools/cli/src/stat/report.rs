@@ -118,6 +118,10 @@ struct ConnectionReport {
     messages_received: u64,
     sleeps: u64,
     wakes: u64,
+    tcp_bytes_sent: u64,
+    tcp_bytes_received: u64,
+    sends_on_tcp: bool,
+    receives_on_tcp: bool,
     opened_at_ns: u64,
 }
 
@@ -277,6 +281,10 @@ impl ConnectionReport {
             messages_received: connection.messages_received,
             sleeps: connection.sleeps,
             wakes: connection.wakes,
+            tcp_bytes_sent: connection.tcp_bytes_sent,
+            tcp_bytes_received: connection.tcp_bytes_received,
+            sends_on_tcp: connection.sends_on_tcp,
+            receives_on_tcp: connection.receives_on_tcp,
             opened_at_ns: connection.opened_at_ns,
         }
     }

@@ -146,6 +146,7 @@ fn child_of_other_tests() {
         Some("before") => before_exec(),
         Some("small") => after_small_limit(),
         Some("optional") => release_optional(),
+        Some("above") => above_limit(),
         _ => after_exec(),
     }
 }
@@ -208,6 +209,28 @@ fn after_small_limit() {
     assert!(kept.len() > 24, "lower numbers are used when the high ones are gone: {}", kept.len());
     drop(kept.pop());
     assert!(HiddenFd::hide(named_memfd("crosslane-many"), Need::Required).is_ok());
+}
+
+fn above_limit() {
+    hide_above_limit();
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let hidden: Vec<_> =
+        (0..70).map(|_| HiddenFd::hide(named_memfd("crosslane-above"), Need::Required).unwrap()).collect();
+    assert!(hidden.iter().all(|fd| fd.raw() >= 64 && is_hidden(fd.raw())));
+    assert_eq!(rustix::process::getrlimit(Resource::Nofile), limit, "the limit is raised for a moment only");
+    let mut programs = Vec::new();
+    while let Ok(fd) = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 0) {
+        programs.push(fd);
+    }
+    assert_eq!(programs.last().map(AsRawFd::as_raw_fd), Some(63), "the program has all of its numbers");
+}
+
+#[test]
+fn hidden_descriptors_take_no_number_of_a_program_with_a_higher_hard_limit() {
+    let _serial = serialize();
+    let mut command = run_child("above");
+    limit_numbers(&mut command, 64);
+    succeed(&mut command);
 }
 
 #[test]

@@ -1,0 +1,146 @@
+//! What `crosslane stat` shows of this process: its connections with lanes, and why others have none.
+//!
+//! The page is created when a connection first tries to meet its other end, so that processes whose connections stay
+//! short have none. Each half of a connection counts its own direction, under its own lock.
+
+use crate::kernel::Tcp;
+use meeting::{Met, Reason, Role};
+use socket::accounting::process_stats::page;
+use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// The counters of a connection that has met its other end; nothing before that.
+#[derive(Clone, Default)]
+pub struct Counters(Option<Arc<ConnectionSlot>>);
+
+impl Counters {
+    /// Begins to count a connection that has just met its other end, and whose transfers still use TCP. Its two halves
+    /// keep one clone each; the last one that is dropped ends the connection in the page.
+    pub fn open(fd: RawFd, role: Role, met: &Met) -> Self {
+        let tcp = Tcp(fd);
+        let local = rustix::net::getsockname(tcp.borrow()).ok();
+        let peer = rustix::net::getpeername(tcp.borrow()).ok().flatten();
+        let role = match role {
+            Role::Connected => stats_page::Role::Connect,
+            Role::Accepted => stats_page::Role::Accept,
+        };
+        let slot = page().open_connection(&NewConnection {
+            path: DataPath::Lane,
+            role,
+            fd,
+            local: local.and_then(|address| SocketAddr::try_from(address).ok()),
+            peer: peer.and_then(|address| SocketAddr::try_from(address).ok()),
+            reason: None,
+        });
+        slot.add_by_tcp(met.own_counts.written, met.own_counts.consumed);
+        slot.set_sends_on_tcp(true);
+        slot.set_receives_on_tcp(true);
+        Self(Some(Arc::new(slot)))
+    }
+
+    fn with(&self, count: impl FnOnce(&ConnectionSlot)) {
+        if let Some(slot) = self.0.as_deref() {
+            count(slot);
+        }
+    }
+
+    /// Counts a send by the lane.
+    #[inline]
+    pub fn add_sent(&self, bytes: usize) {
+        self.with(|slot| slot.add_sent(bytes as u64));
+    }
+
+    /// Counts a receive by the lane.
+    #[inline]
+    pub fn add_received(&self, bytes: usize) {
+        self.with(|slot| slot.add_received(bytes as u64));
+    }
+
+    /// Counts what TCP has carried.
+    pub fn add_by_tcp(&self, sent_bytes: usize, received_bytes: usize) {
+        self.with(|slot| slot.add_by_tcp(sent_bytes as u64, received_bytes as u64));
+    }
+
+    /// Notes by what this end sends now.
+    pub fn note_sending_path(&self, is_by_lane: bool) {
+        self.with(|slot| slot.set_sends_on_tcp(!is_by_lane));
+    }
+
+    /// Notes by what this end receives now.
+    pub fn note_receiving_path(&self, is_by_lane: bool) {
+        self.with(|slot| slot.set_receives_on_tcp(!is_by_lane));
+    }
+
+    /// Counts a sleep of this end.
+    pub fn count_sleep(&self) {
+        self.with(ConnectionSlot::count_sleep);
+    }
+
+    /// Counts a ring of the peer's bell.
+    pub fn count_wake(&self) {
+        self.with(ConnectionSlot::count_wake);
+    }
+
+    /// Notes another descriptor of the program for the connection.
+    pub fn note_descriptor(&self, fd: RawFd) {
+        self.with(|slot| slot.set_fd(fd));
+    }
+}
+
+/// Counts an attempt to meet that has failed; a connection may make several.
+pub fn count_failure(reason: Reason) {
+    page().count_fallback(shown(reason));
+}
+
+/// Returns the reason that `crosslane stat` shows.
+fn shown(reason: Reason) -> FallbackReason {
+    match reason {
+        Reason::NotTcp | Reason::Urgent | Reason::Repair | Reason::Ulp | Reason::Shared | Reason::Options => {
+            FallbackReason::UnsupportedCall
+        }
+        Reason::SelfConnected => FallbackReason::ToItself,
+        Reason::Nobody => FallbackReason::NoListener,
+        Reason::Full => FallbackReason::BacklogFull,
+        Reason::NameTaken => FallbackReason::NameTaken,
+        Reason::User => FallbackReason::OtherUser,
+        Reason::Namespace => FallbackReason::NamespaceDiffers,
+        Reason::Version | Reason::Other(_) => FallbackReason::VersionMismatch,
+        Reason::Off => FallbackReason::SwitchedOff,
+        Reason::NoMemory | Reason::NoDescriptors | Reason::System => FallbackReason::ResourceLimit,
+        Reason::State
+        | Reason::Busy
+        | Reason::Gone
+        | Reason::Role
+        | Reason::Counts
+        | Reason::Cookie
+        | Reason::Malformed
+        | Reason::Descriptors
+        | Reason::Memory => FallbackReason::HandshakeFailed,
+    }
+}
+
+/// Gives a child of `fork` a page of its own, if its parent had one.
+pub fn after_fork_in_child() {
+    socket::accounting::process_stats::after_fork_in_child();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_a_connection_that_has_not_met_its_other_end_count_nothing() {
+        let counters = Counters::default();
+        counters.add_sent(1);
+        counters.note_sending_path(true);
+        assert!(counters.0.is_none());
+    }
+
+    #[test]
+    fn each_reason_is_shown_as_one_that_people_know() {
+        assert!(Reason::ALL.iter().all(|reason| FallbackReason::ALL.contains(&shown(*reason))));
+        assert_eq!(shown(Reason::Other(999)), FallbackReason::VersionMismatch);
+    }
+}
