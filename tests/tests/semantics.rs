@@ -179,6 +179,17 @@ const PENDING: &[Difference] = &[
         check: "splice_consumes_from_the_pipe_only_what_it_sends",
         reason: "splice to a connection goes back to TCP, which has room while the lane is full",
     },
+    Difference {
+        check: "the_smallest_stack_suffices_for_every_call",
+        reason: "frames of poll and of a meeting are too large",
+    },
+    Difference {
+        check: "close_lets_a_blocked_recv_finish",
+        reason: "a close does not wait for calls of other threads yet: they fail with EBADF",
+    },
+    Difference { check: "close_lets_a_blocked_recv_finish_when_old", reason: "as close_lets_a_blocked_recv_finish" },
+    Difference { check: "close_lets_a_blocked_send_finish", reason: "as close_lets_a_blocked_recv_finish" },
+    Difference { check: "bad_addresses_are_efault", reason: "as over the lanes of the installed library" },
     Difference { check: "tcp_info_counts_the_bytes", reason: "the kernel does not count bytes in lanes" },
     Difference {
         check: "a_reset_is_reported_once_and_leaves_unread_bytes",

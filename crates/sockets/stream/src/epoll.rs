@@ -7,8 +7,8 @@
 //!   the program's data. While sends go by a lane, `EPOLLOUT` is removed from it: TCP always has room then.
 //! * Its bell is put in an *inner* epoll instance, which the program's instance holds.
 //!
-//! A wait polls the lanes of members in memory. Their number is bounded: members that have been idle are *parked*: their
-//! peers have been asked to ring. The inner instance reports the rings. Before a wait sleeps, all are parked.
+//! A wait polls the lanes of members in memory. Their number is bounded: members that have been idle are *parked*:
+//! their peers have been asked to ring. The inner instance reports the rings. Before a wait sleeps, all are parked.
 //!
 //! * `registry`: the program's registrations, by descriptor.
 //! * `members`: the connections of a set, and which of them have events.

@@ -73,8 +73,9 @@ impl Connection {
             return Ok(Attempt::Kernel);
         }
         if flags.kernel_only && !receiver.is_plain() {
-            // The buffers are where no program has memory.
-            return Err(Errno::FAULT);
+            // The buffers are where no program has memory, which matters once there are bytes for them.
+            let has_bytes = tcp.available() > 0 || receiver.lane_in_use().is_some_and(|lane| lane.may_have_data());
+            return if has_bytes { Err(Errno::FAULT) } else { Ok(Attempt::Nothing) };
         }
         let attempt = match events {
             // SAFETY: every span is writable for its length, by this function's contract.
@@ -99,10 +100,10 @@ impl Connection {
     #[inline(never)]
     unsafe fn receive_waiting(&'static self, mut call: Call) -> Received {
         let wanted = total_bytes(call.spans);
-        if wanted == 0 {
-            return Received::Done(Ok(0));
-        }
         let may_block = self.may_block(call.flags.dont_wait);
+        if wanted == 0 && !call.flags.kernel_only {
+            return Received::Done(if may_block { Ok(0) } else { Err(Errno::AGAIN) });
+        }
         let mut deadline = Deadline::begin();
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
         loop {
