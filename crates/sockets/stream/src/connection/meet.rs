@@ -27,7 +27,7 @@ pub(super) struct Meeting {
 
 #[derive(Default)]
 enum State {
-    /// Nothing: the connection goes by TCP.
+    /// Nothing: the connection uses TCP.
     #[default]
     Alone,
     /// This end has announced itself.

@@ -39,7 +39,7 @@ impl Drop for Parked {
 }
 
 impl Connection {
-    /// Returns which of `wanted` the lanes have. The kernel reports what goes by TCP.
+    /// Returns which of `wanted` the lanes have. The kernel reports what uses TCP.
     pub fn lane_events(&'static self, fd: RawFd, wanted: i16) -> i16 {
         let mut ready = 0;
         if wanted & INPUT != 0

@@ -72,8 +72,11 @@ impl Connection {
     ) -> Result<Step, Errno> {
         let mut sender = this.sender()?;
         let was_by_lane = sender.is_by_lane();
-        let mut by =
-            if flags.kernel_only { sender.go_back(tcp, self.role()) } else { sender.prepare(tcp, self.role()) };
+        let mut by = if flags.kernel_only || flags.out_of_stream {
+            sender.go_back(tcp, self.role())
+        } else {
+            sender.prepare(tcp, self.role())
+        };
         if flags.out_of_stream {
             // The kernel's counts are not exact any more.
             sender.stay_on_tcp();

@@ -147,7 +147,7 @@ impl Connection {
         slept
     }
 
-    /// Spins while the direction goes by a lane. Returns `false` when it is time to sleep.
+    /// Spins while the direction uses a lane. Returns `false` when it is time to sleep.
     fn spin(&'static self, this: Use, deadline: Deadline, what: WaitFor) -> Result<bool, Errno> {
         let mut spin = if what == WaitFor::Room { Spin::new() } else { Spin::with(&self.spin_history) };
         loop {
