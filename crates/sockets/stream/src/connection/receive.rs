@@ -68,14 +68,14 @@ impl Connection {
     unsafe fn attempt(&'static self, call: &Call, events: Option<i16>) -> Result<Attempt, Errno> {
         let &Call { this, tcp, spans, flags, done } = call;
         let mut receiver = this.receiver()?;
+        receiver.note_call();
         if flags.out_of_stream {
             receiver.enter_kernel();
             return Ok(Attempt::Kernel);
         }
         if flags.kernel_only && !receiver.is_plain() {
             // The buffers are where no program has memory, which matters once there are bytes for them.
-            let has_bytes = tcp.available() > 0 || receiver.lane_in_use().is_some_and(|lane| lane.may_have_data());
-            return if has_bytes { Err(Errno::FAULT) } else { Ok(Attempt::Nothing) };
+            return if receiver.has_bytes(tcp) { Err(Errno::FAULT) } else { Ok(Attempt::Nothing) };
         }
         let attempt = match events {
             // SAFETY: every span is writable for its length, by this function's contract.
@@ -102,7 +102,8 @@ impl Connection {
         let wanted = total_bytes(call.spans);
         let may_block = self.may_block(call.flags.dont_wait);
         if wanted == 0 && !call.flags.kernel_only {
-            return Received::Done(if may_block { Ok(0) } else { Err(Errno::AGAIN) });
+            let has_bytes = call.this.receiver().is_ok_and(|mut receiver| receiver.has_bytes(call.tcp));
+            return Received::Done(if may_block || has_bytes { Ok(0) } else { Err(Errno::AGAIN) });
         }
         let mut deadline = Deadline::begin();
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });

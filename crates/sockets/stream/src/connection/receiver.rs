@@ -47,6 +47,9 @@ pub(super) struct Receiver {
     has_peer_left: bool,
     /// How many sets do not allow moves.
     forbidden: u32,
+    /// A receive has begun since the ends have met. Before, a thread may still wait in the kernel for bytes, in a call
+    /// that has begun when nobody counted.
+    has_been_called: bool,
 }
 
 /// The result of one attempt to receive.
@@ -147,6 +150,17 @@ impl Receiver {
         matches!(self.path, Receiving::Plain { .. })
     }
 
+    /// Returns whether a receive would find bytes.
+    pub fn has_bytes(&mut self, tcp: Tcp) -> bool {
+        tcp.available() > 0 || self.lane_in_use().is_some_and(|lane| lane.may_have_data())
+    }
+
+    /// Notes that a call of the program begins to receive.
+    #[inline(always)]
+    pub fn note_call(&mut self) {
+        self.has_been_called = true;
+    }
+
     /// Notes that a call of the program receives by TCP.
     pub fn enter_kernel(&mut self) {
         self.calls_in_kernel += 1;
@@ -198,7 +212,7 @@ impl Receiver {
     /// [`Violation`] if the peer published what no correct peer does; the same holds below.
     pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0;
+        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0 && self.has_been_called;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
