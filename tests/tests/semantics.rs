@@ -201,8 +201,8 @@ const PENDING: &[Difference] = &[
     },
 ];
 
-/// Parts of the names of checks of urgent data, which are pending too: its mark is where a lane ends, and a receive that
-/// empties the lane does not go on with what TCP has before the mark.
+/// Parts of the names of checks of urgent data, which are pending too: its mark is where a lane ends, and a receive
+/// that empties the lane does not go on with what TCP has before the mark.
 const PENDING_PARTS: &[&str] = &["urgent", "_mark"];
 
 /// Round trips before each check: the connection has moved to lanes by then.
