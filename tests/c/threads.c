@@ -65,6 +65,48 @@ CLIENT(writers_do_not_tear_small_messages)
         join_thread(threads[i]);
 }
 
+enum { LARGE_BYTES = 8 << 20, TICKS = 4000, PIECE_BYTES = 2000 };
+
+static void *write_large(void *argument)
+{
+    struct writer *writer = argument;
+    static char large[LARGE_BYTES];
+    memset(large, writer->letter, sizeof large);
+    send_all(writer->fd, large, sizeof large);
+    return NULL;
+}
+
+// Most of one large send is still to come while the connection becomes busy and other threads send.
+SERVER(a_large_send_and_small_ones_share_a_stream)
+{
+    static char bytes[PIECE_BYTES];
+    uint64_t seen[256] = {0}, all = 0, wanted = LARGE_BYTES + MESSAGES * MESSAGE_BYTES;
+    for (int tick = 0; all < wanted; tick++) {
+        if (tick < TICKS)
+            send_all(me->fd, "t", 1);
+        size_t got = OK(recv(me->fd, bytes, sizeof bytes, 0));
+        CHECK(got > 0);
+        for (size_t i = 0; i < got; i++)
+            seen[(unsigned char)bytes[i]]++;
+        all += got;
+    }
+    CHECK_EQ(seen['a'], LARGE_BYTES);
+    CHECK_EQ(seen['b'], MESSAGES * MESSAGE_BYTES);
+}
+CLIENT(a_large_send_and_small_ones_share_a_stream)
+{
+    struct writer large = {me->fd, 'a'}, small = {me->fd, 'b'};
+    pthread_t first = start_thread(write_large, &large), second;
+    for (int tick = 0; tick < TICKS; tick++) {
+        char byte;
+        recv_exact(me->fd, &byte, 1);
+        if (tick == TICKS / 8)
+            second = start_thread(write_messages, &small);
+    }
+    join_thread(first);
+    join_thread(second);
+}
+
 struct reader {
     int fd;
     uint64_t bytes;

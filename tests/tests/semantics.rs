@@ -224,6 +224,31 @@ fn connections_that_stay_the_kernels_pass() {
     result.must_pass_but_for(PENDING, KERNEL_RACES);
 }
 
+/// Checks in which several threads or processes use a connection when it becomes busy.
+const SHARED: [&str; 7] = [
+    "a_large_send_and_small_ones_share_a_stream",
+    "fork_amid_traffic_of_other_threads",
+    "parent_threads_and_child_answer_on_one_connection",
+    "reader_and_writer_thread_full_duplex",
+    "readers_share_one_stream",
+    "several_threads_wait_on_one_epoll",
+    "writers_do_not_tear_small_messages",
+];
+
+#[test]
+fn connections_that_become_busy_in_shared_use_pass() {
+    let rack = Rack::new();
+    let library = paths::library_of_streams();
+    let mut command = rack.run(&["--library", library.to_str().expect("a path in UTF-8")], c::semantics());
+    command.args(SHARED);
+    let result = SuiteResult::of(&Process::start(&mut command).wait(RUN_LIMIT), Traffic::default());
+    for check in SHARED {
+        let verdicts = result.verdicts.iter().filter(|(name, _)| name.split('.').next() == Some(check));
+        let passed = verdicts.map(|(_, verdict)| matches!(verdict, Verdict::Passed)).collect::<Vec<_>>();
+        assert!(!passed.is_empty() && passed.iter().all(|passed| *passed), "{check}: {:?}", result.verdicts);
+    }
+}
+
 #[test]
 #[ignore = "takes two minutes; in ./x exam"]
 fn a_thousand_conversations_at_random_keep_every_byte() {

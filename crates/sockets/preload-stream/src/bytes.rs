@@ -11,7 +11,7 @@ use socket::process::memory;
 use std::ffi::{c_int, c_void};
 use stream::connection::{Connection, Received, Sent};
 use stream::flags::MessageFlags;
-use stream::lifecycle;
+use stream::lifecycle::{self, Begun};
 use stream::requirement;
 use stream::table::{self, Entry};
 use stream::young::Transfer;
@@ -106,16 +106,18 @@ pub(crate) unsafe fn send_by_path<S: AsRef<[iovec]>>(
 ) -> isize {
     match table::get(fd) {
         Entry::None | Entry::Set(_) => in_kernel(),
-        Entry::Young(young) => {
-            // Before the call: the peer finds a proposal when it receives what is sent now.
-            match lifecycle::count(fd, young, Transfer::Sent) {
-                None => in_kernel(),
-                // SAFETY: the C program's spans, valid as its call requires (manual page).
-                Some(connection) => unsafe {
-                    send_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
-                },
+        Entry::Young(young) => match lifecycle::begin(fd, young, Transfer::Sent) {
+            Begun::Uncounted => in_kernel(),
+            Begun::Counted(call) => {
+                let sent = in_kernel();
+                keeping_errno(|| lifecycle::end(fd, &call, usize::try_from(sent).unwrap_or(0)));
+                sent
             }
-        }
+            // SAFETY: the C program's spans, valid as its call requires (manual page).
+            Begun::Connection(connection) => unsafe {
+                send_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
+            },
+        },
         // SAFETY: the C program's spans, valid as its call requires (manual page).
         Entry::Connection(connection) => unsafe {
             send_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
@@ -162,13 +164,19 @@ pub(crate) unsafe fn receive_by_path<S: AsRef<[iovec]>>(
 ) -> isize {
     match table::get(fd) {
         Entry::None | Entry::Set(_) => in_kernel(),
-        Entry::Young(young) => {
-            let received = in_kernel();
-            if received > 0 && flags & libc::MSG_PEEK == 0 {
-                keeping_errno(|| lifecycle::count(fd, young, Transfer::Received));
+        Entry::Young(young) => match lifecycle::begin(fd, young, Transfer::Received) {
+            Begun::Uncounted => in_kernel(),
+            Begun::Counted(call) => {
+                let received = in_kernel();
+                let taken = if flags & libc::MSG_PEEK == 0 { usize::try_from(received).unwrap_or(0) } else { 0 };
+                keeping_errno(|| lifecycle::end(fd, &call, taken));
+                received
             }
-            received
-        }
+            // SAFETY: the C program's spans, valid as its call requires (manual page).
+            Begun::Connection(connection) => unsafe {
+                receive_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)
+            },
+        },
         // SAFETY: the C program's spans, valid as its call requires (manual page).
         Entry::Connection(connection) => unsafe {
             receive_by(connection, fd, flags, spans().as_ref().map(AsRef::as_ref), in_kernel)

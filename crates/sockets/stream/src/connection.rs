@@ -22,7 +22,7 @@ mod wait;
 use crate::epoll::EpollSet;
 use crate::guarded::Guarded;
 use crate::kernel::Tcp;
-use crate::young::Young;
+use crate::young::{Transfer, Young};
 use ::wait::AdaptiveSpin;
 use meet::Meeting;
 use meeting::Role;
@@ -91,6 +91,29 @@ impl Connection {
         }
         connection.generation.fetch_add(1, Ordering::Release);
         connection
+    }
+
+    /// Takes over the calls that were counted in the kernel before there was an object.
+    pub fn adopt_calls(&self, young: Young) {
+        let (number, sends, receives) = (young.number(), young.calls(Transfer::Sent), young.calls(Transfer::Received));
+        if let Some(mut sender) = self.sender.lock() {
+            sender.adopt_calls(number, sends);
+        }
+        if let Some(mut receiver) = self.receiver.lock() {
+            receiver.adopt_calls(number, receives);
+        }
+    }
+
+    /// Notes that one of these calls has returned, and has sent or taken this number of bytes.
+    pub fn note_young_call(&'static self, fd: RawFd, number: u32, transfer: Transfer, bytes: usize) {
+        let is_known = match transfer {
+            Transfer::Sent => self.sender.lock().is_some_and(|mut sender| sender.leave_young(number, bytes)),
+            Transfer::Received => self.receiver.lock().is_some_and(|mut receiver| receiver.leave_young(number, bytes)),
+        };
+        // A send was counted as a transfer when it began.
+        if is_known && bytes > 0 && transfer == Transfer::Received {
+            self.count(Tcp(fd), transfer);
+        }
     }
 
     /// Returns which end of the connection this is.

@@ -14,42 +14,112 @@ use socket::process::signals;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::RawFd;
 
-/// Counts a transfer of a connection that has not proved busy. If it has by now, lets it meet its other end, and
-/// returns it.
+/// How a call of the program transfers bytes by a descriptor that was a connection which has not proved busy.
+pub enum Begun {
+    /// In the kernel, and nothing is to be done afterwards.
+    Uncounted,
+    /// In the kernel; call [`end`] afterwards.
+    Counted(Call),
+    /// The connection has proved busy, and knows how.
+    Connection(&'static Connection),
+}
+
+/// A call that is counted in the kernel.
+pub struct Call {
+    transfer: Transfer,
+    /// [`Young::number`] of the connection.
+    number: u32,
+}
+
+/// Counts a call that is about to transfer bytes in the kernel. A send is counted as a transfer here: the peer finds a
+/// proposal to meet when it receives what is sent now.
 #[inline]
-pub fn count(fd: RawFd, young: Young, transfer: Transfer) -> Option<&'static Connection> {
-    let (next, occasion) = young.count(transfer);
-    if occasion == Occasion::None {
-        // If another thread has closed or counted meanwhile, this transfer is not counted.
-        table::replace(fd, Entry::Young(young), Entry::Young(next));
-        None
-    } else {
-        // A handler that jumps out of this call must not leave the allocator's locks held.
-        signals::without_handlers(|| begin_to_meet(fd, young, next, occasion))
+pub fn begin(fd: RawFd, young: Young, transfer: Transfer) -> Begun {
+    let (mut young, mut is_counted) = (young, transfer == Transfer::Received);
+    loop {
+        let (next, occasion) = if is_counted { (young, Occasion::None) } else { young.count(transfer) };
+        if occasion != Occasion::None {
+            is_counted = table::replace(fd, Entry::Young(young), Entry::Young(next));
+            if is_counted {
+                begin_to_meet(fd, next, occasion);
+            }
+        } else if let Some(next) = next.enter(transfer) {
+            if table::replace(fd, Entry::Young(young), Entry::Young(next)) {
+                return Begun::Counted(Call { transfer, number: next.number() });
+            }
+        } else {
+            table::replace(fd, Entry::Young(young), Entry::None);
+        }
+        match table::get(fd) {
+            Entry::Young(now) => young = now,
+            Entry::Connection(connection) => return Begun::Connection(connection),
+            Entry::None | Entry::Set(_) => return Begun::Uncounted,
+        }
     }
 }
 
+/// Notes that a call that was counted has returned, and has sent or taken this number of bytes.
+#[inline]
+pub fn end(fd: RawFd, call: &Call, bytes: usize) {
+    let is_counted = call.transfer == Transfer::Sent || bytes == 0;
+    // Where the descriptor is another connection's by now, nobody counts the call any more.
+    loop {
+        match table::get(fd) {
+            Entry::Young(young) if young.number() == call.number => {
+                let left = young.leave(call.transfer);
+                let (next, occasion) = if is_counted { (left, Occasion::None) } else { left.count(call.transfer) };
+                if table::replace(fd, Entry::Young(young), Entry::Young(next)) {
+                    if occasion != Occasion::None {
+                        begin_to_meet(fd, next, occasion);
+                    }
+                    return;
+                }
+            }
+            Entry::Connection(connection) => return connection.note_young_call(fd, call.number, call.transfer, bytes),
+            Entry::None | Entry::Set(_) | Entry::Young(_) => return,
+        }
+    }
+}
+
+/// Lets a connection that has proved busy meet its other end.
 #[cold]
 #[inline(never)]
-fn begin_to_meet(fd: RawFd, before: Young, young: Young, occasion: Occasion) -> Option<&'static Connection> {
-    let tcp = Tcp(fd);
-    if identity::is_switched_off() {
-        table::replace(fd, Entry::Young(before), Entry::Young(young));
-        leave_all_lanes();
-        return None;
+fn begin_to_meet(fd: RawFd, young: Young, occasion: Occasion) {
+    // A handler that jumps out of this call must not leave the allocator's locks held.
+    signals::without_handlers(|| {
+        if identity::is_switched_off() {
+            leave_all_lanes();
+        } else if !may_ever_meet(fd, young.role()) {
+            leave_to_kernel(fd, young.number());
+        } else if let Some(connection) = grow_up(fd, young) {
+            connection.meet(Tcp(fd), occasion);
+        }
+    });
+}
+
+/// Forgets a connection that has not proved busy.
+fn leave_to_kernel(fd: RawFd, number: u32) {
+    while let entry @ Entry::Young(now) = table::get(fd)
+        && now.number() == number
+    {
+        table::replace(fd, entry, Entry::None);
     }
-    if !may_ever_meet(fd, young.role()) {
-        table::replace(fd, Entry::Young(before), Entry::None);
-        return None;
+}
+
+/// Gives a connection an object, which knows the calls that are in the kernel. Returns `None` if another thread has
+/// done so meanwhile, or has closed the descriptor.
+fn grow_up(fd: RawFd, young: Young) -> Option<&'static Connection> {
+    let connection = Connection::open(fd, young, Tcp(fd).is_nonblocking());
+    while let entry @ Entry::Young(now) = table::get(fd)
+        && now.number() == young.number()
+    {
+        connection.adopt_calls(now);
+        if table::replace(fd, entry, Entry::Connection(connection)) {
+            return Some(connection);
+        }
     }
-    let connection = Connection::open(fd, young, tcp.is_nonblocking());
-    if table::replace(fd, Entry::Young(before), Entry::Connection(connection)) {
-        connection.meet(tcp, occasion);
-        Some(connection)
-    } else {
-        connection.remove_descriptor(fd);
-        None
-    }
+    connection.remove_descriptor(fd);
+    None
 }
 
 /// Sends all connections back to TCP for good, because lanes were switched off in the rack.
@@ -142,17 +212,12 @@ pub fn note_duplicate(old: RawFd, new: RawFd) {
             return;
         }
         Entry::Connection(connection) => connection,
-        Entry::Young(young) if !may_ever_meet(old, young.role()) => {
-            table::replace(old, Entry::Young(young), Entry::None);
-            return;
-        }
-        Entry::Young(young) => {
-            let connection = Connection::open(old, young, Tcp(old).is_nonblocking());
-            if !table::replace(old, Entry::Young(young), Entry::Connection(connection)) {
-                return connection.remove_descriptor(old);
-            }
-            connection
-        }
+        Entry::Young(young) if !may_ever_meet(old, young.role()) => return leave_to_kernel(old, young.number()),
+        Entry::Young(young) => match grow_up(old, young) {
+            Some(connection) => connection,
+            // Another thread has done so, or has closed it.
+            None => return note_duplicate(old, new),
+        },
     };
     connection.add_descriptor(new);
     table::set(new, Entry::Connection(connection));
@@ -190,8 +255,11 @@ pub fn note_obtained(fd: RawFd) {
 pub fn stay_on_tcp(fd: RawFd) {
     match table::get(fd) {
         Entry::None | Entry::Set(_) => {}
-        entry @ Entry::Young(_) => {
-            table::replace(fd, entry, Entry::None);
+        Entry::Young(young) => {
+            leave_to_kernel(fd, young.number());
+            if let Entry::Connection(connection) = table::get(fd) {
+                connection.stay_on_tcp(Tcp(fd));
+            }
         }
         Entry::Connection(connection) => connection.stay_on_tcp(Tcp(fd)),
     }

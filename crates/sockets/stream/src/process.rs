@@ -112,8 +112,14 @@ pub fn before_exit() {
     connection::before_exit();
 }
 
-/// Prepares for a fork.
+/// Prepares for a fork. Connections stay on TCP from now on, also those that have not proved busy: both processes would
+/// move them.
 pub fn before_fork() {
+    table::for_each(0..=RawFd::MAX, |fd, entry| {
+        if let Entry::Young(_) = entry {
+            lifecycle::stay_on_tcp(fd);
+        }
+    });
     connection::before_fork();
     epoll::before_fork();
 }

@@ -17,6 +17,7 @@ const KIND_YOUNG: usize = 1;
 const KIND_CONNECTION: usize = 2;
 const KIND_SET: usize = 3;
 const PAYLOAD_SHIFT: u32 = 3;
+const _: () = assert!(Young::BITS + PAYLOAD_SHIFT <= usize::BITS, "counters fit in an entry");
 
 /// What a descriptor refers to.
 #[derive(Clone, Copy)]
@@ -39,7 +40,7 @@ impl Entry {
     #[inline(always)]
     fn from_word(word: usize) -> Self {
         match word & KIND_MASK {
-            KIND_YOUNG => Self::Young(Young::from_word((word >> PAYLOAD_SHIFT) as u32)),
+            KIND_YOUNG => Self::Young(Young::from_word((word >> PAYLOAD_SHIFT) as u64)),
             // SAFETY: `to_word` made the word from a `&'static Connection`, and the table holds no others of this kind.
             KIND_CONNECTION => Self::Connection(unsafe { &*std::ptr::with_exposed_provenance(word & !KIND_MASK) }),
             // SAFETY: `to_word` made the word from a `&'static EpollSet`, and the table holds no others of this kind.

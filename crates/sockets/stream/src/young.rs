@@ -7,6 +7,7 @@
 //! and so on: an attempt costs a few system calls, and the peer may never load this library.
 
 use meeting::Role;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Transfers in one direction that count as one request.
 const TRANSFERS_PER_REQUEST: u32 = 8;
@@ -40,29 +41,69 @@ pub enum Occasion {
 /// The counters of a connection, in one word.
 ///
 /// From the lowest bit: the role (1 bit), the direction of the last transfer (2 bits), the number of transfers since
-/// the direction has changed (4 bits), and the number of requests (24 bits).
+/// the direction has changed (4 bits), the number of requests (24 bits), the calls that send and that receive now
+/// (8 bits each), and a number that tells the connection from earlier ones with the same descriptor (14 bits).
+///
+/// Calls are counted while they are in the kernel because a direction must not move to a lane before they have returned:
+/// they write or take bytes at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Young(u32);
+pub struct Young(u64);
 
 const DIRECTION_SHIFT: u32 = 1;
 const RUN_SHIFT: u32 = 3;
 const REQUESTS_SHIFT: u32 = 7;
 const REQUESTS_MAX: u32 = (1 << 24) - 1;
+const SENDING_SHIFT: u32 = 31;
+const RECEIVING_SHIFT: u32 = 39;
+const NUMBER_SHIFT: u32 = 47;
+const NUMBERS: u32 = 1 << 14;
+/// The bits that a transfer does not change.
+const KEPT: u64 = u64::MAX << SENDING_SHIFT | 1;
+/// The most calls that are counted in the kernel at once in one direction.
+const CALLS_MAX: u32 = 0xff;
+
+/// Connections so far.
+static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
 
 impl Young {
+    /// The bits of a word that counters use.
+    pub const BITS: u32 = NUMBER_SHIFT + NUMBERS.trailing_zeros();
+
     /// Returns the counters of a new connection.
-    pub const fn new(role: Role) -> Self {
-        Self(matches!(role, Role::Accepted) as u32)
+    pub fn new(role: Role) -> Self {
+        let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed) % NUMBERS;
+        Self(u64::from(matches!(role, Role::Accepted)) | u64::from(number) << NUMBER_SHIFT)
     }
 
     /// Decodes the counters from a word.
-    pub const fn from_word(word: u32) -> Self {
+    pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
 
     /// Returns the counters as a word.
-    pub const fn to_word(self) -> u32 {
+    pub const fn to_word(self) -> u64 {
         self.0
+    }
+
+    /// Returns the number that tells the connection from earlier ones with the same descriptor.
+    pub const fn number(self) -> u32 {
+        (self.0 >> NUMBER_SHIFT) as u32 % NUMBERS
+    }
+
+    /// Returns the number of calls that make such transfers in the kernel now.
+    pub const fn calls(self, transfer: Transfer) -> u32 {
+        (self.0 >> calls_shift(transfer)) as u32 & CALLS_MAX
+    }
+
+    /// Counts a call that begins to make a transfer. Returns `None` if there are too many.
+    pub fn enter(self, transfer: Transfer) -> Option<Self> {
+        (self.calls(transfer) < CALLS_MAX).then_some(Self(self.0.wrapping_add(1 << calls_shift(transfer))))
+    }
+
+    /// Counts the return of a call that was [counted](Young::enter).
+    pub fn leave(self, transfer: Transfer) -> Self {
+        debug_assert_ne!(self.calls(transfer), 0);
+        Self(self.0.wrapping_sub(1 << calls_shift(transfer)))
     }
 
     /// Returns which end this is.
@@ -72,7 +113,7 @@ impl Young {
 
     /// Returns the number of requests so far.
     pub const fn requests(self) -> u32 {
-        self.0 >> REQUESTS_SHIFT
+        (self.0 >> REQUESTS_SHIFT) as u32 & REQUESTS_MAX
     }
 
     /// Counts a transfer, and returns what it is the occasion for.
@@ -85,11 +126,13 @@ impl Young {
         let begins_requests =
             matches!((self.role(), transfer), (Role::Connected, Transfer::Sent) | (Role::Accepted, Transfer::Received));
         let is_same = self.0 >> DIRECTION_SHIFT & 3 == direction;
-        let run = if is_same { (self.0 >> RUN_SHIFT & 0xf) + 1 } else { 0 };
+        let run = if is_same { (self.0 >> RUN_SHIFT) as u32 % 16 + 1 } else { 0 };
         let is_request = if is_same { run == TRANSFERS_PER_REQUEST } else { begins_requests };
         let run = if run == TRANSFERS_PER_REQUEST { 0 } else { run };
         let requests = (self.requests() + u32::from(is_request)).min(REQUESTS_MAX);
-        let next = Self(self.0 & 1 | direction << DIRECTION_SHIFT | run << RUN_SHIFT | requests << REQUESTS_SHIFT);
+        let counters =
+            direction << DIRECTION_SHIFT | u64::from(run) << RUN_SHIFT | u64::from(requests) << REQUESTS_SHIFT;
+        let next = Self(self.0 & KEPT | counters);
         (next, if is_request { self.occasion(requests) } else { Occasion::None })
     }
 
@@ -106,6 +149,13 @@ impl Young {
             }
             () => Occasion::None,
         }
+    }
+}
+
+const fn calls_shift(transfer: Transfer) -> u32 {
+    match transfer {
+        Transfer::Sent => SENDING_SHIFT,
+        Transfer::Received => RECEIVING_SHIFT,
     }
 }
 
@@ -173,11 +223,33 @@ mod tests {
 
     #[test]
     fn counters_do_not_overflow() {
-        let mut young = Young::from_word(u32::MAX >> 1 & !7);
+        let mut young = Young::from_word((1 << SENDING_SHIFT) - 8);
         for _ in 0..100 {
             (young, _) = young.count(Transfer::Sent);
             (young, _) = young.count(Transfer::Received);
         }
         assert_eq!(young.requests(), REQUESTS_MAX);
+    }
+
+    #[test]
+    fn calls_and_transfers_are_counted_apart() {
+        let new = Young::new(Role::Accepted);
+        let mut young = new;
+        for calls in 0..CALLS_MAX {
+            assert_eq!((young.calls(Transfer::Sent), young.calls(Transfer::Received)), (calls, 0));
+            young = young.enter(Transfer::Sent).expect("a free place");
+        }
+        assert_eq!(young.enter(Transfer::Sent), None);
+        young = young.enter(Transfer::Received).expect("a free place");
+        (young, _) = young.count(Transfer::Received);
+        assert_eq!((young.requests(), young.number(), young.role()), (1, new.number(), Role::Accepted));
+        assert_eq!((young.calls(Transfer::Sent), young.calls(Transfer::Received)), (CALLS_MAX, 1));
+        (0..CALLS_MAX).for_each(|_| young = young.leave(Transfer::Sent));
+        assert_eq!(young.leave(Transfer::Received), new.count(Transfer::Received).0);
+    }
+
+    #[test]
+    fn connections_have_different_numbers() {
+        assert_ne!(Young::new(Role::Connected).number(), Young::new(Role::Connected).number());
     }
 }

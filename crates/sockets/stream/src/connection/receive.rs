@@ -68,7 +68,6 @@ impl Connection {
     unsafe fn attempt(&'static self, call: &Call, events: Option<i16>) -> Result<Attempt, Errno> {
         let &Call { this, tcp, spans, flags, done } = call;
         let mut receiver = this.receiver()?;
-        receiver.note_call();
         if flags.out_of_stream {
             receiver.enter_kernel();
             return Ok(Attempt::Kernel);

@@ -39,6 +39,9 @@ pub(super) struct Receiver {
     lane: Option<InLane>,
     /// Calls of the program that receive by TCP now: such a call may take bytes at any time.
     calls_in_kernel: u32,
+    /// [`Young::number`](crate::young::Young::number) of the connection: some of these calls have begun before there was
+    /// an object.
+    number: u32,
     /// The kernel has reported an event of the socket since it was last asked.
     has_kernel_event: bool,
     /// When the kernel was last asked, by the processor's clock.
@@ -47,9 +50,6 @@ pub(super) struct Receiver {
     has_peer_left: bool,
     /// How many sets do not allow moves.
     forbidden: u32,
-    /// A receive has begun since the ends have met. Before, a thread may still wait in the kernel for bytes, in a call
-    /// that has begun when nobody counted.
-    has_been_called: bool,
 }
 
 /// The result of one attempt to receive.
@@ -124,8 +124,8 @@ impl Receiver {
     /// Begins to use the lane, now that the ends have met. This end does not consent to moves before
     /// [`Receiver::allow_moves`]: the sets that hold the connection must know of the lane first.
     pub fn install(&mut self, lane: InLane, counters: Counters) {
-        let calls_in_kernel = self.calls_in_kernel;
-        *self = Self { calls_in_kernel, lane: Some(lane), counters, forbidden: 1, ..Self::default() };
+        let Self { calls_in_kernel, number, .. } = *self;
+        *self = Self { calls_in_kernel, number, lane: Some(lane), counters, forbidden: 1, ..Self::default() };
     }
 
     /// Returns the lane, if the ends have met.
@@ -155,15 +155,24 @@ impl Receiver {
         tcp.available() > 0 || self.lane_in_use().is_some_and(|lane| lane.may_have_data())
     }
 
-    /// Notes that a call of the program begins to receive.
-    #[inline(always)]
-    pub fn note_call(&mut self) {
-        self.has_been_called = true;
-    }
-
     /// Notes that a call of the program receives by TCP.
     pub fn enter_kernel(&mut self) {
         self.calls_in_kernel += 1;
+    }
+
+    /// Takes over the calls that were counted before there was an object.
+    pub fn adopt_calls(&mut self, number: u32, calls: u32) {
+        (self.number, self.calls_in_kernel) = (number, calls);
+    }
+
+    /// Notes that a call of the connection `number` has returned, and has received this number of bytes. Returns whether
+    /// it is this one.
+    pub fn leave_young(&mut self, number: u32, bytes: usize) -> bool {
+        let is_known = self.number == number && self.calls_in_kernel > 0;
+        if is_known {
+            self.leave_kernel(bytes);
+        }
+        is_known
     }
 
     /// Notes that it has returned, and has received this number of bytes.
@@ -212,7 +221,7 @@ impl Receiver {
     /// [`Violation`] if the peer published what no correct peer does; the same holds below.
     pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0 && self.has_been_called;
+        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }

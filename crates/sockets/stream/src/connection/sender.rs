@@ -21,6 +21,9 @@ pub(super) struct Sender {
     lane: Option<OutLane>,
     /// Calls of the program that send by TCP now. Bytes that such a call writes would not be counted.
     calls_in_kernel: u32,
+    /// [`Young::number`](crate::young::Young::number) of the connection: some of these calls have begun before there was
+    /// an object.
+    number: u32,
     /// When this end asks for a move again; `None` for never.
     asks_after: Option<AsksAfter>,
     /// A send has found no room, and nothing has found room since.
@@ -113,8 +116,8 @@ impl Sender {
     /// Begins to use the lane, now that the ends have met: asks for the first move.
     pub fn install(&mut self, lane: OutLane, counters: Counters, tcp: Tcp, role: Role) {
         let asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
-        *self =
-            Self { calls_in_kernel: self.calls_in_kernel, lane: Some(lane), counters, asks_after, ..Self::default() };
+        let Self { calls_in_kernel, number, .. } = *self;
+        *self = Self { calls_in_kernel, number, lane: Some(lane), counters, asks_after, ..Self::default() };
         self.with_io(tcp, role, |path, io| {
             let Ok(()) = path.ask(io);
         });
@@ -190,6 +193,21 @@ impl Sender {
             Some(AsksAfter { left, .. }) => *left -= 1,
             None => {}
         }
+    }
+
+    /// Takes over the calls that were counted before there was an object.
+    pub fn adopt_calls(&mut self, number: u32, calls: u32) {
+        (self.number, self.calls_in_kernel) = (number, calls);
+    }
+
+    /// Notes that a call of the connection `number` has returned, and has sent this number of bytes. Returns whether it
+    /// is this one.
+    pub fn leave_young(&mut self, number: u32, bytes: usize) -> bool {
+        let is_known = self.number == number && self.calls_in_kernel > 0;
+        if is_known {
+            self.leave_kernel(bytes);
+        }
+        is_known
     }
 
     /// Notes that it has returned, and has sent this number of bytes.
