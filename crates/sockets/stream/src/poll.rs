@@ -218,8 +218,14 @@ pub(crate) unsafe fn poll_until(
     let mut began = SignalCheckpoint::now();
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
     let mut call = Call::new(entries, ends_wait);
-    // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
-    let ready = unsafe { call.ask(Some(0), std::ptr::null()) }?;
+    let ready = loop {
+        // SAFETY: the mask is null.
+        match unsafe { call.ask(Some(0), std::ptr::null()) } {
+            // The handler ran before the call had its mask, which might keep the signal out.
+            Err(Errno::INTR) if !mask.is_null() => began = SignalCheckpoint::now(),
+            asked => break asked?,
+        }
+    };
     if ready > 0 || timeout_ns == Some(0) {
         // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
         return unsafe { blocking::deliver_signals(mask) }.map(|()| ready).or(if ready > 0 {
