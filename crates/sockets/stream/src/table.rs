@@ -84,6 +84,16 @@ pub fn set(fd: RawFd, entry: Entry) -> Entry {
     Entry::from_word(page_for(index)[index % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel))
 }
 
+/// Gives `fd` an entry if it has none. Returns whether it had none.
+pub fn insert(fd: RawFd, entry: Entry) -> bool {
+    if let Ok(index) = usize::try_from(fd)
+        && can_hold(fd)
+    {
+        page_for(index);
+    }
+    replace(fd, Entry::None, entry)
+}
+
 /// Returns whether `fd` fits in the table.
 pub fn can_hold(fd: RawFd) -> bool {
     usize::try_from(fd).is_ok_and(|index| index < PAGES * PAGE_ENTRIES)

@@ -74,12 +74,15 @@ pub(super) fn of(epfd: RawFd) -> Option<&'static EpollSet> {
         *state = State { descriptors: vec![epfd], ..State::default() };
         state.ensure_inner(epfd).is_ok()
     });
-    if is_made && table::can_hold(epfd) {
-        table::set(epfd, Entry::Set(set));
+    if is_made && table::insert(epfd, Entry::Set(set)) {
         return Some(set);
     }
-    set.close();
-    None
+    if let Some(mut state) = set.lock() {
+        *state = State::default();
+    }
+    POOL.release(set);
+    // Another thread may have made the set meanwhile.
+    if let Entry::Set(set) = table::get(epfd) { Some(set) } else { None }
 }
 
 /// Performs `epoll_ctl(2)`.
