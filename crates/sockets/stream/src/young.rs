@@ -44,8 +44,8 @@ pub enum Occasion {
 /// the direction has changed (4 bits), the number of requests (24 bits), the calls that send and that receive now
 /// (8 bits each), and a number that tells the connection from earlier ones with the same descriptor (14 bits).
 ///
-/// Calls are counted while they are in the kernel because a direction must not move to a lane before they have returned:
-/// they write or take bytes at any time.
+/// Calls are counted while they are in the kernel because a direction must not move to a lane before they have
+/// returned: they write or take bytes at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Young(u64);
 

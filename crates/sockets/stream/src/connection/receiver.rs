@@ -39,8 +39,8 @@ pub(super) struct Receiver {
     lane: Option<InLane>,
     /// Calls of the program that receive by TCP now: such a call may take bytes at any time.
     calls_in_kernel: u32,
-    /// [`Young::number`](crate::young::Young::number) of the connection: some of these calls have begun before there was
-    /// an object.
+    /// [`Young::number`](crate::young::Young::number) of the connection: some of these calls have begun before there
+    /// was an object.
     number: u32,
     /// The kernel has reported an event of the socket since it was last asked.
     has_kernel_event: bool,
@@ -165,8 +165,8 @@ impl Receiver {
         (self.number, self.calls_in_kernel) = (number, calls);
     }
 
-    /// Notes that a call of the connection `number` has returned, and has received this number of bytes. Returns whether
-    /// it is this one.
+    /// Notes that a call of the connection `number` has returned, and has received this number of bytes. Returns
+    /// whether it is this one.
     pub fn leave_young(&mut self, number: u32, bytes: usize) -> bool {
         let is_known = self.number == number && self.calls_in_kernel > 0;
         if is_known {

@@ -21,8 +21,8 @@ pub(super) struct Sender {
     lane: Option<OutLane>,
     /// Calls of the program that send by TCP now. Bytes that such a call writes would not be counted.
     calls_in_kernel: u32,
-    /// [`Young::number`](crate::young::Young::number) of the connection: some of these calls have begun before there was
-    /// an object.
+    /// [`Young::number`](crate::young::Young::number) of the connection: some of these calls have begun before there
+    /// was an object.
     number: u32,
     /// When this end asks for a move again; `None` for never.
     asks_after: Option<AsksAfter>,
