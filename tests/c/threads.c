@@ -96,7 +96,7 @@ SERVER(a_large_send_and_small_ones_share_a_stream)
 CLIENT(a_large_send_and_small_ones_share_a_stream)
 {
     struct writer large = {me->fd, 'a'}, small = {me->fd, 'b'};
-    pthread_t first = start_thread(write_large, &large), second;
+    pthread_t first = start_thread(write_large, &large), second = 0;
     for (int tick = 0; tick < TICKS; tick++) {
         char byte;
         recv_exact(me->fd, &byte, 1);
