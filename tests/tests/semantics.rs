@@ -202,8 +202,8 @@ const PENDING: &[Difference] = &[
 ];
 
 /// Parts of the names of checks that are pending too. Urgent data: its mark is where a lane ends, and a receive that
-/// empties the lane does not go on with what TCP has before the mark. Groups: who gets a descriptor does not get what is
-/// unread in a lane whose sender has gone back to TCP by itself.
+/// empties the lane does not go on with what TCP has before the mark. Groups: who gets a descriptor does not get what
+/// is unread in a lane whose sender has gone back to TCP by itself.
 const PENDING_PARTS: &[&str] = &["urgent", "_mark", "groups_converse_at_random"];
 
 /// Round trips before each check: the connection has moved to lanes by then.
