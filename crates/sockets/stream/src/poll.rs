@@ -134,7 +134,7 @@ impl<'a> Call<'a> {
         }
         let in_kernel = self.in_kernel.as_mut_slice();
         self.muted.as_slice().iter().for_each(|index| in_kernel[*index].fd = -1);
-        // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+        // SAFETY: `mask` is null or a signal set, by this function's contract.
         unsafe { blocking::ppoll(in_kernel, timeout_ns, mask) }?;
         let (of_program, of_bells) = in_kernel.split_at(self.entries.len());
         for (entry, found) in self.entries.iter_mut().zip(of_program) {
@@ -201,7 +201,7 @@ impl Drop for Parking {
 /// # Safety
 /// `mask` is null or points to a signal set.
 pub unsafe fn poll(entries: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
-    // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+    // SAFETY: `mask` is null or a signal set, by this function's contract.
     unsafe { poll_until(entries, has_event, timeout_ns, mask) }
 }
 
@@ -227,18 +227,18 @@ pub(crate) unsafe fn poll_until(
         }
     };
     if ready > 0 || timeout_ns == Some(0) {
-        // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+        // SAFETY: `mask` is null or a signal set, by this function's contract.
         return unsafe { blocking::deliver_signals(mask) }.map(|()| ready).or(if ready > 0 {
             Ok(ready)
         } else {
             Err(Errno::INTR)
         });
     }
-    // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+    // SAFETY: `mask` is null or a signal set, by this function's contract.
     let _masked = unsafe { signals::mask_while_polling(mask, &mut began) };
     match spin(&mut call, began, deadline_ns)? {
         Some(ready) => Ok(ready),
-        // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+        // SAFETY: `mask` is null or a signal set, by this function's contract.
         None => unsafe { sleep(&mut call, began, deadline_ns, mask) },
     }
 }
@@ -289,7 +289,7 @@ unsafe fn sleep(
             return Err(Errno::INTR);
         }
         let left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns()));
-        // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
+        // SAFETY: `mask` is null or a signal set, by this function's contract.
         let ready = unsafe { call.ask(if is_ready { Some(0) } else { left_ns }, mask) };
         drop(parked);
         match ready? {
