@@ -20,8 +20,8 @@
 //! | [`Ended`](Word::Ended) | sender | the number of the move that has ended, and [how](EndWord) |
 //! | [`Frozen`](Word::Frozen) | receiver | the number of the move whose lane it does not read any more |
 //!
-//! With `Up` the sender also publishes where in the ring the lane begins, with `Ended` where it ends, and with `Frozen`
-//! the receiver publishes up to where it has read.
+//! With `Up` the sender also publishes where in the ring the lane begins, with `Ended` where it ends and how many of
+//! its bytes follow on TCP. With `Frozen` the receiver publishes up to where it has read.
 //!
 //! # Transitions of the sender
 //!
@@ -33,9 +33,9 @@
 //! | `Asking` | `Frozen = k` | | `Tcp` | by TCP |
 //! | `Asking` | goes back | `Withdrawn = k` | `Tcp` | |
 //! | `Lane` | `Frozen != k` | | | by the lane |
-//! | `Lane` | goes back, `Frozen != k` after a fence | `Down = k`, `Ended = k` | `Tcp` | by TCP |
+//! | `Lane` | goes back, `Frozen != k` after a fence | `Down = k`, `Ended = k, repeated` | `Resending` | |
 //! | `Lane` | `Frozen = k`, on the way to a send or back | `Down = k`, `Ended = k, resent` | `Resending` | |
-//! | `Resending` | all that the receiver has not read was written to TCP | | `Tcp` | by TCP |
+//! | `Resending` | all that it knows to be unread in the lane was written to TCP | | `Tcp` | by TCP |
 //!
 //! # Transitions of the receiver
 //!
@@ -48,11 +48,13 @@
 //! | `Careful` | `Up = k` | | `Capped` | as there |
 //! | `Capped` | bytes are left before `UpAt` | | | to the kernel, for at most these |
 //! | `Capped` | none is left | | `Lane` | to the lane |
-//! | `Lane` | the ring is empty, `Ended = k`, its end is reached | | `Plain` | to the kernel |
+//! | `Lane` | `Ended = k, repeated`; its end is reached or all repeated bytes are here | | `Skipping` | nowhere yet |
+//! | `Skipping` | what was read in the lane is received from TCP, and dropped | | `Plain` | to the kernel |
 //! | all but `Plain` | freezes, `Down != k` after a fence | `Frozen = k` | `Plain` | to the kernel |
 //! | all but `Plain` | freezes, `Down = k` | `Frozen = k` | `Freezing` | nowhere yet |
 //! | `Freezing` | `Ended = k, resent` | | `Plain` | to the kernel |
-//! | `Freezing` | `Ended = k` | | the state before | |
+//! | `Freezing` | `Ended = k, repeated`, the lane was entered | | `Skipping` | nowhere yet |
+//! | `Freezing` | `Ended = k, repeated`, it was not | | `Plain` | to the kernel |
 //!
 //! # Why it holds
 //!
@@ -63,13 +65,20 @@
 //! unchanged, and the sender writes to TCP again only after `Up`.
 //!
 //! **Freezing.** A receiver can leave a lane at once, even if the sender never runs again before somebody else reads
-//! the socket: the unread bytes are still in memory of the sender, which writes them to TCP when it finds `Frozen`. The
-//! one case to exclude is a sender that has gone back by itself, so that TCP already has bytes that follow the lane.
-//! Each stores its word (`Down`, `Frozen`), passes a fence, and loads the other's. So at least one of them sees the
-//! other. If the receiver does not see `Down`, the sender will see `Frozen` before it writes to TCP. If it does, it
-//! waits for `Ended`, which says what the sender has seen.
+//! the socket: the unread bytes are still in memory of the sender, which writes them to TCP when it finds `Frozen`.
 //!
-//! A sender that dies after the freeze and before it has written the rest to TCP takes the rest with it.
+//! **Repeating.** A sender that goes back by itself also writes to TCP all that is unread in the lane, as far as it
+//! knows. So TCP has the whole rest of the stream whenever neither direction is on a lane, and whoever gets the socket
+//! may receive it. The receiver may have read more than the sender knows: it drops as many bytes from TCP as it has
+//! read in the lane. It leaves the lane once TCP has all that is repeated. Until then it reads on in the lane, so that
+//! nothing is lost if the sender dies.
+//!
+//! A receiver that freezes and a sender that goes back at the same time must agree on what TCP will have: what is
+//! unread according to the one, or to the other. Each stores its word (`Down`, `Frozen`), passes a fence, and loads the
+//! other's. So at least one of them sees the other. If the receiver does not see `Down`, the sender will see `Frozen`
+//! before it writes to TCP. If it does, it waits for `Ended`, which says what the sender has seen.
+//!
+//! A sender that dies before it has written the rest to TCP takes that with it, unless the receiver is in the lane.
 //!
 //! **Search.** `tests/search.rs` explores every interleaving of two ends step by step, with stores that are delayed as
 //! long as the processor may, ends that crash between two steps, and a holder of the socket who knows nothing of all
@@ -104,13 +113,13 @@ impl MoveNumber {
     }
 }
 
-/// The word [`Word::Ended`]: which move has ended, and whether the sender writes to TCP what the receiver has not read.
+/// The word [`Word::Ended`]: which move has ended, and what of its lane follows on TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndWord {
     /// The move that has ended.
     pub number: MoveNumber,
-    /// The receiver had [frozen](Receiving::freeze) the lane: all bytes that it has not read follow on TCP. Otherwise
-    /// they are in the lane.
+    /// The receiver had [frozen](Receiving::freeze) the lane: the bytes that it has not read follow on TCP. Otherwise
+    /// those follow of which the sender does not know that they are read.
     pub is_resent: bool,
 }
 
@@ -168,8 +177,10 @@ pub trait SenderIo: Words {
     /// Restarts the lane, and publishes where in the ring it begins and that `bytes_written` bytes come before it.
     fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Self::Stop>;
 
-    /// Completes all records, and publishes where in the ring the lane ends.
-    fn publish_end(&mut self) -> Result<(), Self::Stop>;
+    /// Completes all records, and publishes where in the ring the lane ends. The caller will write to TCP what the
+    /// receiver has left: behind the position that it has published, if `is_frozen`; otherwise, what this end does not
+    /// know to be read, and their number is published too.
+    fn publish_end(&mut self, is_frozen: bool) -> Result<(), Self::Stop>;
 }
 
 /// What a receiver needs besides the words: the kernel's counts, and the lane.
@@ -189,6 +200,15 @@ pub trait ReceiverIo: Words {
     /// Returns whether everything before the published end of the lane is read; `None` if no record is unread before an
     /// end that is elsewhere, which no correct sender publishes.
     fn has_reached_end(&mut self) -> Result<Option<bool>, Self::Stop>;
+
+    /// Returns the number of bytes of the lane that follow on TCP, as the sender has published with its end.
+    fn bytes_repeated(&mut self) -> Result<u64, Self::Stop>;
+
+    /// Returns the number of bytes that are unread in the lane, which has ended.
+    fn bytes_unread(&mut self) -> Result<u64, Self::Stop>;
+
+    /// Receives at most `bytes_max` bytes from TCP, without waiting, and drops them. Returns their number.
+    fn drop_bytes(&mut self, bytes_max: u64) -> Result<u64, Self::Stop>;
 
     /// Publishes up to where in the lane this end has read; `has_entered` is false if it has not
     /// [entered](ReceiverIo::enter) the lane of this move.

@@ -21,6 +21,8 @@ pub enum Receiving {
     },
     /// The lane is frozen, and the sender is about to say whether it has seen this.
     Freezing(Frozen),
+    /// By TCP, behind bytes that were read in the lane.
+    Skipping(Repeated),
 }
 
 /// A move to which this end has consented and that has not begun.
@@ -39,7 +41,15 @@ pub struct Begun {
     bytes_left: u64,
 }
 
-/// The state to return to if the sender had gone back before it could see that the lane is frozen.
+/// A move that has ended, some bytes of which come by TCP once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Repeated {
+    number: MoveNumber,
+    /// Number of bytes to drop.
+    bytes_left: u64,
+}
+
+/// The state in which the lane was frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Frozen {
     /// See [`Receiving::Careful`].
@@ -107,8 +117,9 @@ impl Receiving {
             }
             Self::Careful(consent) => self.poll(consent, io),
             Self::Capped(begun) => Ok(self.read_up_to_lane(begun, io)?),
-            Self::Lane { .. } => Ok(ReceiveBy::Lane),
+            Self::Lane { number } => Ok(self.leave_if_repeated(number, io)?),
             Self::Freezing(before) => self.settle(before, io),
+            Self::Skipping(repeated) => Ok(self.skip(repeated, io)?),
         }
     }
 
@@ -184,26 +195,65 @@ impl Receiving {
             return Err(Failure::Corrupt(Corrupt { what: "the end of a lane", value: word }));
         }
         match io.has_reached_end()? {
-            Some(true) => {
-                *self = Self::Plain { last: number };
-                Ok(ReceiveBy::Kernel)
-            }
+            Some(true) => Ok(self.leave(number, io)?),
             // Records that were published between the read and the load of the end.
             Some(false) => Ok(ReceiveBy::Lane),
             None => Err(Failure::Corrupt(Corrupt { what: "the position of the end of a lane", value: word })),
         }
     }
 
-    /// Leaves the lane, or withdraws a consent. Returns whether everything that is unread comes by TCP, so that anyone
-    /// who holds the socket may receive it. Otherwise the sender had gone back by itself, or is doing so: the rest of
-    /// the lane must be read here. Ring the bell afterwards: the sender has to write to TCP what is unread.
+    /// Returns the number of the move if receives go by its lane.
+    pub fn lane(&self) -> Option<MoveNumber> {
+        if let Self::Lane { number } = *self { Some(number) } else { None }
+    }
+
+    /// Returns the number of bytes to drop from TCP, once the lane is left.
+    pub fn bytes_to_drop(&self) -> u64 {
+        if let Self::Skipping(Repeated { bytes_left, .. }) = *self { bytes_left } else { 0 }
+    }
+
+    /// Leaves the lane if it has ended and everything unread in it has arrived by TCP.
+    #[inline(always)]
+    fn leave_if_repeated<I: ReceiverIo>(&mut self, number: MoveNumber, io: &mut I) -> Result<ReceiveBy, I::Stop> {
+        let end = EndWord::from_word(io.load(Word::Ended)?);
+        if end.number != number || end.is_resent {
+            return Ok(ReceiveBy::Lane);
+        }
+        let (repeated, unread) = (io.bytes_repeated()?, io.bytes_unread()?);
+        // A sender repeats nothing for a receiver that has said that it is closed.
+        if unread > repeated || repeated > io.bytes_available()? {
+            return Ok(ReceiveBy::Lane);
+        }
+        self.leave(number, io)
+    }
+
+    /// Leaves a lane that has ended, and of which everything unread follows on TCP.
+    fn leave<I: ReceiverIo>(&mut self, number: MoveNumber, io: &mut I) -> Result<ReceiveBy, I::Stop> {
+        let bytes_left = io.bytes_repeated()?.saturating_sub(io.bytes_unread()?);
+        self.skip(Repeated { number, bytes_left }, io)
+    }
+
+    /// Drops what was read in the lane from TCP, as far as it has arrived.
+    fn skip<I: ReceiverIo>(&mut self, repeated: Repeated, io: &mut I) -> Result<ReceiveBy, I::Stop> {
+        let Repeated { number, bytes_left } = repeated;
+        let dropped = if bytes_left > 0 { io.drop_bytes(bytes_left)? } else { 0 };
+        let bytes_left = bytes_left.saturating_sub(dropped);
+        *self =
+            if bytes_left > 0 { Self::Skipping(Repeated { number, bytes_left }) } else { Self::Plain { last: number } };
+        Ok(if bytes_left > 0 { ReceiveBy::Nothing } else { ReceiveBy::Kernel })
+    }
+
+    /// Leaves the lane, or withdraws a consent. Returns whether the socket has exactly what is unread, or will have, so
+    /// that anyone who holds it may receive. Otherwise the sender is going back at this moment, or bytes are to be
+    /// dropped that have not arrived: call this again soon. Ring the bell afterwards: the sender has to write to TCP
+    /// what is unread.
     pub fn freeze<I: ReceiverIo>(&mut self, io: &mut I) -> Result<bool, Failure<I::Stop>> {
         let before = match *self {
             Self::Plain { .. } => return Ok(true),
             Self::Careful(consent) => Frozen::Careful(consent),
             Self::Capped(begun) => Frozen::Capped(begun),
             Self::Lane { number } => Frozen::Lane { number },
-            Self::Freezing(before) => return self.settle(before, io).map(|by| by == ReceiveBy::Kernel),
+            Self::Freezing(_) | Self::Skipping(_) => return self.prepare(false, io).map(|by| by == ReceiveBy::Kernel),
         };
         let number = before.number();
         io.publish_cursor(matches!(before, Frozen::Lane { .. }))?;
@@ -223,16 +273,18 @@ impl Receiving {
         if ended < before.number() {
             return Ok(ReceiveBy::Nothing);
         }
-        if is_resent {
-            *self = Self::Plain { last: ended };
-            return Ok(ReceiveBy::Kernel);
+        match before {
+            Frozen::Lane { number } if !is_resent => Ok(self.leave(number, io)?),
+            _ => {
+                *self = Self::Plain { last: ended };
+                Ok(ReceiveBy::Kernel)
+            }
         }
-        *self = before.into();
-        self.prepare(false, io)
     }
 
     /// Notes that the sender is gone, or has left the connection to somebody who does not know of lanes: no word will
     /// change any more. Returns how the next bytes are to be received; call it when there is nothing else to receive.
+    /// Bytes to drop may still be on their way.
     pub fn note_peer_left<I: ReceiverIo>(&mut self, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         if let Self::Freezing(before) = *self {
             self.settle(before, io)?;
@@ -251,7 +303,7 @@ impl Receiving {
             }
             Self::Lane { number } => {
                 let by = self.note_empty(io)?;
-                if by == ReceiveBy::Nothing {
+                if by == ReceiveBy::Nothing && matches!(self, Self::Lane { .. }) {
                     *self = Self::Plain { last: number };
                     return Ok(ReceiveBy::Kernel);
                 }

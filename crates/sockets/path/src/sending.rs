@@ -20,7 +20,7 @@ pub enum Sending {
         /// The move.
         number: MoveNumber,
     },
-    /// By TCP, once all that the receiver has left in the lane is written to TCP.
+    /// By TCP, once all that is unread in the lane is written to TCP.
     Resending {
         /// The move, which has ended.
         number: MoveNumber,
@@ -40,7 +40,7 @@ pub enum SendBy {
     Tcp,
     /// By the lane.
     Lane,
-    /// Not yet: first write to TCP what the receiver has left in the lane, then call [`Sending::note_resent`].
+    /// Not yet: first write to TCP what is unread in the lane, then call [`Sending::note_resent`].
     Resend,
 }
 
@@ -110,13 +110,13 @@ impl Sending {
         io.store(Word::Down, number.to_word())?;
         io.fence()?;
         let is_resent = io.load(Word::Frozen)? == number.to_word();
-        io.publish_end()?;
+        io.publish_end(is_resent)?;
         io.store(Word::Ended, EndWord { number, is_resent }.to_word())?;
-        *self = if is_resent { Self::Resending { number } } else { Self::Tcp { last: number } };
-        Ok(if is_resent { SendBy::Resend } else { SendBy::Tcp })
+        *self = Self::Resending { number };
+        Ok(SendBy::Resend)
     }
 
-    /// Notes that everything that the receiver has left in the lane was written to TCP.
+    /// Notes that everything that is unread in the lane was written to TCP.
     pub fn note_resent(&mut self) {
         if let Self::Resending { number } = *self {
             *self = Self::Tcp { last: number };

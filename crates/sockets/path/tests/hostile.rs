@@ -46,7 +46,7 @@ impl SenderIo for Random {
     fn publish_begin(&mut self, _: u64) -> Result<(), Infallible> {
         Ok(())
     }
-    fn publish_end(&mut self) -> Result<(), Infallible> {
+    fn publish_end(&mut self, _: bool) -> Result<(), Infallible> {
         Ok(())
     }
 }
@@ -66,6 +66,15 @@ impl ReceiverIo for Random {
     }
     fn enter(&mut self) -> Result<(), Infallible> {
         Ok(())
+    }
+    fn bytes_repeated(&mut self) -> Result<u64, Infallible> {
+        Ok(self.next())
+    }
+    fn bytes_unread(&mut self) -> Result<u64, Infallible> {
+        Ok(self.next())
+    }
+    fn drop_bytes(&mut self, bytes_max: u64) -> Result<u64, Infallible> {
+        Ok(self.next() % (bytes_max + 1))
     }
     fn has_reached_end(&mut self) -> Result<Option<bool>, Infallible> {
         Ok([None, Some(false), Some(true)][self.next() as usize % 3])

@@ -55,7 +55,9 @@ pub unsafe extern "C" fn setsockopt(
 ) -> c_int {
     keeping_errno(|| lifecycle::before_option(fd, level, name));
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::setsockopt(fd, level, name, value, len) }
+    let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+    keeping_errno(|| lifecycle::after_option(fd, level, name));
+    result
 }
 
 #[unsafe(no_mangle)]

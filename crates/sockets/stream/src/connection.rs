@@ -180,6 +180,7 @@ impl Connection {
         let Some(mut meeting) = self.meeting.lock() else { return };
         // The peer may have begun to send by the lane since the last receive. A violation does not matter any more.
         let _ = receiver.prepare(tcp);
+        let _ = receiver.confirm_input(tcp);
         if receiver.lane_in_use().is_some_and(|lane| lane.unread_bytes().is_ok_and(|bytes| bytes > 0)) {
             // As TCP does for bytes that nobody has received.
             let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
@@ -188,7 +189,7 @@ impl Connection {
             lane.note_closed();
         }
         // What the peer has left in the lane follows on TCP; what it has not, it reads there.
-        sender.finish(tcp, self.role());
+        sender.finish_stream(tcp, self.role());
         self.generation.fetch_add(1, Ordering::Release);
         if let Some(mut watchers) = self.watchers.lock() {
             watchers.clear();

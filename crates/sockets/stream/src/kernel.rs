@@ -95,11 +95,49 @@ impl Tcp {
 
     /// Returns the number of bytes that have arrived and are unread; 0 if the kernel cannot tell.
     pub fn available(self) -> u64 {
-        let mut bytes = 0_i32;
-        let arguments = [self.0 as usize, libc::FIONREAD as usize, (&raw mut bytes).expose_provenance()];
-        // SAFETY: the pointer is to a local number, which `FIONREAD` writes.
+        self.number_by_ioctl(libc::FIONREAD as usize).map_or(0, |bytes| bytes.max(0) as u64)
+    }
+
+    /// Returns the number that one of `FIONREAD`, `TIOCOUTQ` and `SIOCATMARK` stores.
+    fn number_by_ioctl(self, request: usize) -> Option<i32> {
+        let mut number = 0_i32;
+        let arguments = [self.0 as usize, request, (&raw mut number).expose_provenance()];
+        // SAFETY: the pointer is to a local number, and these requests write one.
         let result = unsafe { raw_syscall(libc::SYS_ioctl, arguments) };
-        if result < 0 { 0 } else { bytes.max(0) as u64 }
+        (result >= 0).then_some(number)
+    }
+
+    /// Returns whether the next byte is behind the mark of an urgent one, where a receive stops.
+    pub fn is_at_mark(self) -> bool {
+        const SIOCATMARK: usize = 0x8905;
+        self.number_by_ioctl(SIOCATMARK).is_some_and(|is_at_mark| is_at_mark != 0)
+    }
+
+    /// Receives at most `bytes_max` of the bytes that have arrived, and drops them. Returns their number.
+    pub fn drop_bytes(self, bytes_max: u64) -> u64 {
+        let mut dropped = 0;
+        // A receive that finds no bytes would take the socket's error, which the program is to see.
+        while dropped < bytes_max
+            && let available @ 1.. = self.available()
+        {
+            let wanted = available.min(bytes_max - dropped) as usize;
+            let arguments = [self.0 as usize, 0, wanted, (libc::MSG_TRUNC | libc::MSG_DONTWAIT) as usize, 0, 0];
+            // SAFETY: with `MSG_TRUNC`, a TCP socket stores no bytes.
+            match system::count_or_error(unsafe { raw_syscall(libc::SYS_recvfrom, arguments) }) {
+                Ok(bytes @ 1..) => dropped += bytes as u64,
+                _ => break,
+            }
+        }
+        dropped
+    }
+
+    /// Returns how many bytes the socket takes at once, even if the peer receives none. The kernel counts its own
+    /// structures too, less than half of the buffer.
+    pub fn room(self) -> usize {
+        let buffer = rustix::net::sockopt::socket_send_buffer_size(self.borrow()).unwrap_or(0);
+        let unacknowledged = self.number_by_ioctl(libc::TIOCOUTQ as usize);
+        let used = unacknowledged.map_or(buffer, |bytes| bytes.max(0) as usize);
+        buffer.saturating_sub(used) / 2
     }
 
     /// Returns the value of a timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`) in nanoseconds; 0 is no timeout.

@@ -288,6 +288,7 @@ const HARMLESS: [(i32, &[i32]); 4] = [
             libc::SO_KEEPALIVE,
             libc::SO_LINGER,
             libc::SO_SNDBUF,
+            libc::SO_SNDBUFFORCE,
             libc::SO_RCVBUF,
             libc::SO_RCVTIMEO,
             libc::SO_SNDTIMEO,
@@ -331,5 +332,14 @@ pub fn before_option(fd: RawFd, level: i32, name: i32) {
     let is_harmless = HARMLESS.iter().any(|(of_level, names)| *of_level == level && names.contains(&name));
     if !is_harmless {
         stay_on_tcp(fd);
+    }
+}
+
+/// Notes that an option was set.
+pub fn after_option(fd: RawFd, level: i32, name: i32) {
+    if let (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) = (level, name)
+        && let Entry::Connection(connection) = table::get(fd)
+    {
+        connection.note_send_buffer(fd);
     }
 }

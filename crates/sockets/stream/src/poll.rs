@@ -16,6 +16,7 @@ use socket::process::signals::{self, HandlersRun, SignalCheckpoint};
 use std::os::fd::RawFd;
 use wait::{Action, Spin};
 
+const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Polls of the lanes that take as long as one system call.
 const POLLS_PER_CALL: u32 = 100;
@@ -150,6 +151,9 @@ impl<'a> Call<'a> {
             let entry = &mut self.entries[watched.index];
             if entry.revents & !OUTPUT != 0 {
                 watched.connection.note_kernel_event();
+            }
+            if entry.revents & INPUT != 0 && !watched.connection.confirm_input(watched.fd) {
+                entry.revents &= !INPUT;
             }
             entry.revents |= watched.lane_events();
         }

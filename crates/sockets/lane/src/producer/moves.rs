@@ -4,9 +4,13 @@
 //! [`Producer::end_move`] and tells the receiver the position, which reads up to it
 //! ([`crate::Consumer::has_reached`]). If the receiver stops before, it publishes its read position
 //! ([`crate::Consumer::frozen_cursor`]), and the sender reads the rest in its own memory ([`Producer::unread_from`]) to
-//! send it in another way. The next part begins with [`Producer::restart`] and [`crate::Consumer::restart`].
+//! send it in another way. A sender that leaves the lane by itself does so from the record on of which the receiver has
+//! not returned the credit ([`Producer::credited_cursor`]). The next part begins with [`Producer::restart`] and
+//! [`crate::Consumer::restart`].
 
-use super::{CLOSED, CREDIT_SEEN, ENTRY, HELD_STATE, LEFT_RING, Producer, RING, START, TAIL, TAIL_LIMIT};
+use super::{
+    CLOSED, CREDIT_SEEN, ENTRY, HELD_STATE, LEFT_RING, Producer, RING, START, TAIL, TAIL_LIMIT, open_read_mark,
+};
 use crate::consumer::Chunk;
 use crate::layout::Ring;
 use crate::record::{FrozenCursor, HEADER_BYTES, Record, slots_of, tag};
@@ -46,6 +50,38 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         (self.reserved, self.holding_ms) = (None, None);
         start
+    }
+
+    /// Returns whether the receiver has [restarted](crate::Consumer::restart) the lane since [`Producer::restart`].
+    pub fn has_restarted(&self) -> bool {
+        self.receiver_word(self.layout.credit()).wrapping_sub(self.own_word(START)) as i64 >= 0
+    }
+
+    /// Returns a cursor for [`Producer::unread_from`] before which the receiver has read everything, as far as this
+    /// end knows without its help: it may have read more, up to one record. Ends the move.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver returned impossible credit.
+    ///
+    /// # Panics
+    /// As [`Producer::unread_from`].
+    pub fn credited_cursor(&mut self, memory: &Region) -> Result<[u64; 2], Corrupt> {
+        assert_eq!(memory.len_bytes(), self.outbound.len_bytes(), "the memory of the outbound window");
+        self.end_move();
+        let end = self.cursor();
+        let head = self.reload_credit(&end)?;
+        self.used_slots(&end, head)?;
+        let records = Records { memory, layout: &self.layout, secret: self.secret, end: end.tail, end_ring: end.ring };
+        // A record that was closed after the receiver had read all of it is credited with the next one.
+        let (closed, read) = (self.own_word(CLOSED), self.receiver_word(self.layout.open_read()));
+        let len_bytes = (closed & u64::from(u16::MAX)) as usize;
+        let is_read = closed != 0 && closed == read && closed == open_read_mark(head, len_bytes);
+        let offset_bytes = if is_read { len_bytes } else { 0 };
+        let place = |ring| FrozenCursor { head, ring, offset_bytes };
+        // A position belongs to one ring, but the sender may have left several while they had unread records.
+        let rings = std::iter::once(end.ring).chain(0..=self.layout.rings_larger() as u8);
+        let place = rings.map(place).find(|place| records.count(*place).is_some());
+        Ok(place.ok_or(Corrupt { what: "credit", value: head })?.encode())
     }
 
     /// Returns the bytes that the receiver has left unread, if `cursor` is its [`frozen

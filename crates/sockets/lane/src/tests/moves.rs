@@ -7,6 +7,7 @@ struct Moving {
     producer: Producer<MemoryOutbound, MemoryInbound>,
     consumer: Consumer<MemoryInbound, MemoryOutbound>,
     senders: Region,
+    receivers: Region,
 }
 
 impl Moving {
@@ -17,8 +18,8 @@ impl Moving {
         let producer =
             Producer::new(MemoryOutbound::new(senders.clone()), MemoryInbound::new(receivers.clone()), layout, SECRET);
         let consumer =
-            Consumer::new(MemoryInbound::new(senders.clone()), MemoryOutbound::new(receivers), layout, SECRET);
-        Self { producer, consumer, senders }
+            Consumer::new(MemoryInbound::new(senders.clone()), MemoryOutbound::new(receivers.clone()), layout, SECRET);
+        Self { producer, consumer, senders, receivers }
     }
 
     fn restart(&mut self) {
@@ -174,4 +175,73 @@ fn a_cursor_that_is_no_record_of_the_sender_is_an_error() {
     assert_eq!(lane.producer.unread_from(&lane.senders, [head, 499 << 8]).unwrap().len_bytes(), 501);
     assert_eq!(lane.producer.unread_from(&lane.senders, [head, 500 << 8]).unwrap().len_bytes(), 500);
     assert_eq!(lane.producer.unread_from(&lane.senders, [end, 0]).unwrap().len_bytes(), 0);
+}
+
+/// Returns what the sender takes back without the receiver's help.
+fn uncredited(lane: &mut Moving) -> Vec<u8> {
+    let cursor = lane.producer.credited_cursor(&lane.senders).unwrap();
+    let mut unread = lane.producer.unread_from(&lane.senders, cursor).unwrap();
+    let mut bytes = vec![0; unread.len_bytes()];
+    unread.read(&mut bytes);
+    bytes
+}
+
+#[test]
+fn a_sender_takes_back_all_records_that_are_not_credited() {
+    let mut lane = Moving::new();
+    lane.producer.set_capacity(8 << 20);
+    // Not entered by the receiver.
+    let start = lane.producer.restart();
+    assert_eq!(lane.producer.write(b"early"), Ok(5));
+    assert_eq!(uncredited(&mut lane), b"early");
+    assert!(!lane.producer.has_restarted());
+    lane.consumer.restart(start).unwrap();
+    assert!(lane.producer.has_restarted());
+    read_all(&mut lane.consumer, b"early");
+    assert_eq!(uncredited(&mut lane), b"");
+    // Through several rings, all unread, then read in pieces.
+    let sent: Vec<u8> = (0..400_000_u32).map(|index| (index * 7 / 5) as u8).collect();
+    let mut written = 0;
+    for len_bytes in [100, 9000, 60_000, 330_900] {
+        assert_eq!(lane.producer.write(&sent[written..written + len_bytes]), Ok(len_bytes));
+        written += len_bytes;
+        assert_eq!(uncredited(&mut lane), sent[..written]);
+    }
+    let mut read = 0;
+    while read < sent.len() {
+        read += lane.consumer.read(&mut [0; 7777]).unwrap();
+        let rest = uncredited(&mut lane);
+        let repeated = rest.len() - (sent.len() - read);
+        assert!(sent.ends_with(&rest) && repeated <= RECORD_BYTES_MAX, "{repeated} of {read} bytes again");
+    }
+    assert_eq!(uncredited(&mut lane), b"");
+}
+
+#[test]
+fn a_record_that_was_read_while_it_was_open_is_not_taken_back() {
+    let mut lane = Moving::new();
+    lane.producer.set_capacity(8 << 20);
+    lane.restart();
+    let sent: Vec<u8> = (0..6000_u32).map(|index| index as u8).collect();
+    for byte in &sent {
+        assert_eq!(lane.producer.write(&[*byte]), Ok(1));
+    }
+    assert!(lane.producer.position() < 6000, "no record was shared");
+    read_all(&mut lane.consumer, &sent);
+    assert_eq!(uncredited(&mut lane), b"");
+}
+
+#[test]
+fn impossible_credit_is_an_error() {
+    let mut lane = Moving::new();
+    lane.restart();
+    assert_eq!(lane.producer.write(&[1; 500]), Ok(500));
+    let credit = Layout::packed_elastic(128, 115).credit();
+    let receivers = lane.receivers.clone();
+    for forged in [1, lane.producer.position() - 1, lane.producer.position() + 1, u64::MAX] {
+        receivers.store_u64(credit, forged, Ordering::Release);
+        let result = lane.producer.credited_cursor(&lane.senders);
+        // Credit of before the restart counts as that of its beginning.
+        assert_eq!(result.is_err(), forged != 1, "{forged}");
+    }
 }

@@ -26,11 +26,23 @@ pub struct Rules {
     pub waits_for_end: bool,
     /// The sender publishes how many bytes it has written to TCP.
     pub counts_written: bool,
+    /// A sender that goes back by itself also writes to TCP what is unread in the lane.
+    pub repeats: bool,
+    /// A receiver drops what it has read in the lane and receives once more.
+    pub drops: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { is_careful: true, has_fences: true, sees_frozen: true, waits_for_end: true, counts_written: true }
+        Self {
+            is_careful: true,
+            has_fences: true,
+            sees_frozen: true,
+            waits_for_end: true,
+            counts_written: true,
+            repeats: true,
+            drops: true,
+        }
     }
 }
 
@@ -43,6 +55,8 @@ pub struct Explored {
     pub resends: usize,
     pub settled: usize,
     pub replaced: usize,
+    /// Bytes that were dropped.
+    pub dropped: usize,
 }
 
 /// A place in shared memory.
@@ -59,9 +73,13 @@ enum Place {
     Cursor,
     /// Number of bytes in the lane.
     Published,
+    /// Position up to which the receiver is known to have read.
+    Credit,
+    /// Number of bytes of the lane that the sender has written to TCP by itself.
+    Repeated,
 }
 
-const PLACES: usize = 12;
+const PLACES: usize = 14;
 
 impl Place {
     fn index(self) -> usize {
@@ -72,6 +90,8 @@ impl Place {
             Self::EndsIn => 9,
             Self::Cursor => 10,
             Self::Published => 11,
+            Self::Credit => 12,
+            Self::Repeated => 13,
         }
     }
 }
@@ -87,12 +107,16 @@ enum Step {
     CountAvailable,
     /// Positions are private: no other end runs in between, but the value is that of the moment.
     LanePosition,
+    /// Where the sender's last move began.
+    OwnBegin,
     WriteTcp,
     WriteLane,
     /// Writes to TCP what the lane has from this position on.
     Resend(u64),
     /// Receives at most this number of bytes from the kernel.
     Receive(u64),
+    /// Receives at most this number of bytes from the kernel, and drops them.
+    Drop(u64),
     ReadLane(u64),
 }
 
@@ -155,6 +179,8 @@ pub struct World {
     tcp_read: u64,
     /// All that was ever written to the lane, as the sender knows it.
     lane: Vec<u8>,
+    /// Where the sender's last move began.
+    lane_begin: u64,
     /// The receiver's position in the lane.
     lane_read: u64,
     received: u8,
@@ -165,6 +191,8 @@ struct Replay<'a> {
     answers: &'a [u64],
     used: usize,
     rules: Rules,
+    /// The position in the lane from which a sender that has ended a move writes to TCP.
+    left: u64,
 }
 
 impl Replay<'_> {
@@ -206,9 +234,22 @@ impl SenderIo for Replay<'_> {
         self.take(Step::Store(Place::BeginsAt, bytes_written)).map(|_| ())
     }
 
-    fn publish_end(&mut self) -> Result<(), Step> {
+    fn publish_end(&mut self, is_frozen: bool) -> Result<(), Step> {
         let position = self.take(Step::LanePosition)?;
-        self.take(Step::Store(Place::EndsIn, position)).map(|_| ())
+        self.take(Step::Store(Place::EndsIn, position))?;
+        let begin = self.take(Step::OwnBegin)?;
+        self.left = if is_frozen {
+            match self.take(Step::Load(Place::Cursor))? {
+                0 => begin,
+                cursor => cursor - 1,
+            }
+        } else {
+            let from = self.take(Step::Load(Place::Credit))?.max(begin);
+            let from = if self.rules.repeats { from } else { position };
+            self.take(Step::Store(Place::Repeated, position - from))?;
+            from
+        };
+        Ok(())
     }
 }
 
@@ -235,6 +276,20 @@ impl ReceiverIo for Replay<'_> {
         self.take(Step::ReadLane(position)).map(|_| ())
     }
 
+    fn bytes_repeated(&mut self) -> Result<u64, Step> {
+        self.take(Step::Load(Place::Repeated))
+    }
+
+    fn bytes_unread(&mut self) -> Result<u64, Step> {
+        let end = self.take(Step::Load(Place::EndsIn))?;
+        let position = self.take(Step::LanePosition)?;
+        Ok(end.saturating_sub(position))
+    }
+
+    fn drop_bytes(&mut self, bytes_max: u64) -> Result<u64, Step> {
+        if self.rules.drops { self.take(Step::Drop(bytes_max)) } else { Ok(bytes_max) }
+    }
+
     fn has_reached_end(&mut self) -> Result<Option<bool>, Step> {
         let end = self.take(Step::Load(Place::EndsIn))?;
         let position = self.take(Step::LanePosition)?;
@@ -252,8 +307,7 @@ fn send(machine: &mut Sending, call: Call, io: &mut Replay) -> Result<(), Step> 
         _ => machine.prepare(io)?,
     };
     if by == SendBy::Resend {
-        let cursor = io.take(Step::Load(Place::Cursor))?;
-        io.take(Step::Resend(cursor))?;
+        io.take(Step::Resend(io.left))?;
         machine.note_resent();
         by = SendBy::Tcp;
     }
@@ -310,6 +364,7 @@ impl World {
             tcp_written: 0,
             tcp_read: 0,
             lane: Vec::new(),
+            lane_begin: 0,
             lane_read: 0,
             received: 0,
         }
@@ -348,6 +403,7 @@ impl World {
     fn read_lane(&mut self, to: u64) -> Result<u64, String> {
         if to != READ_ON {
             self.lane_read = to;
+            self.receiver.delayed.push_back((Place::Credit, to));
             return Ok(0);
         }
         if self.lane_read >= self.memory[Place::Published.index()] {
@@ -355,8 +411,24 @@ impl World {
         }
         let byte = self.lane[self.lane_read as usize];
         self.lane_read += 1;
+        self.receiver.delayed.push_back((Place::Credit, self.lane_read));
         self.receive_byte(byte)?;
         Ok(1)
+    }
+
+    /// Receives from the kernel bytes that were received before.
+    fn drop_from_kernel(&mut self, bytes_max: u64) -> Result<u64, String> {
+        let mut dropped = 0;
+        while dropped < bytes_max
+            && let Some(byte) = self.tcp.pop_front()
+        {
+            if byte >= self.received {
+                return Err(format!("dropped byte {byte}, which was not received"));
+            }
+            dropped += 1;
+        }
+        self.tcp_read += dropped;
+        Ok(dropped)
     }
 
     /// Does a step of the sender; returns the answer, or `None` if delayed stores come first.
@@ -365,6 +437,9 @@ impl World {
         Ok(Some(match step {
             Step::Load(place) => self.memory[place.index()],
             Step::Store(place, value) => {
+                if place == Place::BeginsIn {
+                    self.lane_begin = value;
+                }
                 self.sender.delayed.push_back((place, value));
                 0
             }
@@ -385,8 +460,8 @@ impl World {
                 self.sender.delayed.push_back((Place::Published, self.lane.len() as u64));
                 0
             }
-            Step::Resend(cursor) => {
-                let from = if cursor == 0 { self.memory[Place::BeginsIn.index()] } else { cursor - 1 };
+            Step::OwnBegin => self.lane_begin,
+            Step::Resend(from) => {
                 let rest: Vec<u8> = self.lane[from as usize..].to_vec();
                 rest.into_iter().for_each(|byte| self.write_tcp(byte));
                 0
@@ -409,6 +484,7 @@ impl World {
             Step::CountAvailable => self.tcp.len() as u64,
             Step::LanePosition => self.lane_read,
             Step::Receive(bytes_max) => self.receive_from_kernel(bytes_max)?,
+            Step::Drop(bytes_max) => self.drop_from_kernel(bytes_max)?,
             Step::ReadLane(to) => self.read_lane(to)?,
             _ => unreachable!("{step:?} of a receiver"),
         }))
@@ -430,7 +506,7 @@ impl World {
     fn advance_sender(&mut self, rules: Rules, seen: &mut Explored) -> Result<bool, String> {
         let Some(call) = self.sender.call else { return Ok(false) };
         let mut machine = self.sender.machine;
-        let mut io = Replay { answers: &self.sender.answers, used: 0, rules };
+        let mut io = Replay { answers: &self.sender.answers, used: 0, rules, left: 0 };
         match send(&mut machine, call, &mut io) {
             Err(step) => {
                 let Some(answer) = self.do_as_sender(step, rules)? else { return Ok(false) };
@@ -460,12 +536,15 @@ impl World {
             return Ok(true);
         }
         let mut machine = self.receiver.machine;
-        let mut io = Replay { answers: &self.receiver.answers, used: 0, rules };
+        let mut io = Replay { answers: &self.receiver.answers, used: 0, rules, left: 0 };
         match receive(&mut machine, call, &mut io) {
             Err(Failure::Corrupt(corrupt)) => return Err(corrupt.to_string()),
             Err(Failure::Stopped(step)) => {
                 let Some(answer) = self.do_as_receiver(step, rules)? else { return Ok(false) };
                 self.receiver.answers.push(answer);
+                if let Step::Drop(_) = step {
+                    seen.dropped += answer as usize;
+                }
             }
             Ok(is_released) => {
                 if let Receiving::Freezing(_) = self.receiver.machine {

@@ -38,6 +38,8 @@ pub enum Word {
     UpAt = BESIDE_SENDERS_SLEEP + 16,
     /// Sending direction: the position of the lane at which that move begins.
     Start = BESIDE_SENDERS_SLEEP + 24,
+    /// Sending direction: the bytes of that lane that this end writes to TCP after its end, by itself.
+    Repeated = BESIDE_SENDERS_SLEEP + 32,
     /// Receiving direction: the last move whose receiver reads nothing more from the lane.
     Frozen = BESIDE_RECEIVERS_SLEEP,
     /// Receiving direction: the read position of that receiver.
@@ -51,7 +53,7 @@ pub enum Word {
 }
 
 const _: () = assert!(Word::Withdrawn as usize + 8 <= BESIDE_FIN + Layout::SPARE_BESIDE_FIN_WORDS * 8);
-const _: () = assert!(Word::Start as usize + 8 <= BESIDE_SENDERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
+const _: () = assert!(Word::Repeated as usize + 8 <= BESIDE_SENDERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 const _: () = assert!(Word::Closed as usize + 8 <= BESIDE_RECEIVERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 
 /// Bytes of the state that the processes which hold an end share, in memory of their own: zero for a new connection.

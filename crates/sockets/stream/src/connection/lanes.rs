@@ -11,8 +11,10 @@ use socket::descriptor::hidden;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
-/// Each end's share of a lane's capacity.
-const CAPACITY_BYTES: usize = 3 << 20;
+/// The least bytes for which TCP must have room when a move begins.
+const ROOM_BYTES_MIN: usize = 64 << 10;
+/// The most bytes that a lane holds unread.
+const CAPACITY_BYTES_MAX_OWN: usize = 3 << 20;
 /// The largest capacity of a lane of the peer that this end accepts.
 const CAPACITY_BYTES_MAX: usize = segment::CAPACITY_BYTES_MAX;
 /// The cursor of a receiver that has not entered the lane of the move.
@@ -31,8 +33,8 @@ impl OwnMemory {
     ///
     /// # Errors
     /// That of the system call that has failed.
-    pub fn create(_tcp: Tcp) -> Result<Self, Errno> {
-        let (memory, descriptor) = EndMemory::create(2 * CAPACITY_BYTES).map_err(|_| Errno::NOMEM)?;
+    pub fn create() -> Result<Self, Errno> {
+        let (memory, descriptor) = EndMemory::create(CAPACITY_BYTES_MAX_OWN).map_err(|_| Errno::NOMEM)?;
         let mut secret = [0_u8; 8];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let bytes = memory.region().len_bytes() as u64;
@@ -57,12 +59,11 @@ pub(super) fn of_meeting(own: OwnMemory, met: &Met) -> Result<(OutLane, InLane),
     let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
     let mine = own.memory;
     let state = Region::heap(OWN_STATE_BYTES);
-    let mut producer = ends::sender(&mine, &peers, &state, met.outgoing.secret);
-    let mut consumer = ends::receiver(&mine, &peers, &state, met.incoming.secret);
-    producer.set_capacity(CAPACITY_BYTES);
-    consumer.set_capacity(CAPACITY_BYTES);
+    let producer = ends::sender(&mine, &peers, &state, met.outgoing.secret);
+    let consumer = ends::receiver(&mine, &peers, &state, met.incoming.secret);
     let incoming = InLane { consumer, mine: mine.clone(), peers: peers.clone(), is_corrupt: false };
-    Ok((OutLane { producer, mine, peers }, incoming))
+    let outgoing = OutLane { producer, mine, peers, is_entered: false, unread_from: Ok(None) };
+    Ok((outgoing, incoming))
 }
 
 fn place_of(word: Word) -> ends::Word {
@@ -82,6 +83,10 @@ pub(super) struct OutLane {
     producer: Sender,
     mine: EndMemory,
     peers: PeerMemory,
+    /// The peer has begun to read the lane of this move.
+    is_entered: bool,
+    /// Where in the lane that has ended the bytes begin that follow on TCP; `None` if none do.
+    unread_from: Result<Option<[u64; 2]>, Corrupt>,
 }
 
 impl OutLane {
@@ -94,16 +99,54 @@ impl OutLane {
         self.mine.publish(place_of(word), value);
     }
 
+    /// Returns whether TCP has so much room that a move may begin. The lane holds no more than TCP has room for at
+    /// every moment, so that the direction can go back at once.
+    pub fn may_begin(&mut self, tcp: Tcp) -> bool {
+        let room = tcp.room();
+        if room >= ROOM_BYTES_MIN {
+            self.producer.set_capacity(room.min(CAPACITY_BYTES_MAX_OWN));
+        }
+        room >= ROOM_BYTES_MIN
+    }
+
     /// Begins a move of the direction to the lane.
     pub fn begin(&mut self, bytes_written: u64) {
         let start = self.producer.restart();
+        self.is_entered = false;
         self.mine.publish_start(bytes_written, start);
     }
 
-    /// Ends the lane's part of the stream.
-    pub fn end(&mut self) {
+    /// Lets the lane hold more bytes once the peer has begun to read it, and so has received all that was in TCP.
+    /// Returns whether it may hold more.
+    pub fn note_entered(&mut self, tcp: Tcp) -> bool {
+        let has_entered = !self.is_entered && self.producer.has_restarted();
+        if has_entered {
+            self.is_entered = true;
+            self.note_send_buffer(tcp);
+        }
+        has_entered
+    }
+
+    /// Ends the lane's part of the stream. What the receiver has left follows on TCP: by its own position if
+    /// `is_frozen`, otherwise by its credit.
+    pub fn end(&mut self, is_frozen: bool) {
         let end = self.producer.end_move();
         self.mine.publish(ends::Word::EndsAt, end);
+        self.unread_from = match self.peers.frozen_cursor() {
+            [NOT_ENTERED, _] if is_frozen => Ok(Some([self.mine.published(ends::Word::Start), 0])),
+            cursor if is_frozen => Ok(Some(cursor)),
+            // TCP answers bytes for a peer that does not receive with a reset.
+            _ if self.has_peer_closed() => Ok(None),
+            _ => self.producer.credited_cursor(self.mine.region()).map(Some),
+        };
+        if !is_frozen {
+            // A receiver that publishes an impossible position has the connection reset by the next call.
+            let repeated = match self.unread_from {
+                Ok(Some(from)) => self.producer.unread_from(self.mine.region(), from).map_or(0, |it| it.len_bytes()),
+                Ok(None) | Err(_) => 0,
+            };
+            self.mine.publish(ends::Word::Repeated, repeated as u64);
+        }
     }
 
     /// Tells the peer that this end does not read any more, or is closed.
@@ -115,6 +158,16 @@ impl OutLane {
     #[inline(always)]
     pub fn has_peer_closed(&self) -> bool {
         self.peers.load(ends::Word::Closed) != 0
+    }
+
+    /// Notes that the socket may have room for another number of bytes.
+    pub fn note_send_buffer(&mut self, tcp: Tcp) {
+        self.producer.set_capacity(tcp.room().clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+    }
+
+    /// Returns whether the lane that has ended was frozen by its receiver, which reads nothing more in it.
+    pub fn was_frozen(&self) -> bool {
+        path::EndWord::from_word(self.mine.published(ends::Word::Ended)).is_resent
     }
 
     pub fn set_prefers_waiting(&mut self, prefers_waiting: bool) {
@@ -160,16 +213,14 @@ impl OutLane {
         self.producer.unread_slots().unwrap_or(0) as usize * lane::SLOT_BYTES
     }
 
-    /// Returns what the peer has left in the lane, after its first `skip` bytes: an address and a length.
+    /// Returns what of the lane that has [ended](OutLane::end) follows on TCP, after its first `skip` bytes: an address
+    /// and a length.
     ///
     /// # Errors
     /// [`Corrupt`] if the peer has published an impossible position.
     pub fn unread_after(&mut self, skip: usize) -> Result<Option<(*const u8, usize)>, Corrupt> {
-        let cursor = match self.peers.frozen_cursor() {
-            [NOT_ENTERED, _] => [self.mine.published(ends::Word::Start), 0],
-            cursor => cursor,
-        };
-        let mut unread = self.producer.unread_from(self.mine.region(), cursor)?;
+        let Some(from) = self.unread_from? else { return Ok(None) };
+        let mut unread = self.producer.unread_from(self.mine.region(), from)?;
         let mut skip = skip;
         while let Some(chunk) = unread.chunk() {
             let skipped = chunk.len_bytes.min(skip);
@@ -215,6 +266,18 @@ impl InLane {
     /// Returns whether everything is read up to the published end; `None` for an impossible end.
     pub fn has_reached_end(&self) -> Option<bool> {
         self.consumer.has_reached(self.peers.load(ends::Word::EndsAt)).ok()
+    }
+
+    /// Returns the number of bytes of the lane that follow on TCP, if it has ended without being frozen.
+    pub fn bytes_repeated(&self) -> u64 {
+        self.peers.load(ends::Word::Repeated)
+    }
+
+    /// Returns the number of bytes that follow on TCP and are in the lane too, if the lane of this move has ended so.
+    pub fn bytes_on_both(&self, number: path::MoveNumber) -> u64 {
+        let end = path::EndWord::from_word(self.load(Word::Ended));
+        let is_repeated = end.number == number && !end.is_resent;
+        if is_repeated { self.bytes_repeated() } else { 0 }
     }
 
     /// Publishes up to where this end has read.

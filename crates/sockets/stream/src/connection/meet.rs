@@ -11,10 +11,16 @@ use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
 use socket::descriptor::hidden::{HiddenFd, Need};
 use socket::process::blocking;
+use socket::process::clock::now_ns;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Transfers in each of which an end that has proposed to meet checks for the answer.
 const CHECKS_MAX: u32 = 16;
+
+/// How long to wait for a sender that goes back to TCP at the same time, and the time between checks.
+const FREEZE_NS_MAX: u64 = 1_000_000_000;
+const FREEZE_NAP: Duration = Duration::from_micros(20);
 
 /// What is known of the other end.
 #[derive(Default)]
@@ -105,7 +111,7 @@ impl Connection {
                 }
             },
             State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
-                Step::Proposed => agree(tcp, *accepting).ok(),
+                Step::Proposed => agree(*accepting).ok(),
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
                         statistics::count_failure(reason);
@@ -152,7 +158,7 @@ impl Connection {
             }
             Role::Connected => {
                 let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
-                let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
+                let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
                 memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
                 Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
             }
@@ -183,7 +189,7 @@ impl Connection {
         }
         if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
             sender.stay_on_tcp();
-            sender.finish(tcp, self.role());
+            sender.finish_stream(tcp, self.role());
         }
         drop(sender);
         self.ring();
@@ -196,20 +202,35 @@ impl Connection {
             meeting.state = State::Stays;
         }
         self.notice_hang_up();
-        if let Some(mut receiver) = self.receiver.lock()
-            && receiver.freeze(tcp).is_err()
-        {
-            self.reset(tcp);
-        }
+        self.freeze(tcp);
         if let Some(mut sender) = self.sender.lock() {
             sender.stay_on_tcp();
-            if sender.go_back(tcp, self.role()) == SendBy::Resend {
-                // What TCP has no room for is written by the next send.
-                let _ = sender.resend(tcp);
-            }
+            sender.finish(tcp, self.role());
         }
         self.ring();
         self.for_each_watcher(|set| set.note_path(self));
+    }
+
+    /// Leaves the lane that this end receives by. From then on the socket has what is unread, or the sender will write
+    /// it there. Waits for a sender that goes back at the same time.
+    fn freeze(&'static self, tcp: Tcp) {
+        let deadline_ns = now_ns().saturating_add(FREEZE_NS_MAX);
+        loop {
+            let Some(mut receiver) = self.receiver.lock() else { return };
+            match receiver.freeze(tcp) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(_) => {
+                    self.reset(tcp);
+                    return;
+                }
+            }
+            drop(receiver);
+            if now_ns() >= deadline_ns {
+                return;
+            }
+            std::thread::sleep(FREEZE_NAP);
+        }
     }
 
     /// Notes the end of the peer's bell, if it has come.
@@ -241,7 +262,7 @@ impl Connection {
     pub(super) fn note_peer_left(&'static self, tcp: Tcp) {
         // The descriptor itself is kept until the end, by the meeting.
         if let Some(mut sender) = self.sender.lock() {
-            sender.go_back(tcp, self.role());
+            sender.finish_stream(tcp, self.role());
         }
         if let Some(mut receiver) = self.receiver.lock() {
             receiver.note_hang_up();
@@ -251,8 +272,8 @@ impl Connection {
 }
 
 /// Accepts a proposal, with memory of this end.
-fn agree(tcp: Tcp, accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
-    let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
+fn agree(accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
+    let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     let met = memory.pass(|offer| accepting.accept(offer))?;
     Ok((met, memory))
 }

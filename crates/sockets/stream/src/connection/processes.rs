@@ -20,7 +20,7 @@ pub fn before_exit() {
     POOL.for_each(|connection| {
         let Some(tcp) = connection.any_descriptor() else { return };
         if let Some(mut sender) = connection.sender.lock() {
-            sender.finish(tcp, connection.role());
+            sender.finish_stream(tcp, connection.role());
         }
     });
 }

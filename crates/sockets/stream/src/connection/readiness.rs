@@ -193,16 +193,34 @@ impl Connection {
         }
     }
 
-    /// Returns the unread bytes in the lane.
-    pub fn unread_bytes(&'static self) -> i32 {
-        let Some(mut receiver) = self.receiver.lock() else { return 0 };
-        let unread = receiver.lane().and_then(|lane| lane.unread_bytes().ok()).unwrap_or(0);
-        i32::try_from(unread).unwrap_or(i32::MAX)
+    /// Returns whether there is input for the program, now that the kernel has reported some: bytes that were read in a
+    /// lane may come by TCP once more.
+    pub fn confirm_input(&'static self, fd: RawFd) -> bool {
+        // A violation counts as readable: the receive reports it.
+        self.receiver.lock().is_none_or(|mut receiver| receiver.confirm_input(Tcp(fd)).unwrap_or(true))
+    }
+
+    /// Returns the number of unread bytes, if TCP has `in_tcp` of them.
+    pub fn unread_bytes(&'static self, in_tcp: i32) -> i32 {
+        let Some(mut receiver) = self.receiver.lock() else { return in_tcp };
+        i32::try_from(receiver.unread_bytes(in_tcp.max(0) as u64)).unwrap_or(i32::MAX)
+    }
+
+    /// Notes that the program has set the size of the socket's send buffer.
+    pub fn note_send_buffer(&'static self, fd: RawFd) {
+        if let Some(mut sender) = self.sender.lock()
+            && let Some(lane) = sender.lane()
+        {
+            lane.note_send_buffer(Tcp(fd));
+        }
     }
 
     /// Returns the bytes in the lane that the peer has not read, if it has no room.
     pub fn unsent_bytes(&'static self) -> i32 {
         let Some(mut sender) = self.sender.lock() else { return 0 };
+        if !sender.is_by_lane() {
+            return 0;
+        }
         let unsent = sender.lane().map_or(0, |lane| lane.unsent_bytes());
         i32::try_from(unsent).unwrap_or(i32::MAX)
     }

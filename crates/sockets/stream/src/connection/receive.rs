@@ -133,6 +133,10 @@ impl Connection {
                 Ok(Attempt::End) => return Received::Done(Ok(call.done)),
                 Ok(Attempt::Error(error)) | Err(error) => return finish(call.done, error),
                 Ok(Attempt::Kernel) if call.done == 0 => return Received::Kernel,
+                Ok(Attempt::Kernel) if call.tcp.is_at_mark() => {
+                    self.note_received(call.tcp.0, 0);
+                    return Received::Done(Ok(call.done));
+                }
                 Ok(Attempt::Kernel) => {
                     let part = Part::new(call.spans, call.done, usize::MAX);
                     // SAFETY: the part is within spans that are writable, by this function's contract.

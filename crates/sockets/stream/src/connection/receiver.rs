@@ -8,6 +8,7 @@ use crate::statistics::Counters;
 use libc::iovec;
 use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
 use rustix::io::Errno;
+use socket::process::blocking;
 use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use std::convert::Infallible;
 
@@ -114,6 +115,19 @@ impl ReceiverIo for ReceiveIo<'_> {
         Ok(self.lane.has_reached_end())
     }
 
+    fn bytes_repeated(&mut self) -> Result<u64, Infallible> {
+        Ok(self.lane.bytes_repeated())
+    }
+
+    fn bytes_unread(&mut self) -> Result<u64, Infallible> {
+        // A violation counts as more than can be repeated.
+        Ok(self.lane.unread_bytes().map_or(u64::MAX, |bytes| bytes as u64))
+    }
+
+    fn drop_bytes(&mut self, bytes_max: u64) -> Result<u64, Infallible> {
+        Ok(self.tcp.drop_bytes(bytes_max))
+    }
+
     fn publish_cursor(&mut self, has_entered: bool) -> Result<(), Infallible> {
         self.lane.publish_cursor(has_entered);
         Ok(())
@@ -152,7 +166,44 @@ impl Receiver {
 
     /// Returns whether a receive would find bytes.
     pub fn has_bytes(&mut self, tcp: Tcp) -> bool {
-        tcp.available() > 0 || self.lane_in_use().is_some_and(|lane| lane.may_have_data())
+        self.unread_bytes(tcp.available()) > 0
+    }
+
+    /// Returns the number of unread bytes, if TCP has `in_tcp` of them.
+    pub fn unread_bytes(&mut self, in_tcp: u64) -> u64 {
+        let Some(lane) = self.lane.as_ref() else { return in_tcp };
+        let (in_lane, on_both) = match self.path.lane() {
+            Some(number) => (lane.unread_bytes().unwrap_or(0) as u64, lane.bytes_on_both(number)),
+            None => (0, self.path.bytes_to_drop()),
+        };
+        in_lane.saturating_add(in_tcp.saturating_sub(on_both))
+    }
+
+    /// Returns whether there is input for the program, now that the kernel has reported some.
+    ///
+    /// # Errors
+    /// As [`Receiver::prepare`].
+    pub fn confirm_input(&mut self, tcp: Tcp) -> Result<bool, Violation> {
+        let Some(lane) = self.lane.as_mut() else { return Ok(true) };
+        if let Receiving::Plain { .. } = self.path {
+            return Ok(true);
+        }
+        let io = &mut ReceiveIo { counters: &self.counters, lane, tcp };
+        let mut by = self.path.prepare(false, io)?;
+        if by == ReceiveBy::Lane {
+            if io.lane.may_have_data() {
+                return Ok(true);
+            }
+            by = self.path.note_empty(io)?;
+        }
+        Ok(match by {
+            ReceiveBy::Kernel => blocking::poll_now(tcp.0, libc::POLLIN) != 0,
+            ReceiveBy::KernelUpTo(_) | ReceiveBy::Lane => true,
+            // A sender that died has not written all of them: then this is the end.
+            ReceiveBy::Nothing => {
+                self.path.bytes_to_drop() == 0 || blocking::poll_now(tcp.0, libc::POLLRDHUP) & ENDED != 0
+            }
+        })
     }
 
     /// Notes that a call of the program receives by TCP.

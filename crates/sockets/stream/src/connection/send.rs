@@ -72,6 +72,10 @@ impl Connection {
     ) -> Result<Step, Errno> {
         let mut sender = this.sender()?;
         let was_by_lane = sender.is_by_lane();
+        if flags.out_of_stream && was_by_lane && !sender.lane().is_none_or(|lane| lane.is_writable()) {
+            // Bytes that are out of the stream wait for room like others.
+            return Ok(Step::Blocked);
+        }
         let mut by = if flags.kernel_only || flags.out_of_stream {
             sender.go_back(tcp, self.role())
         } else {
@@ -101,7 +105,7 @@ impl Connection {
             return Ok(Step::Kernel);
         }
         // SAFETY: every span is readable for its length, by this function's contract.
-        let written = unsafe { sender.write(spans, skip, prefers_waiting) }.map_err(|_| self.reset(tcp))?;
+        let written = unsafe { sender.write(tcp, spans, skip, prefers_waiting) }.map_err(|_| self.reset(tcp))?;
         Ok(Step::Wrote(written))
     }
 

@@ -30,7 +30,7 @@ pub(super) struct Sender {
     is_blocked: bool,
     /// How often a send that found no room was followed by room.
     rooms: u64,
-    /// Bytes that were written to TCP of what the receiver has left in the lane.
+    /// Bytes that were written to TCP of what is unread in the lane.
     bytes_resent: usize,
 }
 
@@ -44,7 +44,7 @@ struct AsksAfter {
 /// Sends after the end of a move before this end first asks for another one; doubled each time.
 const ASKS_AFTER_SENDS: u32 = 16;
 
-/// Milliseconds that the end of a stream waits for room for what a receiver has left in the lane.
+/// Milliseconds that the end of a stream waits for room for what is unread in the lane.
 const FINISH_WAIT_MS: i32 = 1000;
 
 /// What a send by the lane has done.
@@ -56,7 +56,7 @@ pub(super) struct Written {
     pub wakes_receiver: bool,
 }
 
-/// The result of writing to TCP what the receiver has left in the lane.
+/// The result of writing to TCP what is unread in a lane that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resent {
     /// Everything.
@@ -96,7 +96,8 @@ impl Words for SendIo<'_> {
 
 impl SenderIo for SendIo<'_> {
     fn bytes_written(&mut self) -> Result<Option<u64>, Infallible> {
-        Ok(if self.is_alone { kernel::bytes_written(self.tcp, self.role) } else { None })
+        let may_begin = self.is_alone && self.lane.may_begin(self.tcp);
+        Ok(if may_begin { kernel::bytes_written(self.tcp, self.role) } else { None })
     }
 
     fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Infallible> {
@@ -105,9 +106,9 @@ impl SenderIo for SendIo<'_> {
         Ok(())
     }
 
-    fn publish_end(&mut self) -> Result<(), Infallible> {
+    fn publish_end(&mut self, is_frozen: bool) -> Result<(), Infallible> {
         self.counters.note_sending_path(false);
-        self.lane.end();
+        self.lane.end(is_frozen);
         Ok(())
     }
 }
@@ -227,13 +228,17 @@ impl Sender {
     ///
     /// # Safety
     /// Every span is readable for its length.
-    pub unsafe fn write(&mut self, spans: &[iovec], skip: usize, may_wait: bool) -> Result<Written, Corrupt> {
+    pub unsafe fn write(&mut self, tcp: Tcp, spans: &[iovec], skip: usize, may_wait: bool) -> Result<Written, Corrupt> {
         let lane = self.lane.as_mut().expect("sends go by the lane");
         lane.set_prefers_waiting(may_wait);
         // SAFETY: the parts are within spans that are readable, by this function's contract.
-        let copy = |bytes: *mut u8, len_bytes| unsafe { lane.write_from(bytes, len_bytes) };
-        let bytes = for_each_part(spans, skip, usize::MAX, copy)?;
-        self.is_blocked |= bytes < total_bytes(spans) - skip;
+        let mut bytes = unsafe { copy_to(lane, spans, skip) }?;
+        let wanted = total_bytes(spans) - skip;
+        if bytes < wanted && lane.note_entered(tcp) {
+            // SAFETY: as above.
+            bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
+        }
+        self.is_blocked |= bytes < wanted;
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         if bytes > 0 {
             self.counters.add_sent(bytes);
@@ -241,15 +246,26 @@ impl Sender {
         Ok(Written { bytes, wakes_receiver })
     }
 
-    /// Goes back to TCP before the end of the stream, and writes to TCP what the receiver has left in the lane: nobody
-    /// could do that later. Waits for room, for as long as the receiver makes some within [`FINISH_WAIT_MS`].
+    /// Goes back to TCP, and writes to TCP what is unread in the lane, because nobody could do that later. Waits for
+    /// room, for as long as the receiver makes some within [`FINISH_WAIT_MS`].
     pub fn finish(&mut self, tcp: Tcp, role: Role) {
+        self.resend_all(tcp, role, true);
+    }
+
+    /// As [`Sender::finish`], before the end of the stream. A receiver that is in the lane can read there what TCP has
+    /// no room for, so that this end waits only for one that has frozen it.
+    pub fn finish_stream(&mut self, tcp: Tcp, role: Role) {
+        self.resend_all(tcp, role, false);
+    }
+
+    fn resend_all(&mut self, tcp: Tcp, role: Role, waits: bool) {
         if self.go_back(tcp, role) != SendBy::Resend {
             return;
         }
         loop {
             let before = self.bytes_resent;
-            if self.resend(tcp) != Ok(Resent::Blocked) {
+            let is_done = self.resend(tcp) != Ok(Resent::Blocked);
+            if is_done || !(waits || self.lane.as_ref().is_some_and(OutLane::was_frozen)) {
                 return;
             }
             let has_room = blocking::poll_for(tcp.0, libc::POLLOUT, FINISH_WAIT_MS) & libc::POLLOUT != 0;
@@ -259,12 +275,17 @@ impl Sender {
         }
     }
 
-    /// Writes to TCP what the receiver has left in the lane, as far as there is room.
+    /// Writes to TCP what is unread in the lane that has ended, as far as there is room.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver published an impossible position.
     pub fn resend(&mut self, tcp: Tcp) -> Result<Resent, Corrupt> {
         let Some(lane) = self.lane.as_mut() else { return Ok(Resent::All) };
+        // A send would take the socket's error, which the program is to see.
+        let has_failed = || blocking::poll_now(tcp.0, 0) & (libc::POLLERR | libc::POLLHUP) != 0;
+        if lane.unread_after(self.bytes_resent)?.is_some() && has_failed() {
+            return Ok(Resent::Ended);
+        }
         loop {
             let Some((bytes, len_bytes)) = lane.unread_after(self.bytes_resent)? else {
                 self.bytes_resent = 0;
@@ -282,4 +303,13 @@ impl Sender {
             }
         }
     }
+}
+
+/// Copies the spans to the lane, after their first `skip` bytes. Returns the number of bytes.
+///
+/// # Safety
+/// Every span is readable for its length.
+unsafe fn copy_to(lane: &mut OutLane, spans: &[iovec], skip: usize) -> Result<usize, Corrupt> {
+    // SAFETY: the parts are within spans that are readable, by this function's contract.
+    for_each_part(spans, skip, usize::MAX, |bytes, len_bytes| unsafe { lane.write_from(bytes, len_bytes) })
 }

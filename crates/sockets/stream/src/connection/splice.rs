@@ -2,6 +2,7 @@
 
 use super::Connection;
 use crate::flags::MessageFlags;
+use crate::kernel::Tcp;
 use libc::iovec;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -48,8 +49,14 @@ impl Connection {
         // What the pipe has taken is consumed; nobody else receives meanwhile, or the program has a race of its own.
         let taken = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: written }];
         if written > 0 {
+            let flags = MessageFlags { dont_wait: true, ..MessageFlags::default() };
             // SAFETY: the span is that of a vector, which has at least `written` bytes.
-            let _ = unsafe { self.receive(fd, &taken, MessageFlags { dont_wait: true, ..MessageFlags::default() }) };
+            if let Received::Kernel = unsafe { self.receive(fd, &taken, flags) } {
+                // What was unread in the lane comes by TCP by now.
+                // SAFETY: as above.
+                let received = unsafe { Tcp(fd).receive(&taken, 0) };
+                self.note_received(fd, received.unwrap_or(0));
+            }
         }
         Some(Ok(written))
     }

@@ -168,6 +168,14 @@ impl State {
         connection.has_several_watchers().then_some(connection)
     }
 
+    /// Makes the kernel report events of a member with `EPOLLONESHOT` again: it has reported none for the program.
+    pub fn rearm(&mut self, epfd: RawFd, index: u32) {
+        if let Some(member) = self.members.get(index) {
+            member.in_kernel = 0;
+        }
+        self.update_kernel(epfd, index);
+    }
+
     /// Puts into the kernel's registration of a member the events that its path requires.
     pub fn update_kernel(&mut self, epfd: RawFd, index: u32) {
         let Some(member) = self.members.get(index) else { return };

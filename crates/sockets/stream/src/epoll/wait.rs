@@ -20,6 +20,7 @@ const KERNEL_EVERY_US: u64 = 20;
 const KERNEL_POLLS_MAX: usize = 8;
 /// The cost of polling one member, in polls of a bare lane.
 const POLLS_PER_MEMBER: u32 = 12;
+const INPUT: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 /// The arguments of a wait.
@@ -189,8 +190,11 @@ impl EpollSet {
                         continue;
                     }
                     let Some(member) = state.members.get(index).filter(|member| !member.is_off()) else { continue };
-                    let (of_kernel, data) = (member.filter(event.events), member.data);
+                    let (mut of_kernel, data) = (member.filter(event.events), member.data);
                     member.connection.note_kernel_event();
+                    if of_kernel & INPUT != 0 && !member.connection.confirm_input(member.fd) {
+                        of_kernel &= !INPUT;
+                    }
                     let (is_one_shot, is_filtered) = (member.is_one_shot(), of_kernel != event.events);
                     let ready = of_kernel | state.members.events_with(index);
                     if is_filtered {
@@ -201,8 +205,10 @@ impl EpollSet {
                     {
                         buffer.push_at(&mut member.place, ready, data);
                     }
-                    if is_one_shot && ready != 0 {
-                        state.members.switch_off(index);
+                    match (is_one_shot, ready) {
+                        (true, 0) => state.rearm(self.epfd(), index),
+                        (true, _) => state.members.switch_off(index),
+                        (false, _) => {}
                     }
                 }
             }
