@@ -4,7 +4,7 @@
 //! each other. Each of the three is behind a lock of its own, and has methods that need only itself.
 //!
 //! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
-//! * `send`, `receive`: the calls of the program.
+//! * `send`, `receive`: the calls of the program; `short` is their path for messages of one record.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
 
 mod lanes;
@@ -16,6 +16,7 @@ mod receiver;
 mod send;
 mod sender;
 mod settle;
+mod short;
 mod splice;
 mod wait;
 
@@ -58,6 +59,8 @@ pub struct Connection {
     bell_slot: AtomicI32,
     /// Threads that sleep until the bell rings.
     sleepers: AtomicU32,
+    /// The program has received by the lane since it last sent: the peer waits for what it sends next.
+    is_answering: AtomicBool,
     /// How soon the peer has sent after previous waits.
     spin_history: AdaptiveSpin,
     /// The epoll sets that hold the connection.

@@ -18,6 +18,12 @@ pub struct MessageFlags {
 }
 
 impl MessageFlags {
+    /// Returns whether a call moves bytes of the stream, as many as there are.
+    #[inline]
+    pub fn is_simple(self) -> bool {
+        !(self.peek | self.wait_all | self.discard | self.out_of_stream | self.kernel_only)
+    }
+
     /// Returns the flags of a C call. Those without meaning for a stream are ignored, as TCP does. `MSG_MORE` is a hint
     /// about packets, which a lane does not have.
     #[inline]

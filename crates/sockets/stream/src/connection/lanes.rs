@@ -1,7 +1,7 @@
 //! The lanes of the two directions, in the memory that the two ends have exchanged.
 
 use crate::kernel::Tcp;
-use lane::{Corrupt, UrgentHandling};
+use lane::{Corrupt, ShortRead, UrgentHandling};
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
@@ -174,6 +174,14 @@ impl OutLane {
         self.producer.set_prefers_waiting(prefers_waiting);
     }
 
+    /// # Safety
+    /// As `lane::Producer::write_short_from`.
+    #[inline(always)]
+    pub unsafe fn write_short(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
+        // SAFETY: as this function's contract says; the memory is not the program's.
+        unsafe { self.producer.write_short_from(source, len_bytes, is_awaited) }
+    }
+
     /// # Errors
     /// As `lane::Producer::write_from`.
     ///
@@ -188,6 +196,15 @@ impl OutLane {
             }
             self.producer.write_from(source, len_bytes)
         }
+    }
+
+    pub fn position(&self) -> u64 {
+        self.producer.position()
+    }
+
+    /// Lets the peer's processor find what was written since `position` sooner.
+    pub fn demote_since(&self, position: u64) {
+        self.producer.demote_since(position);
     }
 
     pub fn take_wake_request(&mut self) -> bool {
@@ -313,6 +330,17 @@ impl InLane {
     /// Returns a number that grows with each arrival.
     pub fn arrivals(&self, seen: u64) -> u64 {
         self.consumer.arrivals(seen).unwrap_or(u64::MAX >> 4)
+    }
+
+    /// # Safety
+    /// As `lane::Consumer::read_short_to`.
+    #[inline(always)]
+    pub unsafe fn read_short(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
+        if self.is_corrupt {
+            return ShortRead::UseReadTo;
+        }
+        // SAFETY: as this function's contract says.
+        unsafe { self.consumer.read_short_to(destination, len_bytes) }
     }
 
     /// # Errors

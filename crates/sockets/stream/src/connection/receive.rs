@@ -7,10 +7,13 @@ use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use crate::spans::{Part, total_bytes};
 use crate::young::Transfer;
+use ::wait::Spin;
+use lane::ShortRead;
 use libc::iovec;
 use rustix::io::Errno;
 use socket::process::blocking;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 
 /// What became of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +25,11 @@ pub enum Received {
 }
 
 /// The state of a receive that takes more than one attempt.
-struct Call<'a> {
-    this: Use,
+pub(super) struct Call<'a> {
+    pub this: Use,
     tcp: Tcp,
-    spans: &'a [iovec],
-    flags: MessageFlags,
+    pub spans: &'a [iovec],
+    pub flags: MessageFlags,
     /// Bytes that were received; a receive that only peeks begins again each time.
     done: usize,
 }
@@ -38,7 +41,18 @@ impl Connection {
     /// Every span is writable for its length.
     #[inline]
     pub unsafe fn receive(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Received {
-        let call = Call { this: self.current_use(), tcp: Tcp(fd), spans, flags, done: 0 };
+        let this = self.current_use();
+        // SAFETY: every span is writable for its length, by this function's contract.
+        let read = unsafe { self.receive_short(this, spans, flags) };
+        if let ShortRead::Read(bytes) = read {
+            return Received::Done(Ok(bytes));
+        }
+        let call = Call { this, tcp: Tcp(fd), spans, flags, done: 0 };
+        if read == ShortRead::Empty && self.may_block(flags.dont_wait) {
+            // No other checks before: they would delay a message that is about to arrive.
+            // SAFETY: every span is writable for its length, by this function's contract.
+            return unsafe { self.receive_waiting(call) };
+        }
         // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.attempt(&call, None) } {
             Ok(Attempt::Kernel) => Received::Kernel,
@@ -87,7 +101,10 @@ impl Connection {
                 receiver.enter_kernel();
                 Ok(Attempt::Kernel)
             }
-            Ok(attempt) => Ok(attempt),
+            Ok(attempt) => {
+                self.is_answering.store(true, Ordering::Relaxed);
+                Ok(attempt)
+            }
             Err(Violation) => Err(self.reset(tcp)),
         }
     }
@@ -105,9 +122,18 @@ impl Connection {
             return Received::Done(if may_block || has_bytes { Ok(0) } else { Err(Errno::AGAIN) });
         }
         let mut deadline = Deadline::begin();
+        let mut spin = Some(Spin::with(&self.spin_history));
+        if may_block
+            && call.done == 0
+            && let Some(spin) = &mut spin
+            // SAFETY: every span is writable for its length, by this function's contract.
+            && let ShortRead::Read(bytes) = unsafe { self.receive_spinning(&call, spin, deadline) }
+        {
+            return Received::Done(Ok(bytes));
+        }
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
         loop {
-            let events = match self.wait_to_receive(&call, &mut deadline, may_block) {
+            let events = match self.wait_to_receive(&call, &mut deadline, may_block, &mut spin) {
                 Ok(events) => events,
                 Err(error) => return finish(call.done, error),
             };
@@ -167,10 +193,12 @@ impl Connection {
         call: &Call,
         deadline: &mut Deadline,
         may_block: bool,
+        spin: &mut Option<Spin>,
     ) -> Result<Option<i16>, Errno> {
         if may_block {
             let what = if call.done > 0 { WaitFor::MoreData } else { WaitFor::Data };
-            return Ok(match self.wait(call.this, call.tcp, deadline, what)? {
+            let spin = spin.take().unwrap_or_else(|| Spin::with(&self.spin_history));
+            return Ok(match self.wait_with(spin, call.this, call.tcp, deadline, what)? {
                 Woken::ByMemory => None,
                 Woken::ByKernel(events) => Some(events),
             });

@@ -5,8 +5,9 @@ use crate::flags::MessageFlags;
 use crate::kernel::{self, Tcp};
 use crate::spans::{Part, for_each_part};
 use crate::statistics::Counters;
+use lane::ShortRead;
 use libc::iovec;
-use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
+use path::{EndWord, Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
 use rustix::io::Errno;
 use socket::process::blocking;
 use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
@@ -323,6 +324,27 @@ impl Receiver {
                 }
             }
         }
+    }
+
+    /// Reads a record into a span, if receives go by the lane. Also returns whether the sender sleeps and is to be rung
+    /// for.
+    ///
+    /// # Safety
+    /// The span is writable for its length.
+    #[inline(always)] // Part of the path of short messages.
+    pub unsafe fn read_short(&mut self, span: &iovec) -> (ShortRead, bool) {
+        let (Some(number), Some(lane)) = (self.path.lane(), self.lane.as_mut()) else {
+            return (ShortRead::UseReadTo, false);
+        };
+        // What follows the lane may be here already.
+        if EndWord::from_word(lane.load(Word::Ended)).number == number {
+            return (ShortRead::UseReadTo, false);
+        }
+        // SAFETY: the span is writable for its length, by this function's contract.
+        let read = unsafe { lane.read_short(span.iov_base.cast(), span.iov_len) };
+        let ShortRead::Read(bytes) = read else { return (read, false) };
+        self.counters.add_received(bytes);
+        (read, lane.take_wake_request())
     }
 
     /// Receives at most `bytes_max` bytes from the kernel.

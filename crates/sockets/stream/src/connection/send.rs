@@ -10,6 +10,7 @@ use libc::iovec;
 use path::SendBy;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 
 /// What became of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,10 @@ impl Connection {
     #[inline]
     pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
         let this = self.current_use();
+        // SAFETY: every span is readable for its length, by this function's contract.
+        if unsafe { self.send_short(this, spans, flags) } {
+            return Sent::Done(Ok(spans[0].iov_len));
+        }
         // SAFETY: every span is readable for its length, by this function's contract.
         match unsafe { self.send_step(this, Tcp(fd), spans, 0, flags, self.may_block(flags.dont_wait)) } {
             Ok(Step::Kernel) => Sent::Kernel,
@@ -104,8 +109,13 @@ impl Connection {
             }
             return Ok(Step::Kernel);
         }
+        let is_answer = self.is_answering.load(Ordering::Relaxed);
         // SAFETY: every span is readable for its length, by this function's contract.
-        let written = unsafe { sender.write(tcp, spans, skip, prefers_waiting) }.map_err(|_| self.reset(tcp))?;
+        let written = unsafe { sender.write(tcp, spans, skip, prefers_waiting, is_answer) };
+        let written = written.map_err(|_| self.reset(tcp))?;
+        if is_answer {
+            self.is_answering.store(false, Ordering::Relaxed);
+        }
         Ok(Step::Wrote(written))
     }
 

@@ -217,8 +217,27 @@ impl Sender {
         self.calls_in_kernel = self.calls_in_kernel.saturating_sub(1);
     }
 
+    /// Copies a span to the lane as one record, if the direction uses the lane and there is room. Returns whether the
+    /// receiver sleeps, and its bell must be rung; `None` if nothing was sent.
+    ///
+    /// # Safety
+    /// The span is readable for its length.
+    #[inline(always)] // Part of the path of short messages.
+    pub unsafe fn write_short(&mut self, span: &iovec, is_answer: bool) -> Option<bool> {
+        let (Sending::Lane { number }, Some(lane)) = (self.path, self.lane.as_mut()) else { return None };
+        if lane.load(Word::Frozen) == number.to_word() || lane.has_peer_closed() {
+            return None;
+        }
+        // SAFETY: the span is readable for its length, by this function's contract.
+        if !unsafe { lane.write_short(span.iov_base.cast(), span.iov_len, is_answer) } {
+            return None;
+        }
+        self.counters.add_sent(span.iov_len);
+        Some(lane.take_wake_request())
+    }
+
     /// Copies the spans to the lane, after their first `skip` bytes, as far as there is room. `may_wait` says that the
-    /// caller waits for the rest.
+    /// caller waits for the rest, `is_answer` that the receiver waits for these bytes.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver published an impossible word.
@@ -228,9 +247,17 @@ impl Sender {
     ///
     /// # Safety
     /// Every span is readable for its length.
-    pub unsafe fn write(&mut self, tcp: Tcp, spans: &[iovec], skip: usize, may_wait: bool) -> Result<Written, Corrupt> {
+    pub unsafe fn write(
+        &mut self,
+        tcp: Tcp,
+        spans: &[iovec],
+        skip: usize,
+        may_wait: bool,
+        is_answer: bool,
+    ) -> Result<Written, Corrupt> {
         let lane = self.lane.as_mut().expect("sends go by the lane");
         lane.set_prefers_waiting(may_wait);
+        let position = lane.position();
         // SAFETY: the parts are within spans that are readable, by this function's contract.
         let mut bytes = unsafe { copy_to(lane, spans, skip) }?;
         let wanted = total_bytes(spans) - skip;
@@ -239,6 +266,9 @@ impl Sender {
             bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
         }
         self.is_blocked |= bytes < wanted;
+        if is_answer {
+            lane.demote_since(position);
+        }
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         if bytes > 0 {
             self.counters.add_sent(bytes);

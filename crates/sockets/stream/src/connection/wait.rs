@@ -47,7 +47,7 @@ impl Deadline {
 
     /// Returns `INTR` once a signal handler has run that ends the wait: one without `SA_RESTART`, or any if the wait
     /// has a timeout. The kernel reports this only to threads that sleep in it.
-    fn check_signals(self) -> Result<(), Errno> {
+    pub(super) fn check_signals(self) -> Result<(), Errno> {
         match self.began.since() {
             HandlersRun::None => Ok(()),
             HandlersRun::Restarting if self.at_ns.is_none() => Ok(()),
@@ -137,7 +137,20 @@ impl Connection {
         deadline: &mut Deadline,
         what: WaitFor,
     ) -> Result<Woken, Errno> {
-        if self.spin(this, *deadline, what)? {
+        let spin = if what == WaitFor::Room { Spin::new() } else { Spin::with(&self.spin_history) };
+        self.wait_with(spin, this, tcp, deadline, what)
+    }
+
+    /// As [`Connection::wait`], with a spin that may have begun before.
+    pub(super) fn wait_with(
+        &'static self,
+        spin: Spin,
+        this: Use,
+        tcp: Tcp,
+        deadline: &mut Deadline,
+        what: WaitFor,
+    ) -> Result<Woken, Errno> {
+        if self.spin(spin, this, *deadline, what)? {
             return Ok(Woken::ByMemory);
         }
         deadline.find_out(tcp, what);
@@ -148,8 +161,7 @@ impl Connection {
     }
 
     /// Spins while the direction uses a lane. Returns `false` when it is time to sleep.
-    fn spin(&'static self, this: Use, deadline: Deadline, what: WaitFor) -> Result<bool, Errno> {
-        let mut spin = if what == WaitFor::Room { Spin::new() } else { Spin::with(&self.spin_history) };
+    fn spin(&'static self, mut spin: Spin, this: Use, deadline: Deadline, what: WaitFor) -> Result<bool, Errno> {
         loop {
             match self.is_ready(this, what)? {
                 Some(true) => return Ok(true),
