@@ -6,10 +6,10 @@ use crate::table::{self, Entry};
 use crate::{lifecycle, statistics};
 use socket::descriptor::hidden::{self, HiddenFd, Need};
 use socket::process::settings::settings;
-use socket::process::{identity, sandbox, signals};
+use socket::process::{identity, sandbox, signals, system};
 use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 thread_local! {
     /// This thread has called `vfork`, and its child may still run in its memory.
@@ -120,14 +120,22 @@ pub fn before_fork() {
             lifecycle::stay_on_tcp(fd);
         }
     });
+    // A handler of the program that ran before the end of the fork would wait for a lock that its own thread holds.
+    let mask = system::set_signal_mask(u64::MAX);
     connection::before_fork();
     epoll::before_fork();
+    MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
+
+/// The signal mask of the thread that forks. The locks of the fork protect it.
+static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
 
 /// Continues after a fork, in the parent.
 pub fn after_fork_in_parent() {
+    let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     epoll::after_fork_in_parent();
     connection::after_fork_in_parent();
+    system::set_signal_mask(mask);
 }
 
 /// Continues after a fork, in the child.
@@ -137,6 +145,7 @@ pub fn after_fork_in_child() {
     epoll::after_fork_in_child();
     connection::after_fork_in_child();
     statistics::after_fork_in_child();
+    system::set_signal_mask(MASK_AROUND_FORK.load(Ordering::Relaxed));
 }
 
 /// Sends connections back to TCP that the program which is about to run in this process, or in a child, will hold.
