@@ -11,8 +11,9 @@ use crate::table::{self, Entry};
 use libc::{pollfd, sigset_t};
 use rustix::io::Errno;
 use socket::process::blocking;
-use socket::process::clock::now_ns;
+use socket::process::clock::{TICKS_PER_MICROSECOND, now_ns, ticks};
 use socket::process::signals::{self, HandlersRun, SignalCheckpoint};
+use std::cell::Cell;
 use std::os::fd::RawFd;
 use wait::{Action, Spin};
 
@@ -20,6 +21,13 @@ const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Polls of the lanes that take as long as one system call.
 const POLLS_PER_CALL: u32 = 100;
+/// A call that finds ready lanes may omit other ready descriptors for at most this time.
+const KERNEL_EVERY_TICKS: u64 = 20 * TICKS_PER_MICROSECOND;
+
+thread_local! {
+    /// The entries of which this thread has last asked the kernel, as a hash, and when, by the processor's clock.
+    static KERNEL_ASKED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
 
 /// Returns whether a descriptor is a connection that has met its other end. What the lanes of a set of such connections
 /// have becomes visible in the kernel first.
@@ -85,6 +93,8 @@ impl Watched {
 /// A call of `poll`, and the entries that the kernel is asked for in its place.
 struct Call<'a> {
     entries: &'a mut [pollfd],
+    /// A hash of the entries.
+    hash: u64,
     watched: ShortList<Option<Watched>, SHORT_WATCHED>,
     /// The program's entries, then the bells of the watched connections.
     in_kernel: Entries,
@@ -96,7 +106,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(entries: &'a mut [pollfd], ends_wait: fn(&pollfd) -> bool) -> Self {
+    fn new(entries: &'a mut [pollfd], hash: u64, ends_wait: fn(&pollfd) -> bool) -> Self {
         let mut watched = ShortList::new(None);
         for (index, entry) in entries.iter().enumerate() {
             if let Entry::Connection(connection) = table::get(entry.fd) {
@@ -107,7 +117,24 @@ impl<'a> Call<'a> {
             }
         }
         let (in_kernel, muted) = (Entries::new(NO_ENTRY), ShortList::new(0));
-        Self { entries, watched, in_kernel, ends_wait, muted }
+        Self { entries, hash, watched, in_kernel, ends_wait, muted }
+    }
+
+    /// Stores what the lanes report. Returns whether they report anything.
+    #[inline]
+    fn poll_lanes(&mut self) -> bool {
+        let mut is_any = false;
+        for watched in self.watched.as_slice().iter().flatten() {
+            let ready = watched.lane_events();
+            self.entries[watched.index].revents = ready;
+            is_any |= ready != 0;
+        }
+        is_any
+    }
+
+    /// Returns the number of entries with events.
+    fn count(&self) -> usize {
+        self.entries.iter().filter(|entry| (self.ends_wait)(entry)).count()
     }
 
     fn watched(&self) -> impl Iterator<Item = &Watched> {
@@ -137,6 +164,7 @@ impl<'a> Call<'a> {
         self.muted.as_slice().iter().for_each(|index| in_kernel[*index].fd = -1);
         // SAFETY: `mask` is null or a signal set, by this function's contract.
         unsafe { blocking::ppoll(in_kernel, timeout_ns, mask) }?;
+        KERNEL_ASKED.set((self.hash, ticks()));
         let (of_program, of_bells) = in_kernel.split_at(self.entries.len());
         for (entry, found) in self.entries.iter_mut().zip(of_program) {
             entry.revents = found.revents;
@@ -158,7 +186,7 @@ impl<'a> Call<'a> {
             entry.revents |= watched.lane_events();
         }
         self.mute();
-        Ok(self.entries.iter().filter(|entry| (self.ends_wait)(entry)).count())
+        Ok(self.count())
     }
 
     /// Mutes the entries that have only events which do not end the wait.
@@ -180,6 +208,26 @@ impl<'a> Call<'a> {
         }
         parking
     }
+}
+
+/// Stores what the lanes report as the events of all entries. Returns a hash of the entries.
+fn take_lane_events(entries: &mut [pollfd]) -> u64 {
+    let mut hash = 0;
+    for entry in entries {
+        entry.revents = match table::get(entry.fd) {
+            Entry::Connection(connection) => connection.lane_events(entry.fd, entry.events),
+            Entry::None | Entry::Young(_) | Entry::Set(_) => 0,
+        };
+        // The mixing of FNV (Fowler, Noll and Vo).
+        hash = (hash ^ (entry.fd as u64) << 16 ^ entry.events as u64).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
+}
+
+/// Returns whether it is time that this thread asks the kernel for the entries with this hash.
+fn is_kernel_due(hash: u64) -> bool {
+    let (asked, asked_ticks) = KERNEL_ASKED.get();
+    hash != asked || ticks().wrapping_sub(asked_ticks) > KERNEL_EVERY_TICKS
 }
 
 /// The connections that a wait relies on to be rung for.
@@ -221,8 +269,17 @@ pub(crate) unsafe fn poll_until(
 ) -> Result<usize, Errno> {
     let mut began = SignalCheckpoint::now();
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
-    let mut call = Call::new(entries, ends_wait);
+    let hash = take_lane_events(entries);
+    let is_kernel_due = is_kernel_due(hash);
+    let of_lanes = if is_kernel_due { 0 } else { entries.iter().filter(|entry| ends_wait(entry)).count() };
+    if of_lanes > 0 && mask.is_null() {
+        return Ok(of_lanes);
+    }
+    let mut call = Call::new(entries, hash, ends_wait);
     let ready = loop {
+        if of_lanes > 0 || (timeout_ns != Some(0) && !is_kernel_due) {
+            break of_lanes;
+        }
         // SAFETY: the mask is null.
         match unsafe { call.ask(Some(0), std::ptr::null()) } {
             // The handler ran before the call had its mask, which might keep the signal out.
@@ -251,9 +308,13 @@ pub(crate) unsafe fn poll_until(
 fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> Result<Option<usize>, Errno> {
     let mut spin = Spin::new();
     loop {
-        if call.any_lane_is_ready() {
-            // SAFETY: the mask is null.
-            let ready = unsafe { call.ask(Some(0), std::ptr::null()) }?;
+        if call.poll_lanes() {
+            let ready = if is_kernel_due(call.hash) {
+                // SAFETY: the mask is null.
+                unsafe { call.ask(Some(0), std::ptr::null()) }?
+            } else {
+                call.count()
+            };
             if ready > 0 {
                 return Ok(Some(ready));
             }

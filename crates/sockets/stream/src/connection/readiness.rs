@@ -14,8 +14,6 @@ const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// What an edge-triggered watcher of the lanes compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Edges {
-    /// The events that the lanes have.
-    pub ready: i16,
     /// A number that grows with each arrival.
     arrivals: u64,
     /// How often a send that found no room was followed by room.
@@ -62,15 +60,11 @@ impl Connection {
         ready & wanted
     }
 
-    /// Returns what [`Connection::lane_events`] does, with the counters by which edges are recognized.
-    pub fn lane_edges(&'static self, fd: RawFd, wanted: i16) -> Edges {
-        let ready = self.lane_events(fd, wanted);
-        if ready == 0 {
-            return Edges { ready, arrivals: 0, rooms: 0 };
-        }
+    /// Returns the counters by which edges are recognized.
+    pub fn edges(&'static self) -> Edges {
         let arrivals = self.receiver.lock().and_then(|mut it| it.lane_in_use().map(|lane| lane.arrivals(0)));
         let rooms = self.sender.lock().map_or(0, |sender| sender.rooms());
-        Edges { ready, arrivals: arrivals.unwrap_or(0), rooms }
+        Edges { arrivals: arrivals.unwrap_or(0), rooms }
     }
 
     /// Asks the peer to ring when one of `wanted` becomes true.

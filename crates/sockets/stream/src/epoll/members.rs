@@ -117,19 +117,20 @@ impl Member {
         if self.watch == Watch::Off {
             return 0;
         }
-        let edges = self.connection.lane_edges(self.fd, (self.wanted() & 0xffff) as i16);
-        let ready = edges.ready as u16 as u32;
-        if ready == 0 || !self.is_edge_triggered() || self.seen.is_none_or(|seen| edges.has_event_since(seen)) {
+        let wanted = (self.wanted() & 0xffff) as i16;
+        let ready = self.connection.lane_events(self.fd, wanted) as u16 as u32;
+        if ready == 0 || !self.is_edge_triggered() {
             return ready;
         }
-        0
+        let edges = self.connection.edges();
+        if self.seen.is_none_or(|seen| edges.has_event_since(seen)) { ready } else { 0 }
     }
 
     /// Notes a report of lane events.
     fn note_report(&mut self, reports: u32) {
         self.active_at = reports;
         if self.is_edge_triggered() {
-            self.seen = Some(self.connection.lane_edges(self.fd, (self.wanted() & 0xffff) as i16));
+            self.seen = Some(self.connection.edges());
         }
     }
 

@@ -114,8 +114,8 @@ impl EpollSet {
         if self.lock().is_some_and(|mut state| std::mem::take(&mut state.kernel_first)) {
             self.ask_kernel(call, buffer)?;
         }
-        let is_due = self.poll_lanes(buffer);
-        if is_due || (buffer.len() == 0 && call.timeout_ns == Some(0)) {
+        self.poll_lanes(buffer);
+        if self.is_kernel_due() || (buffer.len() == 0 && call.timeout_ns == Some(0)) {
             self.ask_kernel(call, buffer)?;
         }
         if buffer.len() == 0 && call.timeout_ns != Some(0) {
@@ -129,14 +129,19 @@ impl EpollSet {
         Ok(())
     }
 
-    /// Reports the lanes that have events. Returns whether it is time to ask the kernel.
-    fn poll_lanes(&'static self, buffer: &mut Buffer) -> bool {
-        let Some(mut state) = self.lock() else { return true };
+    /// Reports the lanes that have events.
+    #[inline]
+    fn poll_lanes(&'static self, buffer: &mut Buffer) {
+        let Some(mut state) = self.lock() else { return };
         for index in state.members.poll(buffer) {
             self.end_one_shot(&mut state, index);
         }
-        let now = ticks();
-        now.wrapping_sub(state.kernel_asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND
+    }
+
+    /// Returns whether it is time to ask the kernel.
+    fn is_kernel_due(&self) -> bool {
+        let asked_ticks = self.lock().map_or(0, |state| state.kernel_asked_ticks);
+        ticks().wrapping_sub(asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND
     }
 
     /// Ends a registration with `EPOLLONESHOT` of which lane events were reported, in the kernel too.
@@ -240,9 +245,7 @@ impl EpollSet {
         let mut spin = Spin::with(&self.spin_history);
         while count > 0 {
             match spin.iterate_by(POLLS_PER_MEMBER.saturating_mul(count)) {
-                Action::Poll => {
-                    self.poll_lanes(buffer);
-                }
+                Action::Poll => self.poll_lanes(buffer),
                 Action::PollKernel => {
                     self.ask_kernel(call, buffer)?;
                     if buffer.len() == 0 {
