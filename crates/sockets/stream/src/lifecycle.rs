@@ -303,6 +303,7 @@ const HARMLESS: [(i32, &[i32]); 4] = [
         libc::IPPROTO_TCP,
         &[
             libc::TCP_NODELAY,
+            libc::TCP_CORK,
             libc::TCP_QUICKACK,
             libc::TCP_KEEPIDLE,
             libc::TCP_KEEPINTVL,
