@@ -29,6 +29,7 @@ mod readiness;
 #[path = "../../preload/src/real.rs"]
 #[allow(dead_code, reason = "shared with the library that this one replaces")]
 mod real;
+mod real_processes;
 mod real_readiness;
 mod signals;
 mod sockets;
@@ -87,6 +88,10 @@ static UNLOAD: extern "C" fn() = unload;
 
 /// Runs when the program ends by `exit`, after its own handlers.
 extern "C" fn unload() {
+    if stream::process::may_release_holds() {
+        // libc would write to connections after they are released.
+        files::flush();
+    }
     stream::process::before_exit();
 }
 

@@ -2,11 +2,12 @@
 
 use crate::connection::{self, Connection};
 use crate::epoll;
+use crate::holders;
 use crate::table::{self, Entry};
-use crate::{lifecycle, statistics};
+use crate::{lifecycle, sharing, statistics};
 use socket::descriptor::hidden::{self, HiddenFd, Need};
 use socket::process::settings::settings;
-use socket::process::{identity, sandbox, signals};
+use socket::process::{identity, sandbox, signals, system};
 use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 thread_local! {
     /// This thread has called `vfork`, and its child may still run in its memory.
     static HAS_CHILD_IN_MEMORY: Cell<bool> = const { Cell::new(false) };
+    /// The signals that were blocked before this thread's fork, which is in progress.
+    static BLOCKED_BEFORE_FORK: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Prepares this process when the library is loaded: the program does not see descriptors of the library.
@@ -110,16 +113,29 @@ pub fn defers_handlers() -> bool {
 /// Prepares for the end of the process by `exit`.
 pub fn before_exit() {
     connection::before_exit();
+    before_end();
 }
 
-/// Prepares for a fork. Connections stay on TCP from now on, also those that have not proved busy: both processes would
-/// move them.
+/// Prepares for the end of the process: those with whom it shares connections may use lanes afterwards.
+pub fn before_end() {
+    if may_release_holds() {
+        sharing::release_all();
+    }
+}
+
+/// Returns whether this process shares connections and may release them now. A child of `vfork` holds nothing itself.
+pub fn may_release_holds() -> bool {
+    holders::is_any() && !is_confined() && !identity::is_borrowed_memory() && sharing::may_release_all()
+}
+
+/// Prepares for a fork. Connections that both processes will hold stay on TCP until one of them is left, also those
+/// that have not proved busy.
 pub fn before_fork() {
-    table::for_each(0..=RawFd::MAX, |fd, entry| {
-        if let Entry::Young(_) = entry {
-            lifecycle::stay_on_tcp(fd);
-        }
-    });
+    // A handler would wait for the locks that this thread holds until the fork is over.
+    if !is_confined() {
+        BLOCKED_BEFORE_FORK.set(Some(system::set_signal_mask(u64::MAX)));
+    }
+    sharing::before_fork();
     connection::before_fork();
     epoll::before_fork();
 }
@@ -128,6 +144,21 @@ pub fn before_fork() {
 pub fn after_fork_in_parent() {
     epoll::after_fork_in_parent();
     connection::after_fork_in_parent();
+    sharing::after_fork_in_parent();
+    unblock_signals();
+}
+
+fn unblock_signals() {
+    if let Some(mask) = BLOCKED_BEFORE_FORK.take() {
+        system::set_signal_mask(mask);
+    }
+}
+
+/// Continues after a fork of this thread that has failed, once [`after_fork_in_parent`] was called.
+pub fn after_failed_fork() {
+    if holders::is_any() {
+        sharing::after_failed_fork();
+    }
 }
 
 /// Continues after a fork, in the child.
@@ -136,7 +167,25 @@ pub fn after_fork_in_child() {
     signals::after_fork_in_child();
     epoll::after_fork_in_child();
     connection::after_fork_in_child();
+    sharing::after_fork_in_child();
+    crate::identity::after_fork_in_child();
     statistics::after_fork_in_child();
+    unblock_signals();
+}
+
+/// Prepares for another program in this process: what it closes, nobody holds here any more.
+pub fn before_program() {
+    before_exec();
+    if may_release_holds() {
+        sharing::release_all();
+    }
+}
+
+/// Continues after a program could not be run in this process.
+pub fn after_failed_program() {
+    if holders::is_any() && !identity::is_borrowed_memory() {
+        sharing::hold_all_again();
+    }
 }
 
 /// Sends connections back to TCP that the program which is about to run in this process, or in a child, will hold.
