@@ -207,11 +207,13 @@ impl Receiver {
         self.calls_in_kernel > 0
     }
 
-    /// Leaves the lane to the parent of this process. Returns whether a call of the parent was in the kernel. Frees
-    /// nothing: another thread of the parent may have held the allocator's locks.
+    /// Leaves the lane to the parent of this process, unless the sender has gone back to TCP by itself: what it has left
+    /// in the lane comes nowhere else, and is received by this process or by its parent. Returns whether a call of the
+    /// parent was in the kernel. Frees nothing: another thread of the parent may have held the allocator's locks.
     pub fn leave_to_parent(&mut self) -> bool {
-        self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
-        self.path = Receiving::default();
+        if self.is_plain() {
+            self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
+        }
         std::mem::take(&mut self.calls_in_kernel) > 0
     }
 
