@@ -262,9 +262,11 @@ mod tests {
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     struct Model {
-        /// The slot of the connection, and one that others use: small, so that it is reused.
-        words: [u64; 2],
+        /// One slot, so that it is reused soon.
+        words: [u64; 1],
         processes: [Process; PROCESSES],
+        /// Another connection, which has a slot now.
+        other: Option<Hold>,
         /// Forks and other connections that are left, which bounds the search.
         steps: u8,
     }
@@ -293,6 +295,21 @@ mod tests {
             next.steps -= 1;
             next.words = words.map(AtomicU64::into_inner);
             Some(next)
+        }
+
+        /// Returns the state after another connection of the family has got a slot, or has ended.
+        fn other_connection(self) -> Option<Self> {
+            let words = self.words.map(AtomicU64::new);
+            let slots = Slots(&words);
+            let (other, steps) = match self.other {
+                Some(hold) => {
+                    slots.release(hold);
+                    slots.release(hold);
+                    (None, self.steps)
+                }
+                None => (Some(slots.share(0)?), self.steps.checked_sub(1)?),
+            };
+            Some(Self { words: words.map(AtomicU64::into_inner), other, steps, ..self })
         }
 
         /// Returns the states that one step of one process leads to.
@@ -329,15 +346,7 @@ mod tests {
                     all.extend(unborn.and_then(|child| self.forked(index, child)));
                 }
             }
-            if self.steps > 0 {
-                // Another connection of the family gets a slot, and ends.
-                let words = self.words.map(AtomicU64::new);
-                if let Some(hold) = Slots(&words).share(0) {
-                    Slots(&words).release(hold);
-                    Slots(&words).release(hold);
-                }
-                all.push(Self { words: words.map(AtomicU64::into_inner), steps: self.steps - 1, ..self });
-            }
+            all.extend(self.other_connection());
             all
         }
     }
@@ -348,7 +357,7 @@ mod tests {
     fn lanes_are_used_by_nobody_while_another_process_holds_the_connection() {
         let mut processes = [Process::Unborn; PROCESSES];
         processes[0] = Process::Alone;
-        let mut open = vec![Model { words: [0; 2], processes, steps: 6 }];
+        let mut open = vec![Model { words: [0], processes, other: None, steps: 6 }];
         let mut seen: HashSet<Model> = open.iter().copied().collect();
         let mut taken_over = 0;
         while let Some(model) = open.pop() {
