@@ -52,7 +52,8 @@ __attribute__((noreturn)) static void end_by(enum end end, const struct pair *pa
         break;
     case CLOSES_FIRST:
         OK(close(pair->client));
-        OK(close(pair->server));
+        if (pair->server >= 0)
+            OK(close(pair->server));
         pause_ms(SILENCE_MS);
         break;
     case RUNS_A_PROGRAM:
@@ -383,5 +384,211 @@ CLIENT(a_server_forks_for_each_connection_and_serves_long)
         OK(close(fd));
         me->fd = -1;
         meet(me);
+    }
+}
+
+// The sender is gone when the receiver forks: parent and child share what is unread, each byte once.
+SERVER(parent_and_child_receive_what_a_peer_has_left_behind)
+{
+    struct pattern *pattern = pattern_new(9);
+    char bytes[10000];
+    meet(me);
+    pause_ms(SILENCE_MS);
+    for (uint64_t position = 0; position < 40000; position += 2 * sizeof bytes) {
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            int unread;
+            await(me->fd, POLLIN);
+            OK(ioctl(me->fd, FIONREAD, &unread));
+            CHECK_EQ(unread, 40000 - position);
+            CHECK_EQ(recv(me->fd, bytes, 9, MSG_PEEK), 9);
+            pattern_check(pattern, position, bytes, 9);
+            recv_exact(me->fd, bytes, sizeof bytes);
+            pattern_check(pattern, position, bytes, sizeof bytes);
+            _exit(0);
+        }
+        wait_child(pid);
+        recv_exact(me->fd, bytes, sizeof bytes);
+        pattern_check(pattern, position + sizeof bytes, bytes, sizeof bytes);
+    }
+    expect_eof(me->fd);
+}
+
+CLIENT(parent_and_child_receive_what_a_peer_has_left_behind)
+{
+    pattern_send(pattern_new(9), me->fd, 40000, 1000);
+    OK(close(me->fd));
+    me->fd = -1;
+    meet(me);
+}
+
+// ---- at random ----------------------------------------------------------------------------------
+
+#define STEPS 500
+
+// One end of a conversation, which processes hand over, lend and share. A seed determines it.
+struct talk {
+    int fd;
+    int side;
+    int report;
+    int step;
+    uint64_t steps;    // random numbers of both sides
+    uint64_t decisions; // random numbers of this side
+    uint64_t position;
+    struct pattern *pattern;
+    bool kills;      // Children are killed, and the connection is handed over late: it stays on TCP then.
+    pid_t helpers[STEPS];
+    enum end ends[STEPS];
+    int helper_count;
+};
+
+static unsigned below(uint64_t *state, unsigned limit)
+{
+    return (unsigned)(random_next(state) % limit);
+}
+
+static void take_step(struct talk *me, bool by_another)
+{
+    static const size_t sizes[] = {8, 100, 100, 1000, 5000, 150000};
+    bool sends = below(&me->steps, 2) == (unsigned)me->side;
+    size_t size = 1 + below(&me->steps, sizes[below(&me->steps, sizeof sizes / sizeof *sizes)]);
+    if (!by_another) {
+        char *bytes = malloc(size);
+        CHECK(bytes != NULL);
+        pattern_fill(me->pattern, me->position, bytes, size);
+        if (sends) {
+            send_all(me->fd, bytes, size);
+        } else {
+            if (below(&me->decisions, 3) == 0)
+                await(me->fd, POLLIN);
+            memset(bytes, 0, size);
+            recv_exact(me->fd, bytes, size);
+            pattern_check(me->pattern, me->position, bytes, size);
+        }
+        free(bytes);
+    }
+    me->position += size;
+    me->step++;
+}
+
+static void await_helpers(struct talk *me)
+{
+    for (int i = 0; i < me->helper_count; i++)
+        await_end(me->ends[i], me->helpers[i]);
+    me->helper_count = 0;
+}
+
+// Forks a process that has the connection for a while and does nothing with it.
+static void start_helper(struct talk *me)
+{
+    enum end end = below(&me->decisions, me->kills ? ENDS : IS_KILLED);
+    unsigned pause_us = below(&me->decisions, 3) * 700, failures = below(&me->decisions, 8);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        struct pair pair = {.client = me->fd, .server = -1};
+        usleep(pause_us);
+        for (; failures > 5; failures--)
+            execl("/nonexistent/program", "program", (char *)NULL);
+        end_by(end, &pair);
+    }
+    me->ends[me->helper_count] = end;
+    me->helpers[me->helper_count++] = pid;
+}
+
+// Goes on in a child.
+static void hand_over(struct talk *me)
+{
+    bool waits = below(&me->decisions, 2), closes = below(&me->decisions, 2);
+    int helpers = me->helper_count;
+    me->helper_count = 0;
+    pid_t pid = fork_child();
+    if (pid == 0)
+        return;
+    me->helper_count = helpers;
+    if (closes || waits)
+        OK(close(me->fd));
+    if (waits)
+        wait_child(pid);
+    await_helpers(me);
+    _exit(0);
+}
+
+// Has some steps done by a child, and goes on after its end.
+static void lend(struct talk *me)
+{
+    int steps = 1 + (int)below(&me->decisions, 40);
+    pid_t pid = fork_child();
+    for (int i = 0; i < steps && me->step < STEPS - 1; i++)
+        take_step(me, pid != 0);
+    if (pid == 0)
+        _exit(0);
+    wait_child(pid);
+}
+
+static void *keep_busy(void *argument)
+{
+    struct pair *pair = argument;
+    for (;;)
+        ping_pong(pair->client, pair->server);
+    return NULL;
+}
+
+__attribute__((noreturn)) static void converse(int fd, int side, uint64_t seed, int report)
+{
+    struct talk *me = malloc(sizeof *me);
+    CHECK(me != NULL);
+    *me = (struct talk){.fd = fd, .side = side, .report = report, .steps = seed * 1000003};
+    me->decisions = me->steps + 77 + (uint64_t)side;
+    me->pattern = pattern_new(seed);
+    snprintf(failure_note, sizeof failure_note, "seed %llu, side %d: ", (unsigned long long)seed, side);
+    int on = 1;
+    OK(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+    me->kills = below(&me->decisions, 4) == 0;
+    if (!me->kills || below(&me->decisions, 2) == 0)
+        OK(fcntl(fd, F_SETFD, FD_CLOEXEC));
+    if (below(&me->decisions, 3) == 0) {
+        static struct pair noise;
+        noise = connected_pair();
+        start_thread(keep_busy, &noise);
+    }
+    while (me->step < STEPS) {
+        unsigned decision = below(&me->decisions, 100);
+        if (decision < 3)
+            start_helper(me);
+        else if (decision == 3 && (me->kills || me->step < 20))
+            hand_over(me);
+        else if (decision == 4)
+            lend(me);
+        take_step(me, false);
+    }
+    CHECK_EQ(write(me->report, "x", 1), 1);
+    await_helpers(me);
+    _exit(0);
+}
+
+TEST(forks_at_random)
+{
+    const char *first_text = getenv("RANDOM_SEED"), *count_text = getenv("RANDOM_COUNT");
+    uint64_t first = first_text ? strtoull(first_text, NULL, 10) : 1;
+    uint64_t count = count_text ? strtoull(count_text, NULL, 10) : 12;
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        struct address at;
+        int listener = listen_anywhere(&at), report[2];
+        OK(pipe(report));
+        pid_t roles[2];
+        for (int side = 0; side < 2; side++) {
+            roles[side] = fork_child();
+            if (roles[side] == 0)
+                converse(side == 0 ? dial(&at) : accept_from(listener), side, seed, report[1]);
+        }
+        for (int side = 0; side < 2; side++) {
+            char byte;
+            CHECK_EQ(read(report[0], &byte, 1), 1);
+        }
+        wait_child(roles[0]);
+        wait_child(roles[1]);
+        OK(close(listener));
+        OK(close(report[0]));
+        OK(close(report[1]));
     }
 }

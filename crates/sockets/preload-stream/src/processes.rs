@@ -143,10 +143,10 @@ macro_rules! spawns {
 
 spawns! { posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp }
 
-/// `_exit`: what is connected by this process alone, the kernel ends.
+/// libc's function makes this system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
-    process::before_end();
+    process::before_exit();
     loop {
         // SAFETY: the call takes an integer, and does not return.
         unsafe { socket::process::system::raw_syscall(libc::SYS_exit_group, [status as usize]) };
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 /// The handlers that libc runs may still use connections: this process then holds them again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quick_exit(status: c_int) -> ! {
-    process::before_end();
+    process::before_exit();
     // SAFETY: the call takes an integer.
     unsafe { real_processes::quick_exit(status) };
     // SAFETY: libc's function does not return; this is for the compiler.

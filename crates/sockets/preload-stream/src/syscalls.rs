@@ -30,8 +30,8 @@ pub unsafe extern "C" fn syscall(
     if number == libc::SYS_io_uring_setup && !socket::process::settings::settings().off {
         return fail(Errno::NOSYS);
     }
-    if matches!(number, libc::SYS_exit_group | libc::SYS_exit) {
-        process::before_end();
+    if number == libc::SYS_exit_group || number == libc::SYS_exit && stream::sharing::is_only_thread() {
+        process::before_exit();
     }
     let arguments = [first, second, third, fourth, fifth, sixth];
     if may_concern_library(number, &arguments) {

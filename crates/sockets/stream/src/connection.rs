@@ -8,6 +8,7 @@
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
 
 mod lanes;
+mod leftover;
 mod meet;
 mod processes;
 mod readiness;

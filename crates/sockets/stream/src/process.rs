@@ -110,22 +110,22 @@ pub fn defers_handlers() -> bool {
     connection::defers_handlers() || epoll::defers_handlers()
 }
 
-/// Prepares for the end of the process by `exit`.
+/// Prepares for the end of the process, other than by a signal: peers get what they have left in lanes, and those with
+/// whom this process shares connections may use lanes afterwards. A child of `vfork` has no connections itself.
 pub fn before_exit() {
+    if settings().off || is_confined() || identity::is_borrowed_memory() {
+        return;
+    }
     connection::before_exit();
-    before_end();
-}
-
-/// Prepares for the end of the process: those with whom it shares connections may use lanes afterwards.
-pub fn before_end() {
     if may_release_holds() {
         sharing::release_all();
     }
 }
 
-/// Returns whether this process shares connections and may release them now. A child of `vfork` holds nothing itself.
+/// Returns whether this process shares connections and may release them now.
 pub fn may_release_holds() -> bool {
-    holders::is_any() && !is_confined() && !identity::is_borrowed_memory() && sharing::may_release_all()
+    // Other threads go on for a moment after a release.
+    holders::is_any() && !is_confined() && !identity::is_borrowed_memory() && sharing::is_only_thread()
 }
 
 /// Prepares for a fork. Connections that both processes will hold stay on TCP until one of them is left, also those

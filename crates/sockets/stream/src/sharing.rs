@@ -143,14 +143,8 @@ pub fn release(young: Young) {
     }
 }
 
-/// Returns whether this process may release everything that it holds, because it ends or runs another program. Other
-/// threads would go on for a moment.
-pub fn may_release_all() -> bool {
-    holders::is_any() && is_only_thread()
-}
-
 /// Returns whether this process has one thread; `false` if that cannot be found out.
-fn is_only_thread() -> bool {
+pub fn is_only_thread() -> bool {
     // The links of a directory are its subdirectories and two more (proc(5)).
     rustix::fs::stat(c"/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
 }

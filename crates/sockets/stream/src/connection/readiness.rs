@@ -48,7 +48,8 @@ impl Connection {
             // A violation counts as readable: the receive reports it.
             let by_lane = receiver.prepare(Tcp(fd)).map_or(true, |by| by == ReceiveBy::Lane);
             let has_data = receiver.lane_in_use().is_none_or(|lane| lane.may_have_data());
-            ready |= if by_lane && has_data { INPUT } else { 0 };
+            let has_input = by_lane && has_data || receiver.leftover_bytes() > 0;
+            ready |= if has_input { INPUT } else { 0 };
         }
         if wanted & OUTPUT != 0
             && let Some(mut sender) = self.sender.lock()
@@ -197,6 +198,7 @@ impl Connection {
     pub fn unread_bytes(&'static self) -> i32 {
         let Some(mut receiver) = self.receiver.lock() else { return 0 };
         let unread = receiver.lane().and_then(|lane| lane.unread_bytes().ok()).unwrap_or(0);
+        let unread = unread + receiver.leftover_bytes();
         i32::try_from(unread).unwrap_or(i32::MAX)
     }
 

@@ -1,6 +1,7 @@
 //! The receiving half of a connection.
 
 use super::lanes::InLane;
+use super::leftover::Leftover;
 use crate::flags::MessageFlags;
 use crate::kernel::{self, Tcp};
 use crate::spans::{Part, for_each_part};
@@ -8,7 +9,8 @@ use crate::statistics::Counters;
 use libc::iovec;
 use path::{Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
 use rustix::io::Errno;
-use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
+use socket::process::blocking;
+use socket::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use std::convert::Infallible;
 
 /// Events after which the kernel has nothing more to report than the end.
@@ -55,6 +57,8 @@ pub(super) struct Receiver {
     is_staying: bool,
     /// The lane of the parent of this process, which is dropped with the connection.
     left_to_parent: Option<InLane>,
+    /// What comes before everything else.
+    leftover: Option<Leftover>,
 }
 
 /// The result of one attempt to receive.
@@ -152,12 +156,40 @@ impl Receiver {
 
     /// Returns whether receives are the kernel's, unchanged.
     pub fn is_plain(&self) -> bool {
-        matches!(self.path, Receiving::Plain { .. })
+        matches!(self.path, Receiving::Plain { .. }) && self.leftover.is_none()
+    }
+
+    /// Returns the number of unread bytes that were in a lane when a process forked.
+    pub fn leftover_bytes(&self) -> usize {
+        self.leftover.as_ref().map_or(0, Leftover::unread_bytes)
+    }
+
+    /// Receives into memory that a child will share what is unread in a lane whose sender does not write it to TCP.
+    /// Waits until `deadline_ns` for bytes that come before the lane. Returns whether there is such a lane.
+    pub fn save_leftover(&mut self, tcp: Tcp, deadline_ns: u64) -> bool {
+        if self.lane.is_none() || matches!(self.path, Receiving::Plain { .. }) {
+            return false;
+        }
+        let Some(mut saved) = Leftover::new() else { return false };
+        loop {
+            let room = [saved.room()];
+            // SAFETY: the span is memory of `saved` alone.
+            match unsafe { self.receive(tcp, &room, 0, MessageFlags::default()) } {
+                Ok(Attempt::Got { bytes, .. }) if bytes > 0 => saved.add(bytes),
+                Ok(Attempt::Nothing) if now_ns() < deadline_ns => {
+                    blocking::poll_for(tcp.0, libc::POLLIN, 1);
+                }
+                _ => break,
+            }
+        }
+        saved.finish();
+        self.leftover = Some(saved);
+        true
     }
 
     /// Returns whether a receive would find bytes.
     pub fn has_bytes(&mut self, tcp: Tcp) -> bool {
-        tcp.available() > 0 || self.lane_in_use().is_some_and(|lane| lane.may_have_data())
+        tcp.available() > 0 || self.leftover_bytes() > 0 || self.lane_in_use().is_some_and(|lane| lane.may_have_data())
     }
 
     /// Notes that a call of the program receives by TCP.
@@ -207,11 +239,11 @@ impl Receiver {
         self.calls_in_kernel > 0
     }
 
-    /// Leaves the lane to the parent of this process, unless the sender has gone back to TCP by itself: what it has left
-    /// in the lane comes nowhere else, and is received by this process or by its parent. Returns whether a call of the
+    /// Leaves the lane to the parent of this process, unless [`Receiver::save_leftover`] has not got to its end: then
+    /// this process receives the rest, if its parent does not. Returns whether a call of the
     /// parent was in the kernel. Frees nothing: another thread of the parent may have held the allocator's locks.
     pub fn leave_to_parent(&mut self) -> bool {
-        if self.is_plain() {
+        if matches!(self.path, Receiving::Plain { .. }) {
             self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
         }
         std::mem::take(&mut self.calls_in_kernel) > 0
@@ -272,6 +304,15 @@ impl Receiver {
         skip: usize,
         flags: MessageFlags,
     ) -> Result<Attempt, Violation> {
+        if let Some(leftover) = &self.leftover {
+            // SAFETY: every span is writable for its length, by this function's contract.
+            let bytes = unsafe { leftover.receive(spans, skip, flags.peek, flags.discard) };
+            // Another process may have taken the rest.
+            if bytes > 0 || leftover.unread_bytes() > 0 {
+                return Ok(Attempt::Got { bytes, wakes_sender: false });
+            }
+            self.leftover = None;
+        }
         let mut by = self.prepare(tcp)?;
         loop {
             match by {

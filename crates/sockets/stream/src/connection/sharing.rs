@@ -93,6 +93,10 @@ impl Connection {
             meeting.share();
         }
         self.leave_lanes_for_now(tcp);
+        if self.receiver.lock().is_some_and(|mut receiver| receiver.save_leftover(tcp, deadline_ns)) {
+            self.ring();
+            self.for_each_watcher(|set| set.poll_again(self));
+        }
         let Some(mut sender) = self.sender.lock() else { return };
         while sender.go_back(tcp, self.role()) == SendBy::Resend && sender.resend(tcp) == Ok(Resent::Blocked) {
             let left_ms = deadline_ns.saturating_sub(now_ns()) / NS_PER_MS;
