@@ -387,6 +387,33 @@ CLIENT(a_server_forks_for_each_connection_and_serves_long)
     }
 }
 
+TEST(a_child_serves_by_its_standard_descriptors)
+{
+    struct pair pair = connected_pair();
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(pair.client));
+        OK(dup2(pair.server, 0));
+        OK(dup2(pair.server, 1));
+        OK(close(pair.server));
+        for (int i = 0; i < 2 * BUSY; i++) {
+            char text[6] = {0};
+            for (int got = 0; got < 5;)
+                got += (int)OK(read(0, text + got, (size_t)(5 - got)));
+            CHECK(strcmp(text, "query") == 0);
+            CHECK_EQ(write(1, "reply", 5), 5);
+        }
+        exit(0);
+    }
+    OK(close(pair.server));
+    for (int i = 0; i < 2 * BUSY; i++) {
+        say(pair.client, "query");
+        expect(pair.client, "reply");
+    }
+    expect_eof(pair.client);
+    wait_child(pid);
+}
+
 // The sender is gone when the receiver forks: parent and child share what is unread, each byte once.
 SERVER(parent_and_child_receive_what_a_peer_has_left_behind)
 {

@@ -226,10 +226,11 @@ fn connections_that_stay_the_kernels_pass() {
 }
 
 /// Checks in which several threads or processes use a connection when it becomes busy.
-const SHARED: [&str; 22] = [
+const SHARED: [&str; 23] = [
     "a_child_ends_after_a_failed_exec",
     "a_child_goes_on_after_its_parent_closes",
     "a_child_goes_on_while_a_thread_of_its_parent_is_blocked_in_a_closed_connection",
+    "a_child_serves_by_its_standard_descriptors",
     "a_child_uses_a_connection_after_a_failed_exec",
     "a_grandchild_goes_on_when_all_others_have_ended",
     "a_large_send_and_small_ones_share_a_stream",

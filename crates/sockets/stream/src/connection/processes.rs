@@ -37,7 +37,7 @@ pub fn defers_handlers() -> bool {
     })
 }
 
-/// How long a fork waits for peers that do not read, so that what they have left in lanes has no room in TCP.
+/// How long a fork waits at most until what peers have left in lanes is in TCP.
 const WAIT_NS: u64 = 1_000_000_000;
 
 /// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].

@@ -12,7 +12,8 @@ use socket::process::clock::now_ns;
 
 /// Transfers after which a process checks whether it is the only one that holds the connection.
 const TRANSFERS_PER_CHECK: u32 = 16;
-const NS_PER_MS: u64 = 1_000_000;
+/// Milliseconds that a fork waits for a peer that does not read.
+const ROOM_WAIT_MS: i32 = 100;
 
 /// What this process knows of the others that may hold the connection.
 #[derive(Clone, Copy)]
@@ -86,8 +87,9 @@ impl Meeting {
 }
 
 impl Connection {
-    /// Sends the connection back to TCP before a fork, and counts the child as a holder. Waits until `deadline_ns` for
-    /// room for what the peer has left in the lane: afterwards two processes could send.
+    /// Sends the connection back to TCP before a fork, and counts the child as a holder. Waits for room for what the
+    /// peer has left in the lane, as long as the peer makes some and at most until `deadline_ns`: afterwards two
+    /// processes could send.
     pub(super) fn share(&'static self, tcp: Tcp, deadline_ns: u64) {
         if let Some(mut meeting) = self.meeting.lock() {
             meeting.share();
@@ -99,11 +101,10 @@ impl Connection {
         }
         let Some(mut sender) = self.sender.lock() else { return };
         while sender.go_back(tcp, self.role()) == SendBy::Resend && sender.resend(tcp) == Ok(Resent::Blocked) {
-            let left_ms = deadline_ns.saturating_sub(now_ns()) / NS_PER_MS;
-            if left_ms == 0 {
+            let has_room = blocking::poll_for(tcp.0, libc::POLLOUT, ROOM_WAIT_MS) & libc::POLLOUT != 0;
+            if !has_room || now_ns() >= deadline_ns {
                 break;
             }
-            blocking::poll_for(tcp.0, libc::POLLOUT, i32::try_from(left_ms).unwrap_or(i32::MAX));
         }
     }
 
