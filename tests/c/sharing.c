@@ -2,6 +2,7 @@
 // others go on. Each part is long enough for a connection to become busy again.
 #include "check.h"
 
+#include <sched.h>
 #include <sys/syscall.h>
 
 // Round trips after which a connection is certainly busy, and may have moved.
@@ -258,6 +259,16 @@ TEST(signals_arrive_while_a_process_forks)
     alarm_every_ms(0);
     CHECK(signals_seen > 0);
     go_on(&pair, BUSY);
+}
+
+TEST(a_process_goes_on_after_a_failed_fork)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < 5; i++) {
+        // Handlers can be shared only together with the memory.
+        CHECK_ERR(syscall(SYS_clone, CLONE_SIGHAND | SIGCHLD, 0, 0, 0, 0), EINVAL);
+        go_on(&pair, BUSY);
+    }
 }
 
 static void *receive_once(void *argument)

@@ -51,7 +51,7 @@ fn traffic_alone(way: &str) -> Traffic {
 
 #[test]
 fn a_parent_uses_lanes_again_when_its_child_is_gone() {
-    for way in ["exit", "close", "exec"] {
+    for way in ["exit", "close", "exec", "failed"] {
         let traffic = traffic_alone(way);
         let all = Traffic { lane_bytes: PARENTS_BYTES, ..Traffic::default() };
         assert_eq!(traffic, all, "after {way}");

@@ -226,7 +226,7 @@ fn connections_that_stay_the_kernels_pass() {
 }
 
 /// Checks in which several threads or processes use a connection when it becomes busy.
-const SHARED: [&str; 23] = [
+const SHARED: [&str; 24] = [
     "a_child_ends_after_a_failed_exec",
     "a_child_goes_on_after_its_parent_closes",
     "a_child_goes_on_while_a_thread_of_its_parent_is_blocked_in_a_closed_connection",
@@ -236,6 +236,7 @@ const SHARED: [&str; 23] = [
     "a_large_send_and_small_ones_share_a_stream",
     "a_parent_goes_on_after_each_end_of_its_child",
     "a_parent_goes_on_while_its_child_ends",
+    "a_process_goes_on_after_a_failed_fork",
     "a_server_forks_for_each_connection_and_serves_long",
     "both_processes_send_and_then_one_goes_on",
     "children_come_and_go_while_a_server_serves",

@@ -96,16 +96,17 @@ extern "C" fn unload() {
 }
 
 extern "C" fn before_fork() {
-    files::before_fork();
+    // Blocks signals: no handler finds the lock of the files held.
     stream::process::before_fork();
+    files::before_fork();
 }
 
 extern "C" fn after_fork_in_parent() {
-    stream::process::after_fork_in_parent();
     files::after_fork();
+    stream::process::after_fork_in_parent();
 }
 
 extern "C" fn after_fork_in_child() {
-    stream::process::after_fork_in_child();
     files::after_fork();
+    stream::process::after_fork_in_child();
 }
