@@ -225,13 +225,30 @@ fn connections_that_stay_the_kernels_pass() {
 }
 
 /// Checks in which several threads or processes use a connection when it becomes busy.
-const SHARED: [&str; 7] = [
+const SHARED: [&str; 24] = [
+    "a_child_ends_after_a_failed_exec",
+    "a_child_goes_on_after_its_parent_closes",
+    "a_child_goes_on_while_a_thread_of_its_parent_is_blocked_in_a_closed_connection",
+    "a_child_serves_by_its_standard_descriptors",
+    "a_child_uses_a_connection_after_a_failed_exec",
+    "a_grandchild_goes_on_when_all_others_have_ended",
     "a_large_send_and_small_ones_share_a_stream",
+    "a_parent_goes_on_after_each_end_of_its_child",
+    "a_parent_goes_on_while_its_child_ends",
+    "a_process_goes_on_after_a_failed_fork",
+    "a_server_forks_for_each_connection_and_serves_long",
+    "both_processes_send_and_then_one_goes_on",
+    "children_come_and_go_while_a_server_serves",
+    "duplicates_in_parent_and_child_are_closed_one_by_one",
     "fork_amid_traffic_of_other_threads",
+    "forks_at_random",
+    "one_end_goes_on_in_the_parent_and_the_other_in_the_child",
+    "parent_and_child_receive_what_a_peer_has_left_behind",
     "parent_threads_and_child_answer_on_one_connection",
     "reader_and_writer_thread_full_duplex",
     "readers_share_one_stream",
     "several_threads_wait_on_one_epoll",
+    "signals_arrive_while_a_process_forks",
     "writers_do_not_tear_small_messages",
 ];
 

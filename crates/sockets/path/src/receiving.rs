@@ -302,6 +302,10 @@ impl Receiving {
                 Ok(by)
             }
             Self::Lane { number } => {
+                let by = self.leave_if_repeated(number, io)?;
+                if by != ReceiveBy::Lane {
+                    return Ok(by);
+                }
                 let by = self.note_empty(io)?;
                 if by == ReceiveBy::Nothing && matches!(self, Self::Lane { .. }) {
                     *self = Self::Plain { last: number };

@@ -13,6 +13,7 @@ use stream::connection::{Connection, Received, Sent};
 use stream::flags::MessageFlags;
 use stream::lifecycle::{self, Begun};
 use stream::requirement;
+use stream::sharing::Epoch;
 use stream::table::{self, Entry};
 use stream::young::Transfer;
 
@@ -350,10 +351,11 @@ pub unsafe extern "C" fn sendto(
     address_len: socklen_t,
 ) -> isize {
     let in_kernel = || {
+        let epoch = Epoch::now();
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let sent = unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
         if flags & libc::MSG_FASTOPEN != 0 && sent > 0 {
-            lifecycle::note_connected(fd);
+            lifecycle::note_connected(fd, epoch);
         }
         sent
     };

@@ -76,9 +76,20 @@ pub fn after_fork() {
     OPEN.lock().unlock();
 }
 
+/// Writes what libc has buffered for the streams created here.
+pub fn flush() {
+    let nth = |index: usize| OPEN.with(|open| open.get(index).map(|stream| stream.file));
+    let mut index = 0;
+    while let Some(file) = nth(index) {
+        // SAFETY: the stream is open, because a close removes it from the list.
+        unsafe { libc::fflush(std::ptr::with_exposed_provenance_mut(file)) };
+        index += 1;
+    }
+}
+
 fn remember(file: *mut FILE, fd: c_int) {
     HAS_OPENED.store(true, Ordering::Release);
-    OPEN.with(|open| open.push(OpenStream { file: file.addr(), fd }));
+    OPEN.with(|open| open.push(OpenStream { file: file.expose_provenance(), fd }));
 }
 
 #[unsafe(no_mangle)]

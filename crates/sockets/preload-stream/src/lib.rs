@@ -29,6 +29,7 @@ mod readiness;
 #[path = "../../preload/src/real.rs"]
 #[allow(dead_code, reason = "shared with the library that this one replaces")]
 mod real;
+mod real_processes;
 mod real_readiness;
 mod signals;
 mod sockets;
@@ -87,20 +88,25 @@ static UNLOAD: extern "C" fn() = unload;
 
 /// Runs when the program ends by `exit`, after its own handlers.
 extern "C" fn unload() {
+    if stream::process::may_release_holds() {
+        // libc would write to connections after they are released.
+        files::flush();
+    }
     stream::process::before_exit();
 }
 
 extern "C" fn before_fork() {
-    files::before_fork();
+    // Blocks signals: no handler finds the lock of the files held.
     stream::process::before_fork();
+    files::before_fork();
 }
 
 extern "C" fn after_fork_in_parent() {
-    stream::process::after_fork_in_parent();
     files::after_fork();
+    stream::process::after_fork_in_parent();
 }
 
 extern "C" fn after_fork_in_child() {
-    stream::process::after_fork_in_child();
     files::after_fork();
+    stream::process::after_fork_in_child();
 }

@@ -1,7 +1,7 @@
 //! Calls that create processes or run programs. What another program will hold goes back to TCP first.
 
 use crate::errno::keeping_errno;
-use crate::real;
+use crate::{real, real_processes};
 use libc::FILE;
 use socket::process::sandbox;
 use socket::process::settings::settings;
@@ -35,10 +35,24 @@ pub fn fork_with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
     }
     process::before_fork();
     let pid = fork();
-    if pid == 0 {
-        process::after_fork_in_child();
-    } else {
-        keeping_errno(process::after_fork_in_parent);
+    match pid {
+        0 => process::after_fork_in_child(),
+        1.. => keeping_errno(process::after_fork_in_parent),
+        _ => keeping_errno(|| {
+            process::after_fork_in_parent();
+            process::after_failed_fork();
+        }),
+    }
+    pid
+}
+
+/// libc runs the handlers of this library, which do not learn whether the call has failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> c_int {
+    // SAFETY: the call takes no arguments.
+    let pid = unsafe { real_processes::fork() };
+    if pid < 0 {
+        keeping_errno(process::after_failed_fork);
     }
     pid
 }
@@ -129,6 +143,32 @@ macro_rules! spawns {
 
 spawns! { posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp }
 
+/// libc's function makes this system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    process::before_exit();
+    loop {
+        // SAFETY: the call takes an integer, and does not return.
+        unsafe { socket::process::system::raw_syscall(libc::SYS_exit_group, [status as usize]) };
+    }
+}
+
+/// The handlers that libc runs may still use connections: this process then holds them again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quick_exit(status: c_int) -> ! {
+    process::before_exit();
+    // SAFETY: the call takes an integer.
+    unsafe { real_processes::quick_exit(status) };
+    // SAFETY: libc's function does not return; this is for the compiler.
+    unsafe { _exit(status) }
+}
+
+#[unsafe(export_name = "_Exit")]
+pub unsafe extern "C" fn exit_at_once(status: c_int) -> ! {
+    // SAFETY: the call takes an integer.
+    unsafe { _exit(status) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
     keeping_errno(|| lifecycle::before_passing(fd));
@@ -136,18 +176,24 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, 
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
 }
 
+/// Runs another program in this process. The call returns if that fails.
+fn run_program(call: impl FnOnce() -> c_int) -> c_int {
+    keeping_errno(process::before_program);
+    let result = call();
+    keeping_errno(process::after_failed_program);
+    result
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    keeping_errno(process::before_exec);
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::execve(path, arguments, environment) }
+    run_program(|| unsafe { real::execve(path, arguments, environment) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    keeping_errno(process::before_exec);
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::execvpe(name, arguments, environment) }
+    run_program(|| unsafe { real::execvpe(name, arguments, environment) })
 }
 
 #[unsafe(no_mangle)]
@@ -158,16 +204,14 @@ pub unsafe extern "C" fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
-    keeping_errno(process::before_exec);
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::execveat(dir, path, arguments, environment, flags) }
+    run_program(|| unsafe { real::execveat(dir, path, arguments, environment, flags) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    keeping_errno(process::before_exec);
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::fexecve(fd, arguments, environment) }
+    run_program(|| unsafe { real::fexecve(fd, arguments, environment) })
 }
 
 /// Returns the environment, which follows the null pointer at the end of `execle`'s arguments.

@@ -7,6 +7,7 @@ use libc::{sockaddr, socklen_t};
 use socket::process::memory;
 use std::ffi::{c_int, c_void};
 use stream::lifecycle;
+use stream::sharing::Epoch;
 
 /// Unlike other calls that create descriptors, those of this library have room made for them: sockets, epoll instances
 /// and duplicates are what a server at its limit needs.
@@ -23,22 +24,24 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     if dissolves {
         keeping_errno(|| lifecycle::stay_on_tcp(fd));
     }
+    let epoch = Epoch::now();
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let result = unsafe { real::connect(fd, address, len) };
     // SAFETY: libc's own variable of this thread.
     if !dissolves && (result == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS) {
-        keeping_errno(|| lifecycle::note_connected(fd));
+        keeping_errno(|| lifecycle::note_connected(fd, epoch));
     }
     result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    let epoch = Epoch::now();
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let new = create_descriptor(|| unsafe { real::accept4(fd, address, len, flags) });
     if new >= 0 {
         keeping_errno(|| {
-            lifecycle::note_accepted(new);
+            lifecycle::note_accepted(new, epoch);
             files::follow_standard_stream(new);
         });
     }

@@ -30,6 +30,9 @@ pub unsafe extern "C" fn syscall(
     if number == libc::SYS_io_uring_setup && !socket::process::settings::settings().off {
         return fail(Errno::NOSYS);
     }
+    if number == libc::SYS_exit_group || number == libc::SYS_exit && stream::sharing::is_only_thread() {
+        process::before_exit();
+    }
     let arguments = [first, second, third, fourth, fifth, sixth];
     if may_concern_library(number, &arguments) {
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.

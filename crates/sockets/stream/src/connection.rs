@@ -16,6 +16,7 @@ mod receiver;
 mod send;
 mod sender;
 mod settle;
+mod sharing;
 mod short;
 mod splice;
 mod wait;
@@ -40,6 +41,7 @@ pub use processes::{after_fork_in_child, after_fork_in_parent, before_exit, befo
 pub use readiness::{Edges, Parked};
 pub use receive::Received;
 pub use send::Sent;
+pub use sharing::after_failed_fork;
 
 /// A TCP connection that has met its other end, or tries to.
 ///
@@ -179,8 +181,9 @@ impl Connection {
 
     /// Ends the connection, whose last descriptor is about to be closed.
     fn close(&'static self, tcp: Tcp) {
-        let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return };
+        // In the order of a meeting, which holds its lock when it gives the halves their lanes.
         let Some(mut meeting) = self.meeting.lock() else { return };
+        let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return };
         // The peer may have begun to send by the lane since the last receive. A violation does not matter any more.
         let _ = receiver.prepare(tcp);
         let _ = receiver.confirm_input(tcp);
@@ -193,6 +196,10 @@ impl Connection {
         }
         // What the peer has left in the lane follows on TCP; what it has not, it reads there.
         sender.finish_stream(tcp, self.role());
+        // A call of another thread goes on after the close, and may write or take bytes.
+        if !sender.is_busy() && !receiver.is_busy() {
+            meeting.release_hold();
+        }
         self.generation.fetch_add(1, Ordering::Release);
         if let Some(mut watchers) = self.watchers.lock() {
             watchers.clear();

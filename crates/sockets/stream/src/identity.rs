@@ -27,6 +27,11 @@ pub fn key() -> Option<Key> {
     Some(key)
 }
 
+/// Continues in the child of a fork: another thread of the parent may have held the lock of the key.
+pub fn after_fork_in_child() {
+    KEY.lock().reset();
+}
+
 /// Returns whether lanes are switched off in the rack (`crosslane lanes off`), in one system call.
 pub fn is_switched_off() -> bool {
     let rack = directory::rack_dir(rustix::process::geteuid().as_raw());

@@ -3,6 +3,7 @@
 //! connections.
 //!
 //! * [`table`]: what the library knows about each descriptor; [`young`]: connections that have not proved busy.
+//! * [`holders`], [`sharing`]: connections that several processes hold since a fork.
 //! * [`lifecycle`], [`process`]: what the program's calls mean for connections: duplicates, ends, children, filters.
 //! * `identity`, `fitness`: which connections may meet their other end; [`requirement`]: those that must.
 //! * [`connection`]; [`poll`], [`select`](mod@select) and [`epoll`]: waits for what lanes carry; [`statistics`].
@@ -17,6 +18,7 @@ pub mod epoll;
 mod fitness;
 pub mod flags;
 pub mod guarded;
+pub mod holders;
 mod identity;
 mod kernel;
 pub mod lifecycle;
@@ -24,6 +26,7 @@ pub mod poll;
 pub mod process;
 pub mod requirement;
 pub mod select;
+pub mod sharing;
 mod short_list;
 pub mod spans;
 pub mod statistics;

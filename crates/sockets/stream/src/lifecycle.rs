@@ -3,6 +3,7 @@
 use crate::connection::Connection;
 use crate::epoll;
 use crate::kernel::Tcp;
+use crate::sharing::{self, Epoch};
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
 use crate::{fitness, identity, process, requirement};
@@ -47,6 +48,8 @@ pub fn begin(fd: RawFd, young: Young, transfer: Transfer) -> Begun {
             if table::replace(fd, Entry::Young(young), Entry::Young(next)) {
                 return Begun::Counted(Call { transfer, number: next.number() });
             }
+        } else if young.is_released() {
+            sharing::hold_again(fd, young);
         } else {
             table::replace(fd, Entry::Young(young), Entry::None);
         }
@@ -85,6 +88,9 @@ pub fn end(fd: RawFd, call: &Call, bytes: usize) {
 #[cold]
 #[inline(never)]
 fn begin_to_meet(fd: RawFd, young: Young, occasion: Occasion) {
+    if occasion == Occasion::Holders {
+        return sharing::take_over(fd, young);
+    }
     // A handler that jumps out of this call must not leave the allocator's locks held.
     signals::without_handlers(|| {
         if identity::is_switched_off() {
@@ -110,14 +116,17 @@ fn leave_to_kernel(fd: RawFd, number: u32) {
 /// done so meanwhile, or has closed the descriptor.
 fn grow_up(fd: RawFd, young: Young) -> Option<&'static Connection> {
     let connection = Connection::open(fd, young, Tcp(fd).is_nonblocking());
+    // A fork or a take-over has changed who holds the connection if the hold is another one.
     while let entry @ Entry::Young(now) = table::get(fd)
         && now.number() == young.number()
+        && now.hold() == young.hold()
     {
         connection.adopt_calls(now);
         if table::replace(fd, entry, Entry::Connection(connection)) {
             return Some(connection);
         }
     }
+    connection.forget_holders();
     connection.remove_descriptor(fd);
     None
 }
@@ -144,22 +153,22 @@ fn counts_connections() -> bool {
     !settings().off && !process::is_confined()
 }
 
-/// Notes that the program has connected a socket, or has begun to.
-pub fn note_connected(fd: RawFd) {
+/// Notes that the program has connected a socket, or has begun to, by a call that began in this epoch.
+pub fn note_connected(fd: RawFd, epoch: Epoch) {
     if matches!(table::get(fd), Entry::None) && counts_connections() && !process::is_child_in_memory() {
-        note_connection(fd, Role::Connected);
+        note_connection(fd, Role::Connected, epoch);
     }
 }
 
-/// Notes that the program has accepted a connection.
-pub fn note_accepted(fd: RawFd) {
+/// Notes that the program has accepted a connection, by a call that began in this epoch.
+pub fn note_accepted(fd: RawFd, epoch: Epoch) {
     before_close(fd);
     if counts_connections() && !process::is_child_in_memory() {
-        note_connection(fd, Role::Accepted);
+        note_connection(fd, Role::Accepted, epoch);
     }
 }
 
-fn note_connection(fd: RawFd, role: Role) {
+fn note_connection(fd: RawFd, role: Role, epoch: Epoch) {
     let young = Young::new(role);
     if settings().require_lane && Tcp(fd).is_stream() {
         let connection = Connection::open(fd, young, Tcp(fd).is_nonblocking());
@@ -167,6 +176,9 @@ fn note_connection(fd: RawFd, role: Role) {
         requirement::begin(fd, connection, may_ever_meet(fd, role));
     } else {
         table::set(fd, Entry::Young(young));
+    }
+    if epoch.may_have_forked() {
+        stay_on_tcp(fd);
     }
 }
 
@@ -188,13 +200,11 @@ pub fn before_close(fd: RawFd) {
     epoll::forget(fd);
     match table::get(fd) {
         Entry::None => {}
-        Entry::Young(_) => {
-            table::set(fd, Entry::None);
-        }
-        Entry::Connection(_) | Entry::Set(_) => match table::set(fd, Entry::None) {
+        Entry::Young(_) | Entry::Connection(_) | Entry::Set(_) => match table::set(fd, Entry::None) {
             Entry::Connection(connection) => connection.remove_descriptor(fd),
             Entry::Set(set) => set.remove_descriptor(fd),
-            Entry::None | Entry::Young(_) => {}
+            Entry::Young(young) => sharing::release(young),
+            Entry::None => {}
         },
     }
 }

@@ -2,18 +2,21 @@
 
 use crate::connection::{self, Connection};
 use crate::epoll;
+use crate::holders;
 use crate::table::{self, Entry};
-use crate::{lifecycle, statistics};
+use crate::{lifecycle, sharing, statistics};
 use socket::descriptor::hidden::{self, HiddenFd, Need};
 use socket::process::settings::settings;
 use socket::process::{identity, sandbox, signals, system};
 use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 thread_local! {
     /// This thread has called `vfork`, and its child may still run in its memory.
     static HAS_CHILD_IN_MEMORY: Cell<bool> = const { Cell::new(false) };
+    /// The signals that were blocked before this thread's fork, which is in progress.
+    static BLOCKED_BEFORE_FORK: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Prepares this process when the library is loaded: the program does not see descriptors of the library.
@@ -107,35 +110,55 @@ pub fn defers_handlers() -> bool {
     connection::defers_handlers() || epoll::defers_handlers()
 }
 
-/// Prepares for the end of the process by `exit`.
+/// Prepares for the end of the process, other than by a signal: peers get what they have left in lanes, and those with
+/// whom this process shares connections may use lanes afterwards. A child of `vfork` has no connections itself.
 pub fn before_exit() {
+    if settings().off || is_confined() || identity::is_borrowed_memory() {
+        return;
+    }
     connection::before_exit();
+    if may_release_holds() {
+        sharing::release_all();
+    }
 }
 
-/// Prepares for a fork. Connections stay on TCP from now on, also those that have not proved busy: both processes would
-/// move them.
+/// Returns whether this process shares connections and may release them now.
+pub fn may_release_holds() -> bool {
+    // Other threads go on for a moment after a release.
+    holders::is_any() && !is_confined() && !identity::is_borrowed_memory() && sharing::is_only_thread()
+}
+
+/// Prepares for a fork. Connections that both processes will hold stay on TCP until one of them is left, also those
+/// that have not proved busy.
 pub fn before_fork() {
-    table::for_each(0..=RawFd::MAX, |fd, entry| {
-        if let Entry::Young(_) = entry {
-            lifecycle::stay_on_tcp(fd);
-        }
-    });
-    // A handler of the program that ran before the end of the fork would wait for a lock that its own thread holds.
-    let mask = system::set_signal_mask(u64::MAX);
+    // A handler would wait for the locks that this thread holds until the fork is over.
+    if !is_confined() {
+        BLOCKED_BEFORE_FORK.set(Some(system::set_signal_mask(u64::MAX)));
+    }
+    sharing::before_fork();
     connection::before_fork();
     epoll::before_fork();
-    MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
-
-/// The signal mask of the thread that forks. The locks of the fork protect it.
-static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
 
 /// Continues after a fork, in the parent.
 pub fn after_fork_in_parent() {
-    let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     epoll::after_fork_in_parent();
     connection::after_fork_in_parent();
-    system::set_signal_mask(mask);
+    sharing::after_fork_in_parent();
+    unblock_signals();
+}
+
+fn unblock_signals() {
+    if let Some(mask) = BLOCKED_BEFORE_FORK.take() {
+        system::set_signal_mask(mask);
+    }
+}
+
+/// Continues after a fork of this thread that has failed, once [`after_fork_in_parent`] was called.
+pub fn after_failed_fork() {
+    if holders::is_any() {
+        sharing::after_failed_fork();
+    }
 }
 
 /// Continues after a fork, in the child.
@@ -144,8 +167,25 @@ pub fn after_fork_in_child() {
     signals::after_fork_in_child();
     epoll::after_fork_in_child();
     connection::after_fork_in_child();
+    sharing::after_fork_in_child();
+    crate::identity::after_fork_in_child();
     statistics::after_fork_in_child();
-    system::set_signal_mask(MASK_AROUND_FORK.load(Ordering::Relaxed));
+    unblock_signals();
+}
+
+/// Prepares for another program in this process: what it closes, nobody holds here any more.
+pub fn before_program() {
+    before_exec();
+    if may_release_holds() {
+        sharing::release_all();
+    }
+}
+
+/// Continues after a program could not be run in this process.
+pub fn after_failed_program() {
+    if holders::is_any() && !identity::is_borrowed_memory() {
+        sharing::hold_all_again();
+    }
 }
 
 /// Sends connections back to TCP that the program which is about to run in this process, or in a child, will hold.

@@ -6,6 +6,7 @@
 //! the other from its second request on. The connecting end tries to meet it at its third, then at its sixth, twelfth
 //! and so on: an attempt costs a few system calls, and the peer may never load this library.
 
+use crate::holders::Hold;
 use meeting::Role;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,6 +18,8 @@ const ANNOUNCED_AT: u32 = 2;
 const PROPOSED_AT: u32 = 3;
 /// The first requests, in each of which an end that expects the other checks whether it is there.
 const EAGER_REQUESTS: u32 = 8;
+/// Transfers after which a process checks whether it is the only one that holds the connection.
+const TRANSFERS_PER_CHECK: u64 = 16;
 
 /// A transfer of bytes, as this end sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +39,18 @@ pub enum Occasion {
     Check,
     /// To announce this end, or to propose to meet, depending on its role.
     Meet,
+    /// To check whether other processes still hold the connection.
+    Holders,
 }
 
 /// The counters of a connection, in one word.
 ///
 /// From the lowest bit: the role (1 bit), the direction of the last transfer (2 bits), the number of transfers since
 /// the direction has changed (4 bits), the number of requests (24 bits), the calls that send and that receive now
-/// (8 bits each), and a number that tells the connection from earlier ones with the same descriptor (14 bits).
+/// (8 bits each), a number that tells the connection from earlier ones with the same descriptor (13 bits), and whether
+/// the connection was held at a fork, so that other processes may hold it (1 bit). As long as these do, direction,
+/// transfers and requests do not matter. In their place are the [`Hold`] (24 bits), whether this process has released
+/// it (1 bit), whether it never takes over (1 bit), and the number of transfers since the last check (4 bits).
 ///
 /// Calls are counted while they are in the kernel because a direction must not move to a lane before they have
 /// returned: they write or take bytes at any time.
@@ -56,7 +64,13 @@ const REQUESTS_MAX: u32 = (1 << 24) - 1;
 const SENDING_SHIFT: u32 = 31;
 const RECEIVING_SHIFT: u32 = 39;
 const NUMBER_SHIFT: u32 = 47;
-const NUMBERS: u32 = 1 << 14;
+const NUMBERS: u32 = 1 << 13;
+const SHARED: u64 = 1 << 60;
+const HOLD_SHIFT: u32 = 1;
+const RELEASED: u64 = 1 << (HOLD_SHIFT + Hold::BITS);
+const FINAL: u64 = RELEASED << 1;
+const TRANSFERS_SHIFT: u32 = HOLD_SHIFT + Hold::BITS + 2;
+const _: () = assert!(TRANSFERS_PER_CHECK << TRANSFERS_SHIFT <= 1 << SENDING_SHIFT, "the counter has its bits");
 /// The bits that a transfer does not change.
 const KEPT: u64 = u64::MAX << SENDING_SHIFT | 1;
 /// The most calls that are counted in the kernel at once in one direction.
@@ -67,12 +81,11 @@ static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
 
 impl Young {
     /// The bits of a word that counters use.
-    pub const BITS: u32 = NUMBER_SHIFT + NUMBERS.trailing_zeros();
+    pub const BITS: u32 = NUMBER_SHIFT + NUMBERS.trailing_zeros() + 1;
 
     /// Returns the counters of a new connection.
     pub fn new(role: Role) -> Self {
-        let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed) % NUMBERS;
-        Self(u64::from(matches!(role, Role::Accepted)) | u64::from(number) << NUMBER_SHIFT)
+        Self(u64::from(matches!(role, Role::Accepted)) | new_number())
     }
 
     /// Decodes the counters from a word.
@@ -95,9 +108,55 @@ impl Young {
         (self.0 >> calls_shift(transfer)) as u32 & CALLS_MAX
     }
 
-    /// Counts a call that begins to make a transfer. Returns `None` if there are too many.
+    /// Returns whether no call is in the kernel now.
+    pub const fn is_idle(self) -> bool {
+        self.calls(Transfer::Sent) == 0 && self.calls(Transfer::Received) == 0
+    }
+
+    /// Returns the connection that is held at a fork: other processes may hold it from now on.
+    pub fn shared(self, hold: Hold) -> Self {
+        Self(self.0 & KEPT | SHARED | hold.to_bits() << HOLD_SHIFT)
+    }
+
+    /// Returns what other processes that may hold the connection share with this one; `None` if there are none.
+    pub fn hold(self) -> Option<Hold> {
+        (self.0 & SHARED != 0).then(|| Hold::from_bits(self.0 >> HOLD_SHIFT))
+    }
+
+    /// Returns whether this process has released its hold.
+    pub fn is_released(self) -> bool {
+        self.0 & SHARED != 0 && self.0 & RELEASED != 0
+    }
+
+    /// Returns the connection with or without a hold of this process.
+    pub fn with_released(self, is_released: bool) -> Self {
+        Self(if is_released { self.0 | RELEASED } else { self.0 & !RELEASED })
+    }
+
+    /// Returns whether this process may use lanes once no other one holds the connection.
+    pub fn may_take_over(self) -> bool {
+        self.hold().is_some() && self.0 & (RELEASED | FINAL) == 0
+    }
+
+    /// Returns the connection of which this process is the only holder: its requests are counted from the beginning.
+    pub fn taken_over(self) -> Self {
+        Self(self.0 & KEPT & !SHARED)
+    }
+
+    /// Returns the connection in the child of a fork, in which no call of another thread exists. If calls were in the
+    /// kernel, one may be of the thread that has forked, in a signal handler, and may go on in the child: this process
+    /// never takes over then.
+    pub fn in_child(self) -> Self {
+        let is_final = if self.is_idle() { 0 } else { FINAL };
+        let kept = ((1 << SENDING_SHIFT) - 1) | SHARED;
+        Self(self.0 & kept | is_final | new_number())
+    }
+
+    /// Counts a call that begins to make a transfer. Returns `None` if there are too many, or if this process has
+    /// released its hold.
     pub fn enter(self, transfer: Transfer) -> Option<Self> {
-        (self.calls(transfer) < CALLS_MAX).then_some(Self(self.0.wrapping_add(1 << calls_shift(transfer))))
+        (self.calls(transfer) < CALLS_MAX && !self.is_released())
+            .then_some(Self(self.0.wrapping_add(1 << calls_shift(transfer))))
     }
 
     /// Counts the return of a call that was [counted](Young::enter).
@@ -119,6 +178,9 @@ impl Young {
     /// Counts a transfer, and returns what it is the occasion for.
     #[must_use]
     pub fn count(self, transfer: Transfer) -> (Self, Occasion) {
+        if self.0 & SHARED != 0 {
+            return self.count_shared();
+        }
         let direction = match transfer {
             Transfer::Sent => 1,
             Transfer::Received => 2,
@@ -136,6 +198,13 @@ impl Young {
         (next, if is_request { self.occasion(requests) } else { Occasion::None })
     }
 
+    fn count_shared(self) -> (Self, Occasion) {
+        let mask = (TRANSFERS_PER_CHECK - 1) << TRANSFERS_SHIFT;
+        let transfers = self.0.wrapping_add(1 << TRANSFERS_SHIFT) & mask;
+        let occasion = if transfers == 0 { Occasion::Holders } else { Occasion::None };
+        (Self(self.0 & !mask | transfers), occasion)
+    }
+
     fn occasion(self, requests: u32) -> Occasion {
         let first = match self.role() {
             Role::Accepted => ANNOUNCED_AT,
@@ -150,6 +219,11 @@ impl Young {
             () => Occasion::None,
         }
     }
+}
+
+/// Returns the number of another connection, at its place.
+fn new_number() -> u64 {
+    u64::from(CONNECTIONS.fetch_add(1, Ordering::Relaxed) % NUMBERS) << NUMBER_SHIFT
 }
 
 const fn calls_shift(transfer: Transfer) -> u32 {
@@ -246,6 +320,47 @@ mod tests {
         assert_eq!((young.calls(Transfer::Sent), young.calls(Transfer::Received)), (CALLS_MAX, 1));
         (0..CALLS_MAX).for_each(|_| young = young.leave(Transfer::Sent));
         assert_eq!(young.leave(Transfer::Received), new.count(Transfer::Received).0);
+    }
+
+    #[test]
+    fn a_shared_connection_is_checked_every_sixteenth_transfer_and_keeps_its_calls() {
+        let hold = Hold::from_bits(0x00ab_cdef);
+        let young = Young::new(Role::Accepted).enter(Transfer::Received).expect("a free place");
+        let mut shared = young.count(Transfer::Received).0.shared(hold);
+        let mut checks = Vec::new();
+        for number in 1..=48 {
+            let (next, occasion) = shared.count(if number % 3 == 0 { Transfer::Sent } else { Transfer::Received });
+            shared = next;
+            assert_eq!((shared.hold(), shared.role(), shared.number()), (Some(hold), Role::Accepted, young.number()));
+            assert_eq!((shared.calls(Transfer::Received), shared.calls(Transfer::Sent)), (1, 0));
+            if occasion == Occasion::Holders {
+                checks.push(number);
+            }
+        }
+        assert_eq!(checks, [16, 32, 48]);
+        assert!(shared.may_take_over());
+        assert_eq!(shared.taken_over(), young);
+        assert_eq!(young.hold(), None);
+    }
+
+    #[test]
+    fn a_released_connection_has_no_calls_and_is_not_taken_over() {
+        let shared = Young::new(Role::Connected).shared(Hold::from_bits(0));
+        let released = shared.with_released(true);
+        assert!(released.is_released() && !released.may_take_over() && released.hold().is_some());
+        assert_eq!((released.enter(Transfer::Sent), released.enter(Transfer::Received)), (None, None));
+        assert_eq!(released.with_released(false), shared);
+    }
+
+    #[test]
+    fn the_child_of_a_fork_has_no_calls_of_its_parent() {
+        let shared = Young::new(Role::Accepted).shared(Hold::from_bits(7));
+        let child = shared.in_child();
+        assert!(child.may_take_over() && child.is_idle() && child.hold() == shared.hold());
+        assert_eq!(child.role(), Role::Accepted);
+        assert_ne!(child.number(), shared.number());
+        let child = shared.enter(Transfer::Sent).expect("a free place").in_child();
+        assert!(child.is_idle() && child.hold() == shared.hold() && !child.may_take_over());
     }
 
     #[test]

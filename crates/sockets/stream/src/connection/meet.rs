@@ -1,6 +1,7 @@
 //! How the two ends of the connection find each other and exchange memory; see the crate `meeting`.
 
 use super::lanes::{self, OwnMemory};
+use super::sharing::Sharing;
 use super::{Connection, MEETINGS};
 use crate::epoll;
 use crate::identity;
@@ -26,13 +27,13 @@ const FREEZE_NAP: Duration = Duration::from_micros(20);
 #[derive(Default)]
 pub(super) struct Meeting {
     young: Option<Young>,
-    state: State,
+    pub(super) state: State,
     /// The bell, while the ends have met.
-    bell: Option<HiddenFd>,
+    pub(super) bell: Option<HiddenFd>,
 }
 
 #[derive(Default)]
-enum State {
+pub(super) enum State {
     /// Nothing: the connection uses TCP.
     #[default]
     Alone,
@@ -42,11 +43,13 @@ enum State {
     Proposed(Box<Proposed>),
     /// The ends have met.
     Met,
+    /// Other processes may hold the connection, which uses TCP until none of them does.
+    Shared(Sharing),
     /// The connection stays on TCP.
     Stays,
 }
 
-struct Proposed {
+pub(super) struct Proposed {
     proposal: Proposal,
     memory: OwnMemory,
     checks_left: u32,
@@ -55,11 +58,17 @@ struct Proposed {
 impl Meeting {
     /// Returns the state of a connection that has not met its other end.
     pub fn new(young: Young) -> Self {
-        Self { young: Some(young), ..Self::default() }
+        let state = Sharing::of(young).map_or(State::Alone, State::Shared);
+        Self { young: Some(young.taken_over()), state, bell: None }
     }
 
-    /// Gives up what belongs to the parent of this process.
-    pub fn leave_to_parent(&mut self) {
+    /// Counts requests from the beginning.
+    pub fn begin_anew(&mut self, young: Young) {
+        self.young = Some(young);
+    }
+
+    /// Hangs up the bell.
+    pub fn hang_up(&mut self) {
         self.bell = None;
         if !matches!(self.state, State::Alone) {
             self.state = State::Stays;
@@ -68,8 +77,10 @@ impl Meeting {
 
     /// Counts a transfer, and returns whether it is an occasion to proceed.
     fn count(&mut self, transfer: Transfer) -> Option<Occasion> {
-        if let State::Met | State::Stays = self.state {
-            return None;
+        match &mut self.state {
+            State::Met | State::Stays => return None,
+            State::Shared(sharing) => return sharing.count(),
+            State::Alone | State::Announced(_) | State::Proposed(_) => {}
         }
         let (next, occasion) = self.young?.count(transfer);
         self.young = Some(next);
@@ -96,6 +107,9 @@ impl Connection {
     #[cold]
     #[inline(never)]
     pub fn meet(&'static self, tcp: Tcp, occasion: Occasion) {
+        if occasion == Occasion::Holders {
+            return self.take_over();
+        }
         let Some(_one_at_a_time) = MEETINGS.try_lock() else { return };
         let Some(mut meeting) = self.meeting.lock() else { return };
         let met = match std::mem::take(&mut meeting.state) {
@@ -201,10 +215,22 @@ impl Connection {
         if let Some(mut meeting) = self.meeting.lock() {
             meeting.state = State::Stays;
         }
-        self.notice_hang_up();
-        self.freeze(tcp);
         if let Some(mut sender) = self.sender.lock() {
             sender.stay_on_tcp();
+        }
+        self.leave_lanes_for_now(tcp, now_ns().saturating_add(FREEZE_NS_MAX));
+    }
+
+    /// Sends both directions back to TCP. They stay there until [`Connection::take_over`]. Waits until `deadline_ns` at
+    /// most for a sender that goes back at the same time.
+    pub(super) fn leave_lanes_for_now(&'static self, tcp: Tcp, deadline_ns: u64) {
+        self.notice_hang_up();
+        if let Some(mut receiver) = self.receiver.lock() {
+            receiver.set_staying(true);
+        }
+        self.freeze(tcp, deadline_ns);
+        if let Some(mut sender) = self.sender.lock() {
+            sender.set_paused(true);
             sender.finish(tcp, self.role());
         }
         self.ring();
@@ -213,8 +239,7 @@ impl Connection {
 
     /// Leaves the lane that this end receives by. From then on the socket has what is unread, or the sender will write
     /// it there. Waits for a sender that goes back at the same time.
-    fn freeze(&'static self, tcp: Tcp) {
-        let deadline_ns = now_ns().saturating_add(FREEZE_NS_MAX);
+    fn freeze(&'static self, tcp: Tcp, deadline_ns: u64) {
         loop {
             let Some(mut receiver) = self.receiver.lock() else { return };
             match receiver.freeze(tcp) {

@@ -1,10 +1,11 @@
 //! Connections around a fork.
 //!
 //! The child holds every connection too, and may use each. The lanes and the bell belong to one process, so that all
-//! connections go back to TCP, and stay there.
+//! connections go back to TCP, and stay there as long as several processes hold them.
 
-use super::{Connection, POOL};
+use super::{Connection, MEETINGS, POOL};
 use crate::kernel::Tcp;
+use socket::process::clock::now_ns;
 use std::sync::atomic::Ordering;
 
 impl Connection {
@@ -36,11 +37,15 @@ pub fn defers_handlers() -> bool {
     })
 }
 
+/// How long a fork waits at most until what peers have left in lanes is in TCP.
+const WAIT_NS: u64 = 1_000_000_000;
+
 /// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
 pub fn before_fork() {
+    let deadline_ns = now_ns().saturating_add(WAIT_NS);
     POOL.for_each(|connection| {
         if let Some(tcp) = connection.any_descriptor() {
-            connection.stay_on_tcp(tcp);
+            connection.share(tcp, deadline_ns);
         }
     });
     for connection in POOL.lock_around_fork() {
@@ -70,11 +75,14 @@ pub fn after_fork_in_child() {
         connection.watchers.reset_after_fork();
         connection.sleepers.store(0, Ordering::Relaxed);
     }
+    MEETINGS.reset();
     POOL.unlock_after_fork();
     POOL.for_each(|connection| {
+        let had_calls = connection.sender.lock().is_some_and(|mut sender| sender.leave_to_parent())
+            | connection.receiver.lock().is_some_and(|mut receiver| receiver.leave_to_parent());
         // The parent's bell would not hang up while the child holds it.
         if let Some(mut meeting) = connection.meeting.lock() {
-            meeting.leave_to_parent();
+            meeting.leave_to_parent(had_calls);
             connection.bell_slot.store(-1, Ordering::Release);
         }
     });

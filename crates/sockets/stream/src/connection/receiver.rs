@@ -52,6 +52,11 @@ pub(super) struct Receiver {
     has_peer_left: bool,
     /// How many sets do not allow moves.
     forbidden: u32,
+    /// This end does not consent to moves: other processes may hold the connection, or only TCP can do what the program
+    /// does with it.
+    is_staying: bool,
+    /// The lane of the parent of this process, which is dropped with the connection.
+    left_to_parent: Option<InLane>,
 }
 
 /// The result of one attempt to receive.
@@ -244,6 +249,25 @@ impl Receiver {
         self.forbidden = self.forbidden.saturating_sub(1);
     }
 
+    /// Does not consent to moves until this is ended.
+    pub fn set_staying(&mut self, is_staying: bool) {
+        self.is_staying = is_staying;
+    }
+
+    /// Returns whether a call of the program is in the kernel.
+    pub fn is_busy(&self) -> bool {
+        self.calls_in_kernel > 0
+    }
+
+    /// Leaves the lane to the parent of this process, unless the sender has died and something is unread: both processes
+    /// receive that. Returns whether a call of the parent was in the kernel. Frees nothing: another thread of the parent may have held the allocator's locks.
+    pub fn leave_to_parent(&mut self) -> bool {
+        if matches!(self.path, Receiving::Plain { .. }) {
+            self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
+        }
+        std::mem::take(&mut self.calls_in_kernel) > 0
+    }
+
     /// Notes that the kernel has reported an event of the socket.
     pub fn note_kernel_event(&mut self) {
         self.has_kernel_event = true;
@@ -273,7 +297,7 @@ impl Receiver {
     /// [`Violation`] if the peer published what no correct peer does; the same holds below.
     pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0;
+        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }

@@ -102,6 +102,9 @@ impl Connection {
             }
         }
         if by != SendBy::Lane {
+            if sender.misses_bytes() {
+                return Err(self.reset(tcp));
+            }
             sender.enter_kernel(tcp, self.role());
             drop(sender);
             if was_by_lane {

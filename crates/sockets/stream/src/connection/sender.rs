@@ -26,6 +26,12 @@ pub(super) struct Sender {
     number: u32,
     /// When this end asks for a move again; `None` for never.
     asks_after: Option<AsksAfter>,
+    /// This end does not ask for moves, as long as other processes may hold the connection.
+    is_paused: bool,
+    /// The lane of the parent of this process, which is dropped with the connection.
+    left_to_parent: Option<OutLane>,
+    /// The parent of this process has not yet written to TCP what the receiver has left in the lane.
+    misses_bytes: bool,
     /// A send has found no room, and nothing has found room since.
     is_blocked: bool,
     /// How often a send that found no room was followed by room.
@@ -177,11 +183,39 @@ impl Sender {
         self.asks_after = None;
     }
 
+    /// Does not ask for a move until this is ended. Then it asks soon.
+    pub fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+        if let Some(asks_after) = &mut self.asks_after {
+            asks_after.left = 0;
+        }
+    }
+
+    /// Returns whether a call of the program is in the kernel, or bytes are to be written there.
+    pub fn is_busy(&self) -> bool {
+        self.calls_in_kernel > 0 || matches!(self.path, Sending::Resending { .. })
+    }
+
+    /// Leaves the lane to the parent of this process. Returns whether a call of the parent was in the kernel. Frees
+    /// nothing: another thread of the parent may have held the allocator's locks.
+    pub fn leave_to_parent(&mut self) -> bool {
+        self.misses_bytes |= matches!(self.path, Sending::Resending { .. });
+        self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
+        (self.path, self.asks_after) = (Sending::default(), None);
+        std::mem::take(&mut self.calls_in_kernel) > 0
+    }
+
+    /// Returns whether bytes that come before those of the next send are missing in TCP, where this process cannot
+    /// write them.
+    pub fn misses_bytes(&self) -> bool {
+        self.misses_bytes
+    }
+
     /// Notes that a call of the program sends by TCP. After some of them, this end asks for a move again: what only TCP
     /// can do may have been done.
     pub fn enter_kernel(&mut self, tcp: Tcp, role: Role) {
         self.calls_in_kernel += 1;
-        if !self.path.may_ask() {
+        if !self.path.may_ask() || self.is_paused {
             return;
         }
         match &mut self.asks_after {

@@ -49,7 +49,7 @@ impl Connection {
     /// program.
     pub fn hang_up(&'static self) {
         if let Some(mut meeting) = self.meeting.lock() {
-            meeting.leave_to_parent();
+            meeting.hang_up();
             self.bell_slot.store(-1, Ordering::Release);
         }
     }

@@ -1,0 +1,112 @@
+"""Connections around a fork. Each step is reported in a line, and the next one waits for a line of the input.
+
+Usage: forks.py WAY, where the child ends in a way: exit, close, exec, or killed; or the fork has failed.
+       forks.py server, which forks for one connection and prints the port and then the child's PID.
+       forks.py client PORT ROUNDS
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+CLONE_SIGHAND = 0x800
+
+
+def step(*words):
+    print(*words, flush=True)
+    sys.stdin.readline()
+
+
+def read(connection, size):
+    got = b""
+    while len(got) < size:
+        got += connection.recv(size - len(got)) or sys.exit("the connection ended early")
+    return got
+
+
+def exchange(one, other, rounds):
+    """Sends and receives a different text each time."""
+    for number in range(rounds):
+        text = b"%07d" % number
+        for sender, receiver in [(one, other), (other, one)]:
+            sender.sendall(text)
+            if read(receiver, len(text)) != text:
+                sys.exit("wrong bytes")
+
+
+def end(way, connections, report):
+    if way == "exec":
+        os.execvp("true", ["true"])
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "close":
+        for connection in connections:
+            connection.close()
+        os.write(report, b"x")
+        signal.pause()
+    os._exit(0)
+
+
+def fork_in_vain():
+    """Asks for a child that shares handlers and not memory, which the kernel refuses."""
+    result = ctypes.CDLL(None).syscall(SYS_CLONE, CLONE_SIGHAND | signal.SIGCHLD, 0, 0, 0, 0)
+    return result if result < 0 else sys.exit("the fork did not fail")
+
+
+def parent(way):
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(listener.getsockname())
+    other = listener.accept()[0]
+    exchange(one, other, 40)
+    from_child, report = os.pipe()
+    child = fork_in_vain() if way == "failed" else os.fork()
+    if child == 0:
+        exchange(one, other, 3)
+        end(way, [one, other], report)
+    if way == "close":
+        os.read(from_child, 1)
+    elif way != "failed":
+        os.waitpid(child, 0)
+    exchange(one, other, 40)
+    step("alone")
+    exchange(one, other, 400)
+    step("done")
+    if way == "close":
+        os.kill(child, signal.SIGKILL)
+
+
+def server():
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    connection = listener.accept()[0]
+    child = os.fork()
+    if child == 0:
+        listener.close()
+        while data := connection.recv(4096):
+            connection.sendall(data)
+        os._exit(0)
+    connection.close()
+    print(child, flush=True)
+    os.waitpid(child, 0)
+
+
+def client(port, rounds):
+    connection = socket.create_connection(("127.0.0.1", port))
+    for number in range(rounds):
+        text = b"%07d" % number
+        connection.sendall(text)
+        if read(connection, len(text)) != text:
+            sys.exit("wrong bytes")
+    step("done")
+
+
+if sys.argv[1] == "server":
+    server()
+elif sys.argv[1] == "client":
+    client(int(sys.argv[2]), int(sys.argv[3]))
+else:
+    parent(sys.argv[1])
