@@ -183,12 +183,6 @@ const PENDING: &[Difference] = &[
         check: "the_smallest_stack_suffices_for_every_call",
         reason: "frames of poll and of a meeting are too large",
     },
-    Difference {
-        check: "close_lets_a_blocked_recv_finish",
-        reason: "a close does not wait for calls of other threads yet: they fail with EBADF",
-    },
-    Difference { check: "close_lets_a_blocked_recv_finish_when_old", reason: "as close_lets_a_blocked_recv_finish" },
-    Difference { check: "close_lets_a_blocked_send_finish", reason: "as close_lets_a_blocked_recv_finish" },
     Difference { check: "bad_addresses_are_efault", reason: "as over the lanes of the installed library" },
     Difference {
         check: "unmapped_addresses_are_efault",

@@ -143,9 +143,9 @@ unsafe fn send_by(
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.send(fd, spans, flags_of_stream) } {
         Sent::Done(result) => count_or_signal(result, flags),
-        Sent::Kernel => {
+        Sent::Kernel(call) => {
             let sent = in_kernel();
-            keeping_errno(|| connection.note_sent(fd, usize::try_from(sent).unwrap_or(0)));
+            keeping_errno(|| call.note_sent(usize::try_from(sent).unwrap_or(0)));
             sent
         }
     }
@@ -202,13 +202,10 @@ unsafe fn receive_by(
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.receive(fd, spans, flags_of_stream) } {
         Received::Done(result) => count_or_errno(result),
-        Received::Kernel => {
-            let MessageFlags { dont_wait, kernel_only, out_of_stream, .. } = flags_of_stream;
-            let never_waits = dont_wait || kernel_only || out_of_stream;
-            let waited = connection.wait_before_kernel(fd, never_waits);
-            let received = waited.map_or_else(fail, |()| in_kernel());
+        Received::Kernel(call) => {
+            let received = in_kernel();
             let taken = if flags & libc::MSG_PEEK == 0 { usize::try_from(received).unwrap_or(0) } else { 0 };
-            keeping_errno(|| connection.note_received(fd, taken));
+            keeping_errno(|| call.note_received(taken));
             received
         }
     }

@@ -6,7 +6,9 @@
 //! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
 //! * `send`, `receive`: the calls of the program.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
+//! * `calls`: what a close means for calls of other threads that sleep.
 
+mod calls;
 mod lanes;
 mod meet;
 mod processes;
@@ -24,6 +26,7 @@ use crate::guarded::Guarded;
 use crate::kernel::Tcp;
 use crate::young::{Transfer, Young};
 use ::wait::AdaptiveSpin;
+use calls::Calls;
 use meet::Meeting;
 use meeting::Role;
 use receiver::Receiver;
@@ -58,6 +61,7 @@ pub struct Connection {
     bell_slot: AtomicI32,
     /// Threads that sleep until the bell rings.
     sleepers: AtomicU32,
+    calls: Calls,
     /// How soon the peer has sent after previous waits.
     spin_history: AdaptiveSpin,
     /// The epoll sets that hold the connection.
@@ -68,11 +72,24 @@ pub struct Connection {
 
 static POOL: Pool<Connection> = Pool::new();
 
-/// A connection in one of its uses. A call that finds another generation later works for a descriptor that was closed.
+/// A connection in one of its uses, by a number of the program. A call that finds another generation later works for a
+/// descriptor that was closed.
 #[derive(Clone, Copy)]
-struct Use {
+pub struct Use {
     connection: &'static Connection,
     generation: u32,
+    fd: RawFd,
+}
+
+/// What the close of a descriptor leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Other descriptors of the connection.
+    Descriptors,
+    /// Calls of other threads, during which the socket stays open.
+    Calls,
+    /// Nothing.
+    Nothing,
 }
 
 impl Connection {
@@ -83,6 +100,7 @@ impl Connection {
         connection.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
         connection.bell_slot.store(-1, Ordering::Relaxed);
         connection.spin_history.reset();
+        connection.calls.begin_connection();
         if let Some(mut meeting) = connection.meeting.lock() {
             *meeting = Meeting::new(young);
         }
@@ -122,9 +140,10 @@ impl Connection {
         if self.role.load(Ordering::Relaxed) == Role::Connected as u8 { Role::Connected } else { Role::Accepted }
     }
 
+    /// Returns the connection in its present use, for a call on a number of the program.
     #[inline(always)]
-    fn current_use(&'static self) -> Use {
-        Use { connection: self, generation: self.generation.load(Ordering::Acquire) }
+    pub fn current_use(&'static self, fd: RawFd) -> Use {
+        Use { connection: self, generation: self.generation.load(Ordering::Acquire), fd }
     }
 
     /// Returns whether a call may block.
@@ -160,22 +179,29 @@ impl Connection {
         }
     }
 
-    /// Notes that `fd` is about to be closed or replaced. The last one ends the connection.
+    /// Notes that `fd` is about to be closed or replaced. The last one ends the connection, or leaves that to calls of
+    /// other threads.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
-        let is_last = !self.has_several_descriptors();
-        self.for_each_watcher(|set| set.forget_descriptor(self, fd, is_last));
+        let left = match () {
+            () if self.has_several_descriptors() => Left::Descriptors,
+            () if self.retain(fd) => Left::Calls,
+            () => Left::Nothing,
+        };
+        self.for_each_watcher(|set| set.forget_descriptor(self, fd, left));
         let is_last = self.descriptors.lock().is_some_and(|mut descriptors| {
             let before = descriptors.len();
             descriptors.retain(|known| *known != fd);
             descriptors.is_empty() && before > 0
         });
-        if is_last {
-            self.close(Tcp(fd));
+        match left {
+            Left::Calls => self.close_retained(),
+            _ if is_last => self.end(Tcp(fd)),
+            _ => {}
         }
     }
 
     /// Ends the connection, whose last descriptor is about to be closed.
-    fn close(&'static self, tcp: Tcp) {
+    fn end(&'static self, tcp: Tcp) {
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return };
         let Some(mut meeting) = self.meeting.lock() else { return };
         // The peer may have begun to send by the lane since the last receive. A violation does not matter any more.
@@ -189,7 +215,10 @@ impl Connection {
         }
         // What the peer has left in the lane follows on TCP; what it has not, it reads there.
         sender.finish(tcp, self.role());
-        self.generation.fetch_add(1, Ordering::Release);
+        // A connection that outlived its descriptors was closed before.
+        if !self.generation.load(Ordering::Relaxed).is_multiple_of(2) {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
         if let Some(mut watchers) = self.watchers.lock() {
             watchers.clear();
         }
@@ -203,29 +232,21 @@ impl Connection {
 }
 
 impl Use {
-    /// Returns access to the sending half.
+    /// Returns access to the sending half, and the socket.
     ///
     /// # Errors
     /// `BADF` if the connection was closed since, `AGAIN` in a handler that has interrupted the holder of the lock.
     #[inline(always)]
-    fn sender(self) -> Result<crate::guarded::Access<'static, Sender>, Errno> {
+    fn sender(self) -> Result<(crate::guarded::Access<'static, Sender>, Tcp), Errno> {
         let sender = self.connection.sender.lock().ok_or(Errno::AGAIN)?;
-        self.check()?;
-        Ok(sender)
+        Ok((sender, self.tcp()?))
     }
 
-    /// Returns access to the receiving half; as [`Use::sender`].
+    /// Returns access to the receiving half, and the socket; as [`Use::sender`].
     #[inline(always)]
-    fn receiver(self) -> Result<crate::guarded::Access<'static, Receiver>, Errno> {
+    fn receiver(self) -> Result<(crate::guarded::Access<'static, Receiver>, Tcp), Errno> {
         let receiver = self.connection.receiver.lock().ok_or(Errno::AGAIN)?;
-        self.check()?;
-        Ok(receiver)
-    }
-
-    #[inline(always)]
-    fn check(self) -> Result<(), Errno> {
-        let now = self.connection.generation.load(Ordering::Acquire);
-        if now == self.generation { Ok(()) } else { Err(Errno::BADF) }
+        Ok((receiver, self.tcp()?))
     }
 }
 

@@ -4,7 +4,7 @@
 //! polls the lanes in memory for a while, then asks the peers to ring and sleeps in the kernel on the sockets and the
 //! bells together.
 
-use crate::connection::{Connection, Parked};
+use crate::connection::{Connection, Parked, Use};
 use crate::epoll;
 use crate::short_list::ShortList;
 use crate::table::{self, Entry};
@@ -63,6 +63,8 @@ struct Watched {
     /// Its index among the program's entries.
     index: usize,
     connection: &'static Connection,
+    /// The connection in its present use: another thread may close it meanwhile.
+    now: Use,
     fd: RawFd,
     wanted: i16,
     /// It is the first entry of its connection among the first ones, and so has the bell: with many entries of few
@@ -73,7 +75,7 @@ struct Watched {
 impl Watched {
     /// Returns the wanted events that the lanes have.
     fn lane_events(&self) -> i16 {
-        self.connection.lane_events(self.fd, self.wanted)
+        if self.now.is_closed() { 0 } else { self.connection.lane_events(self.fd, self.wanted) }
     }
 
     fn park(&self) -> Parked {
@@ -102,7 +104,8 @@ impl<'a> Call<'a> {
                 let known: &[Option<Watched>] = watched.as_slice();
                 let is_its = |it: &Watched| std::ptr::eq(it.connection, connection);
                 let has_bell = !known.iter().take(SHORT_WATCHED).flatten().any(is_its);
-                watched.push(Some(Watched { index, connection, fd: entry.fd, wanted: entry.events, has_bell }));
+                let (now, wanted) = (connection.current_use(entry.fd), entry.events);
+                watched.push(Some(Watched { index, connection, now, fd: entry.fd, wanted, has_bell }));
             }
         }
         let (in_kernel, muted) = (Entries::new(NO_ENTRY), ShortList::new(0));
@@ -142,13 +145,13 @@ impl<'a> Call<'a> {
         }
         let with_bells = self.watched.as_slice().iter().flatten().filter(|watched| watched.has_bell);
         for (watched, bell) in with_bells.zip(of_bells) {
-            if bell.revents != 0 {
+            if bell.revents != 0 && !watched.now.is_closed() {
                 watched.connection.answer_bell(watched.fd);
             }
         }
         for watched in self.watched.as_slice().iter().flatten() {
             let entry = &mut self.entries[watched.index];
-            if entry.revents & !OUTPUT != 0 {
+            if entry.revents & !OUTPUT != 0 && !watched.now.is_closed() {
                 watched.connection.note_kernel_event();
             }
             entry.revents |= watched.lane_events();

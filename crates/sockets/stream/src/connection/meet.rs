@@ -1,7 +1,7 @@
 //! How the two ends of the connection find each other and exchange memory; see the crate `meeting`.
 
 use super::lanes::{self, OwnMemory};
-use super::{Connection, MEETINGS};
+use super::{Connection, MEETINGS, Use};
 use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
@@ -225,25 +225,25 @@ impl Connection {
 
     /// Does what the peer may have asked for by ringing: writes to TCP what it has left in the lane, and consents to a
     /// move.
-    pub(super) fn answer(&'static self, tcp: Tcp) {
-        if let Some(mut sender) = self.sender.lock()
+    pub(super) fn answer(&'static self, this: Use) {
+        if let Ok((mut sender, tcp)) = this.sender()
             && sender.prepare(tcp, self.role()) == SendBy::Resend
         {
             let _ = sender.resend(tcp);
         }
-        if let Some(mut receiver) = self.receiver.lock() {
+        if let Ok((mut receiver, tcp)) = this.receiver() {
             // A violation is found again by the next receive, which reports it.
             let _ = receiver.prepare(tcp);
         }
     }
 
     /// Notes that no process holds the peer's bell any more.
-    pub(super) fn note_peer_left(&'static self, tcp: Tcp) {
+    pub(super) fn note_peer_left(&'static self, this: Use) {
         // The descriptor itself is kept until the end, by the meeting.
-        if let Some(mut sender) = self.sender.lock() {
+        if let Ok((mut sender, tcp)) = this.sender() {
             sender.go_back(tcp, self.role());
         }
-        if let Some(mut receiver) = self.receiver.lock() {
+        if let Ok((mut receiver, _)) = this.receiver() {
             receiver.note_hang_up();
         }
         self.bell_slot.store(-1, Ordering::Release);

@@ -8,9 +8,10 @@ use crate::kernel::Tcp;
 use std::sync::atomic::Ordering;
 
 impl Connection {
-    /// Returns a descriptor of the program for the connection, if it is one now.
+    /// Returns a descriptor for the connection, if it is one now.
     fn any_descriptor(&self) -> Option<Tcp> {
-        self.descriptors.lock().and_then(|descriptors| descriptors.first().copied()).map(Tcp)
+        let of_program = self.descriptors.lock().and_then(|descriptors| descriptors.first().copied());
+        of_program.or_else(|| self.calls.retained()).map(Tcp)
     }
 }
 
@@ -69,6 +70,7 @@ pub fn after_fork_in_child() {
         connection.descriptors.reset_after_fork();
         connection.watchers.reset_after_fork();
         connection.sleepers.store(0, Ordering::Relaxed);
+        connection.calls.reset_after_fork();
     }
     POOL.unlock_after_fork();
     POOL.for_each(|connection| {

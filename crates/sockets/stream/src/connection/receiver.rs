@@ -278,7 +278,7 @@ impl Receiver {
     ///
     /// # Safety
     /// Every span is writable for its length.
-    unsafe fn receive_up_to(
+    pub unsafe fn receive_up_to(
         &mut self,
         tcp: Tcp,
         spans: &[iovec],

@@ -1,10 +1,10 @@
 //! Sends.
 
+use super::calls::BlockingCall;
 use super::sender::{Resent, Written};
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Use};
 use crate::flags::MessageFlags;
-use crate::kernel::Tcp;
 use crate::spans::total_bytes;
 use libc::iovec;
 use path::SendBy;
@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 
 /// What became of a send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Sent {
     /// It is done.
     Done(Result<usize, Errno>),
-    /// The program's own system call is to do it; call [`Connection::note_sent`] afterwards.
-    Kernel,
+    /// The program's own system call is to do it; call [`Use::note_sent`] afterwards.
+    Kernel(Use),
 }
 
 /// What one attempt to send has done.
@@ -34,10 +34,10 @@ impl Connection {
     /// Every span is readable for its length.
     #[inline]
     pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
-        let this = self.current_use();
+        let this = self.current_use(fd);
         // SAFETY: every span is readable for its length, by this function's contract.
-        match unsafe { self.send_step(this, Tcp(fd), spans, 0, flags, self.may_block(flags.dont_wait)) } {
-            Ok(Step::Kernel) => Sent::Kernel,
+        match unsafe { self.send_step(this, spans, 0, flags, self.may_block(flags.dont_wait)) } {
+            Ok(Step::Kernel) => Sent::Kernel(this),
             Ok(Step::Wrote(written)) => {
                 if written.wakes_receiver {
                     self.ring();
@@ -47,10 +47,10 @@ impl Connection {
                     return Sent::Done(Ok(wanted));
                 }
                 // SAFETY: every span is readable for its length, by this function's contract.
-                Sent::Done(unsafe { self.send_waiting(this, Tcp(fd), spans, written.bytes, flags) })
+                Sent::Done(unsafe { self.send_waiting(this, spans, written.bytes, flags) })
             }
             // SAFETY: every span is readable for its length, by this function's contract.
-            Ok(Step::Blocked) => Sent::Done(unsafe { self.send_waiting(this, Tcp(fd), spans, 0, flags) }),
+            Ok(Step::Blocked) => Sent::Done(unsafe { self.send_waiting(this, spans, 0, flags) }),
             Err(error) => Sent::Done(Err(error)),
         }
     }
@@ -64,13 +64,12 @@ impl Connection {
     unsafe fn send_step(
         &'static self,
         this: Use,
-        tcp: Tcp,
         spans: &[iovec],
         skip: usize,
         flags: MessageFlags,
         prefers_waiting: bool,
     ) -> Result<Step, Errno> {
-        let mut sender = this.sender()?;
+        let (mut sender, tcp) = this.sender()?;
         let was_by_lane = sender.is_by_lane();
         let mut by = if flags.kernel_only || flags.out_of_stream {
             sender.go_back(tcp, self.role())
@@ -114,13 +113,12 @@ impl Connection {
     unsafe fn send_waiting(
         &'static self,
         this: Use,
-        tcp: Tcp,
         spans: &[iovec],
         done: usize,
         flags: MessageFlags,
     ) -> Result<usize, Errno> {
         let (mut done, wanted) = (done, total_bytes(spans));
-        let mut deadline = Deadline::begin();
+        let (mut call, mut deadline) = (BlockingCall::begin(this), Deadline::begin());
         while done < wanted {
             if !self.may_block(flags.dont_wait) {
                 // Sets in which the connection is parked have asked for a ring before there was a need for room.
@@ -128,9 +126,9 @@ impl Connection {
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             let result = self
-                .wait(this, tcp, &mut deadline, WaitFor::Room)
+                .wait(&mut call, &mut deadline, WaitFor::Room)
                 // SAFETY: every span is readable for its length, by this function's contract.
-                .and_then(|woken| unsafe { self.send_step(this, tcp, spans, done, flags, woken == Woken::ByMemory) });
+                .and_then(|woken| unsafe { self.send_step(this, spans, done, flags, woken == Woken::ByMemory) });
             match result {
                 Ok(Step::Wrote(written)) => {
                     done += written.bytes;
@@ -141,11 +139,7 @@ impl Connection {
                 Ok(Step::Blocked) => {}
                 Ok(Step::Kernel) => {
                     // SAFETY: every span is readable for its length, by this function's contract.
-                    let sent = unsafe { tcp.send_part(spans, done) };
-                    if let Some(mut sender) = self.sender.lock() {
-                        sender.leave_kernel(sent.unwrap_or(0));
-                    }
-                    match sent {
+                    match unsafe { self.send_by_tcp(this, spans, done) } {
                         Ok(bytes) => done += bytes,
                         Err(Errno::AGAIN | Errno::INTR) => {}
                         Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
@@ -158,13 +152,27 @@ impl Connection {
         Ok(done)
     }
 
+    /// Sends by TCP what it has room for, after the first `skip` bytes, for a call that was counted there.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    unsafe fn send_by_tcp(&'static self, this: Use, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
+        let (mut sender, tcp) = this.sender()?;
+        // SAFETY: every span is readable for its length, by this function's contract.
+        let sent = unsafe { tcp.send_part(spans, skip) };
+        sender.leave_kernel(sent.unwrap_or(0));
+        sent
+    }
+}
+
+impl Use {
     /// Notes that a send by the kernel has returned, and has sent this number of bytes.
-    pub fn note_sent(&'static self, fd: RawFd, bytes: usize) {
-        if let Some(mut sender) = self.sender.lock() {
-            sender.leave_kernel(bytes);
-        }
-        if bytes > 0 {
-            self.count(Tcp(fd), crate::young::Transfer::Sent);
+    pub fn note_sent(self, bytes: usize) {
+        let Ok((mut sender, tcp)) = self.sender() else { return };
+        sender.leave_kernel(bytes);
+        drop(sender);
+        if bytes > 0 && !self.is_closed() {
+            self.connection.count(tcp, crate::young::Transfer::Sent);
         }
     }
 }

@@ -34,8 +34,8 @@ impl Connection {
         let peek = MessageFlags { peek: true, ..MessageFlags::default() };
         // SAFETY: the span is that of a vector.
         let peeked = match unsafe { self.receive(fd, &spans, peek) } {
-            Received::Kernel => {
-                self.note_received(fd, 0);
+            Received::Kernel(call) => {
+                call.note_received(0);
                 return None;
             }
             Received::Done(Ok(peeked)) => peeked,
@@ -48,8 +48,12 @@ impl Connection {
         // What the pipe has taken is consumed; nobody else receives meanwhile, or the program has a race of its own.
         let taken = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: written }];
         if written > 0 {
+            let flags = MessageFlags { dont_wait: true, ..MessageFlags::default() };
             // SAFETY: the span is that of a vector, which has at least `written` bytes.
-            let _ = unsafe { self.receive(fd, &taken, MessageFlags { dont_wait: true, ..MessageFlags::default() }) };
+            if let Received::Kernel(call) = unsafe { self.receive(fd, &taken, flags) } {
+                // SAFETY: the span is that of a vector, which has at least `written` bytes.
+                let _ = unsafe { call.receive_by_tcp(&taken, 0, flags) };
+            }
         }
         Some(Ok(written))
     }

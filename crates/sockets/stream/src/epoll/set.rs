@@ -2,7 +2,7 @@
 
 use super::members::{Member, Members};
 use super::registry::{self, Registration};
-use crate::connection::Connection;
+use crate::connection::{Connection, Left};
 use crate::guarded::{Access, Guarded};
 use crate::table::{self, Entry};
 use libc::epoll_event;
@@ -361,13 +361,16 @@ impl EpollSet {
         };
     }
 
-    /// Notes that a descriptor of a connection is about to be closed. If it `is_last`, the kernel removes all
-    /// registrations of the connection; otherwise it keeps that of this number.
-    pub fn forget_descriptor(&'static self, connection: &'static Connection, fd: RawFd, is_last: bool) {
-        if is_last {
+    /// Notes that a descriptor of a connection is about to be closed. With the last one, the kernel removes all
+    /// registrations of the connection, unless calls keep the socket open; otherwise it keeps that of this number.
+    pub fn forget_descriptor(&'static self, connection: &'static Connection, fd: RawFd, left: Left) {
+        if left != Left::Descriptors {
             if let Some(mut state) = self.lock() {
                 for index in state.members.of_connection(connection) {
-                    self.remove_at(&mut state, index);
+                    match left {
+                        Left::Calls => self.finish_removal(&mut state, index),
+                        Left::Descriptors | Left::Nothing => self.remove_at(&mut state, index),
+                    }
                 }
             }
             return;
