@@ -173,8 +173,6 @@ const PENDING: &[Difference] = &[
         check: "msg_more_holds_bytes_until_the_rest_is_sent",
         reason: "MSG_MORE is a hint about packets, which a lane does not have: the bytes are sent at once",
     },
-    Difference { check: "nested_epoll", reason: "a set in a set stays ready until the program waits on it" },
-    Difference { check: "nested_epoll_edge", reason: "as nested_epoll" },
     Difference {
         check: "splice_consumes_from_the_pipe_only_what_it_sends",
         reason: "splice to a connection goes back to TCP, which has room while the lane is full",

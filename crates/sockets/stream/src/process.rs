@@ -122,6 +122,7 @@ pub fn before_fork() {
     });
     connection::before_fork();
     epoll::before_fork();
+    connection::lock_before_fork();
 }
 
 /// Continues after a fork, in the parent.

@@ -37,13 +37,18 @@ pub fn defers_handlers() -> bool {
     })
 }
 
-/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
+/// Prepares for a fork: sends all connections back to TCP.
 pub fn before_fork() {
     POOL.for_each(|connection| {
         if let Some(tcp) = connection.any_descriptor() {
             connection.stay_on_tcp(tcp);
         }
     });
+}
+
+/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
+/// Sets are locked before: a thread that holds the lock of a set waits for those of its connections.
+pub fn lock_before_fork() {
     for connection in POOL.lock_around_fork() {
         connection.meeting.lock_before_fork();
         connection.sender.lock_before_fork();

@@ -1,6 +1,7 @@
 //! A set of the program that has members.
 
 use super::members::{Member, Members};
+use super::nested;
 use super::registry::{self, Registration};
 use crate::connection::{Connection, Left};
 use crate::guarded::{Access, Guarded};
@@ -59,6 +60,11 @@ pub(super) enum Source {
 }
 
 static POOL: Pool<EpollSet> = Pool::new();
+
+/// Calls `visit` with every set that has, or had, members. No lock is held then.
+pub(super) fn for_each(visit: impl FnMut(&'static EpollSet)) {
+    POOL.for_each(visit);
+}
 
 /// Returns the set of a descriptor, which gets members from now on; `None` if it is no epoll instance, or there is no
 /// descriptor for an inner one.
@@ -246,7 +252,8 @@ impl EpollSet {
         registration: Registration,
     ) -> Option<u32> {
         // The kernel does not let such a registration be changed.
-        if registration.events & libc::EPOLLEXCLUSIVE as u32 != 0 {
+        let is_fixed = registration.events & libc::EPOLLEXCLUSIVE as u32 != 0;
+        if is_fixed || nested::is_watched_by_edges(self.epfd()) {
             return None;
         }
         let inner = state.ensure_inner(self.epfd()).ok()?;
