@@ -85,7 +85,7 @@ fn served<'a>(spans: Result<&'a [iovec], &Errno>, flags: c_int) -> Result<(&'a [
 }
 
 /// Returns a count, or -1 with `errno`. `EPIPE` also raises `SIGPIPE`, unless the flags forbid it.
-fn count_or_signal(result: Result<usize, Errno>, flags: c_int) -> isize {
+pub(crate) fn count_or_signal(result: Result<usize, Errno>, flags: c_int) -> isize {
     if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         // SAFETY: the system calls take integers only; the signal goes to this thread, as the kernel sends it.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::syscall(libc::SYS_gettid), libc::SIGPIPE) };

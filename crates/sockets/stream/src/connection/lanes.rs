@@ -77,6 +77,16 @@ fn place_of(word: Word) -> ends::Word {
     }
 }
 
+/// Writes at most this number of bytes at an address, and returns how many; 0 at the end of what there is.
+pub(super) type Fill<'a> = &'a mut dyn FnMut(*mut u8, usize) -> Result<usize, Errno>;
+
+/// What one attempt to fill a lane in place has done.
+pub(super) enum Filled {
+    Bytes(usize),
+    NoRoom,
+    Failed(Errno),
+}
+
 /// The lane that this end writes.
 pub(super) struct OutLane {
     producer: Sender,
@@ -135,6 +145,17 @@ impl OutLane {
             }
             self.producer.write_from(source, len_bytes)
         }
+    }
+
+    /// Sends at most `len_bytes` that `fill` writes in place.
+    ///
+    /// # Errors
+    /// As `lane::Producer::reserve`.
+    pub fn fill(&mut self, len_bytes: usize, fill: Fill) -> Result<Filled, Corrupt> {
+        let Some(room) = self.producer.reserve(len_bytes)? else { return Ok(Filled::NoRoom) };
+        let filled = fill(room.pointer.as_ptr(), room.len_bytes).map(|bytes| bytes.min(room.len_bytes));
+        self.producer.commit(filled.unwrap_or(0))?;
+        Ok(filled.map_or_else(Filled::Failed, Filled::Bytes))
     }
 
     pub fn take_wake_request(&mut self) -> bool {

@@ -1,15 +1,19 @@
 //! Sends.
 
 use super::calls::BlockingCall;
-use super::sender::{Resent, Written};
+use super::sender::{Resent, Sender, Written};
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Use};
 use crate::flags::MessageFlags;
 use crate::spans::total_bytes;
+use lane::Corrupt;
 use libc::iovec;
 use path::SendBy;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
+
+/// Most bytes of one step of a send in place: the receiver is woken after each.
+const FILL_BYTES_MAX: usize = 256 << 10;
 
 /// What became of a send.
 #[derive(Clone, Copy)]
@@ -36,7 +40,8 @@ impl Connection {
     pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
         let this = self.current_use(fd);
         // SAFETY: every span is readable for its length, by this function's contract.
-        match unsafe { self.send_step(this, spans, 0, flags, self.may_block(flags.dont_wait)) } {
+        let write = |sender: &mut Sender| unsafe { sender.write(spans, 0, self.may_block(flags.dont_wait)) };
+        match self.send_step(this, flags, write) {
             Ok(Step::Kernel) => Sent::Kernel(this),
             Ok(Step::Wrote(written)) => {
                 if written.wakes_receiver {
@@ -55,19 +60,13 @@ impl Connection {
         }
     }
 
-    /// Sends what there is room for, after the first `skip` bytes. A sender that `prefers_waiting` does not let the
-    /// lane grow as far as it may.
-    ///
-    /// # Safety
-    /// Every span is readable for its length.
+    /// Makes one attempt; `write` sends by the lane what there is room for.
     #[inline]
-    unsafe fn send_step(
+    fn send_step(
         &'static self,
         this: Use,
-        spans: &[iovec],
-        skip: usize,
         flags: MessageFlags,
-        prefers_waiting: bool,
+        write: impl FnOnce(&mut Sender) -> Result<Written, Corrupt>,
     ) -> Result<Step, Errno> {
         let (mut sender, tcp) = this.sender()?;
         let was_by_lane = sender.is_by_lane();
@@ -99,8 +98,7 @@ impl Connection {
             }
             return Ok(Step::Kernel);
         }
-        // SAFETY: every span is readable for its length, by this function's contract.
-        let written = unsafe { sender.write(spans, skip, prefers_waiting) }.map_err(|_| self.reset(tcp))?;
+        let written = write(&mut sender).map_err(|_| self.reset(tcp))?;
         Ok(Step::Wrote(written))
     }
 
@@ -125,10 +123,11 @@ impl Connection {
                 self.for_each_watcher(|set| set.poll_again(self));
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
-            let result = self
-                .wait(&mut call, &mut deadline, WaitFor::Room)
+            let result = self.wait(&mut call, &mut deadline, WaitFor::Room).and_then(|woken| {
                 // SAFETY: every span is readable for its length, by this function's contract.
-                .and_then(|woken| unsafe { self.send_step(this, spans, done, flags, woken == Woken::ByMemory) });
+                let write = |sender: &mut Sender| unsafe { sender.write(spans, done, woken == Woken::ByMemory) };
+                self.send_step(this, flags, write)
+            });
             match result {
                 Ok(Step::Wrote(written)) => {
                     done += written.bytes;
@@ -150,6 +149,62 @@ impl Connection {
             }
         }
         Ok(done)
+    }
+
+    /// Sends what `fill` writes in place, such as `read(2)` of a file: at most `len_bytes`. It gets an address, a length
+    /// and the number of bytes sent before, and returns how many bytes it wrote; 0 ends the send.
+    pub fn send_filled(
+        &'static self,
+        fd: RawFd,
+        len_bytes: usize,
+        fill: &mut dyn FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
+    ) -> Sent {
+        let (this, flags) = (self.current_use(fd), MessageFlags::default());
+        let (mut call, mut deadline) = (BlockingCall::begin(this), Deadline::begin());
+        let (mut done, mut prefers_waiting) = (0, self.may_block(false));
+        let finish = |done: usize, error| Sent::Done(if done > 0 { Ok(done) } else { Err(error) });
+        while done < len_bytes {
+            let (step_bytes, mut ended) = ((len_bytes - done).min(FILL_BYTES_MAX), None);
+            let mut position = done;
+            let mut fill_next = |to: *mut u8, bytes| fill(to, bytes, position).inspect(|filled| position += filled);
+            let step = self.send_step(this, flags, |sender| {
+                let filled = sender.fill(step_bytes, prefers_waiting, &mut fill_next);
+                filled.map(|(written, end)| {
+                    ended = end;
+                    written
+                })
+            });
+            match step {
+                Ok(Step::Kernel) if done == 0 => return Sent::Kernel(this),
+                Ok(Step::Kernel) => {
+                    this.note_sent(0);
+                    return Sent::Done(Ok(done));
+                }
+                Ok(Step::Wrote(Written { bytes, wakes_receiver })) => {
+                    done += bytes;
+                    if wakes_receiver {
+                        self.ring();
+                    }
+                    match ended {
+                        Some(Ok(())) => return Sent::Done(Ok(done)),
+                        Some(Err(error)) => return finish(done, error),
+                        None if bytes == step_bytes => continue,
+                        None => {}
+                    }
+                }
+                Ok(Step::Blocked) => {}
+                Err(error) => return finish(done, error),
+            }
+            if !self.may_block(false) {
+                self.for_each_watcher(|set| set.poll_again(self));
+                return finish(done, Errno::AGAIN);
+            }
+            match self.wait(&mut call, &mut deadline, WaitFor::Room) {
+                Ok(woken) => prefers_waiting = woken == Woken::ByMemory,
+                Err(error) => return finish(done, error),
+            }
+        }
+        Sent::Done(Ok(done))
     }
 
     /// Sends by TCP what it has room for, after the first `skip` bytes, for a call that was counted there.

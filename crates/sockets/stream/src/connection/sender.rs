@@ -1,6 +1,6 @@
 //! The sending half of a connection.
 
-use super::lanes::OutLane;
+use super::lanes::{Fill, Filled, OutLane};
 use crate::kernel::{self, Tcp};
 use crate::spans::{for_each_part, total_bytes};
 use crate::statistics::Counters;
@@ -55,6 +55,9 @@ pub(super) struct Written {
     /// The receiver sleeps, and its bell must be rung.
     pub wakes_receiver: bool,
 }
+
+/// How the source of a send has ended.
+pub(super) type Ended = Result<(), Errno>;
 
 /// The result of writing to TCP what the receiver has left in the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,6 +242,36 @@ impl Sender {
             self.counters.add_sent(bytes);
         }
         Ok(Written { bytes, wakes_receiver })
+    }
+
+    /// Sends what `fill` writes into the lane in place, at most `len_bytes`, as far as there is room. `may_wait` is that
+    /// of [`Sender::write`]. Also returns how `fill` has ended, if it has.
+    ///
+    /// # Errors
+    /// As [`Sender::write`].
+    ///
+    /// # Panics
+    /// As [`Sender::write`].
+    pub fn fill(&mut self, len_bytes: usize, may_wait: bool, fill: Fill) -> Result<(Written, Option<Ended>), Corrupt> {
+        let lane = self.lane.as_mut().expect("sends go by the lane");
+        lane.set_prefers_waiting(may_wait);
+        let (mut bytes, mut ended) = (0, None);
+        while bytes < len_bytes && ended.is_none() {
+            match lane.fill(len_bytes - bytes, fill)? {
+                Filled::Bytes(0) => ended = Some(Ok(())),
+                Filled::Bytes(filled) => bytes += filled,
+                Filled::Failed(error) => ended = Some(Err(error)),
+                Filled::NoRoom => {
+                    self.is_blocked = true;
+                    break;
+                }
+            }
+        }
+        let wakes_receiver = bytes > 0 && lane.take_wake_request();
+        if bytes > 0 {
+            self.counters.add_sent(bytes);
+        }
+        Ok((Written { bytes, wakes_receiver }, ended))
     }
 
     /// Goes back to TCP before the end of the stream, and writes to TCP what the receiver has left in the lane: nobody
