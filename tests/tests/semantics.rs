@@ -173,14 +173,6 @@ const PENDING: &[Difference] = &[
         check: "msg_more_holds_bytes_until_the_rest_is_sent",
         reason: "MSG_MORE is a hint about packets, which a lane does not have: the bytes are sent at once",
     },
-    Difference {
-        check: "splice_consumes_from_the_pipe_only_what_it_sends",
-        reason: "splice to a connection goes back to TCP, which has room while the lane is full",
-    },
-    Difference {
-        check: "the_smallest_stack_suffices_for_every_call",
-        reason: "frames of poll and of a meeting are too large",
-    },
     Difference { check: "bad_addresses_are_efault", reason: "as over the lanes of the installed library" },
     Difference {
         check: "unmapped_addresses_are_efault",

@@ -234,6 +234,16 @@ impl Connection {
 }
 
 impl Use {
+    /// Returns the connection.
+    pub fn connection(self) -> &'static Connection {
+        self.connection
+    }
+
+    /// Returns the program's number.
+    pub fn fd(self) -> RawFd {
+        self.fd
+    }
+
     /// Returns access to the sending half, and the socket.
     ///
     /// # Errors

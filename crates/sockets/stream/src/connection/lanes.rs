@@ -49,20 +49,36 @@ impl OwnMemory {
     }
 }
 
-/// Returns the lanes of an end that has met the other.
-///
-/// # Errors
-/// `INVAL` if the peer's memory is not what it has to be.
-pub(super) fn of_meeting(own: OwnMemory, met: &Met) -> Result<(OutLane, InLane), Errno> {
-    let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
-    let mine = own.memory;
-    let state = Region::heap(OWN_STATE_BYTES);
-    let mut producer = ends::sender(&mine, &peers, &state, met.outgoing.secret);
-    let mut consumer = ends::receiver(&mine, &peers, &state, met.incoming.secret);
-    producer.set_capacity(CAPACITY_BYTES);
-    consumer.set_capacity(CAPACITY_BYTES);
-    let incoming = InLane { consumer, mine: mine.clone(), peers: peers.clone(), is_corrupt: false };
-    Ok((OutLane { producer, mine, peers }, incoming))
+/// The memory of two ends that have met, before there are lanes in it.
+pub(super) struct Shared {
+    mine: EndMemory,
+    peers: PeerMemory,
+    state: Region,
+}
+
+impl Shared {
+    /// Maps the memory of the peer.
+    ///
+    /// # Errors
+    /// `INVAL` if it is not what it has to be.
+    pub fn open(own: OwnMemory, met: &Met) -> Result<Self, Errno> {
+        let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
+        Ok(Self { mine: own.memory, peers, state: Region::heap(OWN_STATE_BYTES) })
+    }
+
+    /// Returns the lane that this end writes.
+    pub fn outgoing(&self, secret: u64) -> OutLane {
+        let mut producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
+        producer.set_capacity(CAPACITY_BYTES);
+        OutLane { producer, mine: self.mine.clone(), peers: self.peers.clone() }
+    }
+
+    /// Returns the lane that this end reads.
+    pub fn incoming(&self, secret: u64) -> InLane {
+        let mut consumer = ends::receiver(&self.mine, &self.peers, &self.state, secret);
+        consumer.set_capacity(CAPACITY_BYTES);
+        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), is_corrupt: false }
+    }
 }
 
 fn place_of(word: Word) -> ends::Word {

@@ -1,6 +1,8 @@
 //! How the two ends of the connection find each other and exchange memory; see the crate `meeting`.
 
-use super::lanes::{self, OwnMemory};
+use super::lanes::{OwnMemory, Shared};
+use super::receiver::Receiver;
+use super::sender::Sender;
 use super::{Connection, MEETINGS, Use};
 use crate::epoll;
 use crate::identity;
@@ -141,6 +143,7 @@ impl Connection {
         }
     }
 
+    #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
     fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
         let key = identity::key().ok_or(Reason::Nobody)?;
         let policy = identity::policy();
@@ -160,16 +163,17 @@ impl Connection {
     }
 
     /// Begins to use the memory of both ends. Returns `false` if there are no resources for that.
+    #[inline(never)]
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
-        let role = self.role();
-        let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met) else { return false };
-        let counters = Counters::open(tcp.0, role, &met);
-        let Ok(bell) = HiddenFd::hide(met.bell.into_fd(), Need::Required) else { return false };
+        let Ok(shared) = Shared::open(memory, &met) else { return false };
+        let counters = Counters::open(tcp.0, self.role(), &met);
+        let Met { bell, outgoing, incoming, .. } = met;
+        let Ok(bell) = HiddenFd::hide(bell.into_fd(), Need::Required) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
-        receiver.install(incoming, counters.clone());
-        sender.install(outgoing, counters, tcp, role);
+        install_incoming(&mut receiver, &shared, incoming.secret, counters.clone());
+        install_outgoing(&mut sender, &shared, outgoing.secret, counters, (tcp, self.role()));
         true
     }
 
@@ -250,7 +254,20 @@ impl Connection {
     }
 }
 
+// A lane is large, and moved: each has a function of its own on the stack.
+
+#[inline(never)]
+fn install_incoming(receiver: &mut Receiver, shared: &Shared, secret: u64, counters: Counters) {
+    receiver.install(shared.incoming(secret), counters);
+}
+
+#[inline(never)]
+fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters: Counters, (tcp, role): (Tcp, Role)) {
+    sender.install(shared.outgoing(secret), counters, tcp, role);
+}
+
 /// Accepts a proposal, with memory of this end.
+#[inline(never)]
 fn agree(tcp: Tcp, accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
     let mut memory = OwnMemory::create(tcp).map_err(|_| Reason::NoMemory)?;
     let met = memory.pass(|offer| accepting.accept(offer))?;

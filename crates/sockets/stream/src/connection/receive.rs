@@ -92,8 +92,10 @@ impl Connection {
             return Ok(Attempt::Kernel);
         }
         if flags.kernel_only && !receiver.is_plain() {
-            // The buffers are where no program has memory, which matters once there are bytes for them.
-            return if receiver.has_bytes(tcp) { Err(Errno::FAULT) } else { Ok(Attempt::Nothing) };
+            // What follows these spans is where no program has memory, which matters once there are bytes for it.
+            if receiver.unread_bytes(tcp) > total_bytes(spans) as u64 {
+                return Err(Errno::FAULT);
+            }
         }
         let attempt = match events {
             // SAFETY: every span is writable for its length, by this function's contract.

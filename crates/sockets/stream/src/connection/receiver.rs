@@ -155,6 +155,15 @@ impl Receiver {
         tcp.available() > 0 || self.lane_in_use().is_some_and(|lane| lane.may_have_data())
     }
 
+    /// Returns the number of bytes that the next receive would find.
+    pub fn unread_bytes(&mut self, tcp: Tcp) -> u64 {
+        match self.lane_in_use() {
+            // A violation is found by the receive.
+            Some(lane) if lane.may_have_data() => lane.unread_bytes().unwrap_or(0) as u64,
+            _ => tcp.available(),
+        }
+    }
+
     /// Notes that a call of the program receives by TCP.
     pub fn enter_kernel(&mut self) {
         self.calls_in_kernel += 1;
