@@ -174,15 +174,6 @@ const PENDING: &[Difference] = &[
         reason: "MSG_MORE is a hint about packets, which a lane does not have: the bytes are sent at once",
     },
     Difference { check: "bad_addresses_are_efault", reason: "as over the lanes of the installed library" },
-    Difference {
-        check: "unmapped_addresses_are_efault",
-        reason: "a bad buffer behind enough good ones is refused too",
-    },
-    Difference { check: "tcp_info_counts_the_bytes", reason: "the kernel does not count bytes in lanes" },
-    Difference {
-        check: "a_reset_is_reported_once_and_leaves_unread_bytes",
-        reason: "it does not pass on kernel TCP either after the round trips",
-    },
 ];
 
 /// Parts of the names of checks that are pending too. Urgent data: its mark is where a lane ends, and a receive that

@@ -9,6 +9,7 @@
 //! * `calls`: what a close means for calls of other threads that sleep.
 
 mod calls;
+mod counts;
 mod lanes;
 mod meet;
 mod processes;

@@ -164,6 +164,11 @@ impl Receiver {
         }
     }
 
+    /// Returns the bytes that this end has received by lanes.
+    pub fn bytes_by_lane(&self) -> u64 {
+        self.counters.carried_bytes().1
+    }
+
     /// Notes that a call of the program receives by TCP.
     pub fn enter_kernel(&mut self) {
         self.calls_in_kernel += 1;

@@ -32,6 +32,8 @@ pub(super) struct Sender {
     rooms: u64,
     /// Bytes that were written to TCP of what the receiver has left in the lane.
     bytes_resent: usize,
+    /// The sum of all such bytes.
+    bytes_resent_ever: u64,
 }
 
 /// Sends by TCP after which this end asks for a move.
@@ -174,6 +176,13 @@ impl Sender {
         self.rooms
     }
 
+    /// Returns the bytes that this end has sent by lanes alone, and how many of them the receiver has read.
+    pub fn bytes_by_lane(&self) -> (u64, u64) {
+        let sent = self.counters.carried_bytes().0.saturating_sub(self.bytes_resent_ever);
+        let unread = if self.is_by_lane() { self.lane.as_ref().map_or(0, OutLane::unsent_bytes) } else { 0 };
+        (sent, sent.saturating_sub(unread as u64))
+    }
+
     /// Does not ask for a move any more.
     pub fn stay_on_tcp(&mut self) {
         self.asks_after = None;
@@ -309,6 +318,7 @@ impl Sender {
                 Ok(sent) => {
                     self.counters.add_by_tcp(sent, 0);
                     self.bytes_resent += sent;
+                    self.bytes_resent_ever += sent as u64;
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(Resent::Blocked),
                 Err(_) => return Ok(Resent::Ended),
