@@ -1,5 +1,5 @@
-//! Stack frames of the libraries: threads of programs may have stacks of 16 KiB (`PTHREAD_STACK_MIN`), of which a call of
-//! the C library itself takes a half.
+//! Stack frames of the libraries: threads of programs may have stacks of 16 KiB (`PTHREAD_STACK_MIN`), of which a call
+//! of the C library itself takes a half.
 #![cfg(target_arch = "x86_64")]
 
 use std::path::Path;

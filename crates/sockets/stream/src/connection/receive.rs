@@ -73,8 +73,8 @@ impl Connection {
         }
     }
 
-    /// Returns whether a receive by TCP must not block in the kernel, because this end sends by a lane: the peer may ask
-    /// for what it has left there by ringing, which a thread that blocks in the kernel's receive does not notice.
+    /// Returns whether a receive by TCP must not block in the kernel, because this end sends by a lane: the peer may
+    /// ask for what it has left there by ringing, which a thread that blocks in the kernel does not notice.
     fn waits_here(&'static self, call: &Call) -> bool {
         self.may_block(call.flags.dont_wait) && !call.is_kernels() && !self.sends_by_tcp_now(call.this)
     }

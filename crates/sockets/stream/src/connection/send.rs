@@ -151,8 +151,8 @@ impl Connection {
         Ok(done)
     }
 
-    /// Sends what `fill` writes in place, such as `read(2)` of a file: at most `len_bytes`. It gets an address, a length
-    /// and the number of bytes sent before, and returns how many bytes it wrote; 0 ends the send.
+    /// Sends what `fill` writes in place, such as `read(2)` of a file: at most `len_bytes`. It gets an address, a
+    /// length and the number of bytes sent before, and returns how many bytes it wrote; 0 ends the send.
     pub fn send_filled(
         &'static self,
         fd: RawFd,

@@ -253,8 +253,8 @@ impl Sender {
         Ok(Written { bytes, wakes_receiver })
     }
 
-    /// Sends what `fill` writes into the lane in place, at most `len_bytes`, as far as there is room. `may_wait` is that
-    /// of [`Sender::write`]. Also returns how `fill` has ended, if it has.
+    /// Sends what `fill` writes into the lane in place, at most `len_bytes`, as far as there is room. `may_wait` is
+    /// that of [`Sender::write`]. Also returns how `fill` has ended, if it has.
     ///
     /// # Errors
     /// As [`Sender::write`].
