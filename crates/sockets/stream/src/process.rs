@@ -120,9 +120,8 @@ pub fn before_fork() {
             lifecycle::stay_on_tcp(fd);
         }
     });
-    connection::before_fork();
     epoll::before_fork();
-    connection::lock_before_fork();
+    connection::before_fork();
 }
 
 /// Continues after a fork, in the parent.

@@ -3,7 +3,7 @@
 //! The child holds every connection too, and may use each. The lanes and the bell belong to one process, so that all
 //! connections go back to TCP, and stay there.
 
-use super::{Connection, POOL};
+use super::{Connection, MEETINGS, POOL};
 use crate::kernel::Tcp;
 use std::sync::atomic::Ordering;
 
@@ -37,18 +37,15 @@ pub fn defers_handlers() -> bool {
     })
 }
 
-/// Prepares for a fork: sends all connections back to TCP.
+/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`]. Sets are
+/// locked before: a thread that holds the lock of a set waits for those of its connections, and a wait must not find
+/// what is in neither a lane nor TCP while both ends of a connection go back.
 pub fn before_fork() {
     POOL.for_each(|connection| {
         if let Some(tcp) = connection.any_descriptor() {
             connection.stay_on_tcp(tcp);
         }
     });
-}
-
-/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
-/// Sets are locked before: a thread that holds the lock of a set waits for those of its connections.
-pub fn lock_before_fork() {
     for connection in POOL.lock_around_fork() {
         connection.meeting.lock_before_fork();
         connection.sender.lock_before_fork();
@@ -64,10 +61,13 @@ pub fn after_fork_in_parent() {
         connection.meeting.unlock_after_fork();
     }
     POOL.unlock_after_fork();
+    // The sets were locked when the connections went back.
+    POOL.for_each(|connection| connection.for_each_watcher(|set| set.note_path(connection)));
 }
 
 /// Continues in the child, which has only the thread that forked.
 pub fn after_fork_in_child() {
+    MEETINGS.reset();
     for connection in POOL.all_during_fork() {
         connection.receiver.reset_after_fork();
         connection.sender.reset_after_fork();
