@@ -159,7 +159,7 @@ unsafe fn send_by(
         Sent::Done(result) => count_or_signal(result, flags),
         Sent::Kernel(call) => {
             let sent = in_kernel();
-            keeping_errno(|| call.note_sent(usize::try_from(sent).unwrap_or(0)));
+            keeping_errno(|| connection.use_of(fd, call).note_sent(usize::try_from(sent).unwrap_or(0)));
             sent
         }
     }
@@ -219,7 +219,7 @@ unsafe fn receive_by(
         Received::Kernel(call) => {
             let received = in_kernel();
             let taken = if flags & libc::MSG_PEEK == 0 { usize::try_from(received).unwrap_or(0) } else { 0 };
-            keeping_errno(|| call.note_received(taken));
+            keeping_errno(|| connection.use_of(fd, call).note_received(taken));
             received
         }
     }

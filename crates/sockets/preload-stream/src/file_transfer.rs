@@ -104,7 +104,7 @@ fn send_filled(
         Sent::Done(result) => count_or_signal(finish(result), 0),
         Sent::Kernel(call) => {
             let sent = in_kernel();
-            keeping_errno(|| call.note_sent(usize::try_from(sent).unwrap_or(0)));
+            keeping_errno(|| connection.use_of(fd, call).note_sent(usize::try_from(sent).unwrap_or(0)));
             sent
         }
     }

@@ -82,6 +82,10 @@ pub struct Use {
     fd: RawFd,
 }
 
+/// [`Use::generation`] of a call that the kernel makes for the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation(u32);
+
 /// What the close of a descriptor leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
@@ -139,6 +143,12 @@ impl Connection {
     #[inline]
     fn role(&self) -> Role {
         if self.role.load(Ordering::Relaxed) == Role::Connected as u8 { Role::Connected } else { Role::Accepted }
+    }
+
+    /// Returns the connection in the use that it had when a call began.
+    #[inline]
+    pub fn use_of(&'static self, fd: RawFd, Generation(generation): Generation) -> Use {
+        Use { connection: self, generation, fd }
     }
 
     /// Returns the connection in its present use, for a call on a number of the program.
@@ -233,6 +243,10 @@ impl Connection {
 }
 
 impl Use {
+    fn generation(self) -> Generation {
+        Generation(self.generation)
+    }
+
     /// Returns the connection.
     pub fn connection(self) -> &'static Connection {
         self.connection

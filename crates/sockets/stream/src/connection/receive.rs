@@ -3,7 +3,7 @@
 use super::calls::BlockingCall;
 use super::receiver::{Attempt, Violation};
 use super::wait::{Deadline, WaitFor, Woken};
-use super::{Connection, Use};
+use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use crate::spans::total_bytes;
@@ -18,8 +18,8 @@ use std::os::fd::RawFd;
 pub enum Received {
     /// It is done.
     Done(Result<usize, Errno>),
-    /// The program's own system call is to do it; call [`Use::note_received`] afterwards.
-    Kernel(Use),
+    /// The program's own system call is to do it; call [`Use::note_received`] of [`Connection::use_of`] afterwards.
+    Kernel(Generation),
 }
 
 /// The state of a receive that takes more than one attempt.
@@ -54,7 +54,7 @@ impl Connection {
                 // SAFETY: every span is writable for its length, by this function's contract.
                 unsafe { self.receive_waiting(call) }
             }
-            Ok(Attempt::Kernel) => Received::Kernel(call.this),
+            Ok(Attempt::Kernel) => Received::Kernel(call.this.generation()),
             Ok(Attempt::Got { bytes, wakes_sender }) => {
                 if wakes_sender {
                     self.ring();
@@ -140,7 +140,7 @@ impl Connection {
             if attempt == Ok(Attempt::Kernel) {
                 by_itself |= !call.is_kernels() && (blocking.has_slept() || self.waits_here(&call));
                 if call.done == 0 && !by_itself {
-                    return Received::Kernel(call.this);
+                    return Received::Kernel(call.this.generation());
                 }
                 // SAFETY: every span is writable for its length, by this function's contract.
                 attempt = unsafe { call.this.receive_by_tcp(call.spans, call.done, call.flags) };

@@ -3,7 +3,7 @@
 use super::calls::BlockingCall;
 use super::sender::{Resent, Sender, Written};
 use super::wait::{Deadline, WaitFor, Woken};
-use super::{Connection, Use};
+use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
 use crate::spans::total_bytes;
 use lane::Corrupt;
@@ -20,8 +20,8 @@ const FILL_BYTES_MAX: usize = 256 << 10;
 pub enum Sent {
     /// It is done.
     Done(Result<usize, Errno>),
-    /// The program's own system call is to do it; call [`Use::note_sent`] afterwards.
-    Kernel(Use),
+    /// The program's own system call is to do it; call [`Use::note_sent`] of [`Connection::use_of`] afterwards.
+    Kernel(Generation),
 }
 
 /// What one attempt to send has done.
@@ -42,7 +42,7 @@ impl Connection {
         // SAFETY: every span is readable for its length, by this function's contract.
         let write = |sender: &mut Sender| unsafe { sender.write(spans, 0, self.may_block(flags.dont_wait)) };
         match self.send_step(this, flags, write) {
-            Ok(Step::Kernel) => Sent::Kernel(this),
+            Ok(Step::Kernel) => Sent::Kernel(this.generation()),
             Ok(Step::Wrote(written)) => {
                 if written.wakes_receiver {
                     self.ring();
@@ -175,7 +175,7 @@ impl Connection {
                 })
             });
             match step {
-                Ok(Step::Kernel) if done == 0 => return Sent::Kernel(this),
+                Ok(Step::Kernel) if done == 0 => return Sent::Kernel(this.generation()),
                 Ok(Step::Kernel) => {
                     this.note_sent(0);
                     return Sent::Done(Ok(done));

@@ -35,7 +35,7 @@ impl Connection {
         // SAFETY: the span is that of a vector.
         let peeked = match unsafe { self.receive(fd, &spans, peek) } {
             Received::Kernel(call) => {
-                call.note_received(0);
+                self.use_of(fd, call).note_received(0);
                 return None;
             }
             Received::Done(Ok(peeked)) => peeked,
@@ -52,7 +52,7 @@ impl Connection {
             // SAFETY: the span is that of a vector, which has at least `written` bytes.
             if let Received::Kernel(call) = unsafe { self.receive(fd, &taken, flags) } {
                 // SAFETY: the span is that of a vector, which has at least `written` bytes.
-                let _ = unsafe { call.receive_by_tcp(&taken, 0, flags) };
+                let _ = unsafe { self.use_of(fd, call).receive_by_tcp(&taken, 0, flags) };
             }
         }
         Some(Ok(written))
