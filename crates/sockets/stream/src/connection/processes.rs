@@ -37,9 +37,10 @@ pub fn defers_handlers() -> bool {
     })
 }
 
-/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`]. Sets are
-/// locked before: a thread that holds the lock of a set waits for those of its connections, and a wait must not find
-/// what is in neither a lane nor TCP while both ends of a connection go back.
+/// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
+///
+/// Sets are locked before: a thread that holds the lock of a set waits for those of its connections, and a wait must
+/// not find what is in neither a lane nor TCP while both ends of a connection go back.
 pub fn before_fork() {
     POOL.for_each(|connection| {
         if let Some(tcp) = connection.any_descriptor() {
