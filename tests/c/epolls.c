@@ -637,6 +637,57 @@ TEST(nested_epoll_edge)
     }
 }
 
+TEST(nested_epoll_of_what_is_received_without_a_wait)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN), middle = epoll_with(inner, EPOLLIN);
+    int outer = epoll_with(middle, EPOLLIN);
+    for (int i = 0; i < 3; i++) {
+        say(pair.client, "x");
+        CHECK_EQ(epoll_one(outer).data.u64, middle);
+        CHECK_EQ(epoll_one(outer).data.u64, middle);
+        expect(pair.server, "x");
+        epoll_none(outer);
+        CHECK_EQ(poll_once(outer, POLLIN, 0), 0);
+        CHECK_EQ(poll_once(inner, POLLIN, 0), 0);
+        say(pair.client, "y");
+        CHECK_EQ(poll_once(outer, POLLIN, WAIT_MS_MAX), POLLIN);
+        expect(pair.server, "y");
+        CHECK_EQ(poll_once(outer, POLLIN, 0), 0);
+        epoll_none(inner);
+    }
+}
+
+TEST(nested_epoll_in_an_edge)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN), middle = epoll_with(inner, EPOLLIN);
+    int outer = epoll_with(middle, EPOLLIN | EPOLLET);
+    for (int i = 0; i < 3; i++) {
+        say(pair.client, "x");
+        CHECK_EQ(epoll_one(outer).data.u64, middle);
+        epoll_none(outer);
+        epoll_one(inner);
+        expect(pair.server, "x");
+        epoll_none(outer);
+    }
+}
+
+TEST(nested_epoll_once)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN), outer = epoll_with(inner, EPOLLIN | EPOLLONESHOT);
+    for (int i = 0; i < 3; i++) {
+        say(pair.client, "x");
+        CHECK_EQ(epoll_one(outer).data.u64, inner);
+        epoll_none(outer);
+        epoll_one(inner);
+        expect(pair.server, "x");
+        modify(outer, inner, EPOLLIN | EPOLLONESHOT);
+        epoll_none(outer);
+    }
+}
+
 static void *add_pair_later(void *argument)
 {
     const int *epoll_and_fd = argument;

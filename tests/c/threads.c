@@ -193,6 +193,117 @@ static void close_under_a_reader(int exchanges)
     CHECK_EQ(read(ends[0], text, sizeof text), 6);
 }
 
+// Another file takes the number at once, by `dup2`.
+TEST(dup2_lets_a_blocked_recv_finish)
+{
+    struct pair pair = connected_pair(), other = connected_pair();
+    int number = pair.server;
+    pthread_t thread = start_thread(recv_late_answer, &number);
+    pause_ms(SILENCE_MS);
+    OK(dup2(other.server, number));
+    expect_silent(pair.client, POLLIN | POLLRDHUP);
+    ping_pong(other.client, number);
+    say(pair.client, "late answer");
+    join_thread(thread);
+    expect_eof(pair.client);
+    ping_pong(other.client, number);
+}
+
+TEST(close_range_lets_a_blocked_recv_finish)
+{
+    struct pair pair = connected_pair();
+    int number = pair.server;
+    pthread_t thread = start_thread(recv_late_answer, &number);
+    pause_ms(SILENCE_MS);
+    OK(close_range((unsigned)number, (unsigned)number, 0));
+    expect_silent(pair.client, POLLIN | POLLRDHUP);
+    say(pair.client, "late answer");
+    join_thread(thread);
+    expect_eof(pair.client);
+}
+
+static void *recv_many(void *argument)
+{
+    char bytes[50000];
+    CHECK_EQ(recv(*(int *)argument, bytes, sizeof bytes, MSG_WAITALL), (ssize_t)sizeof bytes);
+    return NULL;
+}
+
+TEST(a_blocked_recv_outlives_the_descriptor_for_as_long_as_it_needs)
+{
+    struct pair pair = connected_pair();
+    int number = pair.server;
+    pthread_t thread = start_thread(recv_many, &number);
+    pause_ms(SILENCE_MS);
+    OK(close(number));
+    char bytes[10000] = {0};
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ(poll_once(pair.client, POLLRDHUP, 20), 0);
+        CHECK_EQ(send(pair.client, bytes, sizeof bytes, MSG_NOSIGNAL), (ssize_t)sizeof bytes);
+    }
+    join_thread(thread);
+    expect_eof(pair.client);
+}
+
+static void *recv_the_end(void *argument)
+{
+    char byte;
+    CHECK_EQ(recv(*(int *)argument, &byte, 1, 0), 0);
+    return NULL;
+}
+
+TEST(close_lets_a_blocked_recv_find_the_end)
+{
+    struct pair pair = connected_pair();
+    int number = pair.server;
+    pthread_t thread = start_thread(recv_the_end, &number);
+    pause_ms(SILENCE_MS);
+    OK(close(number));
+    OK(close(pair.client));
+    join_thread(thread);
+}
+
+TEST(a_child_does_not_hold_what_a_blocked_recv_of_its_parent_holds)
+{
+    struct pair pair = connected_pair();
+    int number = pair.server, ends[2];
+    pthread_t thread = start_thread(recv_late_answer, &number);
+    pause_ms(SILENCE_MS);
+    OK(close(number));
+    OK(pipe(ends));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        char byte;
+        close(pair.client);
+        close(ends[1]);
+        _exit((int)read(ends[0], &byte, 1));
+    }
+    say(pair.client, "late answer");
+    join_thread(thread);
+    expect_eof(pair.client);
+    OK(close(ends[1]));
+    wait_child(pid);
+}
+
+static void *wait_in_epoll(void *argument)
+{
+    struct epoll_event event;
+    CHECK_EQ(epoll_wait(*(int *)argument, &event, 1, 5 * SILENCE_MS), 0);
+    return NULL;
+}
+
+TEST(a_closed_descriptor_leaves_the_epoll_that_a_thread_waits_on)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    pthread_t thread = start_thread(wait_in_epoll, &epoll);
+    pause_ms(SILENCE_MS);
+    OK(close(pair.server));
+    expect_eof(pair.client);
+    send(pair.client, "x", 1, MSG_NOSIGNAL);
+    join_thread(thread);
+}
+
 TEST(close_lets_a_blocked_recv_finish) { close_under_a_reader(0); }
 TEST(close_lets_a_blocked_recv_finish_when_old) { close_under_a_reader(100); }
 
@@ -404,6 +515,14 @@ TEST(cancel_in_recv_leaves_the_connection_usable)
     ping_pong(pair.client, pair.server);
     cancel_and_join(start_thread(block_in_read, &pair.server));
     ping_pong(pair.client, pair.server);
+}
+
+TEST(close_after_a_cancelled_recv_ends_the_stream)
+{
+    struct pair pair = connected_pair();
+    cancel_and_join(start_thread(block_in_recv, &pair.server));
+    OK(close(pair.server));
+    expect_eof(pair.client);
 }
 
 TEST(cancel_in_send_leaves_the_connection_usable)

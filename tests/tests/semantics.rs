@@ -179,32 +179,7 @@ const PENDING: &[Difference] = &[
     Difference { check: "held_bytes_arrive_after_200_ms_for_each_kind_of_wait", reason: HINT },
     Difference { check: "held_bytes_arrive_with_the_end", reason: HINT },
     Difference { check: "nodelay_flushes_held_bytes_and_keeps_the_cork", reason: HINT },
-    Difference { check: "nested_epoll", reason: "a set in a set stays ready until the program waits on it" },
-    Difference { check: "nested_epoll_edge", reason: "as nested_epoll" },
-    Difference {
-        check: "splice_consumes_from_the_pipe_only_what_it_sends",
-        reason: "splice to a connection goes back to TCP, which has room while the lane is full",
-    },
-    Difference {
-        check: "the_smallest_stack_suffices_for_every_call",
-        reason: "frames of poll and of a meeting are too large",
-    },
-    Difference {
-        check: "close_lets_a_blocked_recv_finish",
-        reason: "a close does not wait for calls of other threads yet: they fail with EBADF",
-    },
-    Difference { check: "close_lets_a_blocked_recv_finish_when_old", reason: "as close_lets_a_blocked_recv_finish" },
-    Difference { check: "close_lets_a_blocked_send_finish", reason: "as close_lets_a_blocked_recv_finish" },
     Difference { check: "bad_addresses_are_efault", reason: "as over the lanes of the installed library" },
-    Difference {
-        check: "unmapped_addresses_are_efault",
-        reason: "a bad buffer behind enough good ones is refused too",
-    },
-    Difference { check: "tcp_info_counts_the_bytes", reason: "the kernel does not count bytes in lanes" },
-    Difference {
-        check: "a_reset_is_reported_once_and_leaves_unread_bytes",
-        reason: "it does not pass on kernel TCP either after the round trips",
-    },
 ];
 
 /// Round trips before each check: the connection has moved to lanes by then.

@@ -102,7 +102,18 @@ pub(crate) fn receive_bytes(
     take: &mut dyn FnMut(Descriptor),
 ) -> Result<Bytes, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RIGHTS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    receive_with(socket, bytes, &mut space, take)
+}
+
+/// As [`receive_bytes`], with a control buffer.
+#[inline(never)] // As above.
+fn receive_with(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    space: &mut [MaybeUninit<u8>],
+    take: &mut dyn FnMut(Descriptor),
+) -> Result<Bytes, Errno> {
+    let mut control = RecvAncillaryBuffer::new(space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
     for message in control.drain() {

@@ -70,23 +70,37 @@ const ADDRESS_END: usize = 1 << 56;
 /// In place of spans: the call is the kernel's.
 pub(crate) const KERNEL_ONLY: Errno = Errno::OPNOTSUPP;
 
-/// Returns the spans and the flags of a call. One with a buffer where no program has memory is the kernel's to refuse.
-/// Whether any other address is mapped, only the kernel knows.
+/// Returns the spans and the flags of a call. One with a buffer in the page at null is the kernel's to refuse, if its
+/// bytes would get there: it gets the spans before that. Whether any other address is mapped, only the kernel knows.
+///
+/// # Errors
+/// `FAULT` for a buffer beyond user space, which the kernel refuses before it looks at the connection.
 #[inline]
 fn served<'a>(spans: Result<&'a [iovec], &Errno>, flags: c_int) -> Result<(&'a [iovec], MessageFlags), Errno> {
     let is_outside = |span: &iovec| span.iov_base.addr().wrapping_sub(ADDRESS_MIN) >= ADDRESS_END - ADDRESS_MIN;
     let flags = MessageFlags::from_bits(flags);
     match spans {
-        Ok(spans) if flags.discard || !spans.iter().any(|span| is_outside(span) && span.iov_len > 0) => {
-            Ok((spans, flags))
-        }
-        Ok(_) | Err(&KERNEL_ONLY) => Ok((&[], MessageFlags { kernel_only: true, ..flags })),
+        Ok(spans) if !spans.iter().any(is_outside) => Ok((spans, flags)),
+        Ok(spans) => served_with_bad_address(spans, flags),
+        Err(&KERNEL_ONLY) => Ok((&[], MessageFlags { kernel_only: true, ..flags })),
         Err(error) => Err(*error),
     }
 }
 
+#[cold]
+fn served_with_bad_address(spans: &[iovec], flags: MessageFlags) -> Result<(&[iovec], MessageFlags), Errno> {
+    if spans.iter().any(|span| span.iov_base.addr() >= ADDRESS_END) {
+        return Err(Errno::FAULT);
+    }
+    let is_at_null = |span: &iovec| span.iov_base.addr() < ADDRESS_MIN && span.iov_len > 0;
+    Ok(match spans.iter().position(is_at_null) {
+        Some(first) if !flags.discard => (&spans[..first], MessageFlags { kernel_only: true, ..flags }),
+        _ => (spans, flags),
+    })
+}
+
 /// Returns a count, or -1 with `errno`. `EPIPE` also raises `SIGPIPE`, unless the flags forbid it.
-fn count_or_signal(result: Result<usize, Errno>, flags: c_int) -> isize {
+pub(crate) fn count_or_signal(result: Result<usize, Errno>, flags: c_int) -> isize {
     if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         // SAFETY: the system calls take integers only; the signal goes to this thread, as the kernel sends it.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::syscall(libc::SYS_gettid), libc::SIGPIPE) };
@@ -144,9 +158,9 @@ unsafe fn send_by(
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.send(fd, spans, flags_of_stream) } {
         Sent::Done(result) => count_or_signal(result, flags),
-        Sent::Kernel => {
+        Sent::Kernel(call) => {
             let sent = in_kernel();
-            keeping_errno(|| connection.note_sent(fd, usize::try_from(sent).unwrap_or(0)));
+            keeping_errno(|| connection.use_of(fd, call).note_sent(usize::try_from(sent).unwrap_or(0)));
             sent
         }
     }
@@ -203,13 +217,10 @@ unsafe fn receive_by(
     // SAFETY: the C program's spans, valid as its call requires (manual page).
     match unsafe { connection.receive(fd, spans, flags_of_stream) } {
         Received::Done(result) => count_or_errno(result),
-        Received::Kernel => {
-            let MessageFlags { dont_wait, kernel_only, out_of_stream, .. } = flags_of_stream;
-            let never_waits = dont_wait || kernel_only || out_of_stream;
-            let waited = connection.wait_before_kernel(fd, never_waits);
-            let received = waited.map_or_else(fail, |()| in_kernel());
+        Received::Kernel(call) => {
+            let received = in_kernel();
             let taken = if flags & libc::MSG_PEEK == 0 { usize::try_from(received).unwrap_or(0) } else { 0 };
-            keeping_errno(|| connection.note_received(fd, taken));
+            keeping_errno(|| connection.use_of(fd, call).note_received(taken));
             received
         }
     }

@@ -17,6 +17,7 @@ unsafe fn entries_with_lanes<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a 
     if count == 0 || !memory::are_writable(fds, usize::try_from(count).ok()?) {
         return None;
     }
+    epoll::before_wait(None);
     // SAFETY: the C program's array, writable as was just checked.
     let entries = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
     // All are visited: see `concerns`.
@@ -127,6 +128,7 @@ unsafe fn sets_with_lanes(count: c_int, sets: [*mut fd_set; 3]) -> Option<Sets> 
     if count <= 0 || sets.iter().any(is_bad) {
         return None;
     }
+    epoll::before_wait(None);
     // SAFETY: each set is null, or writable for this count, as was just checked.
     let sets = unsafe { Sets::new(sets, count) };
     sets.concern_lanes().then_some(sets)
@@ -312,6 +314,7 @@ unsafe fn wait(
         // SAFETY: the kernel refuses the call, or the array.
         return unsafe { real::epoll_pwait(epfd, events, max, timeout_ms, mask) };
     }
+    epoll::before_wait(Some(epfd));
     // SAFETY: the array was just checked; the mask is valid as the C program's call requires (manual page).
     count_or_errno(unsafe { epoll::wait(epfd, events, max as usize, timeout_ns, mask) }) as c_int
 }

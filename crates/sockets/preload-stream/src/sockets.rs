@@ -8,6 +8,7 @@ use socket::process::memory;
 use std::ffi::{c_int, c_void};
 use stream::lifecycle;
 use stream::sharing::Epoch;
+use stream::table::{self, Entry};
 
 /// Unlike other calls that create descriptors, those of this library have room made for them: sockets, epoll instances
 /// and duplicates are what a server at its limit needs.
@@ -76,7 +77,16 @@ pub unsafe extern "C" fn getsockopt(
         keeping_errno(|| lifecycle::stay_on_tcp(fd));
     }
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::getsockopt(fd, level, name, value, len) }
+    let result = unsafe { real::getsockopt(fd, level, name, value, len) };
+    if result == 0
+        && (level, name) == (libc::IPPROTO_TCP, libc::TCP_INFO)
+        && let Entry::Connection(connection) = table::get(fd)
+    {
+        // SAFETY: the kernel has just written this number of bytes there, and the number.
+        let info = unsafe { std::slice::from_raw_parts_mut(value.cast::<u8>(), *len as usize) };
+        connection.amend_tcp_info(info);
+    }
+    result
 }
 
 #[unsafe(no_mangle)]

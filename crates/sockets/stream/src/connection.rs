@@ -6,7 +6,10 @@
 //! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
 //! * `send`, `receive`: the calls of the program; `short` is their path for messages of one record.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
+//! * `calls`: what a close means for calls of other threads that sleep.
 
+mod calls;
+mod counts;
 mod lanes;
 mod meet;
 mod processes;
@@ -26,6 +29,7 @@ use crate::guarded::Guarded;
 use crate::kernel::Tcp;
 use crate::young::{Transfer, Young};
 use ::wait::AdaptiveSpin;
+use calls::Calls;
 use meet::Meeting;
 use meeting::Role;
 use receiver::Receiver;
@@ -63,6 +67,7 @@ pub struct Connection {
     sleepers: AtomicU32,
     /// The program has received by the lane since it last sent: the peer waits for what it sends next.
     is_answering: AtomicBool,
+    calls: Calls,
     /// How soon the peer has sent after previous waits.
     spin_history: AdaptiveSpin,
     /// The epoll sets that hold the connection.
@@ -73,11 +78,28 @@ pub struct Connection {
 
 static POOL: Pool<Connection> = Pool::new();
 
-/// A connection in one of its uses. A call that finds another generation later works for a descriptor that was closed.
+/// A connection in one of its uses, by a number of the program. A call that finds another generation later works for a
+/// descriptor that was closed.
 #[derive(Clone, Copy)]
-struct Use {
+pub struct Use {
     connection: &'static Connection,
     generation: u32,
+    fd: RawFd,
+}
+
+/// [`Use::generation`] of a call that the kernel makes for the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation(u32);
+
+/// What the close of a descriptor leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Other descriptors of the connection.
+    Descriptors,
+    /// Calls of other threads, during which the socket stays open.
+    Calls,
+    /// Nothing.
+    Nothing,
 }
 
 impl Connection {
@@ -88,6 +110,7 @@ impl Connection {
         connection.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
         connection.bell_slot.store(-1, Ordering::Relaxed);
         connection.spin_history.reset();
+        connection.calls.begin_connection();
         if let Some(mut meeting) = connection.meeting.lock() {
             *meeting = Meeting::new(young);
         }
@@ -127,9 +150,16 @@ impl Connection {
         if self.role.load(Ordering::Relaxed) == Role::Connected as u8 { Role::Connected } else { Role::Accepted }
     }
 
+    /// Returns the connection in the use that it had when a call began.
+    #[inline]
+    pub fn use_of(&'static self, fd: RawFd, Generation(generation): Generation) -> Use {
+        Use { connection: self, generation, fd }
+    }
+
+    /// Returns the connection in its present use, for a call on a number of the program.
     #[inline(always)]
-    fn current_use(&'static self) -> Use {
-        Use { connection: self, generation: self.generation.load(Ordering::Acquire) }
+    pub fn current_use(&'static self, fd: RawFd) -> Use {
+        Use { connection: self, generation: self.generation.load(Ordering::Acquire), fd }
     }
 
     /// Returns whether a call may block.
@@ -165,22 +195,29 @@ impl Connection {
         }
     }
 
-    /// Notes that `fd` is about to be closed or replaced. The last one ends the connection.
+    /// Notes that `fd` is about to be closed or replaced. The last one ends the connection, or leaves that to calls of
+    /// other threads.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
-        let is_last = !self.has_several_descriptors();
-        self.for_each_watcher(|set| set.forget_descriptor(self, fd, is_last));
+        let left = match () {
+            () if self.has_several_descriptors() => Left::Descriptors,
+            () if self.retain(fd) => Left::Calls,
+            () => Left::Nothing,
+        };
+        self.for_each_watcher(|set| set.forget_descriptor(self, fd, left));
         let is_last = self.descriptors.lock().is_some_and(|mut descriptors| {
             let before = descriptors.len();
             descriptors.retain(|known| *known != fd);
             descriptors.is_empty() && before > 0
         });
-        if is_last {
-            self.close(Tcp(fd));
+        match left {
+            Left::Calls => self.close_retained(),
+            _ if is_last => self.end(Tcp(fd)),
+            _ => {}
         }
     }
 
     /// Ends the connection, whose last descriptor is about to be closed.
-    fn close(&'static self, tcp: Tcp) {
+    fn end(&'static self, tcp: Tcp) {
         // In the order of a meeting, which holds its lock when it gives the halves their lanes.
         let Some(mut meeting) = self.meeting.lock() else { return };
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return };
@@ -200,7 +237,10 @@ impl Connection {
         if !sender.is_busy() && !receiver.is_busy() {
             meeting.release_hold();
         }
-        self.generation.fetch_add(1, Ordering::Release);
+        // A connection that outlived its descriptors was closed before.
+        if !self.generation.load(Ordering::Relaxed).is_multiple_of(2) {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
         if let Some(mut watchers) = self.watchers.lock() {
             watchers.clear();
         }
@@ -214,29 +254,35 @@ impl Connection {
 }
 
 impl Use {
-    /// Returns access to the sending half.
+    fn generation(self) -> Generation {
+        Generation(self.generation)
+    }
+
+    /// Returns the connection.
+    pub fn connection(self) -> &'static Connection {
+        self.connection
+    }
+
+    /// Returns the program's number.
+    pub fn fd(self) -> RawFd {
+        self.fd
+    }
+
+    /// Returns access to the sending half, and the socket.
     ///
     /// # Errors
     /// `BADF` if the connection was closed since, `AGAIN` in a handler that has interrupted the holder of the lock.
     #[inline(always)]
-    fn sender(self) -> Result<crate::guarded::Access<'static, Sender>, Errno> {
+    fn sender(self) -> Result<(crate::guarded::Access<'static, Sender>, Tcp), Errno> {
         let sender = self.connection.sender.lock().ok_or(Errno::AGAIN)?;
-        self.check()?;
-        Ok(sender)
+        Ok((sender, self.tcp()?))
     }
 
-    /// Returns access to the receiving half; as [`Use::sender`].
+    /// Returns access to the receiving half, and the socket; as [`Use::sender`].
     #[inline(always)]
-    fn receiver(self) -> Result<crate::guarded::Access<'static, Receiver>, Errno> {
+    fn receiver(self) -> Result<(crate::guarded::Access<'static, Receiver>, Tcp), Errno> {
         let receiver = self.connection.receiver.lock().ok_or(Errno::AGAIN)?;
-        self.check()?;
-        Ok(receiver)
-    }
-
-    #[inline(always)]
-    fn check(self) -> Result<(), Errno> {
-        let now = self.connection.generation.load(Ordering::Acquire);
-        if now == self.generation { Ok(()) } else { Err(Errno::BADF) }
+        Ok((receiver, self.tcp()?))
     }
 }
 

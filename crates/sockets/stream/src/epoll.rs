@@ -12,18 +12,21 @@
 //!
 //! * `registry`: the program's registrations, by descriptor.
 //! * `members`: the connections of a set, and which of them have events.
+//! * `nested`: sets that other sets hold.
 //! * `set`: a set; `control` and `wait` are the program's calls.
 
 mod buffer;
 mod control;
 mod dissolve;
 mod members;
+mod nested;
 mod registry;
 mod set;
 mod wait;
 
 pub use control::control;
 pub use dissolve::{dissolve_sets, forget_range};
+pub use nested::before_wait;
 pub use set::{EpollSet, after_fork_in_child, after_fork_in_parent, before_fork, defers_handlers};
 pub use wait::wait;
 

@@ -7,6 +7,7 @@
 //! * [`lifecycle`], [`process`]: what the program's calls mean for connections: duplicates, ends, children, filters.
 //! * `identity`, `fitness`: which connections may meet their other end; [`requirement`]: those that must.
 //! * [`connection`]; [`poll`], [`select`](mod@select) and [`epoll`]: waits for what lanes carry; [`statistics`].
+//! * [`pipe`]: the program's pipes in `splice`.
 //! * [`guarded`]: locks that signal handlers may find held.
 
 // The crate handles raw descriptors, buffers of C callers, and objects that C programs share between threads.
@@ -22,6 +23,7 @@ pub mod holders;
 mod identity;
 mod kernel;
 pub mod lifecycle;
+pub mod pipe;
 pub mod poll;
 pub mod process;
 pub mod requirement;

@@ -4,7 +4,7 @@
 //! polls the lanes in memory for a while, then asks the peers to ring and sleeps in the kernel on the sockets and the
 //! bells together.
 
-use crate::connection::{Connection, Parked};
+use crate::connection::{Parked, Use};
 use crate::epoll;
 use crate::short_list::ShortList;
 use crate::table::{self, Entry};
@@ -57,8 +57,9 @@ fn has_event(entry: &pollfd) -> bool {
     entry.revents != 0
 }
 
-/// Entries of a call that are kept on the stack, and connections among them.
-const SHORT_ENTRIES: usize = 48;
+/// Entries of a call that are kept on the stack, and connections among them. Threads may have 16 KiB of it, so that the
+/// parts of a call are functions of their own, too.
+const SHORT_ENTRIES: usize = 32;
 const SHORT_WATCHED: usize = 16;
 
 /// The entry that the kernel ignores.
@@ -70,9 +71,9 @@ pub(crate) type Entries = ShortList<pollfd, SHORT_ENTRIES>;
 #[derive(Clone, Copy)]
 struct Watched {
     /// Its index among the program's entries.
-    index: usize,
-    connection: &'static Connection,
-    fd: RawFd,
+    index: u32,
+    /// The connection in its present use: another thread may close it meanwhile.
+    now: Use,
     wanted: i16,
     /// It is the first entry of its connection among the first ones, and so has the bell: with many entries of few
     /// connections, a call stays within the descriptor limit.
@@ -82,11 +83,11 @@ struct Watched {
 impl Watched {
     /// Returns the wanted events that the lanes have.
     fn lane_events(&self) -> i16 {
-        self.connection.lane_events(self.fd, self.wanted)
+        if self.now.is_closed() { 0 } else { self.now.connection().lane_events(self.now.fd(), self.wanted) }
     }
 
     fn park(&self) -> Parked {
-        self.connection.park(self.wanted)
+        self.now.connection().park(self.wanted)
     }
 }
 
@@ -106,18 +107,20 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
+    #[inline(never)]
     fn new(entries: &'a mut [pollfd], hash: u64, ends_wait: fn(&pollfd) -> bool) -> Self {
-        let mut watched = ShortList::new(None);
-        for (index, entry) in entries.iter().enumerate() {
+        let (in_kernel, muted) = (Entries::new(NO_ENTRY), ShortList::new(0));
+        let mut call = Self { entries, hash, watched: ShortList::new(None), in_kernel, ends_wait, muted };
+        for (index, entry) in call.entries.iter().enumerate() {
             if let Entry::Connection(connection) = table::get(entry.fd) {
-                let known: &[Option<Watched>] = watched.as_slice();
-                let is_its = |it: &Watched| std::ptr::eq(it.connection, connection);
+                let known: &[Option<Watched>] = call.watched.as_slice();
+                let is_its = |it: &Watched| std::ptr::eq(it.now.connection(), connection);
                 let has_bell = !known.iter().take(SHORT_WATCHED).flatten().any(is_its);
-                watched.push(Some(Watched { index, connection, fd: entry.fd, wanted: entry.events, has_bell }));
+                let (now, wanted) = (connection.current_use(entry.fd), entry.events);
+                call.watched.push(Some(Watched { index: index as u32, now, wanted, has_bell }));
             }
         }
-        let (in_kernel, muted) = (Entries::new(NO_ENTRY), ShortList::new(0));
-        Self { entries, hash, watched, in_kernel, ends_wait, muted }
+        call
     }
 
     /// Stores what the lanes report. Returns whether they report anything.
@@ -126,7 +129,7 @@ impl<'a> Call<'a> {
         let mut is_any = false;
         for watched in self.watched.as_slice().iter().flatten() {
             let ready = watched.lane_events();
-            self.entries[watched.index].revents = ready;
+            self.entries[watched.index as usize].revents = ready;
             is_any |= ready != 0;
         }
         is_any
@@ -149,15 +152,16 @@ impl<'a> Call<'a> {
     ///
     /// # Safety
     /// `mask` is null or points to a signal set.
+    #[inline(never)]
     unsafe fn ask(&mut self, timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
         self.in_kernel.clear();
         self.entries.iter().for_each(|entry| self.in_kernel.push(pollfd { revents: 0, ..*entry }));
         for watched in self.watched.as_slice().iter().flatten() {
-            if watched.connection.sends_by_lane() {
-                self.in_kernel.as_mut_slice()[watched.index].events &= !OUTPUT;
+            if watched.now.connection().sends_by_lane() {
+                self.in_kernel.as_mut_slice()[watched.index as usize].events &= !OUTPUT;
             }
             if watched.has_bell && timeout_ns != Some(0) {
-                self.in_kernel.push(pollfd { fd: watched.connection.bell(), events: libc::POLLIN, revents: 0 });
+                self.in_kernel.push(pollfd { fd: watched.now.connection().bell(), events: libc::POLLIN, revents: 0 });
             }
         }
         let in_kernel = self.in_kernel.as_mut_slice();
@@ -171,16 +175,19 @@ impl<'a> Call<'a> {
         }
         let with_bells = self.watched.as_slice().iter().flatten().filter(|watched| watched.has_bell);
         for (watched, bell) in with_bells.zip(of_bells) {
-            if bell.revents != 0 {
-                watched.connection.answer_bell(watched.fd);
+            if bell.revents != 0 && !watched.now.is_closed() {
+                watched.now.connection().answer_bell(watched.now.fd());
             }
         }
         for watched in self.watched.as_slice().iter().flatten() {
-            let entry = &mut self.entries[watched.index];
-            if entry.revents & !OUTPUT != 0 {
-                watched.connection.note_kernel_event();
+            let entry = &mut self.entries[watched.index as usize];
+            if entry.revents & !OUTPUT != 0 && !watched.now.is_closed() {
+                watched.now.connection().note_kernel_event();
             }
-            if entry.revents & INPUT != 0 && !watched.connection.confirm_input(watched.fd) {
+            if entry.revents & INPUT != 0
+                && !watched.now.is_closed()
+                && !watched.now.connection().confirm_input(watched.now.fd())
+            {
                 entry.revents &= !INPUT;
             }
             entry.revents |= watched.lane_events();
@@ -305,6 +312,7 @@ pub(crate) unsafe fn poll_until(
 }
 
 /// Polls the lanes, and the kernel from time to time. Returns `None` when it is time to sleep.
+#[inline(never)]
 fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> Result<Option<usize>, Errno> {
     let mut spin = Spin::new();
     loop {
@@ -341,6 +349,7 @@ fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> R
 ///
 /// # Safety
 /// `mask` is null or points to a signal set.
+#[inline(never)]
 unsafe fn sleep(
     call: &mut Call,
     began: SignalCheckpoint,

@@ -136,8 +136,8 @@ pub fn before_fork() {
         BLOCKED_BEFORE_FORK.set(Some(system::set_signal_mask(u64::MAX)));
     }
     sharing::before_fork();
-    connection::before_fork();
     epoll::before_fork();
+    connection::before_fork();
 }
 
 /// Continues after a fork, in the parent.

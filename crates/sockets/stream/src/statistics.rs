@@ -73,6 +73,11 @@ impl Counters {
         self.with(|slot| slot.set_receives_on_tcp(!is_by_lane));
     }
 
+    /// Returns the bytes that lanes have carried from this end and to it.
+    pub fn carried_bytes(&self) -> (u64, u64) {
+        self.0.as_deref().map_or((0, 0), ConnectionSlot::carried_bytes)
+    }
+
     /// Counts a sleep of this end.
     pub fn count_sleep(&self) {
         self.with(ConnectionSlot::count_sleep);

@@ -136,7 +136,9 @@ fn page_for(index: usize) -> &'static Page {
     let cell = &TABLE[index / PAGE_ENTRIES];
     let mut page = cell.load(Ordering::Acquire);
     if page.is_null() {
-        let fresh = Box::into_raw(Box::new([const { AtomicUsize::new(0) }; PAGE_ENTRIES]));
+        // Made on the heap: the stack of a thread may have no room for a page.
+        let fresh: Vec<AtomicUsize> = (0..PAGE_ENTRIES).map(|_| AtomicUsize::new(0)).collect();
+        let fresh: *mut Page = Box::into_raw(fresh.into_boxed_slice()).cast();
         match cell.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => page = fresh,
             Err(theirs) => {

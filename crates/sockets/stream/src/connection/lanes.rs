@@ -51,19 +51,35 @@ impl OwnMemory {
     }
 }
 
-/// Returns the lanes of an end that has met the other.
-///
-/// # Errors
-/// `INVAL` if the peer's memory is not what it has to be.
-pub(super) fn of_meeting(own: OwnMemory, met: &Met) -> Result<(OutLane, InLane), Errno> {
-    let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
-    let mine = own.memory;
-    let state = Region::heap(OWN_STATE_BYTES);
-    let producer = ends::sender(&mine, &peers, &state, met.outgoing.secret);
-    let consumer = ends::receiver(&mine, &peers, &state, met.incoming.secret);
-    let incoming = InLane { consumer, mine: mine.clone(), peers: peers.clone(), is_corrupt: false };
-    let outgoing = OutLane { producer, mine, peers, is_entered: false, unread_from: Ok(None) };
-    Ok((outgoing, incoming))
+/// The memory of two ends that have met, before there are lanes in it.
+pub(super) struct Shared {
+    mine: EndMemory,
+    peers: PeerMemory,
+    state: Region,
+}
+
+impl Shared {
+    /// Maps the memory of the peer.
+    ///
+    /// # Errors
+    /// `INVAL` if it is not what it has to be.
+    pub fn open(own: OwnMemory, met: &Met) -> Result<Self, Errno> {
+        let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
+        Ok(Self { mine: own.memory, peers, state: Region::heap(OWN_STATE_BYTES) })
+    }
+
+    /// Returns the lane that this end writes.
+    pub fn outgoing(&self, secret: u64) -> OutLane {
+        let producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
+        let (mine, peers) = (self.mine.clone(), self.peers.clone());
+        OutLane { producer, mine, peers, is_entered: false, unread_from: Ok(None) }
+    }
+
+    /// Returns the lane that this end reads.
+    pub fn incoming(&self, secret: u64) -> InLane {
+        let consumer = ends::receiver(&self.mine, &self.peers, &self.state, secret);
+        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), is_corrupt: false }
+    }
 }
 
 fn place_of(word: Word) -> ends::Word {
@@ -76,6 +92,16 @@ fn place_of(word: Word) -> ends::Word {
         Word::Ok => ends::Word::Ok,
         Word::Frozen => ends::Word::Frozen,
     }
+}
+
+/// Writes at most this number of bytes at an address, and returns how many; 0 at the end of what there is.
+pub(super) type Fill<'a> = &'a mut dyn FnMut(*mut u8, usize) -> Result<usize, Errno>;
+
+/// What one attempt to fill a lane in place has done.
+pub(super) enum Filled {
+    Bytes(usize),
+    NoRoom,
+    Failed(Errno),
 }
 
 /// The lane that this end writes.
@@ -205,6 +231,17 @@ impl OutLane {
     /// Lets the peer's processor find what was written since `position` sooner.
     pub fn demote_since(&self, position: u64) {
         self.producer.demote_since(position);
+    }
+
+    /// Sends at most `len_bytes` that `fill` writes in place.
+    ///
+    /// # Errors
+    /// As `lane::Producer::reserve`.
+    pub fn fill(&mut self, len_bytes: usize, fill: Fill) -> Result<Filled, Corrupt> {
+        let Some(room) = self.producer.reserve(len_bytes)? else { return Ok(Filled::NoRoom) };
+        let filled = fill(room.pointer.as_ptr(), room.len_bytes).map(|bytes| bytes.min(room.len_bytes));
+        self.producer.commit(filled.unwrap_or(0))?;
+        Ok(filled.map_or_else(Filled::Failed, Filled::Bytes))
     }
 
     pub fn take_wake_request(&mut self) -> bool {

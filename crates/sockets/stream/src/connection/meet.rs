@@ -1,8 +1,10 @@
 //! How the two ends of the connection find each other and exchange memory; see the crate `meeting`.
 
-use super::lanes::{self, OwnMemory};
+use super::lanes::{OwnMemory, Shared};
+use super::receiver::Receiver;
+use super::sender::Sender;
 use super::sharing::Sharing;
-use super::{Connection, MEETINGS};
+use super::{Connection, MEETINGS, Use};
 use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
@@ -161,6 +163,7 @@ impl Connection {
         }
     }
 
+    #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
     fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
         let key = identity::key().ok_or(Reason::Nobody)?;
         let policy = identity::policy();
@@ -180,16 +183,17 @@ impl Connection {
     }
 
     /// Begins to use the memory of both ends. Returns `false` if there are no resources for that.
+    #[inline(never)]
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
-        let role = self.role();
-        let Ok((outgoing, incoming)) = lanes::of_meeting(memory, &met) else { return false };
-        let counters = Counters::open(tcp.0, role, &met);
-        let Ok(bell) = HiddenFd::hide(met.bell.into_fd(), Need::Required) else { return false };
+        let Ok(shared) = Shared::open(memory, &met) else { return false };
+        let counters = Counters::open(tcp.0, self.role(), &met);
+        let Met { bell, outgoing, incoming, .. } = met;
+        let Ok(bell) = HiddenFd::hide(bell.into_fd(), Need::Required) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
-        receiver.install(incoming, counters.clone());
-        sender.install(outgoing, counters, tcp, role);
+        install_incoming(&mut receiver, &shared, incoming.secret, counters.clone());
+        install_outgoing(&mut sender, &shared, outgoing.secret, counters, (tcp, self.role()));
         true
     }
 
@@ -271,32 +275,45 @@ impl Connection {
 
     /// Does what the peer may have asked for by ringing: writes to TCP what it has left in the lane, and consents to a
     /// move.
-    pub(super) fn answer(&'static self, tcp: Tcp) {
-        if let Some(mut sender) = self.sender.lock()
+    pub(super) fn answer(&'static self, this: Use) {
+        if let Ok((mut sender, tcp)) = this.sender()
             && sender.prepare(tcp, self.role()) == SendBy::Resend
         {
             let _ = sender.resend(tcp);
         }
-        if let Some(mut receiver) = self.receiver.lock() {
+        if let Ok((mut receiver, tcp)) = this.receiver() {
             // A violation is found again by the next receive, which reports it.
             let _ = receiver.prepare(tcp);
         }
     }
 
     /// Notes that no process holds the peer's bell any more.
-    pub(super) fn note_peer_left(&'static self, tcp: Tcp) {
+    pub(super) fn note_peer_left(&'static self, this: Use) {
         // The descriptor itself is kept until the end, by the meeting.
-        if let Some(mut sender) = self.sender.lock() {
+        if let Ok((mut sender, tcp)) = this.sender() {
             sender.finish_stream(tcp, self.role());
         }
-        if let Some(mut receiver) = self.receiver.lock() {
+        if let Ok((mut receiver, _)) = this.receiver() {
             receiver.note_hang_up();
         }
         self.bell_slot.store(-1, Ordering::Release);
     }
 }
 
+// A lane is large, and moved: each has a function of its own on the stack.
+
+#[inline(never)]
+fn install_incoming(receiver: &mut Receiver, shared: &Shared, secret: u64, counters: Counters) {
+    receiver.install(shared.incoming(secret), counters);
+}
+
+#[inline(never)]
+fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters: Counters, (tcp, role): (Tcp, Role)) {
+    sender.install(shared.outgoing(secret), counters, tcp, role);
+}
+
 /// Accepts a proposal, with memory of this end.
+#[inline(never)]
 fn agree(accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
     let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     let met = memory.pass(|offer| accepting.accept(offer))?;

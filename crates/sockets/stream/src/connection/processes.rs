@@ -9,9 +9,10 @@ use socket::process::clock::now_ns;
 use std::sync::atomic::Ordering;
 
 impl Connection {
-    /// Returns a descriptor of the program for the connection, if it is one now.
+    /// Returns a descriptor for the connection, if it is one now.
     fn any_descriptor(&self) -> Option<Tcp> {
-        self.descriptors.lock().and_then(|descriptors| descriptors.first().copied()).map(Tcp)
+        let of_program = self.descriptors.lock().and_then(|descriptors| descriptors.first().copied());
+        of_program.or_else(|| self.calls.retained()).map(Tcp)
     }
 }
 
@@ -41,6 +42,9 @@ pub fn defers_handlers() -> bool {
 const WAIT_NS: u64 = 1_000_000_000;
 
 /// Prepares for a fork: nothing changes a connection until [`after_fork_in_parent`] or [`after_fork_in_child`].
+///
+/// Sets are locked before: a thread that holds the lock of a set waits for those of its connections, and a wait must
+/// not find what is in neither a lane nor TCP while both ends of a connection go back.
 pub fn before_fork() {
     let deadline_ns = now_ns().saturating_add(WAIT_NS);
     POOL.for_each(|connection| {
@@ -63,10 +67,13 @@ pub fn after_fork_in_parent() {
         connection.meeting.unlock_after_fork();
     }
     POOL.unlock_after_fork();
+    // The sets were locked when the connections went back.
+    POOL.for_each(|connection| connection.for_each_watcher(|set| set.note_path(connection)));
 }
 
 /// Continues in the child, which has only the thread that forked.
 pub fn after_fork_in_child() {
+    MEETINGS.reset();
     for connection in POOL.all_during_fork() {
         connection.receiver.reset_after_fork();
         connection.sender.reset_after_fork();
@@ -74,6 +81,7 @@ pub fn after_fork_in_child() {
         connection.descriptors.reset_after_fork();
         connection.watchers.reset_after_fork();
         connection.sleepers.store(0, Ordering::Relaxed);
+        connection.calls.reset_after_fork();
     }
     MEETINGS.reset();
     POOL.unlock_after_fork();

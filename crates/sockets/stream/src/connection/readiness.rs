@@ -1,6 +1,6 @@
 //! What the lanes of a connection add to the kernel's readiness of its socket.
 
-use super::Connection;
+use super::{Connection, Use};
 use crate::epoll::EpollSet;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
@@ -144,16 +144,26 @@ impl Connection {
 
     /// Takes the rings from the bell and does what they ask for.
     pub fn answer_ring(&'static self, fd: RawFd) {
+        self.answer_ring_for(self.current_use(fd));
+    }
+
+    /// As [`Connection::answer_ring`], in a call.
+    pub(super) fn answer_ring_for(&'static self, this: Use) {
         let bell = self.bell();
         if bell >= 0 && system::drain(bell) != Ok(true) {
-            self.note_peer_left(Tcp(fd));
+            self.note_peer_left(this);
         }
-        self.answer(Tcp(fd));
+        self.answer(this);
     }
 
     /// Returns whether sends go by a lane, so that the kernel's room does not matter.
     pub fn sends_by_lane(&'static self) -> bool {
         self.sender.lock().is_some_and(|sender| sender.is_by_lane())
+    }
+
+    /// Returns whether receives go by a lane.
+    pub(super) fn receives_by_lane(&'static self) -> bool {
+        self.receiver.lock().is_some_and(|receiver| receiver.is_by_lane())
     }
 
     /// Returns whether both directions go by lanes.
@@ -176,7 +186,7 @@ impl Connection {
             self.answer_ring(fd);
             self.for_each_watcher(|set| set.poll_again(self));
         } else {
-            self.answer(Tcp(fd));
+            self.answer(self.current_use(fd));
         }
     }
 

@@ -1,11 +1,12 @@
 //! Receives.
 
+use super::calls::BlockingCall;
 use super::receiver::{Attempt, Violation};
 use super::wait::{Deadline, WaitFor, Woken};
-use super::{Connection, Use};
+use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
-use crate::spans::{Part, total_bytes};
+use crate::spans::total_bytes;
 use crate::young::Transfer;
 use ::wait::Spin;
 use lane::ShortRead;
@@ -16,22 +17,29 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 /// What became of a receive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Received {
     /// It is done.
     Done(Result<usize, Errno>),
-    /// The program's own system call is to do it; call [`Connection::note_received`] afterwards.
-    Kernel,
+    /// The program's own system call is to do it; call [`Use::note_received`] of [`Connection::use_of`] afterwards.
+    Kernel(Generation),
 }
 
 /// The state of a receive that takes more than one attempt.
 pub(super) struct Call<'a> {
     pub this: Use,
-    tcp: Tcp,
     pub spans: &'a [iovec],
     pub flags: MessageFlags,
     /// Bytes that were received; a receive that only peeks begins again each time.
     done: usize,
+}
+
+impl Call<'_> {
+    /// Returns whether only the program's own call can receive by TCP as it asks for.
+    fn is_kernels(&self) -> bool {
+        let MessageFlags { kernel_only, out_of_stream, peek, wait_all, .. } = self.flags;
+        kernel_only || out_of_stream || (peek && wait_all)
+    }
 }
 
 impl Connection {
@@ -41,13 +49,13 @@ impl Connection {
     /// Every span is writable for its length.
     #[inline]
     pub unsafe fn receive(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Received {
-        let this = self.current_use();
+        let this = self.current_use(fd);
         // SAFETY: every span is writable for its length, by this function's contract.
         let read = unsafe { self.receive_short(this, spans, flags) };
         if let ShortRead::Read(bytes) = read {
             return Received::Done(Ok(bytes));
         }
-        let call = Call { this, tcp: Tcp(fd), spans, flags, done: 0 };
+        let call = Call { this, spans, flags, done: 0 };
         if read == ShortRead::Empty && self.may_block(flags.dont_wait) {
             // No other checks before: they would delay a message that is about to arrive.
             // SAFETY: every span is writable for its length, by this function's contract.
@@ -55,7 +63,12 @@ impl Connection {
         }
         // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.attempt(&call, None) } {
-            Ok(Attempt::Kernel) => Received::Kernel,
+            Ok(Attempt::Kernel) if self.waits_here(&call) => {
+                call.this.leave_kernel(0);
+                // SAFETY: every span is writable for its length, by this function's contract.
+                unsafe { self.receive_waiting(call) }
+            }
+            Ok(Attempt::Kernel) => Received::Kernel(call.this.generation()),
             Ok(Attempt::Got { bytes, wakes_sender }) => {
                 if wakes_sender {
                     self.ring();
@@ -74,21 +87,29 @@ impl Connection {
         }
     }
 
+    /// Returns whether a receive by TCP must not block in the kernel, because this end sends by a lane: the peer may
+    /// ask for what it has left there by ringing, which a thread that blocks in the kernel does not notice.
+    fn waits_here(&'static self, call: &Call) -> bool {
+        self.may_block(call.flags.dont_wait) && !call.is_kernels() && !self.sends_by_tcp_now(call.this)
+    }
+
     /// Makes one attempt, after the kernel has reported `events` if these are given.
     ///
     /// # Safety
     /// Every span is writable for its length.
     #[inline]
     unsafe fn attempt(&'static self, call: &Call, events: Option<i16>) -> Result<Attempt, Errno> {
-        let &Call { this, tcp, spans, flags, done } = call;
-        let mut receiver = this.receiver()?;
+        let &Call { this, spans, flags, done } = call;
+        let (mut receiver, tcp) = this.receiver()?;
         if flags.out_of_stream {
             receiver.enter_kernel();
             return Ok(Attempt::Kernel);
         }
         if flags.kernel_only && !receiver.is_plain() {
-            // The buffers are where no program has memory, which matters once there are bytes for them.
-            return if receiver.has_bytes(tcp) { Err(Errno::FAULT) } else { Ok(Attempt::Nothing) };
+            // What follows these spans is where no program has memory, which matters once there are bytes for it.
+            if receiver.unread_bytes(tcp.available()) > total_bytes(spans) as u64 {
+                return Err(Errno::FAULT);
+            }
         }
         let attempt = match events {
             // SAFETY: every span is writable for its length, by this function's contract.
@@ -118,10 +139,10 @@ impl Connection {
         let wanted = total_bytes(call.spans);
         let may_block = self.may_block(call.flags.dont_wait);
         if wanted == 0 && !call.flags.kernel_only {
-            let has_bytes = call.this.receiver().is_ok_and(|mut receiver| receiver.has_bytes(call.tcp));
+            let has_bytes = call.this.receiver().is_ok_and(|(mut receiver, tcp)| receiver.has_bytes(tcp));
             return Received::Done(if may_block || has_bytes { Ok(0) } else { Err(Errno::AGAIN) });
         }
-        let mut deadline = Deadline::begin();
+        let (mut blocking, mut deadline) = (BlockingCall::begin(call.this), Deadline::begin());
         let mut spin = Some(Spin::with(&self.spin_history));
         if may_block
             && call.done == 0
@@ -131,14 +152,30 @@ impl Connection {
         {
             return Received::Done(Ok(bytes));
         }
+        // It receives by TCP itself: the number may be another file's once the call has slept.
+        let mut by_itself = false;
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
         loop {
-            let events = match self.wait_to_receive(&call, &mut deadline, may_block, &mut spin) {
+            let what = if call.done > 0 || by_itself { WaitFor::MoreData } else { WaitFor::Data };
+            let events = match self.wait_to_receive(&mut blocking, &mut deadline, may_block, what, &mut spin) {
                 Ok(events) => events,
                 Err(error) => return finish(call.done, error),
             };
             // SAFETY: every span is writable for its length, by this function's contract.
-            match unsafe { self.attempt(&call, events) } {
+            let mut attempt = unsafe { self.attempt(&call, events) };
+            if attempt == Ok(Attempt::Kernel) {
+                by_itself |= !call.is_kernels() && (blocking.has_slept() || self.waits_here(&call));
+                if call.done == 0 && !by_itself {
+                    return Received::Kernel(call.this.generation());
+                }
+                if call.done > 0 && call.this.tcp().is_ok_and(Tcp::is_at_mark) {
+                    call.this.leave_kernel(0);
+                    return Received::Done(Ok(call.done));
+                }
+                // SAFETY: every span is writable for its length, by this function's contract.
+                attempt = unsafe { call.this.receive_by_tcp(call.spans, call.done, call.flags) };
+            }
+            match attempt {
                 Ok(Attempt::Got { bytes, wakes_sender }) => {
                     if wakes_sender {
                         self.ring();
@@ -149,8 +186,9 @@ impl Connection {
                     }
                     if call.flags.peek {
                         // What was peeked at stays, so that nothing would wake this thread for more.
-                        let has_ended = blocking::poll_now(call.tcp.0, libc::POLLRDHUP) != 0;
-                        if has_ended || !may_block || self.nap(call.tcp, &mut deadline).is_err() {
+                        let tcp = call.this.tcp().map_or(-1, |tcp| tcp.0);
+                        let has_ended = blocking::poll_now(tcp, libc::POLLRDHUP) != 0;
+                        if has_ended || !may_block || self.nap(&mut blocking, &mut deadline).is_err() {
                             return Received::Done(Ok(call.done));
                         }
                         call.done = 0;
@@ -158,30 +196,8 @@ impl Connection {
                 }
                 Ok(Attempt::End) => return Received::Done(Ok(call.done)),
                 Ok(Attempt::Error(error)) | Err(error) => return finish(call.done, error),
-                Ok(Attempt::Kernel) if call.done == 0 => return Received::Kernel,
-                Ok(Attempt::Kernel) if call.tcp.is_at_mark() => {
-                    self.note_received(call.tcp.0, 0);
-                    return Received::Done(Ok(call.done));
-                }
-                Ok(Attempt::Kernel) => {
-                    let part = Part::new(call.spans, call.done, usize::MAX);
-                    // SAFETY: the part is within spans that are writable, by this function's contract.
-                    let received = unsafe { call.tcp.receive(part.spans(), 0) };
-                    if let Some(mut receiver) = self.receiver.lock() {
-                        receiver.leave_kernel(received.unwrap_or(0));
-                    }
-                    match received {
-                        Ok(0) => return Received::Done(Ok(call.done)),
-                        Ok(bytes) => call.done += bytes,
-                        Err(Errno::AGAIN | Errno::INTR) => {}
-                        Err(_) => return Received::Done(Ok(call.done)),
-                    }
-                    if call.done == wanted {
-                        return Received::Done(Ok(wanted));
-                    }
-                }
-                Ok(Attempt::Nothing) if !may_block => return finish(call.done, Errno::AGAIN),
-                Ok(Attempt::Nothing) => {}
+                Ok(Attempt::Nothing | Attempt::Kernel) if !may_block => return finish(call.done, Errno::AGAIN),
+                Ok(Attempt::Nothing | Attempt::Kernel) => {}
             }
         }
     }
@@ -190,33 +206,25 @@ impl Connection {
     /// more. Returns the kernel's events, if it was asked.
     fn wait_to_receive(
         &'static self,
-        call: &Call,
+        blocking: &mut BlockingCall,
         deadline: &mut Deadline,
         may_block: bool,
+        what: WaitFor,
         spin: &mut Option<Spin>,
     ) -> Result<Option<i16>, Errno> {
         if may_block {
-            let what = if call.done > 0 { WaitFor::MoreData } else { WaitFor::Data };
             let spin = spin.take().unwrap_or_else(|| Spin::with(&self.spin_history));
-            return Ok(match self.wait_with(spin, call.this, call.tcp, deadline, what)? {
+            return Ok(match self.wait_with(spin, blocking, deadline, what)? {
                 Woken::ByMemory => None,
                 Woken::ByKernel(events) => Some(events),
             });
         }
-        if !call.this.receiver()?.must_ask_kernel() {
+        let (mut receiver, tcp) = blocking.this.receiver()?;
+        if !receiver.must_ask_kernel() {
             return Err(Errno::AGAIN);
         }
-        Ok(Some(blocking::poll_now(call.tcp.0, libc::POLLIN | libc::POLLRDHUP)))
-    }
-
-    /// Notes that a receive by the kernel has returned, and has taken this number of bytes.
-    pub fn note_received(&'static self, fd: RawFd, bytes: usize) {
-        if let Some(mut receiver) = self.receiver.lock() {
-            receiver.leave_kernel(bytes);
-        }
-        if bytes > 0 {
-            self.count(Tcp(fd), Transfer::Received);
-        }
+        drop(receiver);
+        Ok(Some(blocking::poll_now(tcp.0, libc::POLLIN | libc::POLLRDHUP)))
     }
 
     /// Resets the connection, whose peer has violated a protocol; returns the error of the call.
@@ -226,5 +234,41 @@ impl Connection {
         let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
         let _ = rustix::net::shutdown(tcp.borrow(), rustix::net::Shutdown::Both);
         Errno::CONNRESET
+    }
+}
+
+impl Use {
+    /// Receives by TCP what has arrived, after the first `skip` bytes of the spans, for a call that was counted there.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    pub(super) unsafe fn receive_by_tcp(
+        self,
+        spans: &[iovec],
+        skip: usize,
+        flags: MessageFlags,
+    ) -> Result<Attempt, Errno> {
+        let (mut receiver, tcp) = self.receiver()?;
+        // SAFETY: every span is writable for its length, by this function's contract.
+        let attempt = unsafe { receiver.receive_up_to(tcp, spans, skip, u64::MAX, flags) };
+        receiver.leave_kernel(0);
+        Ok(attempt)
+    }
+
+    /// Notes that a receive by the kernel has returned, and has taken this number of bytes.
+    pub fn note_received(self, bytes: usize) {
+        self.leave_kernel(bytes);
+        if bytes > 0
+            && !self.is_closed()
+            && let Ok(tcp) = self.tcp()
+        {
+            self.connection.count(tcp, Transfer::Received);
+        }
+    }
+
+    fn leave_kernel(self, bytes: usize) {
+        if let Ok((mut receiver, _)) = self.receiver() {
+            receiver.leave_kernel(bytes);
+        }
     }
 }

@@ -144,8 +144,10 @@ impl Receiver {
     /// Begins to use the lane, now that the ends have met. This end does not consent to moves before
     /// [`Receiver::allow_moves`]: the sets that hold the connection must know of the lane first.
     pub fn install(&mut self, lane: InLane, counters: Counters) {
-        let Self { calls_in_kernel, number, .. } = *self;
-        *self = Self { calls_in_kernel, number, lane: Some(lane), counters, forbidden: 1, ..Self::default() };
+        // Field by field, as the sender.
+        self.lane = Some(lane);
+        self.counters = counters;
+        self.forbidden = 1;
     }
 
     /// Returns the lane, if the ends have met.
@@ -212,6 +214,11 @@ impl Receiver {
         })
     }
 
+    /// Returns the bytes that this end has received by lanes.
+    pub fn bytes_by_lane(&self) -> u64 {
+        self.counters.carried_bytes().1
+    }
+
     /// Notes that a call of the program receives by TCP.
     pub fn enter_kernel(&mut self) {
         self.calls_in_kernel += 1;
@@ -259,8 +266,9 @@ impl Receiver {
         self.calls_in_kernel > 0
     }
 
-    /// Leaves the lane to the parent of this process, unless the sender has died and something is unread: both processes
-    /// receive that. Returns whether a call of the parent was in the kernel. Frees nothing: another thread of the parent may have held the allocator's locks.
+    /// Leaves the lane to the parent of this process, unless the sender has died and something is unread: both
+    /// processes receive that. Returns whether a call of the parent was in the kernel. Frees nothing: another thread of
+    /// the parent may have held the allocator's locks.
     pub fn leave_to_parent(&mut self) -> bool {
         if matches!(self.path, Receiving::Plain { .. }) {
             self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
@@ -375,7 +383,7 @@ impl Receiver {
     ///
     /// # Safety
     /// Every span is writable for its length.
-    unsafe fn receive_up_to(
+    pub unsafe fn receive_up_to(
         &mut self,
         tcp: Tcp,
         spans: &[iovec],

@@ -1,24 +1,29 @@
 //! Sends.
 
-use super::sender::{Resent, Written};
+use super::calls::BlockingCall;
+use super::sender::{Resent, Sender, Written};
 use super::wait::{Deadline, WaitFor, Woken};
-use super::{Connection, Use};
+use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use crate::spans::total_bytes;
+use lane::Corrupt;
 use libc::iovec;
 use path::SendBy;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
+/// Most bytes of one step of a send in place: the receiver is woken after each.
+const FILL_BYTES_MAX: usize = 256 << 10;
+
 /// What became of a send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Sent {
     /// It is done.
     Done(Result<usize, Errno>),
-    /// The program's own system call is to do it; call [`Connection::note_sent`] afterwards.
-    Kernel,
+    /// The program's own system call is to do it; call [`Use::note_sent`] of [`Connection::use_of`] afterwards.
+    Kernel(Generation),
 }
 
 /// What one attempt to send has done.
@@ -35,14 +40,16 @@ impl Connection {
     /// Every span is readable for its length.
     #[inline]
     pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
-        let this = self.current_use();
+        let this = self.current_use(fd);
         // SAFETY: every span is readable for its length, by this function's contract.
         if unsafe { self.send_short(this, spans, flags) } {
             return Sent::Done(Ok(spans[0].iov_len));
         }
+        let may_wait = self.may_block(flags.dont_wait);
         // SAFETY: every span is readable for its length, by this function's contract.
-        match unsafe { self.send_step(this, Tcp(fd), spans, 0, flags, self.may_block(flags.dont_wait)) } {
-            Ok(Step::Kernel) => Sent::Kernel,
+        let write = |sender: &mut Sender, tcp, is_answer| unsafe { sender.write(tcp, spans, 0, may_wait, is_answer) };
+        match self.send_step(this, flags, write) {
+            Ok(Step::Kernel) => Sent::Kernel(this.generation()),
             Ok(Step::Wrote(written)) => {
                 if written.wakes_receiver {
                     self.ring();
@@ -52,30 +59,23 @@ impl Connection {
                     return Sent::Done(Ok(wanted));
                 }
                 // SAFETY: every span is readable for its length, by this function's contract.
-                Sent::Done(unsafe { self.send_waiting(this, Tcp(fd), spans, written.bytes, flags) })
+                Sent::Done(unsafe { self.send_waiting(this, spans, written.bytes, flags) })
             }
             // SAFETY: every span is readable for its length, by this function's contract.
-            Ok(Step::Blocked) => Sent::Done(unsafe { self.send_waiting(this, Tcp(fd), spans, 0, flags) }),
+            Ok(Step::Blocked) => Sent::Done(unsafe { self.send_waiting(this, spans, 0, flags) }),
             Err(error) => Sent::Done(Err(error)),
         }
     }
 
-    /// Sends what there is room for, after the first `skip` bytes. A sender that `prefers_waiting` does not let the
-    /// lane grow as far as it may.
-    ///
-    /// # Safety
-    /// Every span is readable for its length.
+    /// Makes one attempt; `write` sends by the lane what there is room for.
     #[inline]
-    unsafe fn send_step(
+    fn send_step(
         &'static self,
         this: Use,
-        tcp: Tcp,
-        spans: &[iovec],
-        skip: usize,
         flags: MessageFlags,
-        prefers_waiting: bool,
+        write: impl FnOnce(&mut Sender, Tcp, bool) -> Result<Written, Corrupt>,
     ) -> Result<Step, Errno> {
-        let mut sender = this.sender()?;
+        let (mut sender, tcp) = this.sender()?;
         let was_by_lane = sender.is_by_lane();
         if flags.out_of_stream && was_by_lane && !sender.lane().is_none_or(|lane| lane.is_writable()) {
             // Bytes that are out of the stream wait for room like others.
@@ -113,9 +113,7 @@ impl Connection {
             return Ok(Step::Kernel);
         }
         let is_answer = self.is_answering.load(Ordering::Relaxed);
-        // SAFETY: every span is readable for its length, by this function's contract.
-        let written = unsafe { sender.write(tcp, spans, skip, prefers_waiting, is_answer) };
-        let written = written.map_err(|_| self.reset(tcp))?;
+        let written = write(&mut sender, tcp, is_answer).map_err(|_| self.reset(tcp))?;
         if is_answer {
             self.is_answering.store(false, Ordering::Relaxed);
         }
@@ -131,23 +129,26 @@ impl Connection {
     unsafe fn send_waiting(
         &'static self,
         this: Use,
-        tcp: Tcp,
         spans: &[iovec],
         done: usize,
         flags: MessageFlags,
     ) -> Result<usize, Errno> {
         let (mut done, wanted) = (done, total_bytes(spans));
-        let mut deadline = Deadline::begin();
+        let (mut call, mut deadline) = (BlockingCall::begin(this), Deadline::begin());
         while done < wanted {
             if !self.may_block(flags.dont_wait) {
                 // Sets in which the connection is parked have asked for a ring before there was a need for room.
                 self.for_each_watcher(|set| set.poll_again(self));
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
-            let result = self
-                .wait(this, tcp, &mut deadline, WaitFor::Room)
+            let result = self.wait(&mut call, &mut deadline, WaitFor::Room).and_then(|woken| {
+                let may_wait = woken == Woken::ByMemory;
                 // SAFETY: every span is readable for its length, by this function's contract.
-                .and_then(|woken| unsafe { self.send_step(this, tcp, spans, done, flags, woken == Woken::ByMemory) });
+                let write = |sender: &mut Sender, tcp, is_answer| unsafe {
+                    sender.write(tcp, spans, done, may_wait, is_answer)
+                };
+                self.send_step(this, flags, write)
+            });
             match result {
                 Ok(Step::Wrote(written)) => {
                     done += written.bytes;
@@ -158,11 +159,7 @@ impl Connection {
                 Ok(Step::Blocked) => {}
                 Ok(Step::Kernel) => {
                     // SAFETY: every span is readable for its length, by this function's contract.
-                    let sent = unsafe { tcp.send_part(spans, done) };
-                    if let Some(mut sender) = self.sender.lock() {
-                        sender.leave_kernel(sent.unwrap_or(0));
-                    }
-                    match sent {
+                    match unsafe { self.send_by_tcp(this, spans, done) } {
                         Ok(bytes) => done += bytes,
                         Err(Errno::AGAIN | Errno::INTR) => {}
                         Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
@@ -175,13 +172,83 @@ impl Connection {
         Ok(done)
     }
 
-    /// Notes that a send by the kernel has returned, and has sent this number of bytes.
-    pub fn note_sent(&'static self, fd: RawFd, bytes: usize) {
-        if let Some(mut sender) = self.sender.lock() {
-            sender.leave_kernel(bytes);
+    /// Sends what `fill` writes in place, such as `read(2)` of a file: at most `len_bytes`. It gets an address, a
+    /// length and the number of bytes sent before, and returns how many bytes it wrote; 0 ends the send.
+    pub fn send_filled(
+        &'static self,
+        fd: RawFd,
+        len_bytes: usize,
+        fill: &mut dyn FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
+    ) -> Sent {
+        let (this, flags) = (self.current_use(fd), MessageFlags::default());
+        let (mut call, mut deadline) = (BlockingCall::begin(this), Deadline::begin());
+        let (mut done, mut prefers_waiting) = (0, self.may_block(false));
+        let finish = |done: usize, error| Sent::Done(if done > 0 { Ok(done) } else { Err(error) });
+        while done < len_bytes {
+            let (step_bytes, mut ended) = ((len_bytes - done).min(FILL_BYTES_MAX), None);
+            let mut position = done;
+            let mut fill_next = |to: *mut u8, bytes| fill(to, bytes, position).inspect(|filled| position += filled);
+            let step = self.send_step(this, flags, |sender, tcp, _| {
+                let filled = sender.fill(tcp, step_bytes, prefers_waiting, &mut fill_next);
+                filled.map(|(written, end)| {
+                    ended = end;
+                    written
+                })
+            });
+            match step {
+                Ok(Step::Kernel) if done == 0 => return Sent::Kernel(this.generation()),
+                Ok(Step::Kernel) => {
+                    this.note_sent(0);
+                    return Sent::Done(Ok(done));
+                }
+                Ok(Step::Wrote(Written { bytes, wakes_receiver })) => {
+                    done += bytes;
+                    if wakes_receiver {
+                        self.ring();
+                    }
+                    match ended {
+                        Some(Ok(())) => return Sent::Done(Ok(done)),
+                        Some(Err(error)) => return finish(done, error),
+                        None if bytes == step_bytes => continue,
+                        None => {}
+                    }
+                }
+                Ok(Step::Blocked) => {}
+                Err(error) => return finish(done, error),
+            }
+            if !self.may_block(false) {
+                self.for_each_watcher(|set| set.poll_again(self));
+                return finish(done, Errno::AGAIN);
+            }
+            match self.wait(&mut call, &mut deadline, WaitFor::Room) {
+                Ok(woken) => prefers_waiting = woken == Woken::ByMemory,
+                Err(error) => return finish(done, error),
+            }
         }
-        if bytes > 0 {
-            self.count(Tcp(fd), crate::young::Transfer::Sent);
+        Sent::Done(Ok(done))
+    }
+
+    /// Sends by TCP what it has room for, after the first `skip` bytes, for a call that was counted there.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    unsafe fn send_by_tcp(&'static self, this: Use, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
+        let (mut sender, tcp) = this.sender()?;
+        // SAFETY: every span is readable for its length, by this function's contract.
+        let sent = unsafe { tcp.send_part(spans, skip) };
+        sender.leave_kernel(sent.unwrap_or(0));
+        sent
+    }
+}
+
+impl Use {
+    /// Notes that a send by the kernel has returned, and has sent this number of bytes.
+    pub fn note_sent(self, bytes: usize) {
+        let Ok((mut sender, tcp)) = self.sender() else { return };
+        sender.leave_kernel(bytes);
+        drop(sender);
+        if bytes > 0 && !self.is_closed() {
+            self.connection.count(tcp, crate::young::Transfer::Sent);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The sending half of a connection.
 
-use super::lanes::OutLane;
+use super::lanes::{Fill, Filled, OutLane};
 use crate::kernel::{self, Tcp};
 use crate::spans::{for_each_part, total_bytes};
 use crate::statistics::Counters;
@@ -38,6 +38,8 @@ pub(super) struct Sender {
     rooms: u64,
     /// Bytes that were written to TCP of what is unread in the lane.
     bytes_resent: usize,
+    /// The sum of all such bytes.
+    bytes_resent_ever: u64,
 }
 
 /// Sends by TCP after which this end asks for a move.
@@ -61,6 +63,9 @@ pub(super) struct Written {
     /// The receiver sleeps, and its bell must be rung.
     pub wakes_receiver: bool,
 }
+
+/// How the source of a send has ended.
+pub(super) type Ended = Result<(), Errno>;
 
 /// The result of writing to TCP what is unread in a lane that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,9 +127,10 @@ impl SenderIo for SendIo<'_> {
 impl Sender {
     /// Begins to use the lane, now that the ends have met: asks for the first move.
     pub fn install(&mut self, lane: OutLane, counters: Counters, tcp: Tcp, role: Role) {
-        let asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
-        let Self { calls_in_kernel, number, .. } = *self;
-        *self = Self { calls_in_kernel, number, lane: Some(lane), counters, asks_after, ..Self::default() };
+        // Field by field: a whole sender on the stack would be too large for the smallest stacks of threads.
+        self.lane = Some(lane);
+        self.counters = counters;
+        self.asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
         self.with_io(tcp, role, |path, io| {
             let Ok(()) = path.ask(io);
         });
@@ -176,6 +182,13 @@ impl Sender {
     /// Returns how often a send that found no room was followed by room.
     pub fn rooms(&self) -> u64 {
         self.rooms
+    }
+
+    /// Returns the bytes that this end has sent by lanes alone, and how many of them the receiver has read.
+    pub fn bytes_by_lane(&self) -> (u64, u64) {
+        let sent = self.counters.carried_bytes().0.saturating_sub(self.bytes_resent_ever);
+        let unread = if self.is_by_lane() { self.lane.as_ref().map_or(0, OutLane::unsent_bytes) } else { 0 };
+        (sent, sent.saturating_sub(unread as u64))
     }
 
     /// Does not ask for a move any more.
@@ -310,6 +323,43 @@ impl Sender {
         Ok(Written { bytes, wakes_receiver })
     }
 
+    /// Sends what `fill` writes into the lane in place, at most `len_bytes`, as far as there is room. `may_wait` is
+    /// that of [`Sender::write`]. Also returns how `fill` has ended, if it has.
+    ///
+    /// # Errors
+    /// As [`Sender::write`].
+    ///
+    /// # Panics
+    /// As [`Sender::write`].
+    pub fn fill(
+        &mut self,
+        tcp: Tcp,
+        len_bytes: usize,
+        may_wait: bool,
+        fill: Fill,
+    ) -> Result<(Written, Option<Ended>), Corrupt> {
+        let lane = self.lane.as_mut().expect("sends go by the lane");
+        lane.set_prefers_waiting(may_wait);
+        let (mut bytes, mut ended) = (0, None);
+        while bytes < len_bytes && ended.is_none() {
+            match lane.fill(len_bytes - bytes, fill)? {
+                Filled::Bytes(0) => ended = Some(Ok(())),
+                Filled::Bytes(filled) => bytes += filled,
+                Filled::Failed(error) => ended = Some(Err(error)),
+                Filled::NoRoom if lane.note_entered(tcp) => {}
+                Filled::NoRoom => {
+                    self.is_blocked = true;
+                    break;
+                }
+            }
+        }
+        let wakes_receiver = bytes > 0 && lane.take_wake_request();
+        if bytes > 0 {
+            self.counters.add_sent(bytes);
+        }
+        Ok((Written { bytes, wakes_receiver }, ended))
+    }
+
     /// Goes back to TCP, and writes to TCP what is unread in the lane, because nobody could do that later. Waits for
     /// room, for as long as the receiver makes some within [`FINISH_WAIT_MS`].
     pub fn finish(&mut self, tcp: Tcp, role: Role) {
@@ -361,6 +411,7 @@ impl Sender {
                 Ok(sent) => {
                     self.counters.add_by_tcp(sent, 0);
                     self.bytes_resent += sent;
+                    self.bytes_resent_ever += sent as u64;
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(Resent::Blocked),
                 Err(_) => return Ok(Resent::Ended),

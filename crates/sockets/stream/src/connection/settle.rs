@@ -1,12 +1,10 @@
 //! Leaving a connection to the kernel alone.
 
-use super::Connection;
 use super::sender::Resent;
-use super::wait::{Deadline, WaitFor, Woken};
+use super::{Connection, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
-use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -25,7 +23,7 @@ impl Connection {
         self.forbid_moves();
         let deadline_ns = now_ns().saturating_add(WAIT_NS);
         loop {
-            let has_sent = self.sends_by_tcp_now(Tcp(fd));
+            let has_sent = self.sends_by_tcp_now(self.current_use(fd));
             let has_read = self.receiver.lock().is_some_and(|mut receiver| {
                 if receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Lane)
                     && receiver.lane_in_use().is_some_and(|lane| !lane.may_have_data())
@@ -55,31 +53,11 @@ impl Connection {
     }
 
     /// Returns whether sends use TCP, after writing to TCP what the peer has left in the lane.
-    fn sends_by_tcp_now(&'static self, tcp: Tcp) -> bool {
-        self.sender.lock().is_some_and(|mut sender| match sender.prepare(tcp, self.role()) {
+    pub(super) fn sends_by_tcp_now(&'static self, this: Use) -> bool {
+        this.sender().is_ok_and(|(mut sender, tcp)| match sender.prepare(tcp, self.role()) {
             SendBy::Tcp => true,
             SendBy::Lane => false,
             SendBy::Resend => sender.resend(tcp) == Ok(Resent::All),
         })
-    }
-
-    /// Waits until a receive by the kernel would not block, as long as this end sends by a lane: the peer may ask for
-    /// what it has left there by ringing, which a thread that blocks in the kernel's receive does not notice.
-    ///
-    /// # Errors
-    /// Those of a receive that waits: `AGAIN` after the socket's time-out, `INTR`, `BADF`.
-    pub fn wait_before_kernel(&'static self, fd: RawFd, dont_wait: bool) -> Result<(), Errno> {
-        let tcp = Tcp(fd);
-        if !self.may_block(dont_wait) || self.sends_by_tcp_now(tcp) {
-            return Ok(());
-        }
-        let (this, mut deadline) = (self.current_use(), Deadline::begin());
-        loop {
-            if matches!(self.wait(this, tcp, &mut deadline, WaitFor::MoreData)?, Woken::ByKernel(1..))
-                || self.sends_by_tcp_now(tcp)
-            {
-                return Ok(());
-            }
-        }
     }
 }

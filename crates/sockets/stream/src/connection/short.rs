@@ -26,7 +26,7 @@ impl Connection {
         if !flags.is_simple() || span.iov_len == 0 {
             return ShortRead::UseReadTo;
         }
-        let Ok(mut receiver) = this.receiver() else { return ShortRead::UseReadTo };
+        let Ok((mut receiver, _)) = this.receiver() else { return ShortRead::UseReadTo };
         // SAFETY: the span is writable for its length, by this function's contract.
         let (read, wakes_sender) = unsafe { receiver.read_short(span) };
         if !matches!(read, ShortRead::Read(_)) {
@@ -71,7 +71,7 @@ impl Connection {
         if !flags.is_simple() {
             return false;
         }
-        let Ok(mut sender) = this.sender() else { return false };
+        let Ok((mut sender, _)) = this.sender() else { return false };
         let is_answer = self.is_answering.load(Ordering::Relaxed);
         // SAFETY: the span is readable for its length, by this function's contract.
         let Some(wakes_receiver) = (unsafe { sender.write_short(span, is_answer) }) else { return false };

@@ -2,7 +2,6 @@
 
 use super::Connection;
 use crate::flags::MessageFlags;
-use crate::kernel::Tcp;
 use libc::iovec;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -35,8 +34,8 @@ impl Connection {
         let peek = MessageFlags { peek: true, ..MessageFlags::default() };
         // SAFETY: the span is that of a vector.
         let peeked = match unsafe { self.receive(fd, &spans, peek) } {
-            Received::Kernel => {
-                self.note_received(fd, 0);
+            Received::Kernel(call) => {
+                self.use_of(fd, call).note_received(0);
                 return None;
             }
             Received::Done(Ok(peeked)) => peeked,
@@ -51,11 +50,9 @@ impl Connection {
         if written > 0 {
             let flags = MessageFlags { dont_wait: true, ..MessageFlags::default() };
             // SAFETY: the span is that of a vector, which has at least `written` bytes.
-            if let Received::Kernel = unsafe { self.receive(fd, &taken, flags) } {
-                // What was unread in the lane comes by TCP by now.
-                // SAFETY: as above.
-                let received = unsafe { Tcp(fd).receive(&taken, 0) };
-                self.note_received(fd, received.unwrap_or(0));
+            if let Received::Kernel(call) = unsafe { self.receive(fd, &taken, flags) } {
+                // SAFETY: the span is that of a vector, which has at least `written` bytes.
+                let _ = unsafe { self.use_of(fd, call).receive_by_tcp(&taken, 0, flags) };
             }
         }
         Some(Ok(written))

@@ -2,6 +2,7 @@
 //!
 //! A sleeper publishes that it sleeps, polls once more, and then sleeps in the kernel.
 
+use super::calls::BlockingCall;
 use super::{Connection, Use};
 use crate::kernel::Tcp;
 use ::wait::{Action, Spin};
@@ -120,9 +121,10 @@ impl Drop for Asleep {
 
 impl Connection {
     /// Sleeps for a moment, in a wait of which nothing reports the end.
-    pub(super) fn nap(&self, tcp: Tcp, deadline: &mut Deadline) -> Result<(), Errno> {
-        deadline.find_out(tcp, WaitFor::MoreData);
+    pub(super) fn nap(&self, call: &mut BlockingCall, deadline: &mut Deadline) -> Result<(), Errno> {
+        deadline.find_out(call.this.tcp()?, WaitFor::MoreData);
         deadline.left_ms()?;
+        call.note_sleep();
         match blocking::poll(&mut [], NAP_MS) {
             Err(Errno::INTR) if deadline.continues_after_signal() => Ok(()),
             polled => polled.and(deadline.check_signals()),
@@ -132,30 +134,30 @@ impl Connection {
     /// Waits until there may be what the caller waits for. Returns how the wait has ended.
     pub(super) fn wait(
         &'static self,
-        this: Use,
-        tcp: Tcp,
+        call: &mut BlockingCall,
         deadline: &mut Deadline,
         what: WaitFor,
     ) -> Result<Woken, Errno> {
         let spin = if what == WaitFor::Room { Spin::new() } else { Spin::with(&self.spin_history) };
-        self.wait_with(spin, this, tcp, deadline, what)
+        self.wait_with(spin, call, deadline, what)
     }
 
     /// As [`Connection::wait`], with a spin that may have begun before.
     pub(super) fn wait_with(
         &'static self,
         spin: Spin,
-        this: Use,
-        tcp: Tcp,
+        call: &mut BlockingCall,
         deadline: &mut Deadline,
         what: WaitFor,
     ) -> Result<Woken, Errno> {
+        let this = call.this;
         if self.spin(spin, this, *deadline, what)? {
             return Ok(Woken::ByMemory);
         }
-        deadline.find_out(tcp, what);
+        deadline.find_out(this.tcp()?, what);
+        call.note_sleep();
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
-        let slept = self.announce_and_sleep(this, tcp, *deadline, what);
+        let slept = self.announce_and_sleep(call, *deadline, what);
         ASLEEP.with(|asleep| asleep.end(interrupted));
         slept
     }
@@ -180,9 +182,9 @@ impl Connection {
     #[inline]
     fn is_ready(&'static self, this: Use, what: WaitFor) -> Result<Option<bool>, Errno> {
         Ok(match what {
-            WaitFor::Data | WaitFor::MoreData => this.receiver()?.lane_in_use().map(|lane| lane.may_have_data()),
+            WaitFor::Data | WaitFor::MoreData => this.receiver()?.0.lane_in_use().map(|lane| lane.may_have_data()),
             WaitFor::Room => {
-                let mut sender = this.sender()?;
+                let (mut sender, _) = this.sender()?;
                 if sender.is_by_lane() { sender.lane().map(|lane| lane.may_have_room()) } else { None }
             }
         })
@@ -191,14 +193,14 @@ impl Connection {
     /// Publishes that this thread sleeps, polls once more, and sleeps.
     fn announce_and_sleep(
         &'static self,
-        this: Use,
-        tcp: Tcp,
+        call: &mut BlockingCall,
         deadline: Deadline,
         what: WaitFor,
     ) -> Result<Woken, Errno> {
+        let this = call.this;
         let has_changed = match what {
             WaitFor::Data | WaitFor::MoreData => {
-                let mut receiver = this.receiver()?;
+                let (mut receiver, tcp) = this.receiver()?;
                 if let Some(lane) = receiver.lane() {
                     lane.announce_sleep();
                 }
@@ -211,7 +213,7 @@ impl Connection {
                 }
             }
             WaitFor::Room => {
-                let mut sender = this.sender()?;
+                let (mut sender, tcp) = this.sender()?;
                 if let Some(lane) = sender.lane() {
                     lane.announce_sleep();
                 }
@@ -222,10 +224,10 @@ impl Connection {
         if has_changed {
             return Ok(Woken::ByKernel(0));
         }
-        self.sleep(tcp, deadline, what)
+        self.sleep(call, deadline, what)
     }
 
-    fn sleep(&'static self, tcp: Tcp, deadline: Deadline, what: WaitFor) -> Result<Woken, Errno> {
+    fn sleep(&'static self, call: &mut BlockingCall, deadline: Deadline, what: WaitFor) -> Result<Woken, Errno> {
         let events = match what {
             WaitFor::Data | WaitFor::MoreData => libc::POLLIN | libc::POLLRDHUP,
             WaitFor::Room if self.sends_by_lane() => 0,
@@ -238,14 +240,17 @@ impl Connection {
         let longest_ms = match () {
             () if !is_alone => NAP_MS,
             () if what == WaitFor::Room && !threads::is_single() => ROOM_POLL_MS,
+            () if what != WaitFor::Room && !threads::is_single() && !self.receives_by_lane() => call.recheck_ms(),
             () => -1,
         };
+        let this = call.this;
         let timeout_ms = match () {
             () if left_ms < 0 => longest_ms,
             () if longest_ms < 0 => left_ms,
             () => left_ms.min(longest_ms),
         };
         let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let tcp = this.tcp()?;
         let mut entries = [entry(tcp.0, events), entry(if is_alone { self.bell() } else { -1 }, libc::POLLIN)];
         match blocking::poll(&mut entries, timeout_ms) {
             Err(Errno::INTR) if deadline.continues_after_signal() => {}
@@ -254,9 +259,11 @@ impl Connection {
             }
         }
         if entries[1].revents != 0 && self.sleepers.load(Ordering::SeqCst) == 1 {
-            self.answer_ring(tcp.0);
+            self.answer_ring_for(this);
             self.for_each_watcher(|set| set.poll_again(self));
         }
-        Ok(Woken::ByKernel(entries[0].revents))
+        // A close meanwhile may have given the number to another file.
+        let is_same = this.tcp() == Ok(tcp);
+        Ok(Woken::ByKernel(if is_same { entries[0].revents } else { 0 }))
     }
 }

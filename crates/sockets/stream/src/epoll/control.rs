@@ -40,7 +40,7 @@ pub fn control(
     match (operation, event) {
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
             registry::put(fd, Registration { epfd, events: event.events, data: event.u64 });
-            super::show_to_kernel(fd);
+            super::nested::note_registration(fd);
         }
         _ => {
             registry::remove(fd, epfd);

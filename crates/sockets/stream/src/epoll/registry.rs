@@ -50,8 +50,9 @@ fn ensure_first(fd: RawFd) -> Option<&'static First> {
         return Some(first);
     }
     let cell = FIRST.get(usize::try_from(fd).ok()? / PAGE_ENTRIES)?;
-    let fresh: Box<Page> = Box::new(std::array::from_fn(|_| First::default()));
-    let fresh = Box::into_raw(fresh);
+    // Made on the heap: the stack of a thread may have no room for a page.
+    let fresh: Vec<First> = (0..PAGE_ENTRIES).map(|_| First::default()).collect();
+    let fresh: *mut Page = Box::into_raw(fresh.into_boxed_slice()).cast();
     if cell.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: `fresh` came from `Box::into_raw` above and was not shared, because the exchange failed.
         drop(unsafe { Box::from_raw(fresh) });

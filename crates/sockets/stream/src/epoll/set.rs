@@ -1,8 +1,9 @@
 //! A set of the program that has members.
 
 use super::members::{Member, Members};
+use super::nested;
 use super::registry::{self, Registration};
-use crate::connection::Connection;
+use crate::connection::{Connection, Left};
 use crate::guarded::{Access, Guarded};
 use crate::table::{self, Entry};
 use libc::epoll_event;
@@ -59,6 +60,11 @@ pub(super) enum Source {
 }
 
 static POOL: Pool<EpollSet> = Pool::new();
+
+/// Calls `visit` with every set that has, or had, members. No lock is held then.
+pub(super) fn for_each(visit: impl FnMut(&'static EpollSet)) {
+    POOL.for_each(visit);
+}
 
 /// Returns the set of a descriptor, which gets members from now on; `None` if it is no epoll instance, or there is no
 /// descriptor for an inner one.
@@ -254,7 +260,8 @@ impl EpollSet {
         registration: Registration,
     ) -> Option<u32> {
         // The kernel does not let such a registration be changed.
-        if registration.events & libc::EPOLLEXCLUSIVE as u32 != 0 {
+        let is_fixed = registration.events & libc::EPOLLEXCLUSIVE as u32 != 0;
+        if is_fixed || nested::is_watched_by_edges(self.epfd()) {
             return None;
         }
         let inner = state.ensure_inner(self.epfd()).ok()?;
@@ -369,13 +376,16 @@ impl EpollSet {
         };
     }
 
-    /// Notes that a descriptor of a connection is about to be closed. If it `is_last`, the kernel removes all
-    /// registrations of the connection; otherwise it keeps that of this number.
-    pub fn forget_descriptor(&'static self, connection: &'static Connection, fd: RawFd, is_last: bool) {
-        if is_last {
+    /// Notes that a descriptor of a connection is about to be closed. With the last one, the kernel removes all
+    /// registrations of the connection, unless calls keep the socket open; otherwise it keeps that of this number.
+    pub fn forget_descriptor(&'static self, connection: &'static Connection, fd: RawFd, left: Left) {
+        if left != Left::Descriptors {
             if let Some(mut state) = self.lock() {
                 for index in state.members.of_connection(connection) {
-                    self.remove_at(&mut state, index);
+                    match left {
+                        Left::Calls => self.finish_removal(&mut state, index),
+                        Left::Descriptors | Left::Nothing => self.remove_at(&mut state, index),
+                    }
                 }
             }
             return;
