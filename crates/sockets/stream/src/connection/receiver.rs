@@ -270,8 +270,10 @@ impl Receiver {
     /// processes receive that. Returns whether a call of the parent was in the kernel. Frees nothing: another thread of
     /// the parent may have held the allocator's locks.
     pub fn leave_to_parent(&mut self) -> bool {
-        if matches!(self.path, Receiving::Plain { .. }) {
-            self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
+        let is_plain = matches!(self.path, Receiving::Plain { .. });
+        // As the sender.
+        if is_plain && self.lane.is_some() && self.left_to_parent.is_none() {
+            std::mem::swap(&mut self.lane, &mut self.left_to_parent);
         }
         std::mem::take(&mut self.calls_in_kernel) > 0
     }

@@ -213,7 +213,10 @@ impl Sender {
     /// nothing: another thread of the parent may have held the allocator's locks.
     pub fn leave_to_parent(&mut self) -> bool {
         self.misses_bytes |= matches!(self.path, Sending::Resending { .. });
-        self.left_to_parent = self.lane.take().or_else(|| self.left_to_parent.take());
+        // A process that has left a lane to its parent never gets another one for the connection.
+        if self.lane.is_some() && self.left_to_parent.is_none() {
+            std::mem::swap(&mut self.lane, &mut self.left_to_parent);
+        }
         (self.path, self.asks_after) = (Sending::default(), None);
         std::mem::take(&mut self.calls_in_kernel) > 0
     }
