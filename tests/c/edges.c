@@ -478,3 +478,62 @@ TEST(fileno_works_in_the_child_of_a_fork_while_a_thread_asks_for_it_too)
     signals_seen = 1;
     join_thread(thread);
 }
+
+#define SPANS 12
+#define SPAN_BYTES 3072
+
+// Receives as nginx does: into many spans, some times in a row, and not again before an edge once a receive was short.
+// In the course of it the connection becomes busy.
+static void receive_until_short(struct pair pair, char *buffer, uint64_t total)
+{
+    struct pattern *pattern = pattern_new(3);
+    struct iovec spans[SPANS];
+    for (int i = 0; i < SPANS; i++)
+        spans[i] = (struct iovec){buffer + i * SPAN_BYTES, SPAN_BYTES};
+    int epoll = OK(epoll_create1(0));
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET};
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.server, &event));
+    set_nonblocking(pair.server);
+    char *piece = buffer + SPANS * SPAN_BYTES;
+    bool is_ready = false;
+    for (uint64_t sent = 0, received = 0; received < total;) {
+        ssize_t count = 0;
+        for (int i = 0; i < 3 && count >= 0 && sent < total; i++) {
+            size_t size = total - sent < 100000 ? total - sent : 100000;
+            pattern_fill(pattern, sent, piece, size);
+            count = send(pair.client, piece, size, MSG_DONTWAIT);
+            sent += count > 0 ? count : 0;
+        }
+        if (!is_ready) {
+            // The first wait sleeps, so that nothing is polled afterwards that has not asked for it.
+            bool has_edge = epoll_wait(epoll, &event, 1, 1) > 0;
+            if (!has_edge && sent == total && epoll_wait(epoll, &event, 1, WAIT_MS_MAX) == 0)
+                FAIL("no edge after %llu bytes", (unsigned long long)received);
+        }
+        is_ready = true;
+        for (int i = 0; is_ready && i < 3; i++) {
+            count = readv(pair.server, spans, SPANS);
+            is_ready = count == SPANS * SPAN_BYTES;
+            if (count > 0)
+                pattern_check(pattern, received, buffer, count);
+            received += count > 0 ? count : 0;
+        }
+    }
+    OK(close(epoll));
+}
+
+TEST(an_edge_follows_a_short_receive)
+{
+    char *buffer = malloc(200000);
+    for (int rounds = 0; rounds < 8; rounds++) {
+        for (uint64_t total = 30000; total < 4000000; total = total * 3 / 2) {
+            struct pair pair = connected_pair();
+            for (int i = 0; i < rounds; i++)
+                ping_pong(pair.client, pair.server);
+            receive_until_short(pair, buffer, total);
+            OK(close(pair.client));
+            OK(close(pair.server));
+        }
+    }
+    free(buffer);
+}

@@ -336,3 +336,19 @@ CLIENT(splice_relays_much)
     expect_eof(next);
     wait_child(writer);
 }
+
+TEST(splice_receives_while_a_connection_becomes_busy)
+{
+    struct pair pair = connected_pair();
+    int ends[2];
+    OK(pipe(ends));
+    for (int i = 0; i < 100; i++) {
+        char bytes[5] = "";
+        say(pair.client, "ping");
+        CHECK_EQ(splice(pair.server, NULL, ends[1], NULL, 1000, 0), 4);
+        CHECK_EQ(read(ends[0], bytes, sizeof bytes), 4);
+        CHECK(strcmp(bytes, "ping") == 0);
+        say(pair.server, "pong");
+        expect(pair.client, "pong");
+    }
+}

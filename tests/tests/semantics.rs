@@ -199,8 +199,8 @@ fn connections_that_stay_the_kernels_pass() {
     result.must_pass_but_for(PENDING, KERNEL_RACES);
 }
 
-/// Checks in which several threads or processes use a connection when it becomes busy.
-const SHARED: [&str; 24] = [
+/// Checks of what matters when a connection becomes busy, in particular its use by several threads or processes.
+const SHARED: [&str; 26] = [
     "a_child_ends_after_a_failed_exec",
     "a_child_goes_on_after_its_parent_closes",
     "a_child_goes_on_while_a_thread_of_its_parent_is_blocked_in_a_closed_connection",
@@ -212,6 +212,7 @@ const SHARED: [&str; 24] = [
     "a_parent_goes_on_while_its_child_ends",
     "a_process_goes_on_after_a_failed_fork",
     "a_server_forks_for_each_connection_and_serves_long",
+    "an_edge_follows_a_short_receive",
     "both_processes_send_and_then_one_goes_on",
     "children_come_and_go_while_a_server_serves",
     "duplicates_in_parent_and_child_are_closed_one_by_one",
@@ -224,6 +225,7 @@ const SHARED: [&str; 24] = [
     "readers_share_one_stream",
     "several_threads_wait_on_one_epoll",
     "signals_arrive_while_a_process_forks",
+    "splice_receives_while_a_connection_becomes_busy",
     "writers_do_not_tear_small_messages",
 ];
 

@@ -207,6 +207,11 @@ impl Receiving {
         if let Self::Lane { number } = *self { Some(number) } else { None }
     }
 
+    /// Returns whether the next bytes are the first ones of a lane that was not entered.
+    pub fn is_before_lane(&self) -> bool {
+        matches!(self, Self::Capped(Begun { bytes_left: 0, .. }))
+    }
+
     /// Returns the number of bytes to drop from TCP, once the lane is left.
     pub fn bytes_to_drop(&self) -> u64 {
         if let Self::Skipping(Repeated { bytes_left, .. }) = *self { bytes_left } else { 0 }

@@ -72,7 +72,7 @@ impl Shared {
     pub fn outgoing(&self, secret: u64) -> OutLane {
         let producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
         let (mine, peers) = (self.mine.clone(), self.peers.clone());
-        OutLane { producer, mine, peers, is_entered: false, unread_from: Ok(None) }
+        OutLane { producer, mine, peers, is_entered: false, has_left: false, unread_from: Ok(None) }
     }
 
     /// Returns the lane that this end reads.
@@ -111,6 +111,8 @@ pub(super) struct OutLane {
     peers: PeerMemory,
     /// The peer has begun to read the lane of this move.
     is_entered: bool,
+    /// The lane has ended since [`OutLane::take_left`].
+    has_left: bool,
     /// Where in the lane that has ended the bytes begin that follow on TCP; `None` if none do.
     unread_from: Result<Option<[u64; 2]>, Corrupt>,
 }
@@ -156,6 +158,7 @@ impl OutLane {
     /// Ends the lane's part of the stream. What the receiver has left follows on TCP: by its own position if
     /// `is_frozen`, otherwise by its credit.
     pub fn end(&mut self, is_frozen: bool) {
+        self.has_left = true;
         let end = self.producer.end_move();
         self.mine.publish(ends::Word::EndsAt, end);
         self.unread_from = match self.peers.frozen_cursor() {
@@ -189,6 +192,11 @@ impl OutLane {
     /// Notes that the socket may have room for another number of bytes.
     pub fn note_send_buffer(&mut self, tcp: Tcp) {
         self.producer.set_capacity(tcp.room().clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+    }
+
+    /// Returns whether the lane has ended since the last call: the kernel is to report room from then on.
+    pub fn take_left(&mut self) -> bool {
+        std::mem::take(&mut self.has_left)
     }
 
     /// Returns whether the lane that has ended was frozen by its receiver, which reads nothing more in it.

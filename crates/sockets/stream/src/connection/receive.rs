@@ -111,6 +111,7 @@ impl Connection {
                 return Err(Errno::FAULT);
             }
         }
+        let was_by_lane = receiver.is_by_lane();
         let attempt = match events {
             // SAFETY: every span is writable for its length, by this function's contract.
             None => unsafe { receiver.receive(tcp, spans, done, flags) },
@@ -123,7 +124,13 @@ impl Connection {
                 Ok(Attempt::Kernel)
             }
             Ok(attempt) => {
+                let has_entered = !was_by_lane && receiver.is_by_lane();
+                drop(receiver);
                 self.is_answering.store(true, Ordering::Relaxed);
+                if has_entered {
+                    // The sender may have written everything before any set could ask for a ring.
+                    self.for_each_watcher(|set| set.poll_again(self));
+                }
                 Ok(attempt)
             }
             Err(Violation) => Err(self.reset(tcp)),

@@ -3,7 +3,7 @@
 use super::lanes::InLane;
 use crate::flags::MessageFlags;
 use crate::kernel::{self, Tcp};
-use crate::spans::{Part, for_each_part};
+use crate::spans::{Part, for_each_part, total_bytes};
 use crate::statistics::Counters;
 use lane::ShortRead;
 use libc::iovec;
@@ -306,8 +306,13 @@ impl Receiver {
     /// # Errors
     /// [`Violation`] if the peer published what no correct peer does; the same holds below.
     pub fn prepare(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
+        self.prepare_for(true, tcp)
+    }
+
+    /// As [`Receiver::prepare`]. A call that only the kernel can make is not willing to move.
+    fn prepare_for(&mut self, is_willing: bool, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
+        let is_willing = is_willing && self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
@@ -333,7 +338,7 @@ impl Receiver {
         skip: usize,
         flags: MessageFlags,
     ) -> Result<Attempt, Violation> {
-        let mut by = self.prepare(tcp)?;
+        let mut by = self.prepare_for(!flags.kernel_only, tcp)?;
         loop {
             match by {
                 ReceiveBy::Kernel => return Ok(Attempt::Kernel),
@@ -345,7 +350,18 @@ impl Receiver {
                 }
                 ReceiveBy::KernelUpTo(bytes_max) => {
                     // SAFETY: every span is writable for its length, by this function's contract.
-                    return Ok(unsafe { self.receive_up_to(tcp, spans, skip, bytes_max, flags) });
+                    let got = unsafe { self.receive_up_to(tcp, spans, skip, bytes_max, flags) };
+                    let Attempt::Got { bytes, .. } = got else { return Ok(got) };
+                    if !self.path.is_before_lane() || self.prepare(tcp)? != ReceiveBy::Lane {
+                        return Ok(got);
+                    }
+                    // SAFETY: every span is writable for its length, by this function's contract.
+                    return Ok(match unsafe { self.read_lane(spans, skip + bytes, flags) }? {
+                        Attempt::Got { bytes: more, wakes_sender } => {
+                            Attempt::Got { bytes: bytes + more, wakes_sender }
+                        }
+                        _ => got,
+                    });
                 }
                 ReceiveBy::Lane => {
                     // SAFETY: every span is writable for its length, by this function's contract.
@@ -393,21 +409,33 @@ impl Receiver {
         bytes_max: u64,
         flags: MessageFlags,
     ) -> Attempt {
-        let part = Part::new(spans, skip, usize::try_from(bytes_max).unwrap_or(usize::MAX));
         let bits = if flags.peek { libc::MSG_PEEK } else { 0 } | if flags.discard { libc::MSG_TRUNC } else { 0 };
-        // SAFETY: the part is within spans that are writable, by this function's contract.
-        match unsafe { tcp.receive(part.spans(), bits) } {
-            Ok(0) if part.spans().is_empty() => Attempt::Got { bytes: 0, wakes_sender: false },
-            Ok(0) => Attempt::End,
-            Ok(bytes) => {
-                if !flags.peek {
-                    self.counters.add_by_tcp(0, bytes);
-                    self.path.note_read(bytes as u64);
+        let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(total_bytes(spans) - skip);
+        let mut done = 0;
+        // A receive that is shorter than its spans says that there is nothing more: programs then wait for an edge.
+        loop {
+            let part = Part::new(spans, skip + done, bytes_max - done);
+            let wanted = total_bytes(part.spans());
+            // SAFETY: the part is within spans that are writable, by this function's contract.
+            match unsafe { tcp.receive(part.spans(), bits) } {
+                Ok(bytes) => {
+                    done += bytes;
+                    if !flags.peek {
+                        self.counters.add_by_tcp(0, bytes);
+                        self.path.note_read(bytes as u64);
+                    }
+                    if done == 0 && wanted > 0 {
+                        return Attempt::End;
+                    }
+                    // A receive that finds nothing would take the socket's error, which the next call is to report.
+                    if bytes < wanted || done == bytes_max || flags.peek || tcp.available() == 0 {
+                        return Attempt::Got { bytes: done, wakes_sender: false };
+                    }
                 }
-                Attempt::Got { bytes, wakes_sender: false }
+                Err(_) if done > 0 => return Attempt::Got { bytes: done, wakes_sender: false },
+                Err(Errno::AGAIN | Errno::INTR) => return Attempt::Nothing,
+                Err(error) => return Attempt::Error(error),
             }
-            Err(Errno::AGAIN | Errno::INTR) => Attempt::Nothing,
-            Err(error) => Attempt::Error(error),
         }
     }
 
@@ -484,5 +512,36 @@ impl Receiver {
             return Ok(by == ReceiveBy::Kernel);
         }
         Ok(self.path.freeze(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_receive_by_tcp_fills_all_spans() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut client = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (server, _) = listener.accept().expect("a connection");
+        let sent: Vec<u8> = (0..2000_u32).map(|number| number as u8).collect();
+        client.write_all(&sent).expect("room");
+        let tcp = Tcp(server.as_raw_fd());
+        while tcp.available() < 2000 {
+            std::thread::yield_now();
+        }
+        let mut bytes = [[0_u8; 100]; 30];
+        let spans = bytes.each_mut().map(|span| iovec { iov_base: span.as_mut_ptr().cast(), iov_len: span.len() });
+        let receive = |skip, bytes_max| {
+            // SAFETY: the spans are arrays of this length.
+            unsafe { Receiver::default().receive_up_to(tcp, &spans, skip, bytes_max, MessageFlags::default()) }
+        };
+        assert_eq!(receive(0, 1234), Attempt::Got { bytes: 1234, wakes_sender: false });
+        assert_eq!(receive(1234, u64::MAX), Attempt::Got { bytes: 766, wakes_sender: false });
+        assert_eq!(receive(2000, u64::MAX), Attempt::Nothing);
+        assert_eq!(bytes.concat()[..2000], sent);
     }
 }

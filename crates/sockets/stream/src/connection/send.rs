@@ -1,6 +1,7 @@
 //! Sends.
 
 use super::calls::BlockingCall;
+use super::lanes::OutLane;
 use super::sender::{Resent, Sender, Written};
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
@@ -76,8 +77,7 @@ impl Connection {
         write: impl FnOnce(&mut Sender, Tcp, bool) -> Result<Written, Corrupt>,
     ) -> Result<Step, Errno> {
         let (mut sender, tcp) = this.sender()?;
-        let was_by_lane = sender.is_by_lane();
-        if flags.out_of_stream && was_by_lane && !sender.lane().is_none_or(|lane| lane.is_writable()) {
+        if flags.out_of_stream && sender.is_by_lane() && !sender.lane().is_none_or(|lane| lane.is_writable()) {
             // Bytes that are out of the stream wait for room like others.
             return Ok(Step::Blocked);
         }
@@ -94,10 +94,15 @@ impl Connection {
             // The kernel refuses what comes now, as it would without a lane.
             by = sender.go_back(tcp, self.role());
         }
+        let has_left = sender.lane().is_some_and(OutLane::take_left);
         if by == SendBy::Resend {
             match sender.resend(tcp) {
                 Ok(Resent::All | Resent::Ended) => by = SendBy::Tcp,
-                Ok(Resent::Blocked) => return Ok(Step::Blocked),
+                Ok(Resent::Blocked) => {
+                    drop(sender);
+                    self.note_path_if(has_left);
+                    return Ok(Step::Blocked);
+                }
                 Err(_) => return Err(self.reset(tcp)),
             }
         }
@@ -107,9 +112,7 @@ impl Connection {
             }
             sender.enter_kernel(tcp, self.role());
             drop(sender);
-            if was_by_lane {
-                self.for_each_watcher(|set| set.note_path(self));
-            }
+            self.note_path_if(has_left);
             return Ok(Step::Kernel);
         }
         let is_answer = self.is_answering.load(Ordering::Relaxed);
@@ -118,6 +121,13 @@ impl Connection {
             self.is_answering.store(false, Ordering::Relaxed);
         }
         Ok(Step::Wrote(written))
+    }
+
+    /// Has the sets watch the kernel's room if sends do not use the lane any more.
+    fn note_path_if(&self, has_left: bool) {
+        if has_left {
+            self.for_each_watcher(|set| set.note_path(self));
+        }
     }
 
     /// Sends the rest after `done` bytes: waits and tries again until all is sent.

@@ -135,7 +135,7 @@ impl State {
 
     /// Reads the rings of the members from the inner instance, and polls those that were rung for from now on. Returns
     /// their connections, which other sets may hold too: call [`EpollSet::pass_on`] without the lock.
-    pub fn take_rings(&mut self) -> Vec<&'static Connection> {
+    pub fn take_rings(&mut self, epfd: RawFd) -> Vec<&'static Connection> {
         const EVENTS: usize = 64;
         let mut rung = Vec::new();
         let Some(inner) = self.inner.as_ref().map(HiddenFd::raw) else { return rung };
@@ -153,7 +153,7 @@ impl State {
                             let _ = rustix::io::read(kick, &mut [0_u8; 8]);
                         }
                     }
-                    index => rung.extend(self.answer(index as u32)),
+                    index => rung.extend(self.answer(epfd, index as u32)),
                 }
             }
             if count < EVENTS {
@@ -162,16 +162,25 @@ impl State {
         }
     }
 
-    fn answer(&mut self, index: u32) -> Option<&'static Connection> {
+    fn answer(&mut self, epfd: RawFd, index: u32) -> Option<&'static Connection> {
         let member = self.members.get(index)?;
         let (connection, fd) = (member.connection, member.fd);
         connection.answer_ring(fd);
         if connection.has_several_descriptors() {
-            self.members.of_connection(connection).into_iter().for_each(|index| self.members.make_hot(index));
+            self.members.of_connection(connection).into_iter().for_each(|index| self.poll_member(epfd, index));
         } else {
-            self.members.make_hot(index);
+            self.poll_member(epfd, index);
         }
         connection.has_several_watchers().then_some(connection)
+    }
+
+    /// Polls a member from now on, and has the kernel report what its lanes do not report any more: the peer may have
+    /// frozen one.
+    fn poll_member(&mut self, epfd: RawFd, index: u32) {
+        self.members.make_hot(index);
+        if self.members.get(index).is_some_and(|member| !member.is_removed()) {
+            self.update_kernel(epfd, index);
+        }
     }
 
     /// Makes the kernel report events of a member with `EPOLLONESHOT` again: it has reported none for the program.
@@ -428,7 +437,8 @@ impl EpollSet {
     /// changed.
     pub fn poll_again(&'static self, connection: &Connection) {
         let Some(mut state) = self.lock() else { return };
-        state.members.of_connection(connection).into_iter().for_each(|index| state.members.make_hot(index));
+        let indices = state.members.of_connection(connection);
+        indices.into_iter().for_each(|index| state.poll_member(self.epfd(), index));
         self.hand_over(&mut state);
     }
 
@@ -447,7 +457,7 @@ impl EpollSet {
     /// Makes visible in the kernel what the lanes have, for a wait on the set's descriptor itself.
     pub(super) fn show_to_kernel(&'static self) {
         let Some(mut state) = self.lock() else { return };
-        let rung = state.take_rings();
+        let rung = state.take_rings(self.epfd());
         if state.members.park_all() {
             state.kick(self.epfd());
         }

@@ -219,7 +219,7 @@ impl EpollSet {
             }
         }
         if has_rings {
-            let rung = state.take_rings();
+            let rung = state.take_rings(self.epfd());
             drop(state);
             self.pass_on(rung);
             self.poll_lanes(buffer);
