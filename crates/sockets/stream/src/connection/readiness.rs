@@ -217,6 +217,8 @@ impl Connection {
         {
             lane.note_send_buffer(Tcp(fd));
         }
+        // There may be room now, of which the peer does not know.
+        self.for_each_watcher(|set| set.poll_again(self));
     }
 
     /// Returns the bytes in the lane that the peer has not read, if it has no room.
