@@ -57,11 +57,8 @@ impl Tcp {
     /// Every span is readable for its length.
     pub unsafe fn send_part(self, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
         let part = Part::new(spans, skip, usize::MAX);
-        let message = message(part.spans());
-        let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
-        let arguments = [self.0 as usize, (&raw const message).expose_provenance(), flags];
-        // SAFETY: the message is a local, and its spans are readable by this function's contract.
-        system::count_or_error(unsafe { raw_syscall(libc::SYS_sendmsg, arguments) })
+        // SAFETY: the part is within spans that are readable, by this function's contract.
+        unsafe { self.send(part.spans(), 0) }
     }
 
     /// Receives without blocking. Returns 0 at the end of the stream.
@@ -79,18 +76,19 @@ impl Tcp {
         system::count_or_error(unsafe { raw_syscall(libc::SYS_recvmsg, arguments) })
     }
 
-    /// Sends without blocking and without a signal.
+    /// Sends the spans without blocking and without a signal.
     ///
     /// # Errors
-    /// Those of `sendto(2)`.
+    /// Those of `sendmsg(2)`.
     ///
     /// # Safety
-    /// `bytes` is readable for `len_bytes`.
-    pub unsafe fn send(self, bytes: *const u8, len_bytes: usize) -> Result<usize, Errno> {
-        let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
-        let arguments = [self.0 as usize, bytes.expose_provenance(), len_bytes, flags, 0, 0];
-        // SAFETY: the bytes are readable by this function's contract.
-        system::count_or_error(unsafe { raw_syscall(libc::SYS_sendto, arguments) })
+    /// Every span is readable for its length.
+    pub unsafe fn send(self, spans: &[iovec], flags: i32) -> Result<usize, Errno> {
+        let message = message(spans);
+        let flags = (flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+        let arguments = [self.0 as usize, (&raw const message).expose_provenance(), flags];
+        // SAFETY: the message is a local, and its spans are readable by this function's contract.
+        system::count_or_error(unsafe { raw_syscall(libc::SYS_sendmsg, arguments) })
     }
 
     /// Returns the number of bytes that have arrived and are unread; 0 if the kernel cannot tell.

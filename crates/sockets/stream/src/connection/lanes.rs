@@ -2,6 +2,7 @@
 
 use crate::kernel::Tcp;
 use lane::{Corrupt, ShortRead, UrgentHandling};
+use libc::iovec;
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
@@ -275,25 +276,29 @@ impl OutLane {
         self.producer.unread_slots().unwrap_or(0) as usize * lane::SLOT_BYTES
     }
 
-    /// Returns what of the lane that has [ended](OutLane::end) follows on TCP, after its first `skip` bytes: an address
-    /// and a length.
+    /// Stores what of the lane that has [ended](OutLane::end) follows on TCP, after its first `skip` bytes, as far as
+    /// there are spans for it. Returns the number of spans.
     ///
     /// # Errors
     /// [`Corrupt`] if the peer has published an impossible position.
-    pub fn unread_after(&mut self, skip: usize) -> Result<Option<(*const u8, usize)>, Corrupt> {
-        let Some(from) = self.unread_from? else { return Ok(None) };
+    pub fn unread_after(&mut self, skip: usize, spans: &mut [iovec]) -> Result<usize, Corrupt> {
+        let Some(from) = self.unread_from? else { return Ok(0) };
         let mut unread = self.producer.unread_from(self.mine.region(), from)?;
-        let mut skip = skip;
-        while let Some(chunk) = unread.chunk() {
+        let (mut skip, mut count) = (skip, 0);
+        while count < spans.len()
+            && let Some(chunk) = unread.chunk()
+        {
             let skipped = chunk.len_bytes.min(skip);
-            if skipped < chunk.len_bytes {
-                let begin = self.mine.region().pointer(chunk.offset + skipped, chunk.len_bytes - skipped);
-                return Ok(Some((begin.as_ptr(), chunk.len_bytes - skipped)));
+            let len_bytes = chunk.len_bytes - skipped;
+            if len_bytes > 0 {
+                let begin = self.mine.region().pointer(chunk.offset + skipped, len_bytes);
+                spans[count] = iovec { iov_base: begin.as_ptr().cast(), iov_len: len_bytes };
+                count += 1;
             }
-            unread.consume(skipped);
+            unread.consume(chunk.len_bytes);
             skip -= skipped;
         }
-        Ok(None)
+        Ok(count)
     }
 }
 

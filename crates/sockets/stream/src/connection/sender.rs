@@ -52,6 +52,9 @@ struct AsksAfter {
 /// Sends after the end of a move before this end first asks for another one; doubled each time.
 const ASKS_AFTER_SENDS: u32 = 16;
 
+/// Spans of one send of what is unread in a lane.
+const RESENT_SPANS: usize = 32;
+
 /// Milliseconds that the end of a stream waits for room for what is unread in the lane.
 const FINISH_WAIT_MS: i32 = 1000;
 
@@ -398,19 +401,24 @@ impl Sender {
     /// [`Corrupt`] if the receiver published an impossible position.
     pub fn resend(&mut self, tcp: Tcp) -> Result<Resent, Corrupt> {
         let Some(lane) = self.lane.as_mut() else { return Ok(Resent::All) };
-        // A send would take the socket's error, which the program is to see.
-        let has_failed = || blocking::poll_now(tcp.0, 0) & (libc::POLLERR | libc::POLLHUP) != 0;
-        if lane.unread_after(self.bytes_resent)?.is_some() && has_failed() {
-            return Ok(Resent::Ended);
-        }
+        let mut spans = [const { iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }; RESENT_SPANS];
+        let mut is_first = true;
         loop {
-            let Some((bytes, len_bytes)) = lane.unread_after(self.bytes_resent)? else {
+            let count = lane.unread_after(self.bytes_resent, &mut spans)?;
+            if count == 0 {
                 self.bytes_resent = 0;
                 self.path.note_resent();
                 return Ok(Resent::All);
-            };
-            // SAFETY: the lane returned a span of its own memory.
-            match unsafe { tcp.send(bytes, len_bytes) } {
+            }
+            // A send would take the socket's error, which the program is to see.
+            let has_failed = || blocking::poll_now(tcp.0, 0) & (libc::POLLERR | libc::POLLHUP) != 0;
+            if std::mem::take(&mut is_first) && has_failed() {
+                return Ok(Resent::Ended);
+            }
+            // However small its buffer is, TCP takes as much at once as fits in a segment.
+            let flags = if count == RESENT_SPANS { libc::MSG_MORE } else { 0 };
+            // SAFETY: the lane returned spans of its own memory.
+            match unsafe { tcp.send(&spans[..count], flags) } {
                 Ok(sent) => {
                     self.counters.add_by_tcp(sent, 0);
                     self.bytes_resent += sent;
