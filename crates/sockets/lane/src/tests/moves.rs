@@ -27,6 +27,18 @@ impl Moving {
         self.consumer.restart(start).unwrap();
     }
 
+    /// Writes single bytes, which share records. Returns them.
+    fn write_in_open_records(&mut self) -> Vec<u8> {
+        self.producer.set_capacity(8 << 20);
+        self.restart();
+        let sent: Vec<u8> = (0..6000_u32).map(|index| index as u8).collect();
+        for byte in &sent {
+            assert_eq!(self.producer.write(&[*byte]), Ok(1));
+        }
+        assert!(self.producer.position() < 6000, "no record was shared");
+        sent
+    }
+
     fn unread(&mut self) -> Result<Vec<u8>, Corrupt> {
         let cursor = self.consumer.frozen_cursor();
         let mut unread = self.producer.unread_from(&self.senders, cursor)?;
@@ -129,13 +141,7 @@ fn a_sender_takes_back_what_its_receiver_has_not_read() {
 #[test]
 fn an_open_record_is_taken_back_from_where_it_was_read() {
     let mut lane = Moving::new();
-    lane.producer.set_capacity(8 << 20);
-    lane.restart();
-    let sent: Vec<u8> = (0..6000_u32).map(|index| index as u8).collect();
-    for byte in &sent {
-        assert_eq!(lane.producer.write(&[*byte]), Ok(1));
-    }
-    assert!(lane.producer.position() < 6000, "no record was shared");
+    let sent = lane.write_in_open_records();
     let mut bytes = vec![0; 5990];
     assert_eq!(lane.consumer.read(&mut bytes), Ok(5990));
     assert_eq!(lane.unread(), Ok(sent[5990..].to_vec()));
@@ -220,13 +226,7 @@ fn a_sender_takes_back_all_records_that_are_not_credited() {
 #[test]
 fn a_record_that_was_read_while_it_was_open_is_not_taken_back() {
     let mut lane = Moving::new();
-    lane.producer.set_capacity(8 << 20);
-    lane.restart();
-    let sent: Vec<u8> = (0..6000_u32).map(|index| index as u8).collect();
-    for byte in &sent {
-        assert_eq!(lane.producer.write(&[*byte]), Ok(1));
-    }
-    assert!(lane.producer.position() < 6000, "no record was shared");
+    let sent = lane.write_in_open_records();
     read_all(&mut lane.consumer, &sent);
     assert_eq!(uncredited(&mut lane), b"");
 }
