@@ -315,7 +315,7 @@ impl Sender {
         let mut bytes = unsafe { copy_to(lane, spans, skip) }?;
         let wanted = total_bytes(spans) - skip;
         if bytes < wanted && lane.note_entered(tcp) {
-            // SAFETY: as above.
+            // SAFETY: every span is readable for its length, by this function's contract.
             bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
         }
         self.is_blocked |= bytes < wanted;
