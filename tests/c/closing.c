@@ -76,6 +76,40 @@ CLIENT(half_close_with_data_in_flight)
     expect_eof(me->fd);
 }
 
+// The connection becomes busy after one end has shut its direction down.
+SERVER(the_end_of_a_half_closed_connection_repeats)
+{
+    enum { BYTES = 1000, ROUNDS = 400 };
+    char bytes[BYTES];
+    struct pattern *pattern = pattern_new(24);
+    meet(me); // all bytes are sent, and writing is shut down
+    for (int round = 0; round < ROUNDS; round++) {
+        say(me->fd, "x");
+        CHECK_EQ(recv(me->fd, bytes, 1, MSG_DONTWAIT), 1);
+        pattern_check(pattern, round, bytes, 1);
+    }
+    CHECK_EQ(recv(me->fd, bytes, BYTES, MSG_DONTWAIT), BYTES - ROUNDS);
+    pattern_check(pattern, ROUNDS, bytes, BYTES - ROUNDS);
+    meet(me);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(recv(me->fd, bytes, 1, MSG_DONTWAIT | (i % 2 == 0 ? MSG_PEEK : 0)), 0);
+    free(pattern);
+    meet(me);
+}
+CLIENT(the_end_of_a_half_closed_connection_repeats)
+{
+    struct pattern *pattern = pattern_new(24);
+    pattern_send(pattern, me->fd, 1000, 1000);
+    OK(shutdown(me->fd, SHUT_WR));
+    meet(me);
+    for (int round = 0; round < 400; round++)
+        expect(me->fd, "x");
+    meet(me);
+    CHECK_ERR(send(me->fd, "x", 1, MSG_NOSIGNAL), EPIPE);
+    free(pattern);
+    meet(me);
+}
+
 TEST(send_after_shut_wr_is_epipe)
 {
     struct pair pair = connected_pair();

@@ -200,7 +200,7 @@ fn connections_that_stay_the_kernels_pass() {
 }
 
 /// Checks of what matters when a connection becomes busy, in particular its use by several threads or processes.
-const SHARED: [&str; 26] = [
+const SHARED: [&str; 27] = [
     "a_child_ends_after_a_failed_exec",
     "a_child_goes_on_after_its_parent_closes",
     "a_child_goes_on_while_a_thread_of_its_parent_is_blocked_in_a_closed_connection",
@@ -226,6 +226,7 @@ const SHARED: [&str; 26] = [
     "several_threads_wait_on_one_epoll",
     "signals_arrive_while_a_process_forks",
     "splice_receives_while_a_connection_becomes_busy",
+    "the_end_of_a_half_closed_connection_repeats",
     "writers_do_not_tear_small_messages",
 ];
 

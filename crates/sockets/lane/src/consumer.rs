@@ -128,9 +128,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// mutual exclusion.
     #[inline(always)] // Called in polling loops.
     pub fn may_have_data(&self) -> bool {
+        self.may_have_record() || self.fin(Ordering::Relaxed) != 0
+    }
+
+    /// As [`Consumer::may_have_data`], where the lane does not say whether the stream has ended.
+    #[inline(always)]
+    pub fn may_have_record(&self) -> bool {
         let cursor = self.cursor();
-        let has_record = if cursor.record_bytes != 0 { self.has_more(&cursor) } else { self.is_published(&cursor) };
-        has_record || self.fin(Ordering::Relaxed) != 0
+        if cursor.record_bytes != 0 { self.has_more(&cursor) } else { self.is_published(&cursor) }
     }
 
     /// Returns whether the record at the cursor has unread bytes, or another record follows it.

@@ -131,6 +131,12 @@ pub fn read(socket: BorrowedFd<'_>, role: Role) -> Result<Counts, Reason> {
     Err(Reason::Busy)
 }
 
+/// Returns whether the program may still write to a TCP socket: it is connected, and not shut down for sending.
+pub fn is_open_for_sending(socket: BorrowedFd<'_>) -> bool {
+    let state: Option<[u8; 1]> = system::option(socket, libc::IPPROTO_TCP, libc::TCP_INFO);
+    matches!(state, Some([ESTABLISHED | CLOSE_WAIT]))
+}
+
 fn bytes<const REQUEST: rustix::ioctl::Opcode>(socket: BorrowedFd<'_>) -> Result<u64, Reason> {
     let number = system::number::<REQUEST>(socket).map_err(|_| Reason::State)?;
     u64::try_from(number).map_err(|_| Reason::State)

@@ -91,9 +91,13 @@ pub unsafe extern "C" fn getsockopt(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    keeping_errno(|| lifecycle::before_shutdown(fd, how));
+    let is_young = keeping_errno(|| lifecycle::before_shutdown(fd, how));
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::shutdown(fd, how) }
+    let result = unsafe { real::shutdown(fd, how) };
+    if is_young {
+        keeping_errno(|| lifecycle::after_shutdown(fd, how));
+    }
+    result
 }
 
 aliases! {

@@ -19,9 +19,11 @@ fn message(spans: &[iovec]) -> libc::msghdr {
     message
 }
 
-/// Returns the bytes that an end has ever written to TCP; `None` if the kernel cannot tell now.
+/// Returns the bytes that an end has ever written to TCP; `None` if the kernel cannot tell now, or if the end has shut
+/// its sending direction down.
 pub fn bytes_written(tcp: Tcp, role: Role) -> Option<u64> {
-    counts::read(tcp.borrow(), role).ok().map(|counts| counts.written)
+    let counts = counts::read(tcp.borrow(), role).ok()?;
+    counts::is_open_for_sending(tcp.borrow()).then_some(counts.written)
 }
 
 /// Returns the bytes that an end has ever read from TCP; `None` if the kernel cannot tell now.

@@ -277,10 +277,22 @@ pub fn stay_on_tcp(fd: RawFd) {
 
 /// Notes that the program is about to shut down directions of a connection. TCP refuses what is sent by this end after
 /// its end, and what is sent to an end that does not receive any more: both go by TCP from now on.
-pub fn before_shutdown(fd: RawFd, how: i32) {
-    if let Entry::Connection(connection) = table::get(fd) {
-        connection.before_shutdown(Tcp(fd), how);
+/// Returns whether to call [`after_shutdown`] afterwards.
+pub fn before_shutdown(fd: RawFd, how: i32) -> bool {
+    match table::get(fd) {
+        Entry::Connection(connection) => {
+            connection.before_shutdown(Tcp(fd), how);
+            false
+        }
+        Entry::Young(_) => true,
+        Entry::None | Entry::Set(_) => false,
     }
+}
+
+/// Notes that the program has shut down directions of a connection that had not proved busy. Another thread may have
+/// let it meet its other end meanwhile, and begun a move; from now on the kernel's state of the socket prevents that.
+pub fn after_shutdown(fd: RawFd, how: i32) {
+    before_shutdown(fd, how);
 }
 
 /// Sends a connection back to TCP before its descriptor is passed to another process.

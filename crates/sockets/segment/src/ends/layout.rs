@@ -56,6 +56,11 @@ const _: () = assert!(Word::Withdrawn as usize + 8 <= BESIDE_FIN + Layout::SPARE
 const _: () = assert!(Word::Repeated as usize + 8 <= BESIDE_SENDERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 const _: () = assert!(Word::Closed as usize + 8 <= BESIDE_RECEIVERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 
+/// Offset of the small ring in the memory of an end.
+pub const SMALL_RING_OFFSET: usize = SMALL_OFFSET;
+/// Slots of the small ring, each of a cache line.
+pub const SMALL_RING_SLOTS: usize = SMALL_SLOTS_USED as usize;
+
 /// Bytes of the state that the processes which hold an end share, in memory of their own: zero for a new connection.
 pub const OWN_STATE_BYTES: usize = 4 * volmem::CACHE_LINE_BYTES;
 /// Offset in that state of the sender's part.

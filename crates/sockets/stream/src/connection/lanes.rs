@@ -360,7 +360,7 @@ impl InLane {
 
     #[inline(always)]
     pub fn may_have_data(&self) -> bool {
-        self.consumer.may_have_data()
+        self.consumer.may_have_record()
     }
 
     pub fn announce_sleep(&mut self) {
@@ -408,9 +408,18 @@ impl InLane {
             match self.consumer.read_short_to(destination, len_bytes) {
                 lane::ShortRead::Read(bytes) => Ok(bytes),
                 lane::ShortRead::Empty => Ok(0),
-                lane::ShortRead::UseReadTo => self.consumer.read_to(destination, len_bytes),
+                lane::ShortRead::UseReadTo => match self.consumer.read_to(destination, len_bytes)? {
+                    0 => self.refuse_urgent().map(|()| 0),
+                    bytes => Ok(bytes),
+                },
             }
         }
+    }
+
+    /// Refuses an urgent byte, which no end of this release sends by a lane.
+    fn refuse_urgent(&self) -> Result<(), Corrupt> {
+        let urgent = self.consumer.urgent()?;
+        urgent.map_or(Ok(()), |urgent| Err(Corrupt { what: "an urgent byte", value: urgent.to_word() }))
     }
 
     /// # Errors
@@ -420,14 +429,20 @@ impl InLane {
     /// As `lane::Consumer::peek_to`.
     pub unsafe fn peek_to(&self, skip: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: as this function's contract says.
-        unsafe { self.consumer.peek_to(skip, destination, len_bytes, |_, _| UrgentHandling::Include) }
+        match unsafe { self.consumer.peek_to(skip, destination, len_bytes, |_, _| UrgentHandling::Stop) }? {
+            0 if skip == 0 => self.refuse_urgent().map(|()| 0),
+            bytes => Ok(bytes),
+        }
     }
 
     /// Consumes bytes without copying them.
     pub fn discard(&mut self, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut done = 0;
         while done < len_bytes {
-            let Some(chunk) = self.consumer.peek()? else { break };
+            let Some(chunk) = self.consumer.peek()? else {
+                self.refuse_urgent()?;
+                break;
+            };
             let bytes = chunk.len_bytes.min(len_bytes - done);
             self.consumer.consume(bytes)?;
             done += bytes;

@@ -481,7 +481,8 @@ impl Receiver {
         skip: usize,
         flags: MessageFlags,
     ) -> Result<Attempt, Violation> {
-        self.has_kernel_event = false;
+        // The end remains to be found by the next receive.
+        self.has_kernel_event = events & ENDED != 0;
         let has_bytes = events & libc::POLLIN != 0 && tcp.available() > 0;
         // SAFETY: every span is writable for its length, by this function's contract.
         let attempt = unsafe { self.receive(tcp, spans, skip, flags) }?;
