@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import stat
+import struct
 import sys
 import time
 
@@ -22,6 +23,7 @@ WORD = (1 << 64) - 1
 TAG_FACTOR = 0x9E37_79B9_7F4A_7C15
 DATA, SWITCH, OPEN, URGENT = 1 << 16, 2 << 16, 3 << 16, 4 << 16
 SYS_WRITE, SYS_SENDMSG = 1, 46
+SCM_MAX_FD = 253
 
 system = ctypes.CDLL(None).syscall
 seed = int(os.environ.get("HOSTILE_SEED", str(time.time_ns())))
@@ -241,6 +243,58 @@ def ring_without_pause():
     return connection
 
 
+class Span(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_char_p), ("len", ctypes.c_size_t)]
+
+
+class Message(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_void_p),
+        ("name_len", ctypes.c_uint),
+        ("spans", ctypes.POINTER(Span)),
+        ("span_count", ctypes.c_size_t),
+        ("control", ctypes.c_char_p),
+        ("control_len", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+    ]
+
+
+def lingering():
+    """A TCP socket whose last close would wait for a minute: its peer reads nothing of what it has sent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(listener.getsockname())
+    other, _ = listener.accept()
+    one.setblocking(False)
+    try:
+        while True:
+            one.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    return one, other, listener
+
+
+kept_open = []
+
+
+def pass_descriptors(make, count, messages):
+    """Descriptors of some kind on the bells, which the server has not asked for."""
+    connection = Connection()
+    made = make()
+    kept_open.append(made)
+    number = made[0].fileno() if isinstance(made, tuple) else made
+    control = struct.pack("Nii", 16 + 4 * count, socket.SOL_SOCKET, socket.SCM_RIGHTS)
+    control += struct.pack("i", number) * count
+    control += bytes(-len(control) % 8)
+    span = Span(b"\x01", 1)
+    message = Message(None, 0, ctypes.pointer(span), 1, control, len(control), 0)
+    for bell in connection.bells:
+        for _ in range(messages):
+            system(SYS_SENDMSG, bell, ctypes.byref(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    connection.send()
+    return connection
+
+
 def leave_nothing_but_silence():
     connection = Connection()
     connection.record(OPEN | 30, b"the beginning of a record")
@@ -271,6 +325,9 @@ def steps():
         for place in (0, 1, 8, 11, 40 << 8, WORD):
             yield lambda head=head, place=place: forge_frozen(head, place)
     yield from [forge_many_records, forge_new_moves, forge_noise, ring_without_pause, leave_nothing_but_silence]
+    for make in (lambda: os.open("/dev/null", os.O_RDONLY), lambda: os.open("/", os.O_RDONLY), lingering):
+        for count, messages in ((1, 1), (SCM_MAX_FD, 3)):
+            yield lambda make=make, count=count, messages=messages: pass_descriptors(make, count, messages)
     yield from [forge_everything] * 30
 
 

@@ -11,6 +11,7 @@ use system_tests::{Process, Rack, Server, WAIT_MAX, start_server, wait_for};
 
 /// A bound for a run of all attacks, of which each takes milliseconds.
 const ATTACKS_LIMIT: Duration = Duration::from_secs(240);
+const KILLS_LIMIT: Duration = Duration::from_secs(300);
 /// How long a silent peer is watched, and the processor time that the server may use meanwhile, which includes that for
 /// its timers: a server that spins uses nearly all of the time.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -134,4 +135,24 @@ fn peers_that_write_anything_into_their_memory_do_not_stall_a_server() {
     let kept_kib = anonymous_kib(&server).saturating_sub(memory_kib);
     assert!(kept_kib <= KEPT_KIB_MAX, "{kept_kib} KiB more than before, after {said}");
     assert_eq!(server.process.stderr(), "");
+}
+
+/// Kills clients and servers at random: the peers must see it, and nothing may leak.
+fn kill_at_random_moments(count: &str) {
+    // A failure prints the seed.
+    let seed = std::process::id().to_string();
+    let rack = Rack::new();
+    let finished = Process::start(script(&rack, "kills.py").args([count, &seed])).wait(KILLS_LIMIT);
+    assert!(finished.status.success() && finished.stdout == "ok\n", "seed {seed}: {finished}");
+}
+
+#[test]
+fn killed_ends_leave_nothing_behind() {
+    kill_at_random_moments("300");
+}
+
+#[test]
+#[ignore = "takes about ten seconds; in ./x exam"]
+fn ends_killed_at_two_thousand_moments_leave_nothing_behind() {
+    kill_at_random_moments("2000");
 }
