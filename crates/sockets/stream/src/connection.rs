@@ -251,6 +251,15 @@ impl Connection {
         drop((sender, receiver, meeting));
         POOL.release(self);
     }
+
+    /// Resets the connection, whose peer has violated a protocol; returns the error of the call.
+    #[cold]
+    fn reset(&self, tcp: Tcp) -> Errno {
+        // The peer's lane cannot be used any more, and TCP has only a part of the stream.
+        let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
+        let _ = rustix::net::shutdown(tcp.borrow(), rustix::net::Shutdown::Both);
+        Errno::CONNRESET
+    }
 }
 
 impl Use {

@@ -233,15 +233,6 @@ impl Connection {
         drop(receiver);
         Ok(Some(blocking::poll_now(tcp.0, libc::POLLIN | libc::POLLRDHUP)))
     }
-
-    /// Resets the connection, whose peer has violated a protocol; returns the error of the call.
-    #[cold]
-    pub(super) fn reset(&self, tcp: Tcp) -> Errno {
-        // The peer's lane cannot be used any more, and TCP has only a part of the stream.
-        let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
-        let _ = rustix::net::shutdown(tcp.borrow(), rustix::net::Shutdown::Both);
-        Errno::CONNRESET
-    }
 }
 
 impl Use {
