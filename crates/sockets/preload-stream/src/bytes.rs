@@ -82,7 +82,7 @@ fn served<'a>(spans: Result<&'a [iovec], &Errno>, flags: c_int) -> Result<(&'a [
     match spans {
         Ok(spans) if !spans.iter().any(is_outside) => Ok((spans, flags)),
         Ok(spans) => served_with_bad_address(spans, flags),
-        Err(&KERNEL_ONLY) => Ok((&[], MessageFlags { kernel_only: true, ..flags })),
+        Err(&KERNEL_ONLY) => Ok((&[], flags.of_kernel())),
         Err(error) => Err(*error),
     }
 }
@@ -94,7 +94,7 @@ fn served_with_bad_address(spans: &[iovec], flags: MessageFlags) -> Result<(&[io
     }
     let is_at_null = |span: &iovec| span.iov_base.addr() < ADDRESS_MIN && span.iov_len > 0;
     Ok(match spans.iter().position(is_at_null) {
-        Some(first) if !flags.discard => (&spans[..first], MessageFlags { kernel_only: true, ..flags }),
+        Some(first) if !flags.discard() => (&spans[..first], flags.of_kernel()),
         _ => (spans, flags),
     })
 }
@@ -140,6 +140,10 @@ pub(crate) unsafe fn send_by_path<S: AsRef<[iovec]>>(
     }
 }
 
+/// Takes the call to a connection that has proved busy.
+///
+/// # Safety
+/// The spans are valid as the C program's call requires.
 unsafe fn send_by(
     connection: &'static Connection,
     fd: c_int,
@@ -199,6 +203,10 @@ pub(crate) unsafe fn receive_by_path<S: AsRef<[iovec]>>(
     }
 }
 
+/// Takes the call to a connection that has proved busy.
+///
+/// # Safety
+/// The spans are valid as the C program's call requires.
 unsafe fn receive_by(
     connection: &'static Connection,
     fd: c_int,

@@ -37,8 +37,8 @@ pub(super) struct Call<'a> {
 impl Call<'_> {
     /// Returns whether only the program's own call can receive by TCP as it asks for.
     fn is_kernels(&self) -> bool {
-        let MessageFlags { kernel_only, out_of_stream, peek, wait_all, .. } = self.flags;
-        kernel_only || out_of_stream || (peek && wait_all)
+        let flags = self.flags;
+        flags.kernel_only() || flags.out_of_stream() || (flags.peek() && flags.wait_all())
     }
 }
 
@@ -47,16 +47,25 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is writable for its length.
-    #[inline]
+    #[inline(always)] // A short message takes a few instructions more than the call itself.
     pub unsafe fn receive(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Received {
         let this = self.current_use(fd);
         // SAFETY: every span is writable for its length, by this function's contract.
-        let read = unsafe { self.receive_short(this, spans, flags) };
-        if let ShortRead::Read(bytes) = read {
-            return Received::Done(Ok(bytes));
+        match unsafe { self.receive_short(this, spans, flags) } {
+            ShortRead::Read(bytes) => Received::Done(Ok(bytes)),
+            // SAFETY: every span is writable for its length, by this function's contract.
+            other => unsafe { self.receive_long(this, spans, flags, other == ShortRead::Empty) },
         }
+    }
+
+    /// Receives what is no short message; `is_empty` says that the lane was found empty.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline(never)]
+    unsafe fn receive_long(&'static self, this: Use, spans: &[iovec], flags: MessageFlags, is_empty: bool) -> Received {
         let call = Call { this, spans, flags, done: 0 };
-        if read == ShortRead::Empty && self.may_block(flags.dont_wait) {
+        if is_empty && self.may_block(flags.dont_wait()) {
             // No other checks before: they would delay a message that is about to arrive.
             // SAFETY: every span is writable for its length, by this function's contract.
             return unsafe { self.receive_waiting(call) };
@@ -73,10 +82,10 @@ impl Connection {
                 if wakes_sender {
                     self.ring();
                 }
-                if !flags.wait_all || bytes == total_bytes(spans) {
+                if !flags.wait_all() || bytes == total_bytes(spans) {
                     return Received::Done(Ok(bytes));
                 }
-                let call = Call { done: if flags.peek { 0 } else { bytes }, ..call };
+                let call = Call { done: if flags.peek() { 0 } else { bytes }, ..call };
                 // SAFETY: every span is writable for its length, by this function's contract.
                 unsafe { self.receive_waiting(call) }
             }
@@ -90,7 +99,7 @@ impl Connection {
     /// Returns whether a receive by TCP must not block in the kernel, because this end sends by a lane: the peer may
     /// ask for what it has left there by ringing, which a thread that blocks in the kernel does not notice.
     fn waits_here(&'static self, call: &Call) -> bool {
-        self.may_block(call.flags.dont_wait) && !call.is_kernels() && !self.sends_by_tcp_now(call.this)
+        self.may_block(call.flags.dont_wait()) && !call.is_kernels() && !self.sends_by_tcp_now(call.this)
     }
 
     /// Makes one attempt, after the kernel has reported `events` if these are given.
@@ -101,11 +110,11 @@ impl Connection {
     unsafe fn attempt(&'static self, call: &Call, events: Option<i16>) -> Result<Attempt, Errno> {
         let &Call { this, spans, flags, done } = call;
         let (mut receiver, tcp) = this.receiver()?;
-        if flags.out_of_stream {
+        if flags.out_of_stream() {
             receiver.enter_kernel();
             return Ok(Attempt::Kernel);
         }
-        if flags.kernel_only && !receiver.is_plain() {
+        if flags.kernel_only() && !receiver.is_plain() {
             // What follows these spans is where no program has memory, which matters once there are bytes for it.
             if receiver.unread_bytes(tcp.available()) > total_bytes(spans) as u64 {
                 return Err(Errno::FAULT);
@@ -144,8 +153,8 @@ impl Connection {
     #[inline(never)]
     unsafe fn receive_waiting(&'static self, mut call: Call) -> Received {
         let wanted = total_bytes(call.spans);
-        let may_block = self.may_block(call.flags.dont_wait);
-        if wanted == 0 && !call.flags.kernel_only {
+        let may_block = self.may_block(call.flags.dont_wait());
+        if wanted == 0 && !call.flags.kernel_only() {
             let has_bytes = call.this.receiver().is_ok_and(|(mut receiver, tcp)| receiver.has_bytes(tcp));
             return Received::Done(if may_block || has_bytes { Ok(0) } else { Err(Errno::AGAIN) });
         }
@@ -188,10 +197,10 @@ impl Connection {
                         self.ring();
                     }
                     call.done += bytes;
-                    if !call.flags.wait_all || call.done == wanted {
+                    if !call.flags.wait_all() || call.done == wanted {
                         return Received::Done(Ok(call.done));
                     }
-                    if call.flags.peek {
+                    if call.flags.peek() {
                         // What was peeked at stays, so that nothing would wake this thread for more.
                         let tcp = call.this.tcp().map_or(-1, |tcp| tcp.0);
                         let has_ended = blocking::poll_now(tcp, libc::POLLRDHUP) != 0;

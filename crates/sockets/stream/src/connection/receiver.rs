@@ -338,7 +338,7 @@ impl Receiver {
         skip: usize,
         flags: MessageFlags,
     ) -> Result<Attempt, Violation> {
-        let mut by = self.prepare_for(!flags.kernel_only, tcp)?;
+        let mut by = self.prepare_for(!flags.kernel_only(), tcp)?;
         loop {
             match by {
                 ReceiveBy::Kernel => return Ok(Attempt::Kernel),
@@ -409,7 +409,7 @@ impl Receiver {
         bytes_max: u64,
         flags: MessageFlags,
     ) -> Attempt {
-        let bits = if flags.peek { libc::MSG_PEEK } else { 0 } | if flags.discard { libc::MSG_TRUNC } else { 0 };
+        let bits = if flags.peek() { libc::MSG_PEEK } else { 0 } | if flags.discard() { libc::MSG_TRUNC } else { 0 };
         let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(total_bytes(spans) - skip);
         let mut done = 0;
         // A receive that is shorter than its spans says that there is nothing more: programs then wait for an edge.
@@ -420,7 +420,7 @@ impl Receiver {
             match unsafe { tcp.receive(part.spans(), bits) } {
                 Ok(bytes) => {
                     done += bytes;
-                    if !flags.peek {
+                    if !flags.peek() {
                         self.counters.add_by_tcp(0, bytes);
                         self.path.note_read(bytes as u64);
                     }
@@ -428,7 +428,7 @@ impl Receiver {
                         return Attempt::End;
                     }
                     // A receive that finds nothing would take the socket's error, which the next call is to report.
-                    if bytes < wanted || done == bytes_max || flags.peek || tcp.available() == 0 {
+                    if bytes < wanted || done == bytes_max || flags.peek() || tcp.available() == 0 {
                         return Attempt::Got { bytes: done, wakes_sender: false };
                     }
                 }
@@ -447,7 +447,7 @@ impl Receiver {
         let Some(lane) = self.lane.as_mut() else { return Ok(Attempt::Kernel) };
         let mut done = 0;
         let bytes = for_each_part::<Violation>(spans, skip, usize::MAX, |to, len_bytes| {
-            let got = match (flags.peek, flags.discard) {
+            let got = match (flags.peek(), flags.discard()) {
                 (true, true) => lane.unread_bytes()?.saturating_sub(done).min(len_bytes),
                 // SAFETY: the part is within spans that are writable, by this function's contract.
                 (true, false) => unsafe { lane.peek_to(done, to, len_bytes) }?,
@@ -461,8 +461,8 @@ impl Receiver {
         if bytes == 0 {
             return Ok(Attempt::Nothing);
         }
-        let wakes_sender = !flags.peek && lane.take_wake_request();
-        if !flags.peek {
+        let wakes_sender = !flags.peek() && lane.take_wake_request();
+        if !flags.peek() {
             self.counters.add_received(bytes);
         }
         Ok(Attempt::Got { bytes, wakes_sender })

@@ -39,14 +39,24 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is readable for its length.
-    #[inline]
+    #[inline(always)] // A short message takes a few instructions more than the call itself.
     pub unsafe fn send(&'static self, fd: RawFd, spans: &[iovec], flags: MessageFlags) -> Sent {
         let this = self.current_use(fd);
         // SAFETY: every span is readable for its length, by this function's contract.
         if unsafe { self.send_short(this, spans, flags) } {
             return Sent::Done(Ok(spans[0].iov_len));
         }
-        let may_wait = self.may_block(flags.dont_wait);
+        // SAFETY: every span is readable for its length, by this function's contract.
+        unsafe { self.send_long(this, spans, flags) }
+    }
+
+    /// Sends what is no short message, or what there is no room for.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[inline(never)]
+    unsafe fn send_long(&'static self, this: Use, spans: &[iovec], flags: MessageFlags) -> Sent {
+        let may_wait = self.may_block(flags.dont_wait());
         // SAFETY: every span is readable for its length, by this function's contract.
         let write = |sender: &mut Sender, tcp, is_answer| unsafe { sender.write(tcp, spans, 0, may_wait, is_answer) };
         match self.send_step(this, flags, write) {
@@ -77,16 +87,16 @@ impl Connection {
         write: impl FnOnce(&mut Sender, Tcp, bool) -> Result<Written, Corrupt>,
     ) -> Result<Step, Errno> {
         let (mut sender, tcp) = this.sender()?;
-        if flags.out_of_stream && sender.is_by_lane() && !sender.lane().is_none_or(|lane| lane.is_writable()) {
+        if flags.out_of_stream() && sender.is_by_lane() && !sender.lane().is_none_or(|lane| lane.is_writable()) {
             // Bytes that are out of the stream wait for room like others.
             return Ok(Step::Blocked);
         }
-        let mut by = if flags.kernel_only || flags.out_of_stream {
+        let mut by = if flags.kernel_only() || flags.out_of_stream() {
             sender.go_back(tcp, self.role())
         } else {
             sender.prepare(tcp, self.role())
         };
-        if flags.out_of_stream {
+        if flags.out_of_stream() {
             // The kernel's counts are not exact any more.
             sender.stay_on_tcp();
         }
@@ -146,7 +156,7 @@ impl Connection {
         let (mut done, wanted) = (done, total_bytes(spans));
         let (mut call, mut deadline) = (BlockingCall::begin(this), Deadline::begin());
         while done < wanted {
-            if !self.may_block(flags.dont_wait) {
+            if !self.may_block(flags.dont_wait()) {
                 // Sets in which the connection is parked have asked for a ring before there was a need for room.
                 self.for_each_watcher(|set| set.poll_again(self));
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };

@@ -31,7 +31,7 @@ impl Connection {
         }
         let mut bytes = vec![0_u8; len_bytes.min(STEP_BYTES)];
         let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
-        let peek = MessageFlags { peek: true, ..MessageFlags::default() };
+        let peek = MessageFlags::PEEK;
         // SAFETY: the span is that of a vector.
         let peeked = match unsafe { self.receive(fd, &spans, peek) } {
             Received::Kernel(call) => {
@@ -48,7 +48,7 @@ impl Connection {
         // What the pipe has taken is consumed; nobody else receives meanwhile, or the program has a race of its own.
         let taken = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: written }];
         if written > 0 {
-            let flags = MessageFlags { dont_wait: true, ..MessageFlags::default() };
+            let flags = MessageFlags::DONT_WAIT;
             // SAFETY: the span is that of a vector, which has at least `written` bytes.
             if let Received::Kernel(call) = unsafe { self.receive(fd, &taken, flags) } {
                 // SAFETY: the span is that of a vector, which has at least `written` bytes.
