@@ -27,6 +27,8 @@ const REQUEST: u16 = 1;
 const SEQUENCE: u32 = 1;
 /// `TCP_ESTABLISHED` (`linux/tcp_states.h`).
 const ESTABLISHED: u8 = 1;
+/// `TCP_LISTEN`.
+const LISTEN: u8 = 10;
 /// `TCP_CLOSE_WAIT` and `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: one direction has ended.
 const HALF_CLOSED: [u8; 3] = [8, 4, 5];
 
@@ -86,6 +88,16 @@ pub fn look_up(tuple: Tuple) -> Option<Entry> {
     }
 }
 
+/// Looks up the socket that listens at an address in this process's network namespace, also one that listens at all
+/// addresses. `None` if there is none, or the kernel does not answer.
+pub fn look_up_listener(address: SocketAddr) -> Option<Entry> {
+    let netlink = open().ok()?;
+    // No connection has the port 0, so the kernel finds what a new one would reach.
+    let tuple = Tuple::new(address, SocketAddr::new(address.ip(), 0));
+    let answer = request_answer(netlink.as_fd(), tuple).ok()?;
+    parse_entry(&answer.0[..answer.1]).filter(|entry| entry.state == LISTEN)
+}
+
 fn open() -> Result<Descriptor, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG)).map(Descriptor::from)
@@ -93,10 +105,16 @@ fn open() -> Result<Descriptor, Errno> {
 
 /// Sends a request and receives its answer, which the kernel has queued before the send returns.
 fn ask(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<LookUp, Errno> {
+    let (room, length) = request_answer(netlink, tuple)?;
+    Ok(parse(&room[..length], tuple))
+}
+
+/// Returns the answer to a request, and its length.
+fn request_answer(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<([u8; ROOM_BYTES], usize), Errno> {
     rustix::net::send(netlink, &request(tuple), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
     let mut room = [0_u8; ROOM_BYTES];
     let (length, _) = rustix::net::recv(netlink, &mut room, RecvFlags::DONTWAIT)?;
-    Ok(parse(&room[..length.min(ROOM_BYTES)], tuple))
+    Ok((room, length.min(ROOM_BYTES)))
 }
 
 /// Returns a `struct nlmsghdr` with a `struct inet_diag_req_v2` for any state and cookie.
@@ -137,18 +155,30 @@ fn copy_ip(part: &mut [u8], address: SocketAddr) {
 /// Parses an answer.
 fn parse(answer: &[u8], tuple: Tuple) -> LookUp {
     let word = |at: usize| answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
-    let kind = word(4).map(|kind_and_flags| kind_and_flags.to_ne_bytes());
-    match kind.map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]])) {
-        // NLMSG_ERROR: the negative error follows the header.
-        Some(2) if word(NLMSGHDR_BYTES) == Some(-libc::ENOENT as u32) => return LookUp::Nothing,
-        Some(BY_FAMILY) if answer.len() >= ENTRY_BYTES => {}
-        _ => return LookUp::Unavailable,
+    // NLMSG_ERROR: the negative error follows the header.
+    if kind_of(answer) == Some(2) && word(NLMSGHDR_BYTES) == Some(-libc::ENOENT as u32) {
+        return LookUp::Nothing;
+    }
+    match parse_entry(answer) {
+        // A listener, which has no peer.
+        Some(_) if answer[NLMSGHDR_BYTES + 4..NLMSGHDR_BYTES + 8] != addresses(tuple)[..4] => LookUp::Nothing,
+        Some(entry) => LookUp::Found(entry),
+        None => LookUp::Unavailable,
+    }
+}
+
+/// Returns the type of a message.
+fn kind_of(answer: &[u8]) -> Option<u16> {
+    answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes)
+}
+
+/// Parses the entry of a socket; `None` if an answer has none.
+fn parse_entry(answer: &[u8]) -> Option<Entry> {
+    if kind_of(answer) != Some(BY_FAMILY) || answer.len() < ENTRY_BYTES {
+        return None;
     }
     let body = &answer[NLMSGHDR_BYTES..];
-    if body[4..8] != addresses(tuple)[..4] {
-        return LookUp::Nothing; // A listener, which has no peer.
-    }
     let number = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| body[at + index]));
     let cookie = u64::from(number(48)) << 32 | u64::from(number(44));
-    LookUp::Found(Entry { cookie, uid: number(64), state: body[1], inode: number(68), unread_bytes: number(56) })
+    Some(Entry { cookie, uid: number(64), state: body[1], inode: number(68), unread_bytes: number(56) })
 }

@@ -1,0 +1,184 @@
+//! What the peer sends.
+
+use super::super::receiver::{Attempt, Violation};
+use super::{Broken, ENDED, Relay};
+use crate::flags::MessageFlags;
+use fabric::{Inbound, Outbound};
+use lane::Draft;
+use libc::iovec;
+use path::{ReceiveBy, Word};
+use rustix::io::Errno;
+
+/// Bytes that are received by TCP at once.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// What the peer has sent, or how its stream has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelayInput {
+    /// This number of bytes, at least one, in one piece.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// Everything was consumed, and nothing follows.
+    End,
+    /// The connection must be reset.
+    Broken,
+}
+
+impl From<Violation> for Broken {
+    fn from(_: Violation) -> Self {
+        Self
+    }
+}
+
+impl Relay {
+    /// Returns whether [`Relay::input`] may have something new to report; loads of memory only.
+    #[inline]
+    pub fn may_have_input(&mut self) -> bool {
+        if self.begin < self.buffer.len() || self.is_broken {
+            return true;
+        }
+        if self.has_input_end {
+            return false;
+        }
+        match self.receiver.lane_in_use() {
+            Some(lane) => lane.may_have_data() || lane.load(Word::Ended) != self.seen[3],
+            None => self.is_readable || self.words() != self.seen,
+        }
+    }
+
+    /// Returns the words by which the peer's sender asks for a move, begins, withdraws and ends it.
+    fn words(&mut self) -> [u64; 4] {
+        let Some(lane) = self.receiver.lane() else { return [0; 4] };
+        [Word::Ask, Word::Up, Word::Withdrawn, Word::Ended].map(|word| lane.load(word))
+    }
+
+    /// Returns what the peer has sent and was not consumed.
+    pub fn input(&mut self) -> RelayInput {
+        if self.begin < self.buffer.len() {
+            return RelayInput::Bytes(self.buffer.len() - self.begin);
+        }
+        if self.has_input_end {
+            return RelayInput::End;
+        }
+        self.seen = self.words();
+        let found = if self.is_broken { Err(Broken) } else { self.receive() };
+        match found {
+            Ok(input) => {
+                self.has_input_end |= input == RelayInput::End;
+                input
+            }
+            Err(Broken) => {
+                self.is_broken = true;
+                RelayInput::Broken
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<RelayInput, Broken> {
+        let tcp = self.tcp();
+        let mut by = self.receiver.prepare(tcp)?;
+        loop {
+            match by {
+                ReceiveBy::Kernel if self.is_readable => return self.fill(u64::MAX),
+                ReceiveBy::Kernel => return self.end_or_nothing(),
+                ReceiveBy::KernelUpTo(bytes_max) => return self.fill(bytes_max),
+                ReceiveBy::Nothing => {
+                    by = self.receiver.prepare_last(tcp)?;
+                    if by == ReceiveBy::Nothing {
+                        return self.end_or_nothing();
+                    }
+                }
+                ReceiveBy::Lane => {
+                    let Some(lane) = self.receiver.lane() else { return Err(Broken) };
+                    if let Some(chunk) = lane.peek()? {
+                        self.chunk = Some(chunk);
+                        return Ok(RelayInput::Bytes(chunk.len_bytes));
+                    }
+                    by = self.receiver.note_empty(tcp)?;
+                }
+            }
+        }
+    }
+
+    /// Receives by TCP what has arrived, at most `bytes_max` bytes.
+    fn fill(&mut self, bytes_max: u64) -> Result<RelayInput, Broken> {
+        let (tcp, wanted) = (self.tcp(), usize::try_from(bytes_max).unwrap_or(usize::MAX).min(BUFFER_BYTES));
+        self.buffer.resize(BUFFER_BYTES, 0);
+        let spans = [iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: BUFFER_BYTES }];
+        // SAFETY: the span is the buffer, which nothing else accesses meanwhile.
+        let got = unsafe { self.receiver.receive_up_to(tcp, &spans, 0, wanted as u64, MessageFlags::default()) };
+        self.begin = 0;
+        let bytes = if let Attempt::Got { bytes, .. } = got { bytes } else { 0 };
+        self.buffer.truncate(bytes);
+        match got {
+            Attempt::Got { .. } => {
+                self.is_readable = bytes == wanted;
+                Ok(RelayInput::Bytes(bytes))
+            }
+            Attempt::End => Ok(RelayInput::End),
+            Attempt::Error(_) => Err(Broken),
+            Attempt::Nothing | Attempt::Kernel => {
+                self.is_readable = false;
+                Ok(RelayInput::Nothing)
+            }
+        }
+    }
+
+    /// Finds out whether the stream has ended, now that nothing else was found. Whatever the peer has published before
+    /// the kernel's event is visible by now, and nothing can follow the end.
+    fn end_or_nothing(&mut self) -> Result<RelayInput, Broken> {
+        if self.ended & ENDED == 0 {
+            return Ok(RelayInput::Nothing);
+        }
+        let mut byte = 0_u8;
+        let spans = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        // SAFETY: the span is a local.
+        match unsafe { self.tcp().receive(&spans, 0) } {
+            Ok(0) => Ok(RelayInput::End),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(RelayInput::Nothing),
+            Ok(_) | Err(_) => Err(Broken),
+        }
+    }
+
+    /// Appends the first `len_bytes` of the input to a record.
+    ///
+    /// # Panics
+    /// If there are fewer; the same holds below.
+    #[inline]
+    pub fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
+        if self.begin < self.buffer.len() {
+            return draft.append(&self.buffer[self.begin..self.begin + len_bytes]);
+        }
+        let chunk = self.chunk.expect("input returned bytes");
+        let lane = self.receiver.lane().expect("input returned bytes of the lane");
+        draft.append_span(&lane.span(chunk).part(0, len_bytes));
+    }
+
+    /// Copies bytes of the input, from `skip_bytes` on.
+    pub fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
+        if self.begin < self.buffer.len() {
+            let begin = self.begin + skip_bytes;
+            return destination.copy_from_slice(&self.buffer[begin..begin + destination.len()]);
+        }
+        let chunk = self.chunk.expect("input returned bytes");
+        let lane = self.receiver.lane().expect("input returned bytes of the lane");
+        lane.span(chunk).part(skip_bytes, destination.len()).read(destination);
+    }
+
+    /// Consumes bytes of the input.
+    ///
+    /// # Errors
+    /// [`Broken`] if the peer has violated the lane's protocol.
+    #[inline]
+    pub fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
+        if self.begin < self.buffer.len() {
+            self.begin += len_bytes;
+            return Ok(());
+        }
+        self.chunk = None;
+        self.has_consumed = true;
+        let lane = self.receiver.lane().ok_or(Broken)?;
+        Ok(lane.consume(len_bytes)?)
+    }
+}
