@@ -25,6 +25,11 @@ mod nodes;
 #[path = "windows/passed_on.rs"]
 mod passed_on;
 
+/// The library of the programs: the installed one.
+fn library() -> Option<String> {
+    None
+}
+
 /// The round-trip time of the modelled link: 500 ns in each direction.
 const MODELLED_RTT_NS: u64 = 1_000;
 

@@ -281,7 +281,10 @@ impl Nodes {
     /// A command that runs a Python program, which begins with [`COMMON`], on a node.
     pub fn python(&self, node: usize, script: &str, port: u16) -> Command {
         let script = format!("{COMMON}\n{script}");
-        let mut command = self.nodes[node].rack.run(&["--node", NODES[node], "--require-lane"], paths::tool("python3"));
+        let library = crate::library();
+        let mut options = vec!["--node", NODES[node], "--require-lane"];
+        options.extend(library.as_deref().into_iter().flat_map(|library| ["--library", library]));
+        let mut command = self.nodes[node].rack.run(&options, paths::tool("python3"));
         command.args(["-c", &script]).arg(SocketAddr::from((address(1), port)).ip().to_string()).arg(port.to_string());
         command
     }
@@ -362,6 +365,7 @@ impl Node {
             failover_port: settings.failover_port,
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
             access: Access { rules: Vec::new(), allows_others: !settings.denies },
+            publish: None,
         }));
         let link = device.link(NodeSlot(1 - own as u8));
         let node = Self { rack, device, link, monitor, proxy };

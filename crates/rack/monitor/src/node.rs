@@ -63,7 +63,7 @@ impl Monitor {
         let node = settings.node().clone();
         let directory = run_dir.directory.display().to_string();
         let registry =
-            Registry::open(&run_dir.directory, settings.rack.nodes.len()).map_err(system_error(&directory))?;
+            Registry::open(&run_dir.directory, settings.rack.nodes.len(), false).map_err(system_error(&directory))?;
         let pid = lock_pid_file(&run_dir, &node.name)?;
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let subscription = RackSubscription::acquire(&settings, started_at_ns)?;

@@ -101,6 +101,7 @@ impl MonitorSettings {
                 .as_ref()
                 .map(|link| messages::Timing { name: link.timing.as_str().to_owned(), one_way_ns: link.one_way_ns }),
             access: access(rack, self.slot),
+            publish: None,
         }
     }
 }
