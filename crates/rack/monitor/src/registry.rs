@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -59,6 +59,22 @@ impl Registry {
         let at = if address.is_ipv4() { address } else { (Ipv4Addr::LOCALHOST, address.port()).into() };
         let own_uid = rustix::process::geteuid().as_raw();
         diag::look_up_listener(at).is_some_and(|listener| self.serves_all_users || listener.uid == own_uid)
+    }
+
+    /// Returns the ports at which programs listen where peers reach them by a node's address: by the names in the rack
+    /// directory, and by kernel TCP.
+    pub fn ports(&self, node: IpAddr) -> BTreeSet<u16> {
+        let own_uid = rustix::process::geteuid().as_raw();
+        let reached = |ip: IpAddr| ip.is_unspecified() || ip.to_canonical() == node;
+        let by_tcp = diag::listeners().into_iter();
+        let by_tcp = by_tcp.filter(|(_, uid)| self.serves_all_users || *uid == own_uid).map(|(address, _)| address);
+        let by_name = self.listeners(SUBSCRIPTIONS_MAX).into_iter();
+        by_tcp.chain(by_name).filter(|address| reached(address.ip())).map(|address| address.port()).collect()
+    }
+
+    /// Returns whether a peer does not know a listener yet, which it is subscribed to from now on.
+    pub fn is_news(&mut self, peer: usize, address: SocketAddr) -> bool {
+        !self.subscriptions[peer].contains(&address) && self.is_listening(peer, address)
     }
 
     /// Removes and returns listeners that are gone, each with a subscribed peer. A killed program leaves its name

@@ -3,7 +3,7 @@
 //! The request has both addresses, so the kernel looks up one socket and lists nothing. It falls back to a listener of
 //! the address, which is why the state has to be checked.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -96,6 +96,52 @@ pub fn look_up_listener(address: SocketAddr) -> Option<Entry> {
     let tuple = Tuple::new(address, SocketAddr::new(address.ip(), 0));
     let answer = request_answer(netlink.as_fd(), tuple).ok()?;
     parse_entry(&answer.0[..answer.1]).filter(|entry| entry.state == LISTEN)
+}
+
+/// Returns the addresses of all sockets that listen in this process's network namespace, with the users who made them:
+/// those of IPv4 and those of IPv6. Empty if the kernel does not answer.
+pub fn listeners() -> Vec<(SocketAddr, u32)> {
+    let unspecified: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let tuples = unspecified.map(|ip| Tuple { local: SocketAddr::new(ip, 0), peer: SocketAddr::new(ip, 0) });
+    tuples.into_iter().flat_map(|tuple| dump_listeners(tuple).unwrap_or_default()).collect()
+}
+
+/// `NLM_F_DUMP`.
+const DUMP: u16 = 0x300;
+/// Room for a part of a dump.
+const DUMP_BYTES: usize = 32 << 10;
+
+fn dump_listeners(family: Tuple) -> Result<Vec<(SocketAddr, u32)>, Errno> {
+    let netlink = open()?;
+    let mut request = request(family);
+    request[6..8].copy_from_slice(&(REQUEST | DUMP).to_ne_bytes());
+    request[NLMSGHDR_BYTES + 4..NLMSGHDR_BYTES + 8].copy_from_slice(&(1_u32 << LISTEN).to_ne_bytes());
+    rustix::net::send(netlink.as_fd(), &request, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    let (mut found, mut room) = (Vec::new(), vec![0_u8; DUMP_BYTES]);
+    loop {
+        let (length, _) = rustix::net::recv(netlink.as_fd(), &mut room[..], RecvFlags::DONTWAIT)?;
+        let mut rest = &room[..length.min(DUMP_BYTES)];
+        while let Some(bytes) = rest.get(..4) {
+            let bytes = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+            let Some(message) = rest.get(..bytes).filter(|_| bytes >= NLMSGHDR_BYTES) else { return Ok(found) };
+            // NLMSG_DONE, or an error.
+            let Some(entry) = parse_entry(message) else { return Ok(found) };
+            found.extend(local_of(message).map(|local| (local, entry.uid)));
+            rest = &rest[(bytes.next_multiple_of(4)).min(rest.len())..];
+        }
+    }
+}
+
+/// Returns the local address of an entry.
+fn local_of(message: &[u8]) -> Option<SocketAddr> {
+    let body = message.get(NLMSGHDR_BYTES..)?;
+    let port = u16::from_be_bytes(body.get(4..6)?.try_into().ok()?);
+    let address = body.get(8..24)?;
+    let ip: IpAddr = match i32::from(body[0]) {
+        libc::AF_INET => <[u8; 4]>::try_from(&address[..4]).ok()?.into(),
+        _ => <[u8; 16]>::try_from(address).ok()?.into(),
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 fn open() -> Result<Descriptor, Errno> {

@@ -245,6 +245,24 @@ impl Proxy {
             }
             Err(errno) => eprintln!("crosslane proxy: cannot listen at {at} for {address}: {errno}"),
         }
+        if self.shared.publishes(address.port()) {
+            self.publish(peer, address);
+        }
+    }
+
+    /// Listens at the other node's own address, for programs that do not load the library.
+    fn publish(&self, peer: u8, address: SocketAddr) {
+        match TcpListener::listen(address, BACKLOG, true) {
+            Ok(listener) => {
+                let listener = Arc::new(listener);
+                self.command(|| Command::AddTcpListener { peer, address, listener: Arc::clone(&listener) });
+            }
+            Err(Errno::ADDRNOTAVAIL) => {
+                let ip = address.ip();
+                eprintln!("crosslane proxy: cannot publish {address}: run 'ip route add local {ip} dev lo' as root");
+            }
+            Err(errno) => eprintln!("crosslane proxy: cannot publish {address}: {errno}"),
+        }
     }
 
     /// Closes a remote listener, after all threads have stopped to accept from it.

@@ -7,7 +7,7 @@ use super::monitor_channel::MonitorChannel;
 use super::source_ports::SourcePorts;
 use super::span_pool::SpanPool;
 use super::wakeup::WakeupFd;
-use control::proxy::{Access, Configuration, FromProxy, Node};
+use control::proxy::{Access, Configuration, FromProxy, Node, Publish};
 use fabric::device::{Device, NodeSlot};
 use fabric::timed::{LinkTiming, Pacer};
 use pcie::host::path::Path;
@@ -133,6 +133,15 @@ impl Shared {
     /// Returns the address of a node, if it has joined.
     pub(super) fn address(&self, slot: u8) -> Option<IpAddr> {
         self.addresses.get(usize::from(slot))?.get().copied()
+    }
+
+    /// Returns whether programs of this machine reach a listener of another node without the library.
+    pub(super) fn publishes(&self, port: u16) -> bool {
+        match &self.setup.publish {
+            None => false,
+            Some(Publish::All) => true,
+            Some(Publish::Ports(ranges)) => ranges.iter().any(|(first, last)| (*first..=*last).contains(&port)),
+        }
     }
 
     /// Returns the slot of the node with an address.

@@ -65,7 +65,10 @@ impl TcpListener {
             };
             if let Some((source, cookie)) = self.examine(socket.as_fd(), shared) {
                 let tuple = socket::rendezvous::address::Tuple { local: source, peer: destination };
-                let relay = Relay::new(socket, Role::Accepted, shared.meeting_key());
+                let relay = match self.is_published {
+                    true => Relay::on_tcp(socket, Role::Accepted, shared.meeting_key()),
+                    false => Relay::new(socket, Role::Accepted, shared.meeting_key()),
+                };
                 return Some(TcpClient { relay, tuple, cookie, since_ns: now_ns() });
             }
             // Not in good order: the program must not take it for a server that has closed.

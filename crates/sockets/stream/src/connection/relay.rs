@@ -60,6 +60,8 @@ pub struct Relay {
     ended: i16,
     /// The stream of the peer has ended.
     has_input_end: bool,
+    /// When the end was first seen, while it is not known whether the peer has died.
+    end_seen_ns: Option<u64>,
     is_broken: bool,
     output_end: OutputEnd,
     /// Bytes that were received by TCP, of which the first `begin` are consumed.
@@ -82,14 +84,23 @@ impl Relay {
     /// Takes over a connected, non-blocking socket. An accepting end announces itself at once; a connecting end
     /// proposes to meet its peer when [`Relay::meet`] is called.
     pub fn new(socket: OwnedFd, role: Role, key: Key) -> Self {
+        let mut relay = Self { state: State::Alone, ..Self::on_tcp(socket, role, key) };
+        if role == Role::Accepted {
+            relay.meet();
+        }
+        relay
+    }
+
+    /// As [`Relay::new`], for a peer that does not load the library.
+    pub fn on_tcp(socket: OwnedFd, role: Role, key: Key) -> Self {
         let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
         let _ = sockopt::set_tcp_nodelay(&socket, true);
         let _ = sockopt::set_socket_oobinline(&socket, true);
-        let mut relay = Self {
+        Self {
             socket,
             role,
             key,
-            state: State::Alone,
+            state: State::Stays,
             occasions: 0,
             bell: None,
             sender: Sender::default(),
@@ -97,6 +108,7 @@ impl Relay {
             is_readable: true,
             ended: 0,
             has_input_end: false,
+            end_seen_ns: None,
             is_broken: false,
             output_end: OutputEnd::Open,
             buffer: Vec::new(),
@@ -105,11 +117,7 @@ impl Relay {
             seen: [0; 4],
             has_written: false,
             has_consumed: false,
-        };
-        if role == Role::Accepted {
-            relay.meet();
         }
-        relay
     }
 
     /// Returns the socket, to be watched by edges for input, room and its end.

@@ -8,9 +8,15 @@ use lane::Draft;
 use libc::iovec;
 use path::{ReceiveBy, Word};
 use rustix::io::Errno;
+use socket::process::blocking;
+use socket::process::clock::now_ns;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Bytes that are received by TCP at once.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// How long after the end of its stream a dead peer's bell hangs up at the latest.
+const BELL_DELAY_NS: u64 = 1_000_000;
 
 /// What the peer has sent, or how its stream has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +31,10 @@ pub enum RelayInput {
     Broken,
 }
 
+fn is_hung_up(bell: BorrowedFd<'_>) -> bool {
+    blocking::poll_now(bell.as_raw_fd(), libc::POLLIN) & libc::POLLHUP != 0
+}
+
 impl From<Violation> for Broken {
     fn from(_: Violation) -> Self {
         Self
@@ -35,7 +45,7 @@ impl Relay {
     /// Returns whether [`Relay::input`] may have something new to report; loads of memory only.
     #[inline]
     pub fn may_have_input(&mut self) -> bool {
-        if self.begin < self.buffer.len() || self.is_broken {
+        if self.begin < self.buffer.len() || self.is_broken || self.end_seen_ns.is_some() {
             return true;
         }
         if self.has_input_end {
@@ -116,7 +126,7 @@ impl Relay {
                 self.is_readable = bytes == wanted;
                 Ok(RelayInput::Bytes(bytes))
             }
-            Attempt::End => Ok(RelayInput::End),
+            Attempt::End => self.end(),
             Attempt::Error(_) => Err(Broken),
             Attempt::Nothing | Attempt::Kernel => {
                 self.is_readable = false;
@@ -135,10 +145,29 @@ impl Relay {
         let spans = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         // SAFETY: the span is a local.
         match unsafe { self.tcp().receive(&spans, 0) } {
-            Ok(0) => Ok(RelayInput::End),
+            Ok(0) => self.end(),
             Err(Errno::AGAIN | Errno::INTR) => Ok(RelayInput::Nothing),
             Ok(_) | Err(_) => Err(Broken),
         }
+    }
+
+    /// Reports the end of the peer's stream. A peer that has died with bytes of the lane unread resets the connection, as
+    /// TCP does: the kernel does so once these bytes are written to TCP. That it has died shows by its bell, a moment
+    /// after the end.
+    fn end(&mut self) -> Result<RelayInput, Broken> {
+        let is_by_lane = self.sender.is_by_lane();
+        if is_by_lane && self.sender.lane().is_some_and(|lane| lane.unsent_bytes() > 0) {
+            if self.bell.as_ref().is_some_and(|bell| is_hung_up(bell.as_fd())) {
+                self.note_peer_left();
+                self.resend();
+            } else if now_ns().saturating_sub(*self.end_seen_ns.get_or_insert_with(now_ns)) < BELL_DELAY_NS {
+                self.is_readable = true;
+                return Ok(RelayInput::Nothing);
+            }
+        }
+        self.end_seen_ns = None;
+        let has_failed = blocking::poll_now(self.tcp().0, libc::POLLRDHUP) & libc::POLLERR != 0;
+        if has_failed { Err(Broken) } else { Ok(RelayInput::End) }
     }
 
     /// Appends the first `len_bytes` of the input to a record.
