@@ -147,7 +147,7 @@ impl Receiver {
         // Field by field, as the sender.
         self.lane = Some(lane);
         self.counters = counters;
-        self.forbidden = 1;
+        self.forbidden += 1;
     }
 
     /// Returns the lane, if the ends have met.

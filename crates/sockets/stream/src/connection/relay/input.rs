@@ -87,15 +87,19 @@ impl Relay {
 
     fn receive(&mut self) -> Result<RelayInput, Broken> {
         let tcp = self.tcp();
+        let was_plain = self.receiver.is_plain();
         let mut by = self.receiver.prepare(tcp)?;
         loop {
             match by {
-                ReceiveBy::Kernel if self.is_readable => return self.fill(u64::MAX),
+                // The kernel has reported what comes after a lane while that was in use.
+                ReceiveBy::Kernel if self.is_readable || !was_plain => return self.fill(u64::MAX),
                 ReceiveBy::Kernel => return self.end_or_nothing(),
                 ReceiveBy::KernelUpTo(bytes_max) => return self.fill(bytes_max),
                 ReceiveBy::Nothing => {
                     by = self.receiver.prepare_last(tcp)?;
                     if by == ReceiveBy::Nothing {
+                        // Nothing has arrived: the kernel reports what does.
+                        self.is_readable = false;
                         return self.end_or_nothing();
                     }
                 }
@@ -162,6 +166,7 @@ impl Relay {
                 self.resend();
             } else if now_ns().saturating_sub(*self.end_seen_ns.get_or_insert_with(now_ns)) < BELL_DELAY_NS {
                 self.is_readable = true;
+                self.ended |= libc::POLLRDHUP;
                 return Ok(RelayInput::Nothing);
             }
         }
