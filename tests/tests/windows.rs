@@ -26,8 +26,15 @@ mod nodes;
 mod passed_on;
 
 /// The library of the programs: the installed one.
+#[allow(dead_code, reason = "windows_by_tcp.rs has its own")]
 fn library() -> Option<String> {
     None
+}
+
+/// Whether a test does not pass yet with that library, for a reason.
+#[allow(dead_code, reason = "windows_by_tcp.rs has its own")]
+fn is_pending(_reason: &str) -> bool {
+    false
 }
 
 /// The round-trip time of the modelled link: 500 ns in each direction.
@@ -136,6 +143,9 @@ fn many_connections_at_once_get_their_own_bytes() {
 
 #[test]
 fn connections_without_a_free_span_use_the_proxies() {
+    if crate::is_pending("its connections use no spans") {
+        return;
+    }
     let nodes = Nodes::start_as(Settings { spans: 3, ..DIRECT });
     many_connections(&nodes);
     for own in 0..2 {
@@ -269,6 +279,9 @@ say(os.waitpid(child, 0)[1])
 /// A program that has not noticed the loss of its link may still store into the other node's window.
 #[test]
 fn a_span_that_an_old_program_can_write_is_used_again_only_after_its_end() {
+    if crate::is_pending("its connections use no spans") {
+        return;
+    }
     for way in [DIRECT, WRITE_COMBINED, HALF_COMBINED] {
         leave_span_to_old_program(Nodes::start_as(Settings { spans: 1, ..way }));
     }

@@ -167,6 +167,15 @@ pub unsafe extern "C" fn getsockopt(
         let info = unsafe { std::slice::from_raw_parts_mut(value.cast::<u8>(), *len as usize) };
         connection.amend_tcp_info(info);
     }
+    let is_error = result == 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR);
+    let number = value.cast::<c_int>();
+    // SAFETY: the kernel has just written this number of bytes there, and the number.
+    if is_error && unsafe { *len as usize >= size_of::<c_int>() && number.read_unaligned() == libc::ECONNRESET } {
+        if keeping_errno(|| remote::is_refused(fd)) {
+            // SAFETY: as above.
+            unsafe { number.write_unaligned(libc::ECONNREFUSED) };
+        }
+    }
     result
 }
 

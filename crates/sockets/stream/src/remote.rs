@@ -14,7 +14,7 @@ mod query;
 pub mod table;
 
 pub use addresses::{peer_address, shown_addresses, source_address};
-pub use connect::connect;
+pub use connect::{connect, is_refused};
 pub use table::{ProxyTable, TableWriter, Verdict};
 
 use rustix::net::sockopt;

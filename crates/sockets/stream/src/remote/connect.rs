@@ -88,6 +88,13 @@ fn in_family(proxy: Ipv4Addr, port: u16, destination: SocketAddr) -> SocketAddr 
     }
 }
 
+/// Returns whether the other node has refused the connection of a socket. Where `connect` has returned before, the
+/// kernel knows this as a reset.
+pub fn is_refused(fd: RawFd) -> bool {
+    settings().node.is_some()
+        && table().is_some_and(|table| matches!(table.verdict(cookie_of(Tcp(fd).borrow())), Ok(Verdict::Refused(_))))
+}
+
 fn attempt(
     fd: RawFd,
     table: &ProxyTable,
