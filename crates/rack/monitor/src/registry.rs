@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -56,9 +56,9 @@ impl Registry {
 
     /// Returns whether a program listens by kernel TCP where the proxy could connect to it.
     fn has_kernel_listener(&self, address: SocketAddr) -> bool {
-        let at = if address.is_ipv4() { address } else { (Ipv4Addr::LOCALHOST, address.port()).into() };
         let own_uid = rustix::process::geteuid().as_raw();
-        diag::look_up_listener(at).is_some_and(|listener| self.serves_all_users || listener.uid == own_uid)
+        let listener = diag::look_up_listener(address);
+        listener.is_some_and(|listener| self.serves_all_users || listener.uid == own_uid)
     }
 
     /// Returns the ports at which programs listen where peers reach them by a node's address: by the names in the rack

@@ -3,7 +3,7 @@
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with, sockopt};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -60,19 +60,24 @@ impl SourcePorts {
         None
     }
 
-    /// Returns a non-blocking TCP socket that is bound to a port of its own.
+    /// Returns a non-blocking TCP socket for a connection to an address of this machine, bound to a port of its own: at
+    /// the proxy's address, or for IPv6 at `::1`, from which no program connects to a node's address.
     ///
     /// # Errors
     /// The error of the kernel; `ADDRNOTAVAIL` if all ports are in use.
-    pub(super) fn bind(self: &Arc<Self>) -> Result<(OwnedFd, SourcePort), Errno> {
+    pub(super) fn bind(self: &Arc<Self>, destination: IpAddr) -> Result<(OwnedFd, SourcePort), Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+        let (family, source) = match destination {
+            IpAddr::V4(_) => (AddressFamily::INET, IpAddr::from(self.address)),
+            IpAddr::V6(_) => (AddressFamily::INET6, Ipv6Addr::LOCALHOST.into()),
+        };
+        let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
         // The last connection of the port may still be in TIME_WAIT.
         sockopt::set_socket_reuseaddr(&socket, true)?;
         for _ in FIRST..=u16::MAX {
             let port = self.take().ok_or(Errno::ADDRNOTAVAIL)?;
-            match bind(&socket, &SocketAddr::from((self.address, port.port))) {
-                // A listener of this proxy has it.
+            match bind(&socket, &SocketAddr::new(source, port.port)) {
+                // A listener has it.
                 Err(Errno::ADDRINUSE) => {}
                 bound => return bound.map(|()| (socket, port)),
             }
@@ -88,8 +93,8 @@ mod tests {
     #[test]
     fn each_connection_has_a_port_of_its_own_until_it_ends() {
         let ports = SourcePorts::new(Ipv4Addr::new(127, 78, 250, 250));
-        let (_first, port) = ports.bind().expect("a port");
-        let (_second, other) = ports.bind().expect("a port");
+        let (_first, port) = ports.bind(Ipv4Addr::LOCALHOST.into()).expect("a port");
+        let (_second, other) = ports.bind(Ipv4Addr::LOCALHOST.into()).expect("a port");
         assert_ne!(port.port, other.port);
         ports.state.lock().expect("no panic").next = port.port;
         assert_ne!(ports.take().expect("a port").port, port.port);

@@ -22,13 +22,14 @@ pub(super) fn connect_tcp(
     client: SocketAddr,
     server: SocketAddr,
 ) -> Result<TcpEndpoint, Errno> {
-    let asked = if server.is_ipv4() { server } else { (Ipv4Addr::LOCALHOST, server.port()).into() };
     let at = SocketAddr::new(address_here(server.ip()), server.port());
+    // A server that listens only at the loopback address is not one of the node.
+    let asked = if server.is_ipv4() { server } else { at };
     let listener = diag::look_up_listener(asked).ok_or(Errno::CONNREFUSED)?;
     if listener.uid != own_uid() && !shared.setup.is_published() {
         return Err(Errno::CONNREFUSED);
     }
-    let (socket, source) = shared.source_ports.bind()?;
+    let (socket, source) = shared.source_ports.bind(at.ip())?;
     shared.table.set_client(source.port, peer, client.port(), server.port());
     connect_from(socket, source, at, shared)
 }
@@ -54,7 +55,7 @@ fn connect_from(
 /// Returns where a server of this node is reached: at the node's address, or if that is not one of this machine, at the
 /// loopback address, where servers answer that listen at all addresses.
 fn address_here(node: IpAddr) -> IpAddr {
-    if node.is_ipv4() && is_own(node) { node } else { Ipv4Addr::LOCALHOST.into() }
+    if is_own(node) { node } else { Ipv4Addr::LOCALHOST.into() }
 }
 
 /// Returns whether an address is one of this machine.

@@ -4,7 +4,7 @@ use super::{is_proxy, table};
 use crate::kernel::Tcp;
 use socket::process::settings::settings;
 use socket::rendezvous::address::{Family, to_family};
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
 /// Returns the address in the family of the kernel's one; `None` if that has no such address.
@@ -37,11 +37,17 @@ pub fn source_address(fd: RawFd) -> Option<SocketAddr> {
 pub fn shown_addresses(fd: RawFd) -> Option<[SocketAddr; 2]> {
     settings().node?;
     let [local, peer] = kernel_addresses(fd)?;
-    if !is_proxy(peer.ip()) {
+    // For IPv6 the proxy connects from `::1` to the node's address, as no program does.
+    let may_be_v6 = peer.ip() == Ipv6Addr::LOCALHOST && local.ip() != Ipv6Addr::LOCALHOST;
+    if !is_proxy(peer.ip()) && !may_be_v6 {
         return None;
     }
     let table = table()?;
-    if Some(peer.ip().to_canonical()) != table.proxy().map(Into::into) {
+    let is_its = match may_be_v6 {
+        true => table.node(table.own_slot()) == Some(local.ip()),
+        false => table.proxy().map(Into::into) == Some(peer.ip().to_canonical()),
+    };
+    if !is_its {
         return None;
     }
     let shown = table.client(peer.port(), local.port()).or_else(|| table.remote_listener(peer.port()))?;
