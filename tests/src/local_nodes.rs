@@ -20,6 +20,8 @@ const RACK_FILE: &str = "r.toml";
 pub struct LocalNodes {
     folder: TempDir,
     rack: String,
+    /// The library of the programs, unless it is the installed one.
+    library: Option<PathBuf>,
 }
 
 impl Drop for LocalNodes {
@@ -42,7 +44,14 @@ impl LocalNodes {
     pub fn of_rack(address: &str) -> Self {
         // In /tmp, regardless of TMPDIR: paths of sockets must be short.
         let folder = tempfile::Builder::new().prefix("nodes-").tempdir_in("/tmp").expect("a folder");
-        Self { folder, rack: address.to_owned() }
+        Self { folder, rack: address.to_owned(), library: None }
+    }
+
+    /// The same nodes, whose programs load another library.
+    pub fn with_library(self, library: Option<PathBuf>) -> Self {
+        let mut this = self;
+        this.library = library;
+        this
     }
 
     /// The rack file, if there is one.
@@ -110,7 +119,12 @@ impl LocalNodes {
 
     /// As [`LocalNodes::run`], on a node of any name.
     pub fn run_on(&self, name: &str) -> Command {
-        self.command(&["run", "--rack", &self.rack, "--node", name, "--require-lane", "--"])
+        let mut command = self.command(&["run", "--rack", &self.rack, "--node", name, "--require-lane"]);
+        if let Some(library) = &self.library {
+            command.arg("--library").arg(library);
+        }
+        command.arg("--");
+        command
     }
 
     /// Starts a Python program, which begins with [`COMMON`], on node `node`, for an address of node `server`.

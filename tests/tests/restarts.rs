@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::ops::Deref;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -18,6 +18,18 @@ use system_tests::local_nodes::{NAMES, example, with_long_silence};
 use system_tests::process::{Stopped, signal};
 use system_tests::script::{CLIENT, ECHO};
 use system_tests::{LocalNodes, Process, Stat, WAIT_MAX, paths, port, wait_for};
+
+/// The library of the programs, unless it is the installed one.
+#[allow(dead_code, reason = "restarts_by_tcp.rs has its own")]
+fn library() -> Option<PathBuf> {
+    None
+}
+
+/// Whether a test does not pass yet with that library, for a reason.
+#[allow(dead_code, reason = "restarts_by_tcp.rs has its own")]
+fn is_pending(_reason: &str) -> bool {
+    false
+}
 
 /// Room for two windows of the usual size.
 const FILE_BYTES: u64 = 16 << 20;
@@ -44,7 +56,7 @@ impl Nodes {
     }
 
     fn up_as(arguments: &[&str], change: impl Fn(&str) -> String) -> Self {
-        let nodes = Self(LocalNodes::of_file(&change(&example(arguments))));
+        let nodes = Self(LocalNodes::of_file(&change(&example(arguments))).with_library(crate::library()));
         nodes.finish("up", &[]).must_succeed();
         nodes
     }
@@ -55,7 +67,7 @@ impl Nodes {
         let text = patient(&example(&["--nodes", "2", "--backend", "dax"]), "10 s");
         let text = text.replace("up_ns = 10000000000", "up_ns = \"1 ms\"");
         let text = text.replace("\"coherent\"", &format!("{coherence:?}"));
-        let nodes = Self(LocalNodes::of_file(""));
+        let nodes = Self(LocalNodes::of_file("").with_library(crate::library()));
         let memory = nodes.folder().join("memory");
         let file = fs::File::options().create_new(true).write(true).mode(0o600).open(&memory).expect("a file");
         file.set_len(FILE_BYTES).expect("a sparse file");
@@ -93,7 +105,8 @@ impl Nodes {
     fn wait_for_connections(&self, count: u64) {
         let has_all = |link: &Value| {
             let carried = &link["carried"];
-            link["state"] == "up" && carried["direct_open"] == count && carried["direct_held"] == 0
+            let open = if crate::library().is_some() { "connections_open" } else { "direct_open" };
+            link["state"] == "up" && carried[open] == count && carried["direct_held"] == 0
         };
         (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
     }
@@ -216,6 +229,9 @@ fn wait_for_words(client: &Process, what: &str, before: usize) {
 
 #[test]
 fn direct_connections_survive_killed_proxies_and_monitors() {
+    if crate::is_pending("its connections are not direct: they end with their proxies") {
+        return;
+    }
     let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(1, ECHO);
     let client = pair.client(TALK, port, "words");
@@ -538,6 +554,9 @@ while True:
 
 #[test]
 fn programs_of_nodes_with_ipv6_addresses_connect() {
+    if crate::is_pending("the kernel does not reach an address of the own node that the machine lacks") {
+        return;
+    }
     for trust in ["proxy", "direct"] {
         let pair = Nodes::up_with(trust, |text| text.replace("127.77.0.", "fd00:77::"));
         let (_server, port) = pair.serve(1, DUAL_SERVER);

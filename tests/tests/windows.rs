@@ -9,7 +9,7 @@ use system_tests::{Process, WAIT_MAX, paths, port, wait_until};
 
 use nodes::{
     ALL_SETTINGS, BY_PROXIES, DIRECT, DIRECT_SETTINGS, HALF_COMBINED, MODELLED, NODES, NON_COHERENT, Nodes, Settings,
-    WRITE_COMBINED, address,
+    WRITE_COMBINED, address, assert_direct,
 };
 
 #[path = "windows/connects.rs"]
@@ -24,6 +24,18 @@ mod losses;
 mod nodes;
 #[path = "windows/passed_on.rs"]
 mod passed_on;
+
+/// The library of the programs: the installed one.
+#[allow(dead_code, reason = "windows_by_tcp.rs has its own")]
+fn library() -> Option<String> {
+    None
+}
+
+/// Whether a test does not pass yet with that library, for a reason.
+#[allow(dead_code, reason = "windows_by_tcp.rs has its own")]
+fn is_pending(_reason: &str) -> bool {
+    false
+}
 
 /// The round-trip time of the modelled link: 500 ns in each direction.
 const MODELLED_RTT_NS: u64 = 1_000;
@@ -72,8 +84,8 @@ fn talk_directly(nodes: &Nodes) {
     talk(nodes);
     for own in 0..2 {
         let report = nodes.wait_for_free_spans(own, 1);
-        assert_eq!((report.direct_missed, report.connections_total), (0, 1));
-        assert_eq!((report.bytes_sent, report.bytes_received), (0, 0));
+        assert_eq!(report.connections_total, 1);
+        assert_direct(&report);
     }
 }
 
@@ -131,6 +143,9 @@ fn many_connections_at_once_get_their_own_bytes() {
 
 #[test]
 fn connections_without_a_free_span_use_the_proxies() {
+    if crate::is_pending("its connections use no spans") {
+        return;
+    }
     let nodes = Nodes::start_as(Settings { spans: 3, ..DIRECT });
     many_connections(&nodes);
     for own in 0..2 {
@@ -232,7 +247,7 @@ say(epoll.poll(20) != [], server.recv(1))
         port,
     );
     assert_eq!(output, "True b''\n");
-    assert_eq!(nodes.report(0).direct_total, 1);
+    assert_direct(&nodes.report(0));
 }
 
 #[test]
@@ -258,12 +273,15 @@ say(os.waitpid(child, 0)[1])
         port,
     );
     assert_eq!(output, "0\n");
-    assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
+    assert_direct(&nodes.wait_for_free_spans(0, 1));
 }
 
 /// A program that has not noticed the loss of its link may still store into the other node's window.
 #[test]
 fn a_span_that_an_old_program_can_write_is_used_again_only_after_its_end() {
+    if crate::is_pending("its connections use no spans") {
+        return;
+    }
     for way in [DIRECT, WRITE_COMBINED, HALF_COMBINED] {
         leave_span_to_old_program(Nodes::start_as(Settings { spans: 1, ..way }));
     }

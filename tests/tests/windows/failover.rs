@@ -73,7 +73,8 @@ fn connections_survive_their_link_over_kernel_tcp_and_new_ones_use_the_link_agai
     for _ in 0..3 {
         nodes.connect_once(port);
     }
-    let report = nodes.wait_for_report(0, "new connections", |report| report.connections_total >= 7);
+    let are_over = |report: &PeerReport| report.connections_total >= 7 && report.connections_open == 0;
+    let report = nodes.wait_for_report(0, "new connections, and their ends", are_over);
     assert_eq!(report.failover_total, 4, "new ones use the link");
     // Again: connections over TCP stay there, and the others move there too.
     nodes.link_down();

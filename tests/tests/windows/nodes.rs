@@ -271,17 +271,24 @@ impl Nodes {
         wait_for(what, || self.report(node), holds)
     }
 
-    /// A proxy's report once this number of direct connections has been made and none of them is open.
+    /// A proxy's report once this number of direct connections has been made and none of them is open. With the library
+    /// whose connections are the kernel's, the proxies forward them.
     #[track_caller]
     pub fn wait_for_free_spans(&self, node: usize, direct_total: u64) -> PeerReport {
-        let open = |report: &PeerReport| (report.direct_total, report.direct_open, report.connections_open);
-        self.wait_for_report(node, "free spans", |report| open(report) == (direct_total, 0, 0))
+        let counts = |report: &PeerReport| match is_forwarded() {
+            true => (report.connections_total, report.direct_total, report.connections_open),
+            false => (report.direct_total, report.direct_open, report.connections_open),
+        };
+        self.wait_for_report(node, "free spans", |report| counts(report) == (direct_total, 0, 0))
     }
 
     /// A command that runs a Python program, which begins with [`COMMON`], on a node.
     pub fn python(&self, node: usize, script: &str, port: u16) -> Command {
         let script = format!("{COMMON}\n{script}");
-        let mut command = self.nodes[node].rack.run(&["--node", NODES[node], "--require-lane"], paths::tool("python3"));
+        let library = crate::library();
+        let mut options = vec!["--node", NODES[node], "--require-lane"];
+        options.extend(library.as_deref().into_iter().flat_map(|library| ["--library", library]));
+        let mut command = self.nodes[node].rack.run(&options, paths::tool("python3"));
         command.args(["-c", &script]).arg(SocketAddr::from((address(1), port)).ip().to_string()).arg(port.to_string());
         command
     }
@@ -312,6 +319,18 @@ impl Nodes {
         client.wait_until(output, WAIT_MAX, |client| client.stdout().contains(output));
         client
     }
+}
+
+/// Whether the proxies forward connections that programs of the installed library make direct.
+pub fn is_forwarded() -> bool {
+    crate::library().is_some()
+}
+
+/// Panics unless the programs have written the windows themselves, if they can.
+#[track_caller]
+pub fn assert_direct(report: &PeerReport) {
+    let forwarded = [report.direct_missed, report.bytes_sent, report.bytes_received];
+    assert!(is_forwarded() || forwarded == [0; 3], "{report:?}");
 }
 
 /// Memory like that of a device, which cannot be truncated.
@@ -362,6 +381,7 @@ impl Node {
             failover_port: settings.failover_port,
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
             access: Access { rules: Vec::new(), allows_others: !settings.denies },
+            publish: None,
         }));
         let link = device.link(NodeSlot(1 - own as u8));
         let node = Self { rack, device, link, monitor, proxy };

@@ -52,7 +52,7 @@ use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError, counters};
 
 /// Version of the protocol. Monitor and proxy must be of the same release.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The proxy's endpoint of the channel: standard input, a number that needs no agreement with the parent.
 pub const DESCRIPTOR: i32 = 0;
 /// Maximum number of descriptors of a device: memory, registers, and a bell for each vector of each client.
@@ -276,9 +276,26 @@ pub struct Configuration {
     pub timing: Option<Timing>,
     /// Access rules for connections to programs of this node.
     pub access: Access,
+    /// The listeners of other nodes that programs of this machine reach without the library.
+    #[serde(default)]
+    pub publish: Option<Publish>,
+}
+
+/// The listeners of other nodes at whose own addresses the proxy listens, for the programs of all users.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Publish {
+    /// All that other nodes have announced, or that a program has asked for.
+    All,
+    /// Those with ports of these ranges.
+    Ports(Vec<(u16, u16)>),
 }
 
 impl Configuration {
+    /// Returns whether programs of other users than the rack's take part.
+    pub fn is_published(&self) -> bool {
+        self.publish.is_some()
+    }
+
     /// Returns whether a proxy with this configuration can continue with `next` after [`ToProxy::Change`].
     pub fn is_compatible_with(&self, next: &Self) -> bool {
         let changed = Self { nodes: next.nodes.clone(), access: next.access.clone(), ..self.clone() };

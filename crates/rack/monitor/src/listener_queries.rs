@@ -120,6 +120,15 @@ impl ListenerQueries {
         self.refuse(reason, |waiter| waiter.address == address)
     }
 
+    /// Handles the announcement of a listener that this node publishes, and that no program has asked for.
+    pub fn announced(&mut self, peer: PeerSlot, address: SocketAddr) -> Vec<Action> {
+        if self.listeners.contains_key(&address) || self.listeners.len() >= LISTENERS_MAX {
+            return Vec::new();
+        }
+        self.listeners.insert(address, RemoteListener { peer, state: State::Opening, queried_at_ns: 0 });
+        vec![Action::Listen(peer, address)]
+    }
+
     /// Handles the proxy's report that it listens.
     pub fn listening(&mut self, address: SocketAddr) -> Vec<Action> {
         let opening = self.listeners.get_mut(&address).filter(|listener| listener.state == State::Opening);
@@ -264,6 +273,16 @@ mod tests {
         assert_eq!(queries.peer_responded(6, at(80), ListenerState::Listening), []);
         assert_eq!(queries.listener_withdrawn(6, at(80)), []);
         assert_eq!(queries.listening(at(80)), [], "not requested yet");
+    }
+
+    #[test]
+    fn an_announced_listener_is_opened_once_and_answers_later_queries() {
+        let mut queries = ListenerQueries::new(100);
+        assert_eq!(queries.announced(5, at(80)), [Action::Listen(5, at(80))]);
+        assert_eq!(queries.announced(5, at(80)), []);
+        assert_eq!(queries.query(1, 5, at(80), 0), []);
+        assert_eq!(queries.listening(at(80)), [Action::Ready(1)]);
+        assert_eq!(queries.listener_withdrawn(5, at(80)), [Action::StopListening(at(80))]);
     }
 
     #[test]

@@ -63,7 +63,8 @@ impl Monitor {
         let node = settings.node().clone();
         let directory = run_dir.directory.display().to_string();
         let registry =
-            Registry::open(&run_dir.directory, settings.rack.nodes.len()).map_err(system_error(&directory))?;
+            Registry::open(&run_dir.directory, settings.rack.nodes.len(), settings.serves_all_users())
+                .map_err(system_error(&directory))?;
         let pid = lock_pid_file(&run_dir, &node.name)?;
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let subscription = RackSubscription::acquire(&settings, started_at_ns)?;
@@ -210,6 +211,7 @@ impl Monitor {
             let vanished = state.registry.vanished();
             state.neighbours.withdraw(vanished);
         }
+        state.announce_listeners();
     }
 
     /// Ends the proxy first, so that it accesses no window whose link the peers see going down.

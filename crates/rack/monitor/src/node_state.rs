@@ -150,12 +150,41 @@ impl NodeState {
                 }
             }
             PeerMessage::Response(address, listener_state) => {
-                let actions = self.listener_queries.peer_responded(slot, address, listener_state);
+                let is_published = listener_state == ListenerState::Listening
+                    && self.settings.publishes(address.port())
+                    && self.settings.remote_slot(address) == Ok(slot);
+                let mut actions = self.listener_queries.peer_responded(slot, address, listener_state);
+                if is_published {
+                    actions.extend(self.listener_queries.announced(slot, address));
+                }
                 self.execute(actions);
             }
             PeerMessage::Withdraw(address) => {
                 let actions = self.listener_queries.listener_withdrawn(slot, address);
                 self.execute(actions);
+            }
+        }
+    }
+
+    /// Announces the listeners of this node to the nodes that publish them: as answers that they have not asked for.
+    pub(crate) fn announce_listeners(&mut self) {
+        let (own, node) = (self.settings.slot, self.settings.node().address);
+        let publishers: Vec<usize> = (0..self.settings.rack.nodes.len())
+            .filter(|slot| *slot != own && self.neighbours.is_open(*slot))
+            .filter(|slot| *self.settings.rack.publish_of(&self.settings.rack.nodes[*slot]) != rack::Publish::Nothing)
+            .collect();
+        if publishers.is_empty() {
+            return;
+        }
+        for port in self.registry.ports(node) {
+            let address = SocketAddr::new(node, port);
+            for &peer in &publishers {
+                if self.settings.announces(peer, port)
+                    && self.registry.is_news(peer, address)
+                    && let Some(session) = self.neighbours.session(peer)
+                {
+                    session.respond(address, ListenerState::Listening);
+                }
             }
         }
     }

@@ -1,11 +1,12 @@
-//! Listeners of this node's programs, found by their names in the rack directory.
+//! Listeners of this node's programs, found by their names in the rack directory, or by asking the kernel.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use meeting::diag;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 use socket::rendezvous::directory::{ListenerName, Rack};
@@ -20,6 +21,8 @@ pub struct Registry {
     watch: OwnedFd,
     /// By slot of the peer: the listeners whose end is to be reported to it.
     subscriptions: Vec<BTreeSet<SocketAddr>>,
+    /// Listeners of other users count too.
+    serves_all_users: bool,
 }
 
 impl Registry {
@@ -27,11 +30,11 @@ impl Registry {
     ///
     /// # Errors
     /// The error of mkdir, open or inotify.
-    pub fn open(rack_directory: &Path, nodes: usize) -> Result<Self, Errno> {
+    pub fn open(rack_directory: &Path, nodes: usize, serves_all_users: bool) -> Result<Self, Errno> {
         let rack = Rack::open(rack_directory)?;
         let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, rack.path(), WatchFlags::DELETE | WatchFlags::MOVED_FROM)?;
-        Ok(Self { rack, watch, subscriptions: vec![BTreeSet::new(); nodes] })
+        Ok(Self { rack, watch, subscriptions: vec![BTreeSet::new(); nodes], serves_all_users })
     }
 
     /// Returns whether a program of this node listens at an address. If so, `peer` is subscribed to the end of the
@@ -48,6 +51,30 @@ impl Registry {
     fn is_live(&self, address: SocketAddr) -> bool {
         let names = self.rack.names_for(address).unwrap_or_default();
         names.iter().any(|name| !name.is_remote && self.rack.is_live(name).unwrap_or(false))
+            || self.has_kernel_listener(address)
+    }
+
+    /// Returns whether a program listens by kernel TCP where the proxy could connect to it.
+    fn has_kernel_listener(&self, address: SocketAddr) -> bool {
+        let own_uid = rustix::process::geteuid().as_raw();
+        let listener = diag::look_up_listener(address);
+        listener.is_some_and(|listener| self.serves_all_users || listener.uid == own_uid)
+    }
+
+    /// Returns the ports at which programs listen where peers reach them by a node's address: by the names in the rack
+    /// directory, and by kernel TCP.
+    pub fn ports(&self, node: IpAddr) -> BTreeSet<u16> {
+        let own_uid = rustix::process::geteuid().as_raw();
+        let reached = |ip: IpAddr| ip.is_unspecified() || ip.to_canonical() == node;
+        let by_tcp = diag::listeners().into_iter();
+        let by_tcp = by_tcp.filter(|(_, uid)| self.serves_all_users || *uid == own_uid).map(|(address, _)| address);
+        let by_name = self.listeners(SUBSCRIPTIONS_MAX).into_iter();
+        by_tcp.chain(by_name).filter(|address| reached(address.ip())).map(|address| address.port()).collect()
+    }
+
+    /// Returns whether a peer does not know a listener yet, which it is subscribed to from now on.
+    pub fn is_news(&mut self, peer: usize, address: SocketAddr) -> bool {
+        !self.subscriptions[peer].contains(&address) && self.is_listening(peer, address)
     }
 
     /// Removes and returns listeners that are gone, each with a subscribed peer. A killed program leaves its name
@@ -125,7 +152,7 @@ mod tests {
     use std::sync::Arc;
 
     fn registry(folder: &Path) -> Registry {
-        Registry::open(&folder.join("rack"), 3).unwrap()
+        Registry::open(&folder.join("rack"), 3, false).unwrap()
     }
 
     fn listen(registry: &Registry, name: &str) -> UnixListener {

@@ -62,6 +62,23 @@ impl MonitorSettings {
         }
     }
 
+    /// Returns whether this node publishes a listener of another node.
+    pub(crate) fn publishes(&self, port: u16) -> bool {
+        self.rack.publish_of(self.node()).has(port)
+    }
+
+    /// Returns whether this node connects programs of all users.
+    pub(crate) fn serves_all_users(&self) -> bool {
+        *self.rack.publish_of(self.node()) != rack::Publish::Nothing
+    }
+
+    /// Returns whether the listener of this node at a port is to be announced to the node in slot `peer`, which
+    /// publishes it.
+    pub(crate) fn announces(&self, peer: usize, port: u16) -> bool {
+        let publish = self.rack.nodes.get(peer).map(|node| self.rack.publish_of(node));
+        publish.is_some_and(|publish| publish.has(port)) && self.rack.allows(peer, self.slot, port)
+    }
+
     /// Returns the configuration of the node's proxy. `direct_obstacle` says why programs cannot write windows, if they
     /// cannot.
     pub fn configuration(&self, direct_obstacle: Option<&str>) -> Configuration {
@@ -101,6 +118,11 @@ impl MonitorSettings {
                 .as_ref()
                 .map(|link| messages::Timing { name: link.timing.as_str().to_owned(), one_way_ns: link.one_way_ns }),
             access: access(rack, self.slot),
+            publish: match rack.publish_of(self.node()) {
+                rack::Publish::Nothing => None,
+                rack::Publish::All => Some(messages::Publish::All),
+                rack::Publish::Ports(ports) => Some(messages::Publish::Ports(ports.ranges().to_vec())),
+            },
         }
     }
 }

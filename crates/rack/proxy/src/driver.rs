@@ -13,8 +13,10 @@
 //! * `link_engine`: an engine over the partitions of a link (`dyn_engine`, `link_partitions`).
 //! * `failover`: engines that have lost their link, over kernel TCP.
 //! * `awaiting_link`: direct connections without a link.
-//! * `program_endpoint`: the proxy's endpoint of a connection, either a `segment_endpoint`, whose bytes the proxies
-//!   forward, or a `direct_endpoint`, with a span of the `span_pool`.
+//! * `program_endpoint`: the proxy's endpoint of a connection: a `segment_endpoint`, whose bytes the proxies forward, a
+//!   `direct_endpoint`, with a span of the `span_pool`, or a `tcp_endpoint`, whose bytes the proxies forward too. Its
+//!   program has connected to a `tcp_listener`, or is a server to which `tcp_server` has connected, from one of the
+//!   `source_ports`.
 //! * `shared`: what all threads share; `engine_plan`, `open_payload`, `monitor_channel`, `wakeup`, `error`.
 
 mod acceptor;
@@ -39,8 +41,12 @@ mod process;
 mod program_endpoint;
 mod segment_endpoint;
 mod shared;
+mod source_ports;
 mod span_pool;
 mod successor;
+mod tcp_endpoint;
+mod tcp_listener;
+mod tcp_server;
 mod wakeup;
 
 pub use error::DriverError;

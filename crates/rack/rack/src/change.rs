@@ -39,6 +39,7 @@ impl Rack {
         change.restart_needed.extend(changed_key("trust", &before.trust, &new.trust));
         change.restart_needed.extend(changed_key("failover", &before.failover, &new.failover));
         change.restart_needed.extend(changed_key("failover_port", &before.failover_port, &new.failover_port));
+        change.restart_needed.extend(changed_key("publish", &before.publish, &new.publish));
         change.restart_needed.extend(changed_key("device", &before.device, &new.device));
         change.restart_needed.extend(changed_key("link", &before.link, &new.link));
         change.restart_needed.extend(changed_key("proxy", &before.proxy, &new.proxy));
@@ -56,7 +57,8 @@ impl RackChange {
                 continue;
             };
             let is_same = now.name == node.name && now.address == node.address;
-            let is_ours_and_moved = slot == own_slot && (now.device != node.device || now.backend != node.backend);
+            let is_moved = now.device != node.device || now.backend != node.backend;
+            let is_ours_and_moved = slot == own_slot && (is_moved || now.publish != node.publish);
             if !is_same || is_ours_and_moved {
                 self.restart_needed.push(format!("nodes[{slot}]"));
                 continue;

@@ -6,6 +6,7 @@ use config::{bytes, nanoseconds};
 use serde::Deserialize;
 
 use crate::access::AccessRule;
+use crate::publish::Publish;
 use crate::schema::{Access, Backend, Class, Coherence, PciMode, Timing, Trust};
 use crate::{address, fnv};
 
@@ -47,6 +48,9 @@ pub struct Rack {
     /// First port at which proxies accept connections from proxies that have lost a link; any port if absent.
     #[serde(default)]
     pub failover_port: Option<u16>,
+    /// Listeners of other nodes that programs without the library reach, on nodes that do not say otherwise.
+    #[serde(default)]
+    pub publish: Publish,
     /// Action for a connection that no access rule matches.
     #[serde(default)]
     pub access_default: Access,
@@ -109,6 +113,10 @@ pub struct Node {
     /// Address at which metrics are served in addition to the unix socket.
     #[serde(default, deserialize_with = "address::loopback_port")]
     pub metrics: Option<SocketAddr>,
+    /// Listeners of other nodes that programs of this machine reach without the library, where they differ from the
+    /// rack's.
+    #[serde(default)]
+    pub publish: Option<Publish>,
 }
 
 /// Model that links are slowed down to.
@@ -243,6 +251,7 @@ impl Rack {
             backend: None,
             device: backend.example_device().map(str::to_owned),
             metrics: None,
+            publish: None,
         };
         Self {
             version: VERSION,
@@ -250,6 +259,7 @@ impl Rack {
             trust,
             failover: false,
             failover_port: None,
+            publish: Publish::Nothing,
             access_default: Access::Allow,
             device: Device {
                 backend,
@@ -289,6 +299,11 @@ impl Rack {
     /// Returns how a node reaches the device.
     pub fn backend_of(&self, node: &Node) -> Backend {
         node.backend.unwrap_or(self.device.backend)
+    }
+
+    /// Returns the listeners of other nodes that programs without the library reach on the machine of a node.
+    pub fn publish_of<'a>(&'a self, node: &'a Node) -> &'a Publish {
+        node.publish.as_ref().unwrap_or(&self.publish)
     }
 
     /// Returns whether other nodes see the stores of a node without flushing or invalidating caches.

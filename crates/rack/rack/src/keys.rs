@@ -2,7 +2,7 @@
 //! node. Each value is TOML with the keys of a rack file.
 //!
 //! ```text
-//!   rack          version, name, trust, failover, failover_port, [device], [proxy], [timeouts], [[partitions]]
+//!   rack          version, name, trust, failover, failover_port, publish, [device], [proxy], [timeouts], [[partitions]]
 //!   access        access_default, [[access]]; if absent, all nodes may connect to all
 //!   link          the table [link] of a file; if absent, links are as fast as the memory
 //!   nodes/NAME    slot, and an entry of [[nodes]] in a file without its name
@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::description::{name_default, partitions_default};
 use crate::parse::{RackError, check_version, error_at, parse};
+use crate::publish::Publish;
 use crate::text::RackPart;
 use crate::{
     Access, AccessRule, Backend, Device, LinkTiming, NODES_MAX, Node, Partitions, Proxy, Rack, Timeouts, Trust, address,
@@ -41,6 +42,8 @@ struct RackValue {
     failover: bool,
     #[serde(default)]
     failover_port: Option<u16>,
+    #[serde(default)]
+    publish: Publish,
     device: Device,
     #[serde(default)]
     proxy: Proxy,
@@ -73,6 +76,8 @@ struct NodeValue {
     device: Option<String>,
     #[serde(default, deserialize_with = "address::loopback_port")]
     metrics: Option<SocketAddr>,
+    #[serde(default)]
+    publish: Option<Publish>,
 }
 
 /// Returns whether `name` is a key of a rack's description. Keys of leases are not.
@@ -110,7 +115,7 @@ impl Keys {
             RackError(format!("{address}/{COMMON}: no such key; put a rack there with 'crosslane rack push'"))
         })?;
         check_version(&format!("{address}/{COMMON}"), text)?;
-        let RackValue { version, name, trust, failover, failover_port, device, proxy, timeouts, partitions } =
+        let RackValue { version, name, trust, failover, failover_port, publish, device, proxy, timeouts, partitions } =
             self.value(address, COMMON)?.expect("the key exists, as checked above");
         let rules = self.value::<AccessValue>(address, ACCESS)?;
         let AccessValue { access_default, access } =
@@ -123,6 +128,7 @@ impl Keys {
             trust,
             failover,
             failover_port,
+            publish,
             access_default,
             device,
             link,
@@ -148,14 +154,14 @@ impl Keys {
             let value: NodeValue = self.value(address, &key)?.expect("the name is one of them");
             let refuse =
                 |what: String| error_at(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), "slot", &what);
-            let NodeValue { slot, address, backend, device, metrics } = value;
+            let NodeValue { slot, address, backend, device, metrics, publish } = value;
             let Some(free) = nodes.get_mut(slot) else {
                 return Err(refuse(format!("{slot} of {count} nodes; number them from 0, without a gap")));
             };
             if let Some(other) = free {
                 return Err(refuse(format!("{slot} is already that of node '{}'; give each its own", other.name)));
             }
-            *free = Some(Node { name: name.to_owned(), address, backend, device, metrics });
+            *free = Some(Node { name: name.to_owned(), address, backend, device, metrics, publish });
         }
         // There are as many nodes as slots, and no two in one slot, so none is empty.
         Ok(nodes.into_iter().flatten().collect())

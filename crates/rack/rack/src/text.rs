@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use crate::{AccessRule, Device, LinkTiming, Node, Partitions, Proxy, Rack, Timeouts};
+use crate::{AccessRule, Device, LinkTiming, Node, Partitions, Proxy, Publish, Rack, Timeouts};
 
 impl Display for Rack {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -69,11 +69,12 @@ fn write_head(f: &mut Formatter<'_>, rack: &Rack) -> Result {
         "failover = {}                 # whether connections of a lost link move to kernel TCP",
         rack.failover
     )?;
-    match rack.failover_port {
-        Some(port) => {
-            writeln!(f, "failover_port = {port}             # first port at which proxies accept these connections")
-        }
-        None => Ok(()),
+    if let Some(port) = rack.failover_port {
+        writeln!(f, "failover_port = {port}             # first port at which proxies accept these connections")?;
+    }
+    match &rack.publish {
+        Publish::Nothing => Ok(()),
+        publish => writeln!(f, "publish = {publish}     # listeners of other nodes for programs without the library"),
     }
 }
 
@@ -145,8 +146,11 @@ fn write_node(f: &mut Formatter<'_>, node: &Node) -> Result {
     if let Some(device) = &node.device {
         writeln!(f, "device = {}", quoted(device))?;
     }
-    match node.metrics {
-        Some(metrics) => writeln!(f, "metrics = \"{metrics}\""),
+    if let Some(metrics) = node.metrics {
+        writeln!(f, "metrics = \"{metrics}\"")?;
+    }
+    match &node.publish {
+        Some(publish) => writeln!(f, "publish = {publish}"),
         None => Ok(()),
     }
 }

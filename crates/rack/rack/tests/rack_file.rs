@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use rack::{
     ACCESS_PARTS_MAX, Access, AccessRule, Backend, Class, Coherence, LinkTiming, NODES_MAX, PARTITIONS_MAX, Partitions,
-    PciMode, Proxy, Rack, RackFile, Timing, Trust,
+    PciMode, Proxy, Publish, Rack, RackFile, Timing, Trust,
 };
 
 const TAKEN: &str = "is already that of nodes[0]; give each node its own";
@@ -433,4 +433,27 @@ fn enumerations_are_parsed_from_the_spelling_of_the_file() {
         "gen9".parse::<Timing>(),
         Err("'gen9' is unknown; choose one of gen3x16, gen4x16, gen5x16, gen6x16, ntb".to_owned())
     );
+}
+
+#[test]
+fn published_ports_are_all_none_or_those_of_a_list() {
+    let base = Rack::example(2, Backend::Shm, None, Trust::Proxy).to_string();
+    let with = |value: &str| parse(&base.replace("\n[device]", &format!("publish = {value}\n\n[device]")));
+    let has = |value: &str, port: u16| with(value).expect("a rack").rack.publish.has(port);
+    assert_eq!([has("true", 1), has("false", 80)], [true, false]);
+    let list = "[6379, \"8000-8010,9\"]";
+    assert_eq!([6379, 8000, 8010, 9, 8011, 80].map(|port| has(list, port)), [true, true, true, true, false, false]);
+    let rack = with(list).expect("a rack").rack;
+    assert_eq!(parse(&rack.to_string()).unwrap().rack, rack, "the text of a rack is read back");
+    let mut of_node = rack;
+    of_node.nodes[1].publish = Some(Publish::Nothing);
+    assert_eq!(parse(&of_node.to_string()).unwrap().rack, of_node);
+    let published = of_node.nodes.iter().map(|node| of_node.publish_of(node).has(9)).collect::<Vec<_>>();
+    assert_eq!(published, [true, false]);
+    for value in ["6379", "\"80\"", "1.5"] {
+        assert!(with(value).unwrap_err().contains("as in [6379"), "{value}: {}", with(value).unwrap_err());
+    }
+    assert!(with("[]").unwrap_err().contains("write false"));
+    assert!(with("[0]").unwrap_err().contains("is not a port"));
+    assert!(with("[true]").is_err());
 }

@@ -3,7 +3,7 @@
 //! The request has both addresses, so the kernel looks up one socket and lists nothing. It falls back to a listener of
 //! the address, which is why the state has to be checked.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -27,6 +27,8 @@ const REQUEST: u16 = 1;
 const SEQUENCE: u32 = 1;
 /// `TCP_ESTABLISHED` (`linux/tcp_states.h`).
 const ESTABLISHED: u8 = 1;
+/// `TCP_LISTEN`.
+const LISTEN: u8 = 10;
 /// `TCP_CLOSE_WAIT` and `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: one direction has ended.
 const HALF_CLOSED: [u8; 3] = [8, 4, 5];
 
@@ -86,6 +88,62 @@ pub fn look_up(tuple: Tuple) -> Option<Entry> {
     }
 }
 
+/// Looks up the socket that listens at an address in this process's network namespace, also one that listens at all
+/// addresses. `None` if there is none, or the kernel does not answer.
+pub fn look_up_listener(address: SocketAddr) -> Option<Entry> {
+    let netlink = open().ok()?;
+    // No connection has the port 0, so the kernel finds what a new one would reach.
+    let tuple = Tuple::new(address, SocketAddr::new(address.ip(), 0));
+    let answer = request_answer(netlink.as_fd(), tuple).ok()?;
+    parse_entry(&answer.0[..answer.1]).filter(|entry| entry.state == LISTEN)
+}
+
+/// Returns the addresses of all sockets that listen in this process's network namespace, with the users who made them:
+/// those of IPv4 and those of IPv6. Empty if the kernel does not answer.
+pub fn listeners() -> Vec<(SocketAddr, u32)> {
+    let unspecified: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let tuples = unspecified.map(|ip| Tuple { local: SocketAddr::new(ip, 0), peer: SocketAddr::new(ip, 0) });
+    tuples.into_iter().flat_map(|tuple| dump_listeners(tuple).unwrap_or_default()).collect()
+}
+
+/// `NLM_F_DUMP`.
+const DUMP: u16 = 0x300;
+/// Room for a part of a dump.
+const DUMP_BYTES: usize = 32 << 10;
+
+fn dump_listeners(family: Tuple) -> Result<Vec<(SocketAddr, u32)>, Errno> {
+    let netlink = open()?;
+    let mut request = request(family);
+    request[6..8].copy_from_slice(&(REQUEST | DUMP).to_ne_bytes());
+    request[NLMSGHDR_BYTES + 4..NLMSGHDR_BYTES + 8].copy_from_slice(&(1_u32 << LISTEN).to_ne_bytes());
+    rustix::net::send(netlink.as_fd(), &request, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    let (mut found, mut room) = (Vec::new(), vec![0_u8; DUMP_BYTES]);
+    loop {
+        let (length, _) = rustix::net::recv(netlink.as_fd(), &mut room[..], RecvFlags::DONTWAIT)?;
+        let mut rest = &room[..length.min(DUMP_BYTES)];
+        while let Some(bytes) = rest.get(..4) {
+            let bytes = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+            let Some(message) = rest.get(..bytes).filter(|_| bytes >= NLMSGHDR_BYTES) else { return Ok(found) };
+            // NLMSG_DONE, or an error.
+            let Some(entry) = parse_entry(message) else { return Ok(found) };
+            found.extend(local_of(message).map(|local| (local, entry.uid)));
+            rest = &rest[(bytes.next_multiple_of(4)).min(rest.len())..];
+        }
+    }
+}
+
+/// Returns the local address of an entry.
+fn local_of(message: &[u8]) -> Option<SocketAddr> {
+    let body = message.get(NLMSGHDR_BYTES..)?;
+    let port = u16::from_be_bytes(body.get(4..6)?.try_into().ok()?);
+    let address = body.get(8..24)?;
+    let ip: IpAddr = match i32::from(body[0]) {
+        libc::AF_INET => <[u8; 4]>::try_from(&address[..4]).ok()?.into(),
+        _ => <[u8; 16]>::try_from(address).ok()?.into(),
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
 fn open() -> Result<Descriptor, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG)).map(Descriptor::from)
@@ -93,10 +151,16 @@ fn open() -> Result<Descriptor, Errno> {
 
 /// Sends a request and receives its answer, which the kernel has queued before the send returns.
 fn ask(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<LookUp, Errno> {
+    let (room, length) = request_answer(netlink, tuple)?;
+    Ok(parse(&room[..length], tuple))
+}
+
+/// Returns the answer to a request, and its length.
+fn request_answer(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<([u8; ROOM_BYTES], usize), Errno> {
     rustix::net::send(netlink, &request(tuple), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
     let mut room = [0_u8; ROOM_BYTES];
     let (length, _) = rustix::net::recv(netlink, &mut room, RecvFlags::DONTWAIT)?;
-    Ok(parse(&room[..length.min(ROOM_BYTES)], tuple))
+    Ok((room, length.min(ROOM_BYTES)))
 }
 
 /// Returns a `struct nlmsghdr` with a `struct inet_diag_req_v2` for any state and cookie.
@@ -137,18 +201,30 @@ fn copy_ip(part: &mut [u8], address: SocketAddr) {
 /// Parses an answer.
 fn parse(answer: &[u8], tuple: Tuple) -> LookUp {
     let word = |at: usize| answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
-    let kind = word(4).map(|kind_and_flags| kind_and_flags.to_ne_bytes());
-    match kind.map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]])) {
-        // NLMSG_ERROR: the negative error follows the header.
-        Some(2) if word(NLMSGHDR_BYTES) == Some(-libc::ENOENT as u32) => return LookUp::Nothing,
-        Some(BY_FAMILY) if answer.len() >= ENTRY_BYTES => {}
-        _ => return LookUp::Unavailable,
+    // NLMSG_ERROR: the negative error follows the header.
+    if kind_of(answer) == Some(2) && word(NLMSGHDR_BYTES) == Some(-libc::ENOENT as u32) {
+        return LookUp::Nothing;
+    }
+    match parse_entry(answer) {
+        // A listener, which has no peer.
+        Some(_) if answer[NLMSGHDR_BYTES + 4..NLMSGHDR_BYTES + 8] != addresses(tuple)[..4] => LookUp::Nothing,
+        Some(entry) => LookUp::Found(entry),
+        None => LookUp::Unavailable,
+    }
+}
+
+/// Returns the type of a message.
+fn kind_of(answer: &[u8]) -> Option<u16> {
+    answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes)
+}
+
+/// Parses the entry of a socket; `None` if an answer has none.
+fn parse_entry(answer: &[u8]) -> Option<Entry> {
+    if kind_of(answer) != Some(BY_FAMILY) || answer.len() < ENTRY_BYTES {
+        return None;
     }
     let body = &answer[NLMSGHDR_BYTES..];
-    if body[4..8] != addresses(tuple)[..4] {
-        return LookUp::Nothing; // A listener, which has no peer.
-    }
     let number = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| body[at + index]));
     let cookie = u64::from(number(48)) << 32 | u64::from(number(44));
-    LookUp::Found(Entry { cookie, uid: number(64), state: body[1], inode: number(68), unread_bytes: number(56) })
+    Some(Entry { cookie, uid: number(64), state: body[1], inode: number(68), unread_bytes: number(56) })
 }

@@ -152,6 +152,8 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_accept => sockets::accept(fd, pointer(second), pointer(third)).into(),
             libc::SYS_accept4 => sockets::accept4(fd, pointer(second), pointer(third), int4).into(),
             libc::SYS_shutdown => sockets::shutdown(fd, int2).into(),
+            libc::SYS_getsockname => sockets::getsockname(fd, pointer(second), pointer(third)).into(),
+            libc::SYS_getpeername => sockets::getpeername(fd, pointer(second), pointer(third)).into(),
             libc::SYS_getsockopt => sockets::getsockopt(fd, int2, int3, pointer(fourth), pointer(fifth)).into(),
             libc::SYS_setsockopt => sockets::setsockopt(fd, int2, int3, pointer(fourth), fifth as u32).into(),
             libc::SYS_execve => processes::execve(pointer(first), pointer(second), pointer(third)).into(),

@@ -6,6 +6,7 @@
 //! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
 //! * `send`, `receive`: the calls of the program; `short` is their path for messages of one record.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
+//! * `relay`: an end in a process that relays bytes, without the program's descriptors.
 //! * `calls`: what a close means for calls of other threads that sleep.
 
 mod calls;
@@ -16,6 +17,7 @@ mod processes;
 mod readiness;
 mod receive;
 mod receiver;
+mod relay;
 mod send;
 mod sender;
 mod settle;
@@ -44,6 +46,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 pub use processes::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork, defers_handlers};
 pub use readiness::{Edges, Parked};
 pub use receive::Received;
+pub use relay::{Broken, Relay, RelayInput};
 pub use send::Sent;
 pub use sharing::after_failed_fork;
 

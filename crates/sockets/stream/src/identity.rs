@@ -1,6 +1,7 @@
 //! Who this process is to those that it may meet.
 
 use crate::kernel::Tcp;
+use crate::remote;
 use meeting::{Key, Policy, Role};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
@@ -49,7 +50,9 @@ pub fn is_excluded(fd: RawFd, role: Role) -> bool {
         Role::Accepted => rustix::net::getsockname(Tcp(fd).borrow()).ok(),
         Role::Connected => rustix::net::getpeername(Tcp(fd).borrow()).ok().flatten(),
     };
-    let port = address.and_then(|address| SocketAddr::try_from(address).ok()).map(|address| address.port());
+    let kernels = address.and_then(|address| SocketAddr::try_from(address).ok());
+    let shown = if role == Role::Connected { remote::peer_address(fd) } else { None };
+    let port = shown.or(kernels).map(|address| address.port());
     settings.honours_filters || port.is_some_and(|port| !settings.applies_to(port))
 }
 

@@ -7,6 +7,8 @@
 //! * [`lifecycle`], [`process`]: what the program's calls mean for connections: duplicates, ends, children, filters.
 //! * `identity`, `fitness`: which connections may meet their other end; [`requirement`]: those that must.
 //! * [`connection`]; [`poll`], [`select`](mod@select) and [`epoll`]: waits for what lanes carry; [`statistics`].
+//! * [`connection::Relay`]: an end of a connection in a process that relays its bytes.
+//! * [`remote`]: connections to other nodes, by the proxy of this node.
 //! * [`pipe`]: the program's pipes in `splice`.
 //! * [`guarded`]: locks that signal handlers may find held.
 
@@ -26,6 +28,7 @@ pub mod lifecycle;
 pub mod pipe;
 pub mod poll;
 pub mod process;
+pub mod remote;
 pub mod requirement;
 pub mod select;
 pub mod sharing;

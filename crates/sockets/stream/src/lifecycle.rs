@@ -26,6 +26,7 @@ pub enum Begun {
 }
 
 /// A call that is counted in the kernel.
+#[derive(Clone, Copy)]
 pub struct Call {
     transfer: Transfer,
     /// [`Young::number`] of the connection.

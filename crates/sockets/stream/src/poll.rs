@@ -4,6 +4,8 @@
 //! polls the lanes in memory for a while, then asks the peers to ring and sleeps in the kernel on the sockets and the
 //! bells together.
 
+mod young;
+
 use crate::connection::{Parked, Use};
 use crate::epoll;
 use crate::short_list::ShortList;
@@ -13,9 +15,11 @@ use rustix::io::Errno;
 use socket::process::blocking;
 use socket::process::clock::{TICKS_PER_MICROSECOND, now_ns, ticks};
 use socket::process::signals::{self, HandlersRun, SignalCheckpoint};
+use socket::process::threads;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use wait::{Action, Spin};
+use young::HeldYoung;
 
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
@@ -34,7 +38,9 @@ thread_local! {
 #[inline]
 pub fn concerns(fd: RawFd) -> bool {
     match table::get(fd) {
-        Entry::None | Entry::Young(_) => false,
+        Entry::None => false,
+        // Another thread may let it meet its other end meanwhile.
+        Entry::Young(_) => !threads::is_single(),
         Entry::Connection(_) => true,
         Entry::Set(_) => {
             epoll::show_to_kernel(fd);
@@ -276,6 +282,7 @@ pub(crate) unsafe fn poll_until(
 ) -> Result<usize, Errno> {
     let mut began = SignalCheckpoint::now();
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
+    let _held = HeldYoung::hold(entries);
     let hash = take_lane_events(entries);
     let is_kernel_due = is_kernel_due(hash);
     let of_lanes = if is_kernel_due { 0 } else { entries.iter().filter(|entry| ends_wait(entry)).count() };

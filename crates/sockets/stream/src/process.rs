@@ -169,6 +169,7 @@ pub fn after_fork_in_child() {
     connection::after_fork_in_child();
     sharing::after_fork_in_child();
     crate::identity::after_fork_in_child();
+    crate::remote::after_fork_in_child();
     statistics::after_fork_in_child();
     unblock_signals();
 }

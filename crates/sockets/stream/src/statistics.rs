@@ -4,6 +4,7 @@
 //! short have none. Each half of a connection counts its own direction, under its own lock.
 
 use crate::kernel::Tcp;
+use crate::remote;
 use meeting::{Met, Reason, Role};
 use socket::accounting::process_stats::page;
 use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection};
@@ -26,12 +27,13 @@ impl Counters {
             Role::Connected => stats_page::Role::Connect,
             Role::Accepted => stats_page::Role::Accept,
         };
+        let shown = remote::shown_addresses(fd);
         let slot = page().open_connection(&NewConnection {
-            path: DataPath::Lane,
+            path: if shown.is_some() { DataPath::Window } else { DataPath::Lane },
             role,
             fd,
-            local: local.and_then(|address| SocketAddr::try_from(address).ok()),
-            peer: peer.and_then(|address| SocketAddr::try_from(address).ok()),
+            local: shown.map(|[local, _]| local).or(local.and_then(|address| SocketAddr::try_from(address).ok())),
+            peer: shown.map(|[_, peer]| peer).or(peer.and_then(|address| SocketAddr::try_from(address).ok())),
             reason: None,
         });
         slot.add_by_tcp(met.own_counts.written, met.own_counts.consumed);

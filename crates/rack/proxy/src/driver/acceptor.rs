@@ -1,6 +1,8 @@
 //! The programs of this node that connect to remote listeners, until their handshakes have arrived.
 
 use super::epoll_set::{EpollSet, EpollToken};
+use super::shared::Shared;
+use super::tcp_listener::{TcpClient, TcpListener};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use segment::Segment;
@@ -28,25 +30,72 @@ struct PendingProgram {
     accepted: Accepted,
 }
 
-/// A program whose handshake has arrived, and which waits for a connection.
+/// A program that waits for a connection.
 pub(super) struct AcceptedProgram {
     /// The node of the server.
     pub(super) peer: u8,
-    pub(super) accepted: Accepted,
-    pub(super) segment: Segment,
-    /// When the handshake arrived.
+    pub(super) end: ProgramEnd,
+    /// When it was ready for the connection.
     pub(super) since_ns: u64,
 }
 
+/// By what a program has connected to the proxy.
+pub(super) enum ProgramEnd {
+    /// A lifeline, and memory that has come with the handshake.
+    Segment { accepted: Accepted, segment: Segment },
+    /// A kernel TCP connection.
+    Tcp(Box<TcpClient>),
+}
+
+/// A TCP listener that stands in for one of another node.
+struct RemoteTcpListener {
+    peer: u8,
+    address: SocketAddr,
+    listener: Arc<TcpListener>,
+}
+
 /// The remote listeners of a thread, and the programs that have connected to them.
-#[derive(Default)]
 pub(super) struct Acceptor {
+    shared: Arc<Shared>,
     listeners: HashMap<u32, RemoteListener>,
+    tcp_listeners: HashMap<u32, RemoteTcpListener>,
     pending: HashMap<u32, PendingProgram>,
     numbers: u32,
 }
 
 impl Acceptor {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let (listeners, tcp_listeners) = (HashMap::new(), HashMap::new());
+        Self { shared, listeners, tcp_listeners, pending: HashMap::new(), numbers: 0 }
+    }
+
+    pub(super) fn add_tcp_listener(
+        &mut self,
+        peer: u8,
+        address: SocketAddr,
+        listener: Arc<TcpListener>,
+        epoll: &EpollSet,
+    ) {
+        let number = self.new_number();
+        let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+        if epoll.add(&*listener, EpollToken::TcpListener(number), flags).is_ok() {
+            self.tcp_listeners.insert(number, RemoteTcpListener { peer, address, listener });
+        }
+    }
+
+    /// Accepts programs at a TCP listener.
+    pub(super) fn accept_by_tcp(&self, number: u32) -> Vec<AcceptedProgram> {
+        let Some(RemoteTcpListener { peer, address, listener }) = self.tcp_listeners.get(&number) else {
+            return Vec::new();
+        };
+        let program = |client: TcpClient| AcceptedProgram {
+            peer: *peer,
+            since_ns: client.since_ns,
+            end: ProgramEnd::Tcp(Box::new(client)),
+        };
+        std::iter::from_fn(|| listener.accept(&self.shared, *address)).take(ACCEPTS_MAX).map(program).collect()
+    }
+
     pub(super) fn add_listener(
         &mut self,
         peer: u8,
@@ -73,6 +122,13 @@ impl Acceptor {
         {
             epoll.remove(descriptor);
         }
+        self.tcp_listeners.retain(|_, listener| {
+            let stays = listener.address != address;
+            if !stays {
+                epoll.remove(&*listener.listener);
+            }
+            stays
+        });
     }
 
     /// Accepts programs at a listener. Returns those whose handshakes have arrived already.
@@ -100,7 +156,7 @@ impl Acceptor {
         match receive_segment(&program.accepted) {
             Ok(Some(segment)) => {
                 let PendingProgram { peer, accepted } = program;
-                Some(AcceptedProgram { peer, accepted, segment, since_ns: now_ns() })
+                Some(AcceptedProgram { peer, end: ProgramEnd::Segment { accepted, segment }, since_ns: now_ns() })
             }
             Ok(None) => {
                 let number = self.new_number();
@@ -120,6 +176,7 @@ impl Acceptor {
     /// Closes all listeners of this thread and all pending programs.
     pub(super) fn clear(&mut self) {
         self.listeners.clear();
+        self.tcp_listeners.clear();
         self.pending.clear();
     }
 

@@ -20,7 +20,7 @@ impl AwaitingLink {
     pub(super) fn into_retained(self) -> Option<(RetainedConnection, OwnedFd)> {
         match self.suspended.local {
             ProgramEndpoint::Direct(endpoint) => endpoint.into_retained(self.suspended.number),
-            ProgramEndpoint::Forwarded(_) => None,
+            ProgramEndpoint::Forwarded(_) | ProgramEndpoint::Tcp(_) => None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Commands of the main thread to a thread that owns engines.
 
 use super::awaiting_link::AwaitingLink;
+use super::tcp_listener::TcpListener;
 use super::wakeup::WakeupFd;
 use control::proxy::{LinkLossPolicy, PeerReport, RetainedConnection};
 use fabric::device::Device;
@@ -28,6 +29,8 @@ pub(super) enum Command {
     ReleaseAndStop { done: mpsc::Sender<Vec<(RetainedConnection, OwnedFd)>> },
     /// Accept programs at a remote listener.
     AddListener { peer: u8, address: SocketAddr, listener: Arc<LaneListener> },
+    /// Accept programs at a TCP listener that stands in for a remote one.
+    AddTcpListener { peer: u8, address: SocketAddr, listener: Arc<TcpListener> },
     /// Stop to accept at a remote listener.
     RemoveListener { address: SocketAddr, done: mpsc::Sender<()> },
     /// Return the counters, by peer.

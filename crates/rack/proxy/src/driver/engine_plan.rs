@@ -63,6 +63,7 @@ mod tests {
             keeps_partitions: true,
             is_failover: false,
             failover_port: None,
+            publish: None,
             timing: None,
             access: Access { rules: Vec::new(), allows_others: true },
         }

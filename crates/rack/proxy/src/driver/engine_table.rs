@@ -299,7 +299,9 @@ impl EngineTable {
             return link.take_down();
         }
         for suspended in link.suspend(now_ns()) {
-            epoll.remove(suspended.local.lifeline());
+            if let Some(lifeline) = suspended.local.lifeline() {
+                epoll.remove(lifeline);
+            }
             self.awaiting.extend([AwaitingLink { peer, plan, suspended }]);
         }
         if let (Some(lost), Some(address)) = (link.detach(), self.shared.address(peer)) {
@@ -321,7 +323,10 @@ impl EngineTable {
         let (peer, plan) = (link.peer, link.plan);
         for AwaitingLink { suspended, .. } in self.awaiting.take(|it| (it.peer, it.plan) == (peer, plan)) {
             // Events since the link was lost are reported at once.
-            link.resume_direct(suspended, |key, endpoint| _ = epoll.add_lifeline(endpoint.lifeline(), index, key));
+            link.resume_direct(suspended, |key, endpoint| {
+                let lifeline = endpoint.lifeline();
+                _ = lifeline.map(|lifeline| epoll.add_lifeline(lifeline, index, key));
+            });
         }
     }
 

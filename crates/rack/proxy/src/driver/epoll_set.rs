@@ -6,6 +6,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Events that are fetched from the kernel at once.
 pub(super) const EVENTS_MAX: usize = 256;
@@ -37,7 +38,9 @@ pub(super) enum EpollToken {
     FailoverHandshake(u32),
     /// The TCP connection that an engine uses instead of a link, by the engine's index.
     FailoverSocket(u32),
-    /// The lifeline of a connection.
+    /// A TCP listener for programs that connect to another node, by its number.
+    TcpListener(u32),
+    /// The lifeline of a connection, or its TCP socket.
     Lifeline { engine: usize, key: ConnectionKey },
 }
 
@@ -52,6 +55,7 @@ impl EpollToken {
             Self::FailoverListener => other(4, 0),
             Self::FailoverHandshake(number) => other(5, number),
             Self::FailoverSocket(index) => other(6, index),
+            Self::TcpListener(number) => other(7, number),
             Self::Lifeline { engine, key } => {
                 debug_assert!(key.to_word() & ENGINE_MASK == 0);
                 key.to_word() | (engine as u64) << ENGINE_SHIFT
@@ -69,6 +73,7 @@ impl EpollToken {
             (NO_ENGINE, 3) => Self::Handshake(value),
             (NO_ENGINE, 4) => Self::FailoverListener,
             (NO_ENGINE, 5) => Self::FailoverHandshake(value),
+            (NO_ENGINE, 7) => Self::TcpListener(value),
             (NO_ENGINE, _) => Self::FailoverSocket(value),
             _ => Self::Lifeline { engine: engine as usize, key: ConnectionKey::from_word(word & !ENGINE_MASK) },
         }
@@ -76,12 +81,12 @@ impl EpollToken {
 }
 
 /// The epoll instance of a thread.
-#[derive(Debug)]
-pub(super) struct EpollSet(OwnedFd);
+#[derive(Debug, Clone)]
+pub(super) struct EpollSet(Arc<OwnedFd>);
 
 impl EpollSet {
     pub(super) fn new() -> Result<Self, Errno> {
-        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+        Ok(Self(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
     }
 
     /// Registers a descriptor.
@@ -97,6 +102,11 @@ impl EpollSet {
         key: ConnectionKey,
     ) -> Result<(), Errno> {
         self.add(lifeline, EpollToken::Lifeline { engine, key }, LIFELINE_EVENTS)
+    }
+
+    /// Registers the TCP socket of a connection, edge-triggered, also for room.
+    pub(super) fn add_socket(&self, socket: BorrowedFd<'_>, engine: usize, key: ConnectionKey) -> Result<(), Errno> {
+        self.add(socket, EpollToken::Lifeline { engine, key }, LIFELINE_EVENTS | EventFlags::OUT)
     }
 
     /// Removes a descriptor, if it is registered.
@@ -136,6 +146,7 @@ mod tests {
             EpollToken::FailoverListener,
             EpollToken::FailoverHandshake(8),
             EpollToken::FailoverSocket(254),
+            EpollToken::TcpListener(9),
             lifeline(0, 0),
             lifeline(254, 5 << 32 | 0xFF_FFFF),
         ] {

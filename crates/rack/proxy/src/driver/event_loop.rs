@@ -68,7 +68,7 @@ impl EventLoop {
         Ok(Self {
             epoll,
             commands,
-            acceptor: Acceptor::default(),
+            acceptor: Acceptor::new(Arc::clone(&shared)),
             opening: Opening::new(Arc::clone(&shared)),
             engines: EngineTable::new(shared, plans, vector, failover),
             clock: CoarseClock::default(),
@@ -188,6 +188,11 @@ impl EventLoop {
                         self.opening.open(&mut self.engines, program, &self.epoll);
                     }
                 }
+                EpollToken::TcpListener(number) => {
+                    for program in self.acceptor.accept_by_tcp(number) {
+                        self.opening.open(&mut self.engines, program, &self.epoll);
+                    }
+                }
                 EpollToken::Handshake(number) => {
                     if let Some(program) = self.acceptor.receive_handshake(number, &self.epoll) {
                         self.opening.open(&mut self.engines, program, &self.epoll);
@@ -233,6 +238,9 @@ impl EventLoop {
             }
             Command::AddListener { peer, address, listener } => {
                 self.acceptor.add_listener(peer, address, listener, epoll);
+            }
+            Command::AddTcpListener { peer, address, listener } => {
+                self.acceptor.add_tcp_listener(peer, address, listener, epoll);
             }
             Command::RemoveListener { address, done } => {
                 self.acceptor.remove_listener(address, epoll);

@@ -1,6 +1,6 @@
 //! Opening connections between nodes: for accepted programs of this node, and for `Open` frames of peers.
 
-use super::acceptor::AcceptedProgram;
+use super::acceptor::{AcceptedProgram, ProgramEnd};
 use super::direct_endpoint::DirectEndpoint;
 use super::engine_table::EngineTable;
 use super::epoll_set::EpollSet;
@@ -8,6 +8,9 @@ use super::open_payload::{self, OpenRequest, SpanOffer};
 use super::program_endpoint::ProgramEndpoint;
 use super::segment_endpoint::SegmentEndpoint;
 use super::shared::Shared;
+use super::tcp_endpoint::TcpEndpoint;
+use super::tcp_listener::TcpClient;
+use super::tcp_server::connect_tcp;
 use crate::connection::OpenPayload;
 use crate::engine::EngineEvent;
 use crate::table::ConnectionKey;
@@ -15,7 +18,7 @@ use control::proxy::Access;
 use fabric::device::Device;
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
-use socket::rendezvous::address::Opener;
+use socket::rendezvous::address::{Opener, Tuple};
 use socket::rendezvous::{self, ConnectRequest, NoLane};
 use stats_page::FallbackReason;
 use std::os::fd::AsFd;
@@ -81,8 +84,8 @@ impl Opening {
             return Some(Err(Errno::ACCESS));
         }
         let connected = request.ok_or(Errno::PROTO).and_then(|request| {
-            let endpoint = connect_server(&self.shared, device, peer, &request)?;
-            epoll.add_lifeline(endpoint.lifeline(), engine, key)?;
+            let mut endpoint = connect_server(&self.shared, device, peer, &request)?;
+            endpoint.watch(epoll, engine, key)?;
             Ok(endpoint)
         });
         Some(connected)
@@ -90,7 +93,6 @@ impl Opening {
 
     /// The other node has no server for a program. If it has no listener, its remote listener here is closed.
     fn refuse(&self, local: ProgramEndpoint, errno: u32) {
-        let ProgramEndpoint::Forwarded(local) = local else { return };
         let errno = i32::try_from(errno).ok().filter(|errno| (1..4096).contains(errno));
         let errno = errno.map_or(Errno::CONNREFUSED, Errno::from_raw_os_error);
         let address = local.destination();
@@ -124,28 +126,48 @@ impl Opening {
         if is_greeting && now_ns().saturating_sub(program.since_ns) < GREETING_WAIT_NS {
             return self.delayed.push(program);
         }
-        let AcceptedProgram { peer, accepted, segment, .. } = program;
-        // Seen from the program that connects.
-        let tuple = accepted.tuple.reversed();
-        let secrets = segment.secrets();
-        let endpoint = SegmentEndpoint::new(segment, accepted.lifeline, true).to(tuple.peer);
+        let AcceptedProgram { peer, end, .. } = program;
+        let (endpoint, tuple, offer) = self.endpoint_of(peer, end, engines.device().filter(|_| engine.is_some()));
         let Some(engine) = engine else { return endpoint.refuse(Errno::NETUNREACH) };
-        let proposal = engines.device().and_then(|device| self.shared.span_pool(peer)?.propose(device));
-        let offer = proposal.as_ref().map(|proposal| SpanOffer { index: proposal.index(), secrets });
         let nodes = [self.shared.setup.own_slot, peer].map(|slot| self.shared.address(slot));
         let Some(payload) = open_payload::encode(&tuple, nodes, offer) else {
             return endpoint.refuse(Errno::AFNOSUPPORT);
         };
         let Some(link) = engines.link(engine) else { return };
-        let mut endpoint = Some(endpoint.proposing(proposal));
+        let mut endpoint = Some(endpoint);
         link.open(payload, |key| {
-            let endpoint = endpoint.take().expect("`open` calls it at most once");
-            let _ = epoll.add_lifeline(endpoint.lifeline(), engine, key);
-            ProgramEndpoint::Forwarded(Box::new(endpoint))
+            let mut endpoint = endpoint.take().expect("`open` calls it at most once");
+            let _ = endpoint.watch(epoll, engine, key);
+            endpoint
         });
         let errno = if link.is_greeting() { Errno::NETUNREACH } else { Errno::NOBUFS };
         if let Some(endpoint) = endpoint {
             endpoint.refuse(errno);
+        }
+    }
+
+    /// Returns the proxy's endpoint for a program, its addresses as it sees them, and the span proposed for it, if the
+    /// proxy has a device.
+    fn endpoint_of(
+        &self,
+        peer: u8,
+        end: ProgramEnd,
+        device: Option<&Device>,
+    ) -> (ProgramEndpoint, Tuple, Option<SpanOffer>) {
+        match end {
+            ProgramEnd::Segment { accepted, segment } => {
+                let tuple = accepted.tuple.reversed();
+                let secrets = segment.secrets();
+                let proposal = device.and_then(|device| self.shared.span_pool(peer)?.propose(device));
+                let offer = proposal.as_ref().map(|proposal| SpanOffer { index: proposal.index(), secrets });
+                let endpoint = SegmentEndpoint::new(segment, accepted.lifeline, true).to(tuple.peer);
+                (ProgramEndpoint::Forwarded(Box::new(endpoint.proposing(proposal))), tuple, offer)
+            }
+            ProgramEnd::Tcp(client) => {
+                let TcpClient { relay, tuple, cookie, .. } = *client;
+                let endpoint = TcpEndpoint::of_client(relay, tuple.peer, cookie, Arc::clone(&self.shared.table));
+                (ProgramEndpoint::Tcp(Box::new(endpoint)), tuple, None)
+            }
         }
     }
 
@@ -169,16 +191,29 @@ fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequ
     let source = source.ok_or(Errno::ACCESS)?;
     let destination = request.destination.at_node(shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
     let connect = ConnectRequest { destination, source: Some(source), node: None, opener: Opener::Proxy };
-    let refused = |no_lane| errno_of(&no_lane);
+    // Without a lane listener, the server's connections may be kernel TCP connections.
+    let by_tcp = |no_lane: NoLane| match no_lane.reason {
+        FallbackReason::NoListener => {
+            connect_tcp(shared, peer, source, destination).map(|endpoint| ProgramEndpoint::Tcp(Box::new(endpoint)))
+        }
+        _ => Err(errno_of(&no_lane)),
+    };
     if let Some((offer, pool)) = request.offer.zip(shared.span_pool(peer))
         && let Some(acceptance) = pool.accept(device, offer.index)
     {
         let spans = (acceptance.spans, offer.secrets);
-        let lifeline = rendezvous::connect_in_windows(&shared.rack, &connect, spans, acceptance.lease.as_fd());
-        return Ok(ProgramEndpoint::Direct(DirectEndpoint::accepted(acceptance, lifeline.map_err(refused)?)));
+        return match rendezvous::connect_in_windows(&shared.rack, &connect, spans, acceptance.lease.as_fd()) {
+            Ok(lifeline) => Ok(ProgramEndpoint::Direct(DirectEndpoint::accepted(acceptance, lifeline))),
+            Err(no_lane) => by_tcp(no_lane),
+        };
     }
-    let connected = rendezvous::connect_in(&shared.rack, &connect).map_err(refused)?;
-    Ok(ProgramEndpoint::Forwarded(Box::new(SegmentEndpoint::new(connected.segment, connected.lifeline, false))))
+    match rendezvous::connect_in(&shared.rack, &connect) {
+        Ok(connected) => {
+            let endpoint = SegmentEndpoint::new(connected.segment, connected.lifeline, false);
+            Ok(ProgramEndpoint::Forwarded(Box::new(endpoint)))
+        }
+        Err(no_lane) => by_tcp(no_lane),
+    }
 }
 
 fn errno_of(no_lane: &NoLane) -> Errno {
@@ -194,7 +229,6 @@ fn errno_of(no_lane: &NoLane) -> Errno {
 mod tests {
     use super::*;
     use control::proxy::Rule;
-    use socket::rendezvous::address::Tuple;
     use std::net::SocketAddr;
 
     #[test]

@@ -10,6 +10,7 @@ use super::monitor_channel::MonitorChannel;
 use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
 use super::successor::{self, SuccessorListener, SuccessorRequest};
+use super::tcp_listener::TcpListener;
 use crate::engine::SuspendedConnection;
 use crate::frame::ConnectionNumber;
 use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, RetainedConnection, ToProxy, VERSION};
@@ -226,14 +227,49 @@ impl Proxy {
                 let listener = Arc::new(listener);
                 self.command(|| Command::AddListener { peer, address, listener: Arc::clone(&listener) });
                 self.listeners.insert(address, listener);
+                self.add_tcp_listener(peer, address);
                 self.shared.notify_monitor(&FromProxy::Listening { address });
             }
             Err(errno) => self.shared.notify_monitor(&FromProxy::ListenFailed { address, reason: errno.to_string() }),
         }
     }
 
+    /// Listens by TCP for programs whose connections are kernel TCP connections, and tells them where.
+    fn add_tcp_listener(&self, peer: u8, address: SocketAddr) {
+        let at = SocketAddr::from((self.shared.proxy_address, 0));
+        let listener = TcpListener::listen(at, BACKLOG, false);
+        match listener.and_then(|listener| Ok((listener.port()?, Arc::new(listener)))) {
+            Ok((port, listener)) => {
+                self.command(|| Command::AddTcpListener { peer, address, listener: Arc::clone(&listener) });
+                self.shared.table.set_listener(port, peer, address.port());
+            }
+            Err(errno) => eprintln!("crosslane proxy: cannot listen at {at} for {address}: {errno}"),
+        }
+        if self.shared.publishes(address.port()) {
+            self.publish(peer, address);
+        }
+    }
+
+    /// Listens at the other node's own address, for programs that do not load the library.
+    fn publish(&self, peer: u8, address: SocketAddr) {
+        match TcpListener::listen(address, BACKLOG, true) {
+            Ok(listener) => {
+                let listener = Arc::new(listener);
+                self.command(|| Command::AddTcpListener { peer, address, listener: Arc::clone(&listener) });
+            }
+            Err(Errno::ADDRNOTAVAIL) => {
+                let ip = address.ip();
+                eprintln!("crosslane proxy: cannot publish {address}: run 'ip route add local {ip} dev lo' as root");
+            }
+            Err(errno) => eprintln!("crosslane proxy: cannot publish {address}: {errno}"),
+        }
+    }
+
     /// Closes a remote listener, after all threads have stopped to accept from it.
     fn remove_remote_listener(&mut self, address: SocketAddr) {
+        if let Some(peer) = self.shared.slot_of(address.ip()) {
+            self.shared.table.clear_listener(peer, address.port());
+        }
         if let Some(listener) = self.listeners.remove(&address) {
             self.command_and_wait(|done| Command::RemoveListener { address, done });
             drop(listener);

@@ -1,11 +1,16 @@
 //! The proxy's endpoint of a program's connection, whichever path its bytes take.
 
 use super::direct_endpoint::DirectEndpoint;
+use super::epoll_set::EpollSet;
 use super::segment_endpoint::SegmentEndpoint;
+use super::tcp_endpoint::TcpEndpoint;
 use crate::frame::ConnectionNumber;
 use crate::local::{Broken, Input, LocalEndpoint};
+use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
+use rustix::io::Errno;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 /// The proxy's endpoint of a connection.
@@ -15,13 +20,44 @@ pub(super) enum ProgramEndpoint {
     Forwarded(Box<SegmentEndpoint>),
     /// The programs write the windows themselves.
     Direct(DirectEndpoint),
+    /// The proxies forward the bytes of a kernel TCP connection.
+    Tcp(Box<TcpEndpoint>),
 }
 
 impl ProgramEndpoint {
-    pub(super) fn lifeline(&self) -> BorrowedFd<'_> {
+    /// Watches its descriptors for a connection of an engine.
+    pub(super) fn watch(&mut self, epoll: &EpollSet, engine: usize, key: ConnectionKey) -> Result<(), Errno> {
         match self {
-            Self::Forwarded(endpoint) => endpoint.lifeline(),
-            Self::Direct(endpoint) => endpoint.lifeline(),
+            Self::Forwarded(endpoint) => epoll.add_lifeline(endpoint.lifeline(), engine, key),
+            Self::Direct(endpoint) => epoll.add_lifeline(endpoint.lifeline(), engine, key),
+            Self::Tcp(endpoint) => endpoint.watch(epoll, engine, key),
+        }
+    }
+
+    /// Returns the descriptor of its program.
+    pub(super) fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Forwarded(endpoint) => Some(endpoint.lifeline()),
+            Self::Direct(endpoint) => Some(endpoint.lifeline()),
+            Self::Tcp(endpoint) => endpoint.socket(),
+        }
+    }
+
+    /// Returns the address to which the program has connected, if it opened the connection.
+    pub(super) fn destination(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Forwarded(endpoint) => endpoint.destination(),
+            Self::Direct(_) => None,
+            Self::Tcp(endpoint) => endpoint.destination(),
+        }
+    }
+
+    /// Refuses the connection: the other node has no server.
+    pub(super) fn refuse(self, errno: Errno) {
+        match self {
+            Self::Forwarded(endpoint) => endpoint.refuse(errno),
+            Self::Direct(endpoint) => endpoint.reset(),
+            Self::Tcp(endpoint) => endpoint.refuse(errno),
         }
     }
 }
@@ -32,6 +68,7 @@ impl LocalEndpoint for ProgramEndpoint {
         match self {
             Self::Forwarded(endpoint) => endpoint.may_have_input(),
             Self::Direct(_) => false,
+            Self::Tcp(endpoint) => endpoint.may_have_input(),
         }
     }
 
@@ -40,19 +77,24 @@ impl LocalEndpoint for ProgramEndpoint {
         match self {
             Self::Forwarded(endpoint) => endpoint.input(),
             Self::Direct(endpoint) => endpoint.input(),
+            Self::Tcp(endpoint) => endpoint.input(),
         }
     }
 
     #[inline]
     fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
-        if let Self::Forwarded(endpoint) = self {
-            endpoint.copy_input(draft, len_bytes);
+        match self {
+            Self::Forwarded(endpoint) => endpoint.copy_input(draft, len_bytes),
+            Self::Direct(_) => {}
+            Self::Tcp(endpoint) => endpoint.copy_input(draft, len_bytes),
         }
     }
 
     fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
-        if let Self::Forwarded(endpoint) = self {
-            endpoint.read_input(skip_bytes, destination);
+        match self {
+            Self::Forwarded(endpoint) => endpoint.read_input(skip_bytes, destination),
+            Self::Direct(_) => {}
+            Self::Tcp(endpoint) => endpoint.read_input(skip_bytes, destination),
         }
     }
 
@@ -60,6 +102,7 @@ impl LocalEndpoint for ProgramEndpoint {
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
         match self {
             Self::Forwarded(endpoint) => endpoint.consume(len_bytes),
+            Self::Tcp(endpoint) => endpoint.consume(len_bytes),
             Self::Direct(_) => Err(Broken),
         }
     }
@@ -68,6 +111,7 @@ impl LocalEndpoint for ProgramEndpoint {
     fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
         match self {
             Self::Forwarded(endpoint) => endpoint.write_span(bytes),
+            Self::Tcp(endpoint) => endpoint.write_span(bytes),
             Self::Direct(_) => Err(Broken),
         }
     }
@@ -76,6 +120,7 @@ impl LocalEndpoint for ProgramEndpoint {
     fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         match self {
             Self::Forwarded(endpoint) => endpoint.write(bytes),
+            Self::Tcp(endpoint) => endpoint.write(bytes),
             Self::Direct(_) => Err(Broken),
         }
     }
@@ -90,6 +135,7 @@ impl LocalEndpoint for ProgramEndpoint {
     fn has_room(&mut self) -> bool {
         match self {
             Self::Forwarded(endpoint) => endpoint.has_room(),
+            Self::Tcp(endpoint) => endpoint.has_room(),
             Self::Direct(_) => false,
         }
     }
@@ -98,19 +144,23 @@ impl LocalEndpoint for ProgramEndpoint {
     fn wake_sleeper(&mut self) -> bool {
         match self {
             Self::Forwarded(endpoint) => endpoint.wake_sleeper(),
+            Self::Tcp(endpoint) => endpoint.wake_sleeper(),
             Self::Direct(_) => false,
         }
     }
 
     fn finish(&mut self) {
-        if let Self::Forwarded(endpoint) = self {
-            endpoint.finish();
+        match self {
+            Self::Forwarded(endpoint) => endpoint.finish(),
+            Self::Direct(_) => {}
+            Self::Tcp(endpoint) => endpoint.finish(),
         }
     }
 
     fn close(self) {
         match self {
             Self::Forwarded(endpoint) => endpoint.close(),
+            Self::Tcp(endpoint) => endpoint.close(),
             Self::Direct(endpoint) => endpoint.peer_closed(),
         }
     }
@@ -118,21 +168,26 @@ impl LocalEndpoint for ProgramEndpoint {
     fn reset(self) {
         match self {
             Self::Forwarded(endpoint) => endpoint.reset(),
+            Self::Tcp(endpoint) => endpoint.reset(),
             Self::Direct(endpoint) => endpoint.reset(),
         }
     }
 
     #[inline]
     fn park(&mut self, for_room: bool) {
-        if let Self::Forwarded(endpoint) = self {
-            endpoint.park(for_room);
+        match self {
+            Self::Forwarded(endpoint) => endpoint.park(for_room),
+            Self::Direct(_) => {}
+            Self::Tcp(endpoint) => endpoint.park(for_room),
         }
     }
 
     #[inline]
     fn unpark(&mut self) {
-        if let Self::Forwarded(endpoint) = self {
-            endpoint.unpark();
+        match self {
+            Self::Forwarded(endpoint) => endpoint.unpark(),
+            Self::Direct(_) => {}
+            Self::Tcp(endpoint) => endpoint.unpark(),
         }
     }
 
@@ -140,6 +195,7 @@ impl LocalEndpoint for ProgramEndpoint {
         match self {
             Self::Forwarded(endpoint) => endpoint.poll_lifeline(),
             Self::Direct(endpoint) => endpoint.poll_lifeline(),
+            Self::Tcp(endpoint) => endpoint.poll_lifeline(),
         }
     }
 
@@ -147,13 +203,16 @@ impl LocalEndpoint for ProgramEndpoint {
     fn is_broken(&mut self) -> bool {
         match self {
             Self::Forwarded(endpoint) => endpoint.is_broken(),
+            Self::Tcp(endpoint) => endpoint.is_broken(),
             Self::Direct(_) => false,
         }
     }
 
     fn opened(&mut self) {
-        if let Self::Forwarded(endpoint) = self {
-            endpoint.opened();
+        match self {
+            Self::Forwarded(endpoint) => endpoint.opened(),
+            Self::Direct(_) => {}
+            Self::Tcp(endpoint) => endpoint.opened(),
         }
     }
 
@@ -168,13 +227,14 @@ impl LocalEndpoint for ProgramEndpoint {
                 *self = Self::Direct(direct);
             }
             Self::Direct(endpoint) => endpoint.deposit(number),
+            Self::Tcp(_) => return false,
         }
         true
     }
 
     fn span_index(&self) -> u32 {
         match self {
-            Self::Forwarded(_) => 0,
+            Self::Forwarded(_) | Self::Tcp(_) => 0,
             Self::Direct(endpoint) => endpoint.span_index(),
         }
     }

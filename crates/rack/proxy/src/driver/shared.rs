@@ -4,15 +4,18 @@ use super::engine_plan::{EnginePlan, engine_plans};
 use super::error::DriverError;
 use super::link_partitions;
 use super::monitor_channel::MonitorChannel;
+use super::source_ports::SourcePorts;
 use super::span_pool::SpanPool;
 use super::wakeup::WakeupFd;
-use control::proxy::{Access, Configuration, FromProxy, Node};
+use control::proxy::{Access, Configuration, FromProxy, Node, Publish};
 use fabric::device::{Device, NodeSlot};
 use fabric::timed::{LinkTiming, Pacer};
 use pcie::host::path::Path;
 use socket::rendezvous::directory::Rack;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use stream::remote::table::FILE_NAME;
+use stream::remote::{TableWriter, proxy_address};
 
 /// Bytes of a packet besides its payload, with a header of 64-bit addresses.
 const PACKET_HEADER_BYTES: u64 = 24;
@@ -33,6 +36,11 @@ pub(super) struct Shared {
     pub(super) monitor: Arc<MonitorChannel>,
     /// Spans for programs, by peer; none where programs may not access windows.
     span_pools: Vec<Arc<SpanPool>>,
+    /// What the TCP sockets of this proxy stand for.
+    pub(super) table: Arc<TableWriter>,
+    /// The address of these sockets.
+    pub(super) proxy_address: Ipv4Addr,
+    pub(super) source_ports: Arc<SourcePorts>,
     /// Addresses for which the other node has no listener any more.
     refused: Mutex<Vec<SocketAddr>>,
     /// Readable when `refused` is not empty.
@@ -49,11 +57,31 @@ impl Shared {
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
         let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
         let plans = engine_plans(&setup);
+        let proxy_address = proxy_address(&setup.rack_directory);
+        let path = setup.rack_directory.join(FILE_NAME);
+        let table = Arc::new(TableWriter::create(&path, setup.own_slot, proxy_address).map_err(failed)?);
+        (0..).zip(&setup.nodes).for_each(|(slot, node)| table.set_node(slot, node.address));
+        let source_ports = SourcePorts::new(proxy_address);
         let refused_wakeup = WakeupFd::new().map_err(DriverError::Thread)?;
         let span_pools = span_pools(&setup, &monitor, timing);
         let access = RwLock::new(setup.access.clone());
         let refused = Mutex::default();
-        Ok(Self { setup, addresses, access, plans, timing, pacers, rack, monitor, span_pools, refused, refused_wakeup })
+        Ok(Self {
+            setup,
+            addresses,
+            access,
+            plans,
+            timing,
+            pacers,
+            rack,
+            monitor,
+            span_pools,
+            table,
+            proxy_address,
+            source_ports,
+            refused,
+            refused_wakeup,
+        })
     }
 
     /// Checks that each window of a device has room for all partitions and spans.
@@ -107,6 +135,25 @@ impl Shared {
         self.addresses.get(usize::from(slot))?.get().copied()
     }
 
+    /// Returns whether programs of this machine reach a listener of another node without the library.
+    pub(super) fn publishes(&self, port: u16) -> bool {
+        match &self.setup.publish {
+            None => false,
+            Some(Publish::All) => true,
+            Some(Publish::Ports(ranges)) => ranges.iter().any(|(first, last)| (*first..=*last).contains(&port)),
+        }
+    }
+
+    /// Returns the slot of the node with an address.
+    pub(super) fn slot_of(&self, ip: IpAddr) -> Option<u8> {
+        (0..self.slots()).map(|slot| slot as u8).find(|slot| self.address(*slot) == Some(ip))
+    }
+
+    /// Returns the key under which the proxy meets programs.
+    pub(super) fn meeting_key(&self) -> meeting::Key {
+        meeting::Key::from(self.rack.key().to_bytes())
+    }
+
     /// Returns the access rules, which decide which peers may connect to which ports.
     pub(super) fn access(&self) -> RwLockReadGuard<'_, Access> {
         self.access.read().unwrap_or_else(PoisonError::into_inner)
@@ -117,6 +164,7 @@ impl Shared {
         for (address, node) in self.addresses.iter().zip(nodes) {
             let _ = address.set(node.address);
         }
+        (0..).zip(nodes).for_each(|(slot, node)| self.table.set_node(slot, node.address));
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
     }
 

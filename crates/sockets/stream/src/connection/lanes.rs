@@ -1,7 +1,8 @@
 //! The lanes of the two directions, in the memory that the two ends have exchanged.
 
 use crate::kernel::Tcp;
-use lane::{Corrupt, ShortRead, UrgentHandling};
+use fabric::{Inbound, MemoryInbound};
+use lane::{Chunk, Corrupt, ShortRead, Span, UrgentHandling};
 use libc::iovec;
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
@@ -233,6 +234,20 @@ impl OutLane {
         }
     }
 
+    /// Sends bytes of another lane or window with a single copy, as far as there is room.
+    ///
+    /// # Errors
+    /// As `lane::Producer::write_span`.
+    #[inline]
+    pub fn write_span<I: Inbound>(&mut self, span: &Span<'_, I>) -> Result<usize, Corrupt> {
+        self.producer.write_span(span)
+    }
+
+    /// Ends [`OutLane::announce_sleep`].
+    pub fn cancel_sleep(&mut self) {
+        self.producer.cancel_sleep();
+    }
+
     pub fn position(&self) -> u64 {
         self.producer.position()
     }
@@ -433,6 +448,38 @@ impl InLane {
             0 if skip == 0 => self.refuse_urgent().map(|()| 0),
             bytes => Ok(bytes),
         }
+    }
+
+    /// Ends [`InLane::announce_sleep`].
+    pub fn cancel_sleep(&mut self) {
+        self.consumer.cancel_sleep();
+    }
+
+    /// Returns the next bytes in one piece, which stay in the lane.
+    ///
+    /// # Errors
+    /// As `lane::Consumer::peek`.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
+        if self.is_corrupt {
+            return Err(Corrupt { what: "the beginning of a lane", value: self.peers.load(ends::Word::Start) });
+        }
+        self.consumer.peek()
+    }
+
+    /// Returns the bytes of such a piece.
+    #[inline]
+    pub fn span(&self, chunk: Chunk) -> Span<'_, MemoryInbound> {
+        self.consumer.span(chunk)
+    }
+
+    /// Consumes bytes that were copied.
+    ///
+    /// # Errors
+    /// As `lane::Consumer::consume`.
+    #[inline]
+    pub fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
+        self.consumer.consume(len_bytes)
     }
 
     /// Consumes bytes without copying them.

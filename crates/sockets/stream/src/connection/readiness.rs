@@ -28,11 +28,18 @@ impl Edges {
 }
 
 /// A wait that relies on the bell of a connection. Ends when it is dropped.
-pub struct Parked(&'static Connection);
+pub struct Parked {
+    connection: &'static Connection,
+    /// The use of the connection in which it does not consent to moves, because it had no bell when the wait began.
+    forbids_in: Option<u32>,
+}
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        threads::add(&self.0.sleepers, u32::MAX);
+        threads::add(&self.connection.sleepers, u32::MAX);
+        if self.forbids_in == Some(self.connection.generation.load(Ordering::Acquire)) {
+            self.connection.allow_moves();
+        }
     }
 }
 
@@ -175,8 +182,12 @@ impl Connection {
     /// sleeping.
     pub fn park(&'static self, wanted: i16) -> Parked {
         threads::add(&self.sleepers, 1);
+        let forbids_in = (!self.has_met() && wanted & INPUT != 0).then(|| {
+            self.forbid_moves();
+            self.generation.load(Ordering::Acquire)
+        });
         self.ask_for_ring(wanted);
-        Parked(self)
+        Parked { connection: self, forbids_in }
     }
 
     /// Handles a ring of the bell, or its end.

@@ -147,7 +147,7 @@ impl Receiver {
         // Field by field, as the sender.
         self.lane = Some(lane);
         self.counters = counters;
-        self.forbidden = 1;
+        self.forbidden += 1;
     }
 
     /// Returns the lane, if the ends have met.
@@ -318,13 +318,22 @@ impl Receiver {
     }
 
     /// Returns how to receive where nothing was found, if the peer is gone.
-    fn prepare_last(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
+    pub fn prepare_last(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         match self.lane.as_mut() {
             Some(lane) if self.has_peer_left => {
                 Ok(self.path.note_peer_left(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
             }
             _ => Ok(ReceiveBy::Nothing),
         }
+    }
+
+    /// Returns how to receive, now that the lane was found empty.
+    ///
+    /// # Errors
+    /// As [`Receiver::prepare`].
+    pub fn note_empty(&mut self, tcp: Tcp) -> Result<ReceiveBy, Violation> {
+        let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
+        Ok(self.path.note_empty(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
 
     /// Receives what has arrived, after the first `skip` bytes of the spans.

@@ -1,0 +1,232 @@
+//! The proxy's endpoint of a kernel TCP connection with a program, which stands in for the program of the other node.
+
+use super::epoll_set::EpollSet;
+use super::source_ports::SourcePort;
+use crate::local::{Broken, Input, LocalEndpoint};
+use crate::table::ConnectionKey;
+use fabric::{Inbound, Outbound};
+use lane::{Draft, Span};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use stream::connection::{Relay, RelayInput};
+use stream::remote::{TableWriter, Verdict};
+
+/// Where the descriptors of an endpoint are watched.
+#[derive(Debug)]
+struct Watch {
+    epoll: EpollSet,
+    engine: usize,
+    key: ConnectionKey,
+    /// The descriptor besides the socket that is watched now.
+    meeting_fd: Option<RawFd>,
+}
+
+/// A program that has connected to a remote listener, and waits for the answer of the other node.
+#[derive(Debug)]
+struct Client {
+    destination: SocketAddr,
+    cookie: u64,
+    table: Arc<TableWriter>,
+    awaits_verdict: bool,
+}
+
+/// The proxy's endpoint of a connection whose bytes the proxies forward. If the proxy dies, the kernel resets it.
+#[derive(Debug)]
+pub(super) struct TcpEndpoint {
+    /// `None` once it was closed.
+    relay: Option<Relay>,
+    client: Option<Client>,
+    /// The port from which the proxy has connected, held until the end.
+    _source_port: Option<SourcePort>,
+    watch: Option<Watch>,
+    has_reported_end: bool,
+    has_reported_close: bool,
+}
+
+impl TcpEndpoint {
+    fn new(relay: Relay, client: Option<Client>, source_port: Option<SourcePort>) -> Self {
+        Self {
+            relay: Some(relay),
+            client,
+            _source_port: source_port,
+            watch: None,
+            has_reported_end: false,
+            has_reported_close: false,
+        }
+    }
+
+    /// Creates the endpoint of a program that has connected to a remote listener.
+    pub(super) fn of_client(relay: Relay, destination: SocketAddr, cookie: u64, table: Arc<TableWriter>) -> Self {
+        let client = Client { destination, cookie, table, awaits_verdict: true };
+        Self::new(relay, Some(client), None)
+    }
+
+    /// Creates the endpoint of a server to which the proxy has connected from a port.
+    pub(super) fn of_server(relay: Relay, source_port: SourcePort) -> Self {
+        Self::new(relay, None, Some(source_port))
+    }
+
+    /// Returns the address to which the program has connected, if it opened the connection.
+    pub(super) fn destination(&self) -> Option<SocketAddr> {
+        self.client.as_ref().map(|client| client.destination)
+    }
+
+    /// Returns the socket; `None` once it was closed.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.relay.as_ref().map(Relay::socket)
+    }
+
+    /// Watches the descriptors for a connection of an engine.
+    pub(super) fn watch(&mut self, epoll: &EpollSet, engine: usize, key: ConnectionKey) -> Result<(), Errno> {
+        let relay = self.relay.as_ref().ok_or(Errno::BADF)?;
+        epoll.add_socket(relay.socket(), engine, key)?;
+        self.watch = Some(Watch { epoll: epoll.clone(), engine, key, meeting_fd: None });
+        self.follow_meeting();
+        Ok(())
+    }
+
+    /// Watches the descriptor by which the ends meet, which changes until they have met.
+    fn follow_meeting(&mut self) {
+        let (Some(watch), Some(relay)) = (&mut self.watch, &self.relay) else { return };
+        let descriptor = relay.meeting_descriptor();
+        let number = descriptor.map(|descriptor| descriptor.as_raw_fd());
+        if number != watch.meeting_fd {
+            watch.meeting_fd = number;
+            if let Some(descriptor) = descriptor {
+                // The kernel forgets descriptors that are closed, and may know this one.
+                let _ = watch.epoll.add_lifeline(descriptor, watch.engine, watch.key);
+            }
+        }
+    }
+
+    fn publish(&mut self, verdict: Verdict) {
+        if let Some(client) = &mut self.client
+            && std::mem::take(&mut client.awaits_verdict)
+        {
+            client.table.publish_verdict(client.cookie, verdict);
+        }
+    }
+
+    /// Refuses the connection: the other node has no server.
+    pub(super) fn refuse(mut self, errno: Errno) {
+        self.publish(Verdict::Refused(errno));
+        self.reset();
+    }
+
+    /// Calls `work` with the relay, and notes that the meeting may have proceeded.
+    fn with<R>(&mut self, otherwise: R, work: impl FnOnce(&mut Relay) -> R) -> R {
+        let Some(relay) = &mut self.relay else { return otherwise };
+        let had_met = relay.has_met();
+        let result = work(relay);
+        if !had_met {
+            self.follow_meeting();
+        }
+        result
+    }
+}
+
+impl LocalEndpoint for TcpEndpoint {
+    #[inline]
+    fn may_have_input(&mut self) -> bool {
+        let Some(relay) = &mut self.relay else { return false };
+        relay.may_have_input() || (self.has_reported_end && !self.has_reported_close && relay.is_over())
+    }
+
+    fn input(&mut self) -> Input {
+        let Some(relay) = &mut self.relay else { return Input::Broken };
+        match relay.input() {
+            RelayInput::Bytes(bytes) => Input::Bytes(bytes),
+            RelayInput::Nothing => Input::Nothing,
+            RelayInput::Broken => Input::Broken,
+            RelayInput::End => {
+                self.has_reported_end = true;
+                self.has_reported_close = relay.is_over();
+                if self.has_reported_close { Input::Closed } else { Input::Finished }
+            }
+        }
+    }
+
+    #[inline]
+    fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
+        if let Some(relay) = &mut self.relay {
+            relay.copy_input(draft, len_bytes);
+        }
+    }
+
+    fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
+        if let Some(relay) = &mut self.relay {
+            relay.read_input(skip_bytes, destination);
+        }
+    }
+
+    #[inline]
+    fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
+        self.relay.as_mut().ok_or(Broken)?.consume(len_bytes).map_err(|_| Broken)
+    }
+
+    #[inline]
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+        self.with(Err(Broken), |relay| relay.write_span(bytes).map_err(|_| Broken))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        self.with(Err(Broken), |relay| relay.write(bytes).map_err(|_| Broken))
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.relay.as_mut().is_none_or(Relay::has_room)
+    }
+
+    fn wake_sleeper(&mut self) -> bool {
+        self.relay.as_mut().is_some_and(Relay::wake_peer)
+    }
+
+    fn finish(&mut self) {
+        self.with((), Relay::finish);
+    }
+
+    fn close(mut self) {
+        if let Some(relay) = self.relay.take() {
+            relay.close();
+        }
+    }
+
+    fn reset(mut self) {
+        self.publish(Verdict::Refused(Errno::NETUNREACH));
+        // Dropped, it is reset.
+        self.relay = None;
+    }
+
+    fn park(&mut self, for_room: bool) {
+        self.with((), |relay| relay.park(for_room));
+    }
+
+    fn unpark(&mut self) {
+        self.with((), Relay::unpark);
+    }
+
+    fn poll_lifeline(&mut self) {
+        self.with((), Relay::note_events);
+    }
+
+    fn is_broken(&mut self) -> bool {
+        self.relay.as_ref().is_none_or(Relay::is_broken)
+    }
+
+    fn opened(&mut self) {
+        self.publish(Verdict::Accepted);
+    }
+}
+
+/// An endpoint that an engine drops was closed in good order.
+impl Drop for TcpEndpoint {
+    fn drop(&mut self) {
+        if let Some(relay) = self.relay.take()
+            && self.has_reported_close
+        {
+            relay.close();
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Connecting by TCP to the servers of this node on behalf of programs of other nodes.
+
+use super::shared::Shared;
+use super::source_ports::SourcePort;
+use super::tcp_endpoint::TcpEndpoint;
+use super::tcp_listener::own_uid;
+use meeting::{Role, diag};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket_with, sockopt};
+use socket::process::blocking;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use stream::connection::Relay;
+
+/// Connects to the server that listens at an address of this node, for a client of the node in slot `peer`.
+///
+/// # Errors
+/// `CONNREFUSED` without a server of this user, `AGAIN` if its queue is full, and the errors of the kernel.
+pub(super) fn connect_tcp(
+    shared: &Shared,
+    peer: u8,
+    client: SocketAddr,
+    server: SocketAddr,
+) -> Result<TcpEndpoint, Errno> {
+    let at = SocketAddr::new(address_here(server.ip()), server.port());
+    // A server that listens only at the loopback address is not one of the node.
+    let asked = if server.is_ipv4() { server } else { at };
+    let listener = diag::look_up_listener(asked).ok_or(Errno::CONNREFUSED)?;
+    if listener.uid != own_uid() && !shared.setup.is_published() {
+        return Err(Errno::CONNREFUSED);
+    }
+    let (socket, source) = shared.source_ports.bind(at.ip())?;
+    shared.table.set_client(source.port, peer, client.port(), server.port());
+    connect_from(socket, source, at, shared)
+}
+
+fn connect_from(
+    socket: OwnedFd,
+    source: SourcePort,
+    server: SocketAddr,
+    shared: &Shared,
+) -> Result<TcpEndpoint, Errno> {
+    match connect(&socket, &server) {
+        Ok(()) => {}
+        // On one machine, the server's kernel has answered by now, unless its queue is full.
+        Err(Errno::INPROGRESS) if blocking::poll_now(socket.as_raw_fd(), libc::POLLOUT) == 0 => {
+            return Err(Errno::AGAIN);
+        }
+        Err(Errno::INPROGRESS) => sockopt::socket_error(&socket)??,
+        Err(errno) => return Err(errno),
+    }
+    Ok(TcpEndpoint::of_server(Relay::new(socket, Role::Connected, shared.meeting_key()), source))
+}
+
+/// Returns where a server of this node is reached: at the node's address, or if that is not one of this machine, at the
+/// loopback address, where servers answer that listen at all addresses.
+fn address_here(node: IpAddr) -> IpAddr {
+    if is_own(node) { node } else { Ipv4Addr::LOCALHOST.into() }
+}
+
+/// Returns whether an address is one of this machine.
+pub(super) fn is_own(ip: IpAddr) -> bool {
+    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::DGRAM, rustix::net::SocketFlags::CLOEXEC, None);
+    socket.is_ok_and(|socket| bind(&socket, &SocketAddr::new(ip, 0)).is_ok())
+}
