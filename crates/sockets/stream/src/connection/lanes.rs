@@ -79,7 +79,7 @@ impl Shared {
     /// Returns the lane that this end reads.
     pub fn incoming(&self, secret: u64) -> InLane {
         let consumer = ends::receiver(&self.mine, &self.peers, &self.state, secret);
-        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), is_corrupt: false }
+        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), entered: 0, is_corrupt: false }
     }
 }
 
@@ -190,9 +190,11 @@ impl OutLane {
         self.peers.load(ends::Word::Closed) != 0
     }
 
-    /// Notes that the socket may have room for another number of bytes.
-    pub fn note_send_buffer(&mut self, tcp: Tcp) {
-        self.producer.set_capacity(tcp.room().clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+    /// Notes that the socket may have room for another number of bytes. Returns whether that is enough for a lane.
+    pub fn note_send_buffer(&mut self, tcp: Tcp) -> bool {
+        let room = tcp.room();
+        self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+        room >= ROOM_BYTES_MIN
     }
 
     /// Returns whether the lane has ended since the last call: the kernel is to report room from then on.
@@ -307,6 +309,8 @@ pub(super) struct InLane {
     consumer: Receiver,
     mine: EndMemory,
     peers: PeerMemory,
+    /// Where the last lane that was entered begins.
+    entered: u64,
     /// The peer has published an impossible beginning of the lane.
     is_corrupt: bool,
 }
@@ -325,9 +329,13 @@ impl InLane {
         self.peers.load(ends::Word::UpAt)
     }
 
-    /// Begins to read the lane of a move.
+    /// Begins to read the lane of a move, unless a call that does not take bytes has done so.
     pub fn enter(&mut self) {
-        self.is_corrupt |= self.consumer.restart(self.peers.load(ends::Word::Start)).is_err();
+        let start = self.peers.load(ends::Word::Start);
+        if self.entered != start {
+            self.entered = start;
+            self.is_corrupt |= self.consumer.restart(start).is_err();
+        }
     }
 
     /// Returns whether everything is read up to the published end; `None` for an impossible end.

@@ -118,6 +118,14 @@ impl Connection {
             // SAFETY: every span is writable for its length, by this function's contract.
             Some(events) => unsafe { receiver.receive_after(events, tcp, spans, done, flags) },
         };
+        if self.has_drawn_reset.load(Ordering::Relaxed)
+            && !matches!(attempt, Ok(Attempt::Got { .. }))
+            && done == 0
+            && tcp.available() == 0
+            && let Some(error) = tcp.take_error()
+        {
+            return Ok(Attempt::Error(error));
+        }
         match attempt {
             Ok(Attempt::Kernel) => {
                 receiver.enter_kernel();
@@ -175,7 +183,8 @@ impl Connection {
                 if call.done == 0 && !by_itself {
                     return Received::Kernel(call.this.generation());
                 }
-                if call.done > 0 && call.this.tcp().is_ok_and(Tcp::is_at_mark) {
+                // At a mark a receive stops, and an error is for the next call to report.
+                if call.done > 0 && call.this.tcp().is_ok_and(|tcp| tcp.is_at_mark() || tcp.has_failed()) {
                     call.this.leave_kernel(0);
                     return Received::Done(Ok(call.done));
                 }
