@@ -6,6 +6,7 @@
 //! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
 //! * `send`, `receive`: the calls of the program; `short` is their path for messages of one record.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
+//! * `reclaim`: returns the memory of lanes that are idle.
 //! * `calls`: what a close means for calls of other threads that sleep.
 
 mod calls;
@@ -16,6 +17,7 @@ mod processes;
 mod readiness;
 mod receive;
 mod receiver;
+mod reclaim;
 mod send;
 mod sender;
 mod settle;

@@ -1,13 +1,14 @@
 //! The lanes of the two directions, in the memory that the two ends have exchanged.
 
 use crate::kernel::Tcp;
-use lane::{Corrupt, ShortRead, UrgentHandling};
+use lane::{Corrupt, MemoryRelease, ShortRead, UrgentHandling};
 use libc::iovec;
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
 use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
 use segment::{Receiver, Sender};
+use socket::accounting::memory_budget;
 use socket::descriptor::hidden;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
@@ -65,13 +66,15 @@ impl Shared {
     /// # Errors
     /// `INVAL` if it is not what it has to be.
     pub fn open(own: OwnMemory, met: &Met) -> Result<Self, Errno> {
+        memory_budget::init_limits();
         let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
         Ok(Self { mine: own.memory, peers, state: Region::heap(OWN_STATE_BYTES) })
     }
 
     /// Returns the lane that this end writes.
     pub fn outgoing(&self, secret: u64) -> OutLane {
-        let producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
+        let mut producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
+        producer.set_budget(&memory_budget::PROCESS_BUDGET);
         let (mine, peers) = (self.mine.clone(), self.peers.clone());
         OutLane { producer, mine, peers, is_entered: false, has_left: false, unread_from: Ok(None) }
     }
@@ -233,6 +236,17 @@ impl OutLane {
             }
             self.producer.write_from(source, len_bytes)
         }
+    }
+
+    /// Returns the bytes of memory that the lane has beyond its small ring.
+    #[inline]
+    pub fn memory_bytes(&self) -> usize {
+        self.producer.memory_bytes()
+    }
+
+    /// Returns that memory to the system if everything is read.
+    pub fn release_memory(&mut self) -> MemoryRelease {
+        if self.mine.is_releasable() { self.producer.release_memory() } else { MemoryRelease::NothingUsed }
     }
 
     pub fn position(&self) -> u64 {

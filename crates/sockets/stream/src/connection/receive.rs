@@ -2,6 +2,7 @@
 
 use super::calls::BlockingCall;
 use super::receiver::{Attempt, Violation};
+use super::reclaim;
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
@@ -235,6 +236,7 @@ impl Connection {
                 Woken::ByKernel(events) => Some(events),
             });
         }
+        reclaim::sweep_while_polling();
         let (mut receiver, tcp) = blocking.this.receiver()?;
         if !receiver.must_ask_kernel() {
             return Err(Errno::AGAIN);

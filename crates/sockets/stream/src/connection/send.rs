@@ -2,6 +2,7 @@
 
 use super::calls::BlockingCall;
 use super::lanes::OutLane;
+use super::reclaim;
 use super::sender::{Resent, Sender, Written};
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
@@ -120,6 +121,8 @@ impl Connection {
         if is_answer {
             self.is_answering.store(false, Ordering::Relaxed);
         }
+        drop(sender);
+        reclaim::sweep_under_pressure();
         Ok(Step::Wrote(written))
     }
 

@@ -1,6 +1,7 @@
 //! The sending half of a connection.
 
 use super::lanes::{Fill, Filled, OutLane};
+use super::reclaim::Growth;
 use crate::kernel::{self, Tcp};
 use crate::spans::{for_each_part, total_bytes};
 use crate::statistics::Counters;
@@ -40,6 +41,7 @@ pub(super) struct Sender {
     bytes_resent: usize,
     /// The sum of all such bytes.
     bytes_resent_ever: u64,
+    growth: Growth,
 }
 
 /// Sends by TCP after which this end asks for a move.
@@ -330,6 +332,7 @@ impl Sender {
             bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
         }
         self.is_blocked |= bytes < wanted;
+        self.growth.note(lane);
         if is_answer {
             lane.demote_since(position);
         }
@@ -370,11 +373,17 @@ impl Sender {
                 }
             }
         }
+        self.growth.note(lane);
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         if bytes > 0 {
             self.counters.add_sent(bytes);
         }
         Ok((Written { bytes, wakes_receiver }, ended))
+    }
+
+    /// Releases the memory of the lane if it has been idle for `idle_ms`.
+    pub fn reclaim_if_idle(&mut self, now_ticks: u64, idle_ms: u64) {
+        self.growth.reclaim_if_idle(self.lane.as_mut(), now_ticks, idle_ms);
     }
 
     /// Goes back to TCP, and writes to TCP what is unread in the lane, because nobody could do that later. Waits for
