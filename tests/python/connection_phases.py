@@ -92,8 +92,9 @@ class AcceptedBytes:
 
 
 def figures_of(steps):
-    """Returns the accepted bytes and the size of a send for each connection that was filled."""
-    return [tuple(map(int, step.split("=")[1].split("/"))) for step in steps if ".fill=" in step]
+    """Returns the accepted bytes and the size of a send for each connection that was filled without an error."""
+    results = [step.split("=")[1] for step in steps if ".fill=" in step]
+    return [tuple(map(int, result.split("/"))) for result in results if "/" in result]
 
 
 def play(run, seed):

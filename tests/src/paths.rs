@@ -33,9 +33,14 @@ pub fn crosslane() -> PathBuf {
     release_file("crosslane")
 }
 
-/// The release build of the library.
+/// The library that programs load: `CROSSLANE_TEST_LIBRARY`, or that of the release build.
 pub fn library() -> PathBuf {
-    release_file("libcrosslane.so")
+    library_of_environment().unwrap_or_else(|| release_file("libcrosslane.so"))
+}
+
+/// The library that `CROSSLANE_TEST_LIBRARY` names in place of the installed one, for runs of a suite with another.
+pub fn library_of_environment() -> Option<PathBuf> {
+    std::env::var_os("CROSSLANE_TEST_LIBRARY").map(PathBuf::from)
 }
 
 /// The release build of the library whose connections are the kernel's.

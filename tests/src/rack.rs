@@ -121,6 +121,9 @@ impl Rack {
             return self.bare_command(program);
         }
         let mut command = self.crosslane("run");
+        if let Some(library) = paths::library_of_environment().filter(|_| self.nobodys.is_none()) {
+            command.arg("--library").arg(library);
+        }
         command.args(options).arg("--").arg(program);
         command
     }

@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use system_tests::paths::{package_file, python};
+use system_tests::paths::{library_of_streams, package_file, python};
 use system_tests::{Process, Rack};
 
 const RUN_LIMIT: Duration = Duration::from_secs(300);
@@ -105,8 +105,8 @@ fn matches_pattern(pattern: &str, word: &str) -> bool {
     (0..=word.len()).any(|skipped| word.get(skipped..).is_some_and(|word| matches_pattern(rest, word)))
 }
 
-fn explained() -> Vec<Explained> {
-    let path = package_file("phase-differences.txt");
+fn explained(file: &str) -> Vec<Explained> {
+    let path = package_file(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()).map(Explained::parse).collect()
 }
@@ -135,11 +135,15 @@ fn unexplained_step(run: &Run, by_tcp: &str, explained: &[Explained]) -> Option<
             (None, None) => return None,
             (by_tcp, over_lanes) => (by_tcp.unwrap_or("nothing"), over_lanes.unwrap_or("nothing")),
         };
-        let is_same_step = by_tcp.split('=').next() == over_lanes.split('=').next();
+        // A run that hangs has no further steps.
+        let is_same_step = over_lanes == "HANG" || by_tcp.split('=').next() == over_lanes.split('=').next();
         let result = over_lanes.split_once('=').map_or(over_lanes, |(_, result)| result);
         let is_explained = is_same_step && explained.iter().any(|entry| entry.explains(run, by_tcp, result));
         if by_tcp != over_lanes && !is_explained {
             return Some((by_tcp.to_owned(), over_lanes.to_owned()));
+        }
+        if over_lanes == "HANG" {
+            return None;
         }
     }
 }
@@ -156,15 +160,15 @@ fn report(differences: &[Difference]) -> String {
     text
 }
 
-/// The unexplained differences, and the number of runs.
+/// The unexplained differences, and the number of runs, of programs that `command` starts.
 fn differences<'a>(
-    rack: &Rack,
+    command: &dyn Fn() -> Command,
     by_tcp: &'a BTreeMap<String, String>,
     explained: &[Explained],
 ) -> (Vec<Difference<'a>>, usize) {
     let (mut differences, mut runs_count) = (Vec::new(), 0);
     for (seed, ages) in PASSES {
-        for run in play(rack.require_lane(python()), seed, ages) {
+        for run in play(command(), seed, ages) {
             runs_count += 1;
             let by_tcp = by_tcp.get(run.scenario()).unwrap_or_else(|| panic!("'{}' is not run over TCP", run.name));
             if let Some(step) = unexplained_step(&run, by_tcp, explained) {
@@ -175,23 +179,36 @@ fn differences<'a>(
     (differences, runs_count)
 }
 
-#[test]
-fn connections_of_every_age_behave_as_over_kernel_tcp() {
-    let rack = Rack::new();
+/// Panics unless the steps of programs that `command` starts are those over kernel TCP, or explained in a file.
+fn must_behave_as_over_kernel_tcp(rack: &Rack, command: &dyn Fn() -> Command, explained_in: &str) {
     let by_tcp = steps_of_tcp(play(rack.bare_command(python()), 1, TCP_AGES));
     assert!(by_tcp.len() >= SCENARIOS_MIN, "only {} scenarios", by_tcp.len());
-    let explained = explained();
-    let (mut differences, runs_count) = differences(&rack, &by_tcp, &explained);
+    let explained = explained(explained_in);
+    let (mut differences, runs_count) = differences(command, &by_tcp, &explained);
     for _ in 0..REPETITIONS_MAX {
         if differences.is_empty() {
             break;
         }
-        let again = self::differences(&rack, &by_tcp, &explained).0;
+        let again = self::differences(command, &by_tcp, &explained).0;
         differences.retain(|one| again.iter().any(|other| (other.seed, &other.run.name) == (one.seed, &one.run.name)));
     }
     assert!(differences.is_empty(), "{} of {runs_count} runs differ:\n{}", differences.len(), report(&differences));
     let outdated: Vec<&str> = explained.iter().filter(|entry| entry.is_outdated()).map(|entry| &*entry.line).collect();
     assert!(rack.is_bare() || outdated.is_empty(), "no longer seen, remove them from the list: {outdated:#?}");
+}
+
+#[test]
+fn connections_of_every_age_behave_as_over_kernel_tcp() {
+    let rack = Rack::new();
+    must_behave_as_over_kernel_tcp(&rack, &|| rack.require_lane(python()), "phase-differences.txt");
+}
+
+#[test]
+fn connections_that_stay_the_kernels_behave_as_over_kernel_tcp() {
+    let rack = Rack::new();
+    let library = library_of_streams();
+    let command = || rack.run(&["--library", library.to_str().expect("a path in UTF-8")], python());
+    must_behave_as_over_kernel_tcp(&rack, &command, "phase-differences-of-streams.txt");
 }
 
 #[test]

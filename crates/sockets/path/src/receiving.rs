@@ -212,6 +212,11 @@ impl Receiving {
         matches!(self, Self::Capped(Begun { bytes_left: 0, .. }))
     }
 
+    /// Returns the number of bytes to read from TCP before a lane that was not entered; `None` if there is none.
+    pub fn bytes_before_lane(&self) -> Option<u64> {
+        if let Self::Capped(Begun { bytes_left, .. }) = *self { Some(bytes_left) } else { None }
+    }
+
     /// Returns the number of bytes to drop from TCP, once the lane is left.
     pub fn bytes_to_drop(&self) -> u64 {
         if let Self::Skipping(Repeated { bytes_left, .. }) = *self { bytes_left } else { 0 }

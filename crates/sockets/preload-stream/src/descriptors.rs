@@ -102,9 +102,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
         unsafe {
             match request {
                 libc::FIONBIO => connection.set_nonblocking(*number != 0),
-                libc::FIONREAD => *number = connection.unread_bytes(number.read()),
+                libc::FIONREAD => *number = connection.unread_bytes(fd, number.read()),
                 // The mark is in TCP, behind what is in the lane.
-                SIOCATMARK if connection.unread_bytes(0) > 0 => *number = 0,
+                SIOCATMARK if connection.unread_bytes(fd, 0) > 0 => *number = 0,
                 libc::TIOCOUTQ => *number = number.read().saturating_add(connection.unsent_bytes()),
                 _ => {}
             }
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     match table::get(fd) {
-        Entry::Connection(connection) if connection.unread_bytes(0) > 0 => 0,
+        Entry::Connection(connection) if connection.unread_bytes(fd, 0) > 0 => 0,
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::sockatmark(fd) },
     }

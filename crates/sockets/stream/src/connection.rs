@@ -7,6 +7,7 @@
 //! * `send`, `receive`: the calls of the program; `short` is their path for messages of one record.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
 //! * `relay`: an end in a process that relays bytes, without the program's descriptors.
+//! * `reclaim`: returns the memory of lanes that are idle.
 //! * `calls`: what a close means for calls of other threads that sleep.
 
 mod calls;
@@ -17,6 +18,7 @@ mod processes;
 mod readiness;
 mod receive;
 mod receiver;
+mod reclaim;
 mod relay;
 mod send;
 mod sender;
@@ -44,7 +46,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 pub use processes::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork, defers_handlers};
-pub use readiness::{Edges, Parked};
+pub use readiness::{Edges, LaneReport, Parked};
 pub use receive::Received;
 pub use relay::{Broken, Relay, RelayInput};
 pub use send::Sent;
@@ -70,6 +72,11 @@ pub struct Connection {
     sleepers: AtomicU32,
     /// The program has received by the lane since it last sent: the peer waits for what it sends next.
     is_answering: AtomicBool,
+    /// The kernel has reported an end of the connection or of the peer's stream, which it reports from then on.
+    has_ended: AtomicBool,
+    /// This end has had the peer's socket answer with a reset, which a receive behind the end of the stream does not
+    /// report by itself.
+    has_drawn_reset: AtomicBool,
     calls: Calls,
     /// How soon the peer has sent after previous waits.
     spin_history: AdaptiveSpin,
@@ -112,6 +119,8 @@ impl Connection {
         connection.role.store(young.role() as u8, Ordering::Relaxed);
         connection.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
         connection.bell_slot.store(-1, Ordering::Relaxed);
+        connection.has_ended.store(false, Ordering::Relaxed);
+        connection.has_drawn_reset.store(false, Ordering::Relaxed);
         connection.spin_history.reset();
         connection.calls.begin_connection();
         if let Some(mut meeting) = connection.meeting.lock() {
@@ -149,7 +158,7 @@ impl Connection {
 
     /// Returns which end of the connection this is.
     #[inline]
-    fn role(&self) -> Role {
+    pub fn role(&self) -> Role {
         if self.role.load(Ordering::Relaxed) == Role::Connected as u8 { Role::Connected } else { Role::Accepted }
     }
 

@@ -2,7 +2,8 @@
 
 use crate::spans::Part;
 use libc::iovec;
-use meeting::{Role, counts};
+use meeting::diag::{self, LookUp};
+use meeting::{Endpoint, Role, counts};
 use rustix::io::Errno;
 use socket::process::system::{self, raw_syscall};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -91,6 +92,44 @@ impl Tcp {
         let arguments = [self.0 as usize, (&raw const message).expose_provenance(), flags];
         // SAFETY: the message is a local, and its spans are readable by this function's contract.
         system::count_or_error(unsafe { raw_syscall(libc::SYS_sendmsg, arguments) })
+    }
+
+    /// Returns whether the connection is over: the next call reports how, and takes the error that it finds.
+    pub fn has_failed(self) -> bool {
+        socket::process::blocking::poll_now(self.0, 0) & (libc::POLLERR | libc::POLLHUP) != 0
+    }
+
+    /// Returns whether the peer has ended its stream, or the connection is over.
+    pub fn has_ended(self) -> bool {
+        socket::process::blocking::poll_now(self.0, libc::POLLRDHUP) != 0
+    }
+
+    /// Takes the error that the next call would report.
+    pub fn take_error(self) -> Option<Errno> {
+        rustix::net::sockopt::socket_error(self.borrow()).ok().and_then(Result::err)
+    }
+
+    /// Returns whether the peer's socket is closed, as far as the kernel tells, although the connection is not over.
+    pub fn is_peer_closed(self, role: Role) -> bool {
+        let Ok(endpoint) = Endpoint::of(self.borrow(), role) else { return false };
+        self.has_ended()
+            && match diag::look_up_peer(&endpoint) {
+                // A socket without an inode belongs to no process.
+                LookUp::Found(peer) => peer.inode == 0,
+                LookUp::Nothing => true,
+                LookUp::Unavailable => false,
+            }
+    }
+
+    /// Has a peer whose socket is closed answer with a reset, as it would have done by itself if it had left bytes
+    /// unread. The byte goes out behind the end of this direction's stream: in that state the kernel reports the reset
+    /// as one (`ECONNRESET`), and not as a pipe without a reader.
+    pub fn draw_reset(self) {
+        let byte = 0_u8;
+        let span = iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: 1 };
+        // SAFETY: the span is a local byte.
+        let _ = unsafe { self.send(&[span], libc::MSG_MORE) };
+        let _ = rustix::net::shutdown(self.borrow(), rustix::net::Shutdown::Write);
     }
 
     /// Returns the number of bytes that have arrived and are unread; 0 if the kernel cannot tell.

@@ -6,7 +6,7 @@
 
 mod young;
 
-use crate::connection::{Parked, Use};
+use crate::connection::{LaneReport, Parked, Use};
 use crate::epoll;
 use crate::short_list::ShortList;
 use crate::table::{self, Entry};
@@ -21,7 +21,6 @@ use std::os::fd::RawFd;
 use wait::{Action, Spin};
 use young::HeldYoung;
 
-const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Polls of the lanes that take as long as one system call.
 const POLLS_PER_CALL: u32 = 100;
@@ -89,7 +88,12 @@ struct Watched {
 impl Watched {
     /// Returns the wanted events that the lanes have.
     fn lane_events(&self) -> i16 {
-        if self.now.is_closed() { 0 } else { self.now.connection().lane_events(self.now.fd(), self.wanted) }
+        self.lane_report().ready
+    }
+
+    fn lane_report(&self) -> LaneReport {
+        let report = || self.now.connection().lane_report(self.now.fd(), self.wanted);
+        if self.now.is_closed() { LaneReport::default() } else { report() }
     }
 
     fn park(&self) -> Parked {
@@ -129,16 +133,17 @@ impl<'a> Call<'a> {
         call
     }
 
-    /// Stores what the lanes report. Returns whether they report anything.
+    /// Stores what the lanes report. Returns whether they report anything, and whether the kernel may have more.
     #[inline]
-    fn poll_lanes(&mut self) -> bool {
-        let mut is_any = false;
+    fn poll_lanes(&mut self) -> (bool, bool) {
+        let (mut is_any, mut asks_kernel) = (false, false);
         for watched in self.watched.as_slice().iter().flatten() {
-            let ready = watched.lane_events();
-            self.entries[watched.index as usize].revents = ready;
-            is_any |= ready != 0;
+            let report = watched.lane_report();
+            self.entries[watched.index as usize].revents = report.ready;
+            is_any |= report.ready != 0;
+            asks_kernel |= report.asks_kernel;
         }
-        is_any
+        (is_any, asks_kernel)
     }
 
     /// Returns the number of entries with events.
@@ -188,13 +193,9 @@ impl<'a> Call<'a> {
         for watched in self.watched.as_slice().iter().flatten() {
             let entry = &mut self.entries[watched.index as usize];
             if entry.revents & !OUTPUT != 0 && !watched.now.is_closed() {
-                watched.now.connection().note_kernel_event();
-            }
-            if entry.revents & INPUT != 0
-                && !watched.now.is_closed()
-                && !watched.now.connection().confirm_input(watched.now.fd())
-            {
-                entry.revents &= !INPUT;
+                let connection = watched.now.connection();
+                let wanted = if connection.sends_by_lane() { entry.events & !OUTPUT } else { entry.events };
+                entry.revents = connection.confirm_events(entry.fd, entry.revents, wanted);
             }
             entry.revents |= watched.lane_events();
         }
@@ -223,18 +224,21 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Stores what the lanes report as the events of all entries. Returns a hash of the entries.
-fn take_lane_events(entries: &mut [pollfd]) -> u64 {
-    let mut hash = 0;
+/// Stores what the lanes report as the events of all entries. Returns a hash of the entries, and whether the kernel may
+/// have other events of these connections.
+fn take_lane_events(entries: &mut [pollfd]) -> (u64, bool) {
+    let (mut hash, mut asks_kernel) = (0, false);
     for entry in entries {
-        entry.revents = match table::get(entry.fd) {
-            Entry::Connection(connection) => connection.lane_events(entry.fd, entry.events),
-            Entry::None | Entry::Young(_) | Entry::Set(_) => 0,
+        let report = match table::get(entry.fd) {
+            Entry::Connection(connection) => connection.lane_report(entry.fd, entry.events),
+            Entry::None | Entry::Young(_) | Entry::Set(_) => LaneReport::default(),
         };
+        entry.revents = report.ready;
+        asks_kernel |= report.asks_kernel;
         // The mixing of FNV (Fowler, Noll and Vo).
         hash = (hash ^ (entry.fd as u64) << 16 ^ entry.events as u64).wrapping_mul(0x0100_0000_01b3);
     }
-    hash
+    (hash, asks_kernel)
 }
 
 /// Returns whether it is time that this thread asks the kernel for the entries with this hash.
@@ -283,8 +287,8 @@ pub(crate) unsafe fn poll_until(
     let mut began = SignalCheckpoint::now();
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
     let _held = HeldYoung::hold(entries);
-    let hash = take_lane_events(entries);
-    let is_kernel_due = is_kernel_due(hash);
+    let (hash, asks_kernel) = take_lane_events(entries);
+    let is_kernel_due = asks_kernel || is_kernel_due(hash);
     let of_lanes = if is_kernel_due { 0 } else { entries.iter().filter(|entry| ends_wait(entry)).count() };
     if of_lanes > 0 && mask.is_null() {
         return Ok(of_lanes);
@@ -323,8 +327,8 @@ pub(crate) unsafe fn poll_until(
 fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> Result<Option<usize>, Errno> {
     let mut spin = Spin::new();
     loop {
-        if call.poll_lanes() {
-            let ready = if is_kernel_due(call.hash) {
+        if let (true, asks_kernel) = call.poll_lanes() {
+            let ready = if asks_kernel || is_kernel_due(call.hash) {
                 // SAFETY: the mask is null.
                 unsafe { call.ask(Some(0), std::ptr::null()) }?
             } else {

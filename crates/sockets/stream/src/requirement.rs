@@ -2,11 +2,15 @@
 //!
 //! Such a connection tries to meet its other end from the beginning, in each transfer, which uses TCP until it has.
 //! That a peer will never meet shows only by its silence: a transfer is refused once the connection has not met its
-//! other end within `PATIENCE_NS` of its first transfer.
+//! other end within `PATIENCE_NS` of its first transfer. A peer that has not accepted the connection, or not received
+//! what was sent, could not agree, and gets the same time once more. A connection that other processes hold too, or
+//! whose peer has ended its stream, is not refused.
 
 use crate::connection::Connection;
 use crate::kernel::Tcp;
 use crate::young::Occasion;
+use meeting::Endpoint;
+use meeting::diag::{self, LookUp};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use socket::process::locked::Locked;
@@ -59,11 +63,34 @@ fn check_required(fd: RawFd, connection: &'static Connection) -> Result<(), Errn
     if may_meet && !connection.has_met() {
         connection.meet(Tcp(fd), Occasion::Meet);
     }
-    let is_over = !may_meet || now_ns() > first_ns.saturating_add(PATIENCE_NS);
-    if connection.has_met() || is_over {
+    let is_late = now_ns() > first_ns.saturating_add(PATIENCE_NS);
+    if is_late && may_meet && !connection.has_met() && has_peer_not_looked(fd, connection) {
+        note_transfer_anew(connection);
+        return Ok(());
+    }
+    let is_over = !may_meet || (is_late && !Tcp(fd).has_ended());
+    if connection.has_met() || connection.is_shared() || is_over {
         UNMET.with(|unmet| unmet.retain(|it| !std::ptr::eq(it.connection, connection)));
     }
-    if connection.has_met() || !is_over { Ok(()) } else { Err(refuse(fd, may_meet)) }
+    if connection.has_met() || connection.is_shared() || !is_over { Ok(()) } else { Err(refuse(fd, may_meet)) }
+}
+
+/// Returns whether the peer has not accepted the connection, or not received what was sent: it could not agree to meet.
+fn has_peer_not_looked(fd: RawFd, connection: &Connection) -> bool {
+    let Ok(endpoint) = Endpoint::of(Tcp(fd).borrow(), connection.role()) else { return false };
+    match diag::look_up_peer(&endpoint) {
+        LookUp::Found(peer) => peer.is_connected() && (peer.inode == 0 || peer.unread_bytes > 0),
+        LookUp::Unavailable | LookUp::Nothing => false,
+    }
+}
+
+/// Gives the peer the whole time once more.
+fn note_transfer_anew(connection: &'static Connection) {
+    UNMET.with(|unmet| {
+        for it in unmet.iter_mut().filter(|it| std::ptr::eq(it.connection, connection)) {
+            it.first_ns = Some(now_ns());
+        }
+    });
 }
 
 /// Resets a connection, and returns the error of the transfer.

@@ -2,13 +2,14 @@
 
 use crate::kernel::Tcp;
 use fabric::{Inbound, MemoryInbound};
-use lane::{Chunk, Corrupt, ShortRead, Span, UrgentHandling};
+use lane::{Chunk, Corrupt, MemoryRelease, ShortRead, Span, UrgentHandling};
 use libc::iovec;
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
 use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
 use segment::{Receiver, Sender};
+use socket::accounting::memory_budget;
 use socket::descriptor::hidden;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
@@ -66,13 +67,15 @@ impl Shared {
     /// # Errors
     /// `INVAL` if it is not what it has to be.
     pub fn open(own: OwnMemory, met: &Met) -> Result<Self, Errno> {
+        memory_budget::init_limits();
         let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
         Ok(Self { mine: own.memory, peers, state: Region::heap(OWN_STATE_BYTES) })
     }
 
     /// Returns the lane that this end writes.
     pub fn outgoing(&self, secret: u64) -> OutLane {
-        let producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
+        let mut producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
+        producer.set_budget(&memory_budget::PROCESS_BUDGET);
         let (mine, peers) = (self.mine.clone(), self.peers.clone());
         OutLane { producer, mine, peers, is_entered: false, has_left: false, unread_from: Ok(None) }
     }
@@ -80,7 +83,7 @@ impl Shared {
     /// Returns the lane that this end reads.
     pub fn incoming(&self, secret: u64) -> InLane {
         let consumer = ends::receiver(&self.mine, &self.peers, &self.state, secret);
-        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), is_corrupt: false }
+        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), entered: 0, is_corrupt: false }
     }
 }
 
@@ -191,9 +194,11 @@ impl OutLane {
         self.peers.load(ends::Word::Closed) != 0
     }
 
-    /// Notes that the socket may have room for another number of bytes.
-    pub fn note_send_buffer(&mut self, tcp: Tcp) {
-        self.producer.set_capacity(tcp.room().clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+    /// Notes that the socket may have room for another number of bytes. Returns whether that is enough for a lane.
+    pub fn note_send_buffer(&mut self, tcp: Tcp) -> bool {
+        let room = tcp.room();
+        self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+        room >= ROOM_BYTES_MIN
     }
 
     /// Returns whether the lane has ended since the last call: the kernel is to report room from then on.
@@ -246,6 +251,17 @@ impl OutLane {
     /// Ends [`OutLane::announce_sleep`].
     pub fn cancel_sleep(&mut self) {
         self.producer.cancel_sleep();
+    }
+
+    /// Returns the bytes of memory that the lane has beyond its small ring.
+    #[inline]
+    pub fn memory_bytes(&self) -> usize {
+        self.producer.memory_bytes()
+    }
+
+    /// Returns that memory to the system if everything is read.
+    pub fn release_memory(&mut self) -> MemoryRelease {
+        if self.mine.is_releasable() { self.producer.release_memory() } else { MemoryRelease::NothingUsed }
     }
 
     pub fn position(&self) -> u64 {
@@ -322,6 +338,8 @@ pub(super) struct InLane {
     consumer: Receiver,
     mine: EndMemory,
     peers: PeerMemory,
+    /// Where the last lane that was entered begins.
+    entered: u64,
     /// The peer has published an impossible beginning of the lane.
     is_corrupt: bool,
 }
@@ -340,9 +358,13 @@ impl InLane {
         self.peers.load(ends::Word::UpAt)
     }
 
-    /// Begins to read the lane of a move.
+    /// Begins to read the lane of a move, unless a call that does not take bytes has done so.
     pub fn enter(&mut self) {
-        self.is_corrupt |= self.consumer.restart(self.peers.load(ends::Word::Start)).is_err();
+        let start = self.peers.load(ends::Word::Start);
+        if self.entered != start {
+            self.entered = start;
+            self.is_corrupt |= self.consumer.restart(start).is_err();
+        }
     }
 
     /// Returns whether everything is read up to the published end; `None` for an impossible end.

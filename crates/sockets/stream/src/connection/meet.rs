@@ -291,7 +291,8 @@ impl Connection {
     pub(super) fn note_peer_left(&'static self, this: Use) {
         // The descriptor itself is kept until the end, by the meeting.
         if let Ok((mut sender, tcp)) = this.sender() {
-            sender.finish_stream(tcp, self.role());
+            let has_drawn_reset = sender.finish_for_absent(tcp, self.role());
+            self.has_drawn_reset.store(has_drawn_reset, Ordering::Relaxed);
         }
         if let Ok((mut receiver, _)) = this.receiver() {
             receiver.note_hang_up();

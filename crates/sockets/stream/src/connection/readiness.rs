@@ -4,12 +4,13 @@ use super::{Connection, Use};
 use crate::epoll::EpollSet;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
-use socket::process::{system, threads};
+use socket::process::{blocking, system, threads};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+const ENDED: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
 
 /// What an edge-triggered watcher of the lanes compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,16 @@ impl Edges {
     pub fn has_event_since(self, before: Self) -> bool {
         self.arrivals != before.arrivals || self.rooms != before.rooms
     }
+}
+
+/// What the lanes add to the kernel's readiness of the socket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LaneReport {
+    /// The wanted events that the lanes have.
+    pub ready: i16,
+    /// The kernel may have wanted events that the lanes cannot show: the direction that this end receives uses TCP, or
+    /// the stream has ended.
+    pub asks_kernel: bool,
 }
 
 /// A wait that relies on the bell of a connection. Ends when it is dropped.
@@ -46,30 +57,43 @@ impl Drop for Parked {
 impl Connection {
     /// Returns which of `wanted` the lanes have. The kernel reports what uses TCP.
     pub fn lane_events(&'static self, fd: RawFd, wanted: i16) -> i16 {
-        let mut ready = 0;
+        self.lane_report(fd, wanted).ready
+    }
+
+    /// Returns which of `wanted` the lanes have, and whether the kernel may have others of them.
+    pub fn lane_report(&'static self, fd: RawFd, wanted: i16) -> LaneReport {
+        let mut report = LaneReport { ready: 0, asks_kernel: self.has_ended.load(Ordering::Relaxed) };
         if wanted & INPUT != 0
             && let Some(mut receiver) = self.receiver.lock()
         {
             // A violation counts as readable: the receive reports it.
-            let by_lane = receiver.prepare(Tcp(fd)).map_or(true, |by| by == ReceiveBy::Lane);
-            let has_data = receiver.lane_in_use().is_none_or(|lane| lane.may_have_data());
-            ready |= if by_lane && has_data { INPUT } else { 0 };
+            let by = receiver.prepare(Tcp(fd)).unwrap_or(ReceiveBy::Lane);
+            let has_data = receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data());
+            report.ready |= if has_data { INPUT } else { 0 };
+            report.asks_kernel |= by != ReceiveBy::Lane;
         }
         if wanted & OUTPUT != 0
             && let Some(mut sender) = self.sender.lock()
-            && sender.is_by_lane()
         {
-            let by = sender.prepare(Tcp(fd), self.role());
-            let has_room = by != SendBy::Lane || sender.lane().is_none_or(|lane| lane.is_writable());
-            sender.note_room(has_room);
-            ready |= if has_room { OUTPUT } else { 0 };
+            let by = sender.prepare_if_by_lane(Tcp(fd), self.role());
+            let has_room = match by {
+                Some(SendBy::Lane) => sender.lane().is_none_or(|lane| lane.is_writable()),
+                Some(_) => true,
+                // It was the lane that had no room.
+                None => sender.is_blocked() && blocking::poll_now(fd, OUTPUT) & OUTPUT != 0,
+            };
+            if by.is_some() || has_room {
+                sender.note_room(has_room);
+            }
+            report.ready |= if has_room { OUTPUT } else { 0 };
         }
-        ready & wanted
+        report.ready &= wanted;
+        report
     }
 
     /// Returns the counters by which edges are recognized.
     pub fn edges(&'static self) -> Edges {
-        let arrivals = self.receiver.lock().and_then(|mut it| it.lane_in_use().map(|lane| lane.arrivals(0)));
+        let arrivals = self.receiver.lock().and_then(|mut it| it.lane_to_watch().map(|lane| lane.arrivals(0)));
         let rooms = self.sender.lock().map_or(0, |sender| sender.rooms());
         Edges { arrivals: arrivals.unwrap_or(0), rooms }
     }
@@ -201,23 +225,53 @@ impl Connection {
         }
     }
 
-    /// Notes that the kernel has reported an event of the socket.
-    pub fn note_kernel_event(&'static self) {
-        if let Some(mut receiver) = self.receiver.lock() {
-            receiver.note_kernel_event();
+    /// Returns which of the `wanted` events of the socket are true, now that the kernel has reported some: a peer that
+    /// turns out to be gone, and bytes that come once more, change them.
+    pub fn confirm_events(&'static self, fd: RawFd, reported: i16, wanted: i16) -> i16 {
+        let is_plain = self.receiver.lock().is_none_or(|receiver| receiver.is_plain());
+        let has_changed = self.note_kernel_events(fd, reported);
+        if reported & INPUT == 0 || is_plain {
+            return if has_changed { blocking::poll_now(fd, wanted) } else { reported };
         }
+        let has_input = self.confirm_input(fd);
+        let events = blocking::poll_now(fd, wanted);
+        if has_input { events } else { events & !INPUT }
+    }
+
+    /// Notes that the kernel has reported these events of the socket. Returns whether there may be others by now,
+    /// because the peer has turned out to be gone.
+    fn note_kernel_events(&'static self, fd: RawFd, events: i16) -> bool {
+        let is_by_lane = self.receiver.lock().is_some_and(|mut receiver| {
+            receiver.note_kernel_event();
+            receiver.is_by_lane()
+        });
+        // What TCP has for a direction that uses a lane is its end, as a rule.
+        let has_ended = events & ENDED != 0
+            || (is_by_lane && events & INPUT != 0 && blocking::poll_now(fd, libc::POLLRDHUP) & ENDED != 0);
+        if !has_ended {
+            return false;
+        }
+        self.has_ended.store(true, Ordering::Relaxed);
+        let bell = self.bell();
+        let is_gone = bell >= 0 && blocking::poll_now(bell, libc::POLLIN) & libc::POLLHUP != 0;
+        if is_gone {
+            self.note_peer_left(self.current_use(fd));
+        }
+        is_gone
     }
 
     /// Returns whether there is input for the program, now that the kernel has reported some: bytes that were read in a
     /// lane may come by TCP once more.
-    pub fn confirm_input(&'static self, fd: RawFd) -> bool {
+    fn confirm_input(&'static self, fd: RawFd) -> bool {
         // A violation counts as readable: the receive reports it.
         self.receiver.lock().is_none_or(|mut receiver| receiver.confirm_input(Tcp(fd)).unwrap_or(true))
     }
 
     /// Returns the number of unread bytes, if TCP has `in_tcp` of them.
-    pub fn unread_bytes(&'static self, in_tcp: i32) -> i32 {
+    pub fn unread_bytes(&'static self, fd: RawFd, in_tcp: i32) -> i32 {
         let Some(mut receiver) = self.receiver.lock() else { return in_tcp };
+        // The sender may have begun a move. A violation is reported by the next receive.
+        let _ = receiver.prepare(Tcp(fd));
         i32::try_from(receiver.unread_bytes(in_tcp.max(0) as u64)).unwrap_or(i32::MAX)
     }
 
@@ -225,8 +279,9 @@ impl Connection {
     pub fn note_send_buffer(&'static self, fd: RawFd) {
         if let Some(mut sender) = self.sender.lock()
             && let Some(lane) = sender.lane()
+            && !lane.note_send_buffer(Tcp(fd))
         {
-            lane.note_send_buffer(Tcp(fd));
+            sender.finish_stream(Tcp(fd), self.role());
         }
         // There may be room now, of which the peer does not know.
         self.for_each_watcher(|set| set.poll_again(self));
@@ -238,7 +293,7 @@ impl Connection {
         if !sender.is_by_lane() {
             return 0;
         }
-        let unsent = sender.lane().map_or(0, |lane| lane.unsent_bytes());
+        let unsent = sender.lane().filter(|lane| !lane.is_writable()).map_or(0, |lane| lane.unsent_bytes());
         i32::try_from(unsent).unwrap_or(i32::MAX)
     }
 }

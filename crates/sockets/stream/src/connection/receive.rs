@@ -2,10 +2,10 @@
 
 use super::calls::BlockingCall;
 use super::receiver::{Attempt, Violation};
+use super::reclaim;
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
-use crate::kernel::Tcp;
 use crate::spans::total_bytes;
 use crate::young::Transfer;
 use ::wait::Spin;
@@ -127,6 +127,14 @@ impl Connection {
             // SAFETY: every span is writable for its length, by this function's contract.
             Some(events) => unsafe { receiver.receive_after(events, tcp, spans, done, flags) },
         };
+        if self.has_drawn_reset.load(Ordering::Relaxed)
+            && !matches!(attempt, Ok(Attempt::Got { .. }))
+            && done == 0
+            && tcp.available() == 0
+            && let Some(error) = tcp.take_error()
+        {
+            return Ok(Attempt::Error(error));
+        }
         match attempt {
             Ok(Attempt::Kernel) => {
                 receiver.enter_kernel();
@@ -184,7 +192,8 @@ impl Connection {
                 if call.done == 0 && !by_itself {
                     return Received::Kernel(call.this.generation());
                 }
-                if call.done > 0 && call.this.tcp().is_ok_and(Tcp::is_at_mark) {
+                // At a mark a receive stops, and an error is for the next call to report.
+                if call.done > 0 && call.this.tcp().is_ok_and(|tcp| tcp.is_at_mark() || tcp.has_failed()) {
                     call.this.leave_kernel(0);
                     return Received::Done(Ok(call.done));
                 }
@@ -235,6 +244,7 @@ impl Connection {
                 Woken::ByKernel(events) => Some(events),
             });
         }
+        reclaim::sweep_while_polling();
         let (mut receiver, tcp) = blocking.this.receiver()?;
         if !receiver.must_ask_kernel() {
             return Err(Errno::AGAIN);

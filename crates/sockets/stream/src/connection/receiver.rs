@@ -161,6 +161,19 @@ impl Receiver {
         if self.is_by_lane() { self.lane.as_mut() } else { None }
     }
 
+    /// Returns the lane if it has, or will have, the next bytes behind those that TCP has.
+    pub fn lane_to_watch(&mut self) -> Option<&mut InLane> {
+        let is_before_lane = self.path.bytes_before_lane().is_some();
+        if !is_before_lane && !self.is_by_lane() {
+            return None;
+        }
+        let lane = self.lane.as_mut()?;
+        if is_before_lane {
+            lane.enter();
+        }
+        Some(lane)
+    }
+
     /// Returns whether receives go by the lane.
     #[inline(always)]
     pub fn is_by_lane(&self) -> bool {
@@ -179,7 +192,11 @@ impl Receiver {
 
     /// Returns the number of unread bytes, if TCP has `in_tcp` of them.
     pub fn unread_bytes(&mut self, in_tcp: u64) -> u64 {
-        let Some(lane) = self.lane.as_ref() else { return in_tcp };
+        let Some(lane) = self.lane.as_mut() else { return in_tcp };
+        if self.path.bytes_before_lane() == Some(in_tcp) {
+            lane.enter();
+            return in_tcp.saturating_add(lane.unread_bytes().unwrap_or(0) as u64);
+        }
         let (in_lane, on_both) = match self.path.lane() {
             Some(number) => (lane.unread_bytes().unwrap_or(0) as u64, lane.bytes_on_both(number)),
             None => (0, self.path.bytes_to_drop()),
@@ -361,6 +378,10 @@ impl Receiver {
                     // SAFETY: every span is writable for its length, by this function's contract.
                     let got = unsafe { self.receive_up_to(tcp, spans, skip, bytes_max, flags) };
                     let Attempt::Got { bytes, .. } = got else { return Ok(got) };
+                    if flags.peek() && self.path.bytes_before_lane() == Some(bytes as u64) {
+                        // SAFETY: every span is writable for its length, by this function's contract.
+                        return unsafe { self.peek_on(spans, skip + bytes, bytes, flags) };
+                    }
                     if !self.path.is_before_lane() || self.prepare(tcp)? != ReceiveBy::Lane {
                         return Ok(got);
                     }
@@ -383,6 +404,29 @@ impl Receiver {
                 }
             }
         }
+    }
+
+    /// Continues a peek behind the `bytes` that TCP has before the lane.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    unsafe fn peek_on(
+        &mut self,
+        spans: &[iovec],
+        skip: usize,
+        bytes: usize,
+        flags: MessageFlags,
+    ) -> Result<Attempt, Violation> {
+        if let Some(lane) = self.lane.as_mut() {
+            // It is entered again once the bytes before it are read.
+            lane.enter();
+        }
+        // SAFETY: every span is writable for its length, by this function's contract.
+        let more = match unsafe { self.read_lane(spans, skip, flags) }? {
+            Attempt::Got { bytes, .. } => bytes,
+            _ => 0,
+        };
+        Ok(Attempt::Got { bytes: bytes + more, wakes_sender: false })
     }
 
     /// Reads a record into a span, if receives go by the lane. Also returns whether the sender sleeps and is to be rung
@@ -499,6 +543,10 @@ impl Receiver {
             return Ok(attempt);
         }
         if events & ENDED != 0 {
+            if skip > 0 {
+                // The next call is to report the error, if there is one: this one would take it.
+                return Ok(Attempt::End);
+            }
             // Nothing can follow the end, so this call cannot cross the beginning of a lane.
             let part = Part::new(spans, skip, usize::MAX);
             // SAFETY: the part is within spans that are writable, by this function's contract.

@@ -2,6 +2,7 @@
 
 use super::calls::BlockingCall;
 use super::lanes::OutLane;
+use super::reclaim;
 use super::sender::{Resent, Sender, Written};
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
@@ -130,6 +131,8 @@ impl Connection {
         if is_answer {
             self.is_answering.store(false, Ordering::Relaxed);
         }
+        drop(sender);
+        reclaim::sweep_under_pressure();
         Ok(Step::Wrote(written))
     }
 
@@ -254,6 +257,11 @@ impl Connection {
     /// Every span is readable for its length.
     unsafe fn send_by_tcp(&'static self, this: Use, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
         let (mut sender, tcp) = this.sender()?;
+        if skip > 0 && tcp.has_failed() {
+            // The next call is to report the error, which this one would take.
+            sender.leave_kernel(0);
+            return Err(Errno::PIPE);
+        }
         // SAFETY: every span is readable for its length, by this function's contract.
         let sent = unsafe { tcp.send_part(spans, skip) };
         sender.leave_kernel(sent.unwrap_or(0));

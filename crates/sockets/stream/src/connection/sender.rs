@@ -1,6 +1,7 @@
 //! The sending half of a connection.
 
 use super::lanes::{Fill, Filled, OutLane};
+use super::reclaim::Growth;
 use crate::kernel::{self, Tcp};
 use crate::spans::{for_each_part, total_bytes};
 use crate::statistics::Counters;
@@ -40,6 +41,7 @@ pub(super) struct Sender {
     bytes_resent: usize,
     /// The sum of all such bytes.
     bytes_resent_ever: u64,
+    growth: Growth,
 }
 
 /// Sends by TCP after which this end asks for a move.
@@ -174,6 +176,17 @@ impl Sender {
         let is_alone = self.calls_in_kernel == 0;
         let lane = self.lane.as_mut()?;
         Some(step(&mut self.path, &mut SendIo { counters: &self.counters, lane, tcp, role, is_alone }))
+    }
+
+    /// As [`Sender::prepare`], while sends go by the lane as far as this end knows; otherwise `None`.
+    #[inline(always)]
+    pub fn prepare_if_by_lane(&mut self, tcp: Tcp, role: Role) -> Option<SendBy> {
+        self.is_by_lane().then(|| self.prepare(tcp, role))
+    }
+
+    /// Returns whether a send by a lane has found no room, and nothing has found room since.
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
     }
 
     /// Notes whether a poll has found room.
@@ -319,6 +332,7 @@ impl Sender {
             bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
         }
         self.is_blocked |= bytes < wanted;
+        self.growth.note(lane);
         if is_answer {
             lane.demote_since(position);
         }
@@ -359,11 +373,17 @@ impl Sender {
                 }
             }
         }
+        self.growth.note(lane);
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         if bytes > 0 {
             self.counters.add_sent(bytes);
         }
         Ok((Written { bytes, wakes_receiver }, ended))
+    }
+
+    /// Releases the memory of the lane if it has been idle for `idle_ms`.
+    pub fn reclaim_if_idle(&mut self, now_ticks: u64, idle_ms: u64) {
+        self.growth.reclaim_if_idle(self.lane.as_mut(), now_ticks, idle_ms);
     }
 
     /// Goes back to TCP, and writes to TCP what is unread in the lane, because nobody could do that later. Waits for
@@ -378,6 +398,25 @@ impl Sender {
         self.resend_all(tcp, role, false);
     }
 
+    /// As [`Sender::finish_stream`], for a peer that has left: no process holds its bell any more. If its socket is
+    /// closed too, and has not read the lane, TCP would have answered that with a reset: then this end draws one. Returns
+    /// whether it has.
+    pub fn finish_for_absent(&mut self, tcp: Tcp, role: Role) -> bool {
+        let has_unread = self.is_by_lane() && self.lane.as_ref().is_some_and(|lane| lane.unsent_bytes() > 0);
+        let is_killed = has_unread && self.go_back(tcp, role) == SendBy::Resend && !self.was_frozen();
+        let draws_reset = is_killed && tcp.is_peer_closed(role);
+        if draws_reset {
+            tcp.draw_reset();
+        } else {
+            self.finish_stream(tcp, role);
+        }
+        draws_reset
+    }
+
+    fn was_frozen(&self) -> bool {
+        self.lane.as_ref().is_some_and(OutLane::was_frozen)
+    }
+
     fn resend_all(&mut self, tcp: Tcp, role: Role, waits: bool) {
         if self.go_back(tcp, role) != SendBy::Resend {
             return;
@@ -385,7 +424,7 @@ impl Sender {
         loop {
             let before = self.bytes_resent;
             let is_done = self.resend(tcp) != Ok(Resent::Blocked);
-            if is_done || !(waits || self.lane.as_ref().is_some_and(OutLane::was_frozen)) {
+            if is_done || !(waits || self.was_frozen()) {
                 return;
             }
             let has_room = blocking::poll_for(tcp.0, libc::POLLOUT, FINISH_WAIT_MS) & libc::POLLOUT != 0;
@@ -411,8 +450,7 @@ impl Sender {
                 return Ok(Resent::All);
             }
             // A send would take the socket's error, which the program is to see.
-            let has_failed = || blocking::poll_now(tcp.0, 0) & (libc::POLLERR | libc::POLLHUP) != 0;
-            if std::mem::take(&mut is_first) && has_failed() {
+            if std::mem::take(&mut is_first) && tcp.has_failed() {
                 return Ok(Resent::Ended);
             }
             // However small its buffer is, TCP takes as much at once as fits in a segment.

@@ -111,6 +111,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether other processes may hold the connection.
+    pub fn is_shared(&self) -> bool {
+        self.meeting.lock().is_some_and(|meeting| matches!(meeting.state, State::Shared(_)))
+    }
+
     /// Returns whether a call of the program is in the kernel, or bytes are to be written there.
     fn is_busy(&self) -> bool {
         self.sender.lock().is_none_or(|sender| sender.is_busy())

@@ -13,6 +13,8 @@ pub(super) struct Buffer {
     max: usize,
     /// The number of the wait.
     wait: u64,
+    /// The kernel has been asked in this wait: it would report again what does not end with a report.
+    pub has_asked_kernel: bool,
 }
 
 /// Where a member was last reported: a second report by the same wait is added to the first.
@@ -28,7 +30,8 @@ impl Buffer {
     /// # Safety
     /// `events` is writable for `max` events as long as the buffer lives.
     pub unsafe fn new(events: *mut epoll_event, max: usize) -> Self {
-        Self { events, len: 0, max, wait: NEXT_WAIT.fetch_add(1, Ordering::Relaxed) }
+        let wait = NEXT_WAIT.fetch_add(1, Ordering::Relaxed);
+        Self { events, len: 0, max, wait, has_asked_kernel: false }
     }
 
     pub fn len(&self) -> usize {

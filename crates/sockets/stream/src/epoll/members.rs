@@ -2,7 +2,7 @@
 
 use super::buffer::{Buffer, Place};
 use super::registry::Registration;
-use crate::connection::{Connection, Edges};
+use crate::connection::{Connection, Edges, LaneReport};
 use std::os::fd::RawFd;
 
 /// Events that every registration reports.
@@ -92,6 +92,12 @@ impl Member {
         self.events & EAGER == 0 && self.connection.is_by_lanes()
     }
 
+    /// Returns whether the kernel's registration has all events that only the kernel can report.
+    pub fn is_known_to_kernel(&self) -> bool {
+        const OF_LANES: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32 | OUTPUT;
+        self.kernel_events() & !OF_LANES & !self.in_kernel == 0
+    }
+
     /// Returns whether only the kernel reports events.
     pub fn is_off(&self) -> bool {
         self.watch == Watch::Off && !self.is_orphan
@@ -106,24 +112,31 @@ impl Member {
         (self.events & !FLAGS) | ALWAYS
     }
 
-    /// Returns the events to ask the kernel for: TCP has room whenever sends go by a lane.
+    /// Returns the events to ask the kernel for: TCP has room whenever sends go by a lane. That is no edge, so that an
+    /// edge-triggered registration stays as it is: with each change the kernel would report again what is there.
     pub fn kernel_events(&self) -> u32 {
-        if self.connection.sends_by_lane() { self.events & !OUTPUT } else { self.events }
+        let masks_room = !self.is_edge_triggered() && self.connection.sends_by_lane();
+        if masks_room { self.events & !OUTPUT } else { self.events }
     }
 
-    /// Returns the events that the lanes have to report now.
+    /// Returns the events that the lanes have to report now, and whether the kernel may have others.
     #[inline]
-    fn poll(&mut self) -> u32 {
-        if self.watch == Watch::Off {
-            return 0;
-        }
-        let wanted = (self.wanted() & 0xffff) as i16;
-        let ready = self.connection.lane_events(self.fd, wanted) as u16 as u32;
+    fn poll(&mut self) -> (u32, bool) {
+        let report = self.report();
+        let ready = report.ready as u16 as u32;
         if ready == 0 || !self.is_edge_triggered() {
-            return ready;
+            return (ready, report.asks_kernel);
         }
         let edges = self.connection.edges();
-        if self.seen.is_none_or(|seen| edges.has_event_since(seen)) { ready } else { 0 }
+        let is_edge = self.seen.is_none_or(|seen| edges.has_event_since(seen));
+        (if is_edge { ready } else { 0 }, report.asks_kernel)
+    }
+
+    fn report(&self) -> LaneReport {
+        if self.watch == Watch::Off {
+            return LaneReport::default();
+        }
+        self.connection.lane_report(self.fd, (self.wanted() & 0xffff) as i16)
     }
 
     /// Notes a report of lane events.
@@ -160,6 +173,8 @@ pub(super) struct Members {
     by_fd: Vec<u32>,
     /// Number of polls that have reported something.
     reports: u32,
+    /// The kernel may have other events of members that were reported.
+    asks_kernel: bool,
     /// Where the next poll begins, so that a small array does not starve the members behind the first ones.
     begin: usize,
 }
@@ -167,6 +182,11 @@ pub(super) struct Members {
 impl Members {
     pub fn hot_count(&self) -> usize {
         self.hot.len()
+    }
+
+    /// Returns whether the kernel may have other events of the members that were reported since the last call.
+    pub fn take_asks_kernel(&mut self) -> bool {
+        std::mem::take(&mut self.asks_kernel)
     }
 
     pub fn insert(&mut self, member: Member) -> u32 {
@@ -249,7 +269,7 @@ impl Members {
     fn park(&mut self, index: u32) -> bool {
         let Some(member) = self.get(index) else { return false };
         member.connection.ask_for_ring((member.wanted() & 0xffff) as i16);
-        if member.poll() != 0 {
+        if member.poll().0 != 0 {
             return true;
         }
         if member.watch == Watch::Hot {
@@ -306,10 +326,11 @@ impl Members {
             let index = self.hot[(self.begin + step) % count];
             let reports = self.reports.wrapping_add(1);
             let Some(member) = self.slots[index as usize].as_mut() else { continue };
-            let ready = member.poll();
+            let (ready, asks_kernel) = member.poll();
             if ready == 0 {
                 continue;
             }
+            self.asks_kernel |= asks_kernel;
             if !buffer.push_at(&mut member.place, ready, member.data) {
                 self.begin = (self.begin + step) % count;
                 break;
@@ -327,11 +348,12 @@ impl Members {
         spent
     }
 
-    /// Adds the lane events of a member for which the kernel has reported events.
-    pub fn events_with(&mut self, index: u32) -> u32 {
+    /// Returns the lane events of a member for which the kernel has reported `of_kernel`: an edge of the kernel's shows
+    /// everything that is there.
+    pub fn events_with(&mut self, index: u32, of_kernel: u32) -> u32 {
         let reports = self.reports;
         let Some(member) = self.get(index) else { return 0 };
-        let ready = member.poll();
+        let ready = if of_kernel == 0 { member.poll().0 } else { member.report().ready as u16 as u32 };
         if ready != 0 {
             member.note_report(reports);
         }

@@ -327,7 +327,7 @@ impl EpollSet {
         let connection = member.connection;
         let before = (member.events, member.data);
         member.change(events, data);
-        if !member.is_lazy() {
+        if !(member.is_lazy() && member.is_known_to_kernel()) {
             let in_kernel = member.kernel_events();
             let tagged = MEMBER_TAG | u64::from(index);
             if let Err(error) = control_in_kernel(self.epfd(), libc::EPOLL_CTL_MOD, fd, in_kernel, tagged) {

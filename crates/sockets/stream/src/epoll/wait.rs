@@ -20,7 +20,7 @@ const KERNEL_EVERY_US: u64 = 20;
 const KERNEL_POLLS_MAX: usize = 8;
 /// The cost of polling one member, in polls of a bare lane.
 const POLLS_PER_MEMBER: u32 = 12;
-const INPUT: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+const OUTPUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 /// The arguments of a wait.
@@ -115,11 +115,14 @@ impl EpollSet {
             self.ask_kernel(call, buffer)?;
         }
         self.poll_lanes(buffer);
-        if self.is_kernel_due() || (buffer.len() == 0 && call.timeout_ns == Some(0)) {
+        if self.is_kernel_due(buffer) || (buffer.len() == 0 && call.timeout_ns == Some(0)) {
             self.ask_kernel(call, buffer)?;
         }
         if buffer.len() == 0 && call.timeout_ns != Some(0) {
             self.wait_blocking(call, buffer)?;
+            if !buffer.has_asked_kernel && self.lock().is_some_and(|mut state| state.members.take_asks_kernel()) {
+                self.ask_kernel(call, buffer)?;
+            }
         }
         if self.is_awaited()
             && let Some(mut state) = self.lock()
@@ -138,10 +141,11 @@ impl EpollSet {
         }
     }
 
-    /// Returns whether it is time to ask the kernel.
-    fn is_kernel_due(&self) -> bool {
-        let asked_ticks = self.lock().map_or(0, |state| state.kernel_asked_ticks);
-        ticks().wrapping_sub(asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND
+    /// Returns whether it is time to ask the kernel, or it may have other events of members that were just reported.
+    fn is_kernel_due(&self, buffer: &Buffer) -> bool {
+        let Some(mut state) = self.lock() else { return true };
+        let is_time = ticks().wrapping_sub(state.kernel_asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND;
+        is_time || (state.members.take_asks_kernel() && !buffer.has_asked_kernel)
     }
 
     /// Ends a registration with `EPOLLONESHOT` of which lane events were reported, in the kernel too.
@@ -179,6 +183,7 @@ impl EpollSet {
     /// Accepts `count` events that the kernel has stored behind the filled ones: keeps the program's, translates the
     /// members', and polls the members that were rung for.
     fn accept(&'static self, buffer: &mut Buffer, count: usize) {
+        buffer.has_asked_kernel = true;
         let Some(mut state) = self.lock() else { return };
         let begin = buffer.len();
         let mut has_rings = false;
@@ -195,13 +200,16 @@ impl EpollSet {
                         continue;
                     }
                     let Some(member) = state.members.get(index).filter(|member| !member.is_off()) else { continue };
-                    let (mut of_kernel, data) = (member.filter(event.events), member.data);
-                    member.connection.note_kernel_event();
-                    if of_kernel & INPUT != 0 && !member.connection.confirm_input(member.fd) {
-                        of_kernel &= !INPUT;
-                    }
+                    let data = member.data;
+                    let of_kernel = if event.events & !OUTPUT == 0 {
+                        member.filter(event.events)
+                    } else {
+                        let (connection, fd, wanted) = (member.connection, member.fd, member.events as i16);
+                        let confirmed = connection.confirm_events(fd, event.events as i16, wanted);
+                        member.filter(confirmed as u16 as u32)
+                    };
                     let (is_one_shot, is_filtered) = (member.is_one_shot(), of_kernel != event.events);
-                    let ready = of_kernel | state.members.events_with(index);
+                    let ready = of_kernel | state.members.events_with(index, of_kernel);
                     if is_filtered {
                         state.update_kernel(self.epfd(), index);
                     }

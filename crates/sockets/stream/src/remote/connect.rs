@@ -130,9 +130,7 @@ fn attempt(
                     dissolve(fd);
                     return if has_ended { Attempt::Stale } else { Attempt::Refused(FallbackReason::HandshakeFailed) };
                 }
-                if word.wait(left_ns.min(NAP_NS)).is_err()
-                    && matches!(began.since(), HandlersRun::Interrupting)
-                {
+                if word.wait(left_ns.min(NAP_NS)).is_err() && matches!(began.since(), HandlersRun::Interrupting) {
                     return Attempt::Done(Err(Errno::INTR));
                 }
             }
@@ -155,7 +153,8 @@ fn refuse(destination: SocketAddr, reason: FallbackReason) -> Option<Result<(), 
     if !settings().require_lane {
         return None;
     }
-    let line = format!("crosslane: connect to {destination}: no lane: {}; refused by --require-lane\n", reason.explanation());
+    let line =
+        format!("crosslane: connect to {destination}: no lane: {}; refused by --require-lane\n", reason.explanation());
     // SAFETY: the descriptor is borrowed for one call, which fails harmlessly if standard error is closed.
     let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
     Some(Err(Errno::CONNREFUSED))
