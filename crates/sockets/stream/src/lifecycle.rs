@@ -1,12 +1,12 @@
 //! What calls that create, duplicate, pass on and close descriptors mean for connections.
 
-use crate::connection::Connection;
+use crate::connection::{self, Connection};
 use crate::epoll;
 use crate::kernel::Tcp;
 use crate::sharing::{self, Epoch};
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
-use crate::{fitness, identity, process, requirement};
+use crate::{fitness, identity, process, requirement, statistics};
 use meeting::Role;
 use rustix::io::Errno;
 use socket::descriptor::hidden;
@@ -89,19 +89,39 @@ pub fn end(fd: RawFd, call: &Call, bytes: usize) {
 #[cold]
 #[inline(never)]
 fn begin_to_meet(fd: RawFd, young: Young, occasion: Occasion) {
-    if occasion == Occasion::Holders {
-        return sharing::take_over(fd, young);
+    match occasion {
+        Occasion::Holders => return sharing::take_over(fd, young),
+        Occasion::Meet => {}
+        // Nothing has begun.
+        Occasion::Check | Occasion::None => return,
     }
     // A handler that jumps out of this call must not leave the allocator's locks held.
     signals::without_handlers(|| {
         if identity::is_switched_off() {
             leave_all_lanes();
-        } else if !may_ever_meet(fd, young.role()) {
+        } else if may_ever_meet(fd, young.role()) {
+            reach_peer(fd, young);
+        } else {
             leave_to_kernel(fd, young.number());
-        } else if let Some(connection) = grow_up(fd, young) {
-            connection.meet(Tcp(fd), occasion);
         }
     });
+}
+
+/// Gives a connection an object if its other end can be reached, or is to reach this one.
+fn reach_peer(fd: RawFd, young: Young) {
+    match connection::reach(Tcp(fd), young.role()) {
+        Ok(proposal) => {
+            if let Some(connection) = grow_up(fd, young) {
+                connection.meet(Tcp(fd), Occasion::Meet, proposal);
+            }
+        }
+        Err(reason) => {
+            statistics::count_failure(reason);
+            if connection::is_final(reason) {
+                leave_to_kernel(fd, young.number());
+            }
+        }
+    }
 }
 
 /// Forgets a connection that has not proved busy.

@@ -40,7 +40,7 @@ pub fn concerns(fd: RawFd) -> bool {
         Entry::None => false,
         // Another thread may let it meet its other end meanwhile.
         Entry::Young(_) => !threads::is_single(),
-        Entry::Connection(_) => true,
+        Entry::Connection(connection) => connection.has_met() || !threads::is_single(),
         Entry::Set(_) => {
             epoll::show_to_kernel(fd);
             false
@@ -153,6 +153,10 @@ impl<'a> Call<'a> {
 
     fn watched(&self) -> impl Iterator<Item = &Watched> {
         self.watched.as_slice().iter().flatten()
+    }
+
+    fn has_lanes(&self) -> bool {
+        self.watched().any(|watched| watched.now.connection().has_met())
     }
 
     fn any_lane_is_ready(&self) -> bool {
@@ -294,6 +298,10 @@ pub(crate) unsafe fn poll_until(
         return Ok(of_lanes);
     }
     let mut call = Call::new(entries, hash, ends_wait);
+    if !call.has_lanes() {
+        // SAFETY: `mask` is null or a signal set, by this function's contract.
+        return unsafe { sleep(&mut call, began, deadline_ns, mask) };
+    }
     let ready = loop {
         if of_lanes > 0 || (timeout_ns != Some(0) && !is_kernel_due) {
             break of_lanes;

@@ -39,7 +39,7 @@ pub fn begin(fd: RawFd, connection: &'static Connection, may_meet: bool) {
         unmet.push(Unmet { connection, may_meet, first_ns: None });
     });
     if may_meet {
-        connection.meet(Tcp(fd), Occasion::Meet);
+        connection.meet(Tcp(fd), Occasion::Meet, None);
     }
 }
 
@@ -61,7 +61,7 @@ fn check_required(fd: RawFd, connection: &'static Connection) -> Result<(), Errn
     });
     let Some((may_meet, first_ns)) = found else { return Ok(()) };
     if may_meet && !connection.has_met() {
-        connection.meet(Tcp(fd), Occasion::Meet);
+        connection.meet(Tcp(fd), Occasion::Meet, None);
     }
     let is_late = now_ns() > first_ns.saturating_add(PATIENCE_NS);
     if is_late && may_meet && !connection.has_met() && has_peer_not_looked(fd, connection) {

@@ -101,21 +101,21 @@ impl Connection {
     pub(super) fn count(&'static self, tcp: Tcp, transfer: Transfer) {
         let occasion = self.meeting.lock().and_then(|mut meeting| meeting.count(transfer));
         if let Some(occasion) = occasion {
-            self.meet(tcp, occasion);
+            self.meet(tcp, occasion, None);
         }
     }
 
-    /// Announces this end, proposes to meet, or proceeds with what has begun.
+    /// Announces this end, proposes to meet, or proceeds with what has begun. `proposal` is what [`reach`] has returned.
     #[cold]
     #[inline(never)]
-    pub fn meet(&'static self, tcp: Tcp, occasion: Occasion) {
+    pub fn meet(&'static self, tcp: Tcp, occasion: Occasion, proposal: Option<Proposal>) {
         if occasion == Occasion::Holders {
             return self.take_over();
         }
         let Some(_one_at_a_time) = MEETINGS.try_lock() else { return };
         let Some(mut meeting) = self.meeting.lock() else { return };
         let met = match std::mem::take(&mut meeting.state) {
-            State::Alone if occasion == Occasion::Meet => match self.begin(tcp) {
+            State::Alone if occasion == Occasion::Meet => match self.begin(tcp, proposal) {
                 Ok(begun) => {
                     meeting.state = begun;
                     None
@@ -164,17 +164,17 @@ impl Connection {
     }
 
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
-    fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
-        let key = identity::key().ok_or(Reason::Nobody)?;
-        let policy = identity::policy();
-        let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
+    fn begin(&self, tcp: Tcp, proposal: Option<Proposal>) -> Result<State, Reason> {
         match self.role() {
             Role::Accepted => {
+                let key = identity::key().ok_or(Reason::Nobody)?;
+                let policy = identity::policy();
+                let endpoint = Endpoint::of(tcp.borrow(), Role::Accepted)?;
                 let accepting = Accepting::announce(&key, tcp.borrow(), &endpoint, &policy)?;
                 Ok(State::Announced(Box::new(accepting)))
             }
             Role::Connected => {
-                let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
+                let mut proposal = proposal.map_or_else(|| propose(tcp), Ok)?;
                 let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
                 memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
                 Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
@@ -321,7 +321,26 @@ fn agree(accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
     Ok((met, memory))
 }
 
+/// Reaches the other end of a connection that has no object yet. Returns `None` for an end that is to be reached
+/// itself. A connection whose peer does not load this library thus costs nothing between its attempts.
+///
+/// # Errors
+/// Why the other end cannot be reached.
+pub fn reach(tcp: Tcp, role: Role) -> Result<Option<Proposal>, Reason> {
+    match role {
+        Role::Accepted => Ok(None),
+        Role::Connected => propose(tcp).map(Some),
+    }
+}
+
+#[inline(never)]
+fn propose(tcp: Tcp) -> Result<Proposal, Reason> {
+    let key = identity::key().ok_or(Reason::Nobody)?;
+    let endpoint = Endpoint::of(tcp.borrow(), Role::Connected)?;
+    Proposal::connect(&key, &endpoint, &identity::policy())
+}
+
 /// Returns whether a reason will not change while the connection lives.
-pub(super) fn is_final(reason: Reason) -> bool {
+pub fn is_final(reason: Reason) -> bool {
     !matches!(reason, Reason::Nobody | Reason::Full | Reason::Gone | Reason::Busy)
 }

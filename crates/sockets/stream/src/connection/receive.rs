@@ -58,12 +58,24 @@ impl Connection {
         }
     }
 
+    /// Leaves a receive to the kernel if there is no lane.
+    fn receive_unmet(&'static self, this: Use) -> Option<Received> {
+        let (mut receiver, _) = this.receiver().ok()?;
+        receiver.lane().is_none().then(|| {
+            receiver.enter_kernel();
+            Received::Kernel(this.generation())
+        })
+    }
+
     /// Receives what is no short message; `is_empty` says that the lane was found empty.
     ///
     /// # Safety
     /// Every span is writable for its length.
     #[inline(never)]
     unsafe fn receive_long(&'static self, this: Use, spans: &[iovec], flags: MessageFlags, is_empty: bool) -> Received {
+        if let Some(received) = self.receive_unmet(this) {
+            return received;
+        }
         let call = Call { this, spans, flags, done: 0 };
         if is_empty && self.may_block(flags.dont_wait()) {
             // No other checks before: they would delay a message that is about to arrive.

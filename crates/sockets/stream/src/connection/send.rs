@@ -51,12 +51,24 @@ impl Connection {
         unsafe { self.send_long(this, spans, flags) }
     }
 
+    /// Leaves a send to the kernel if there is no lane.
+    fn send_unmet(&'static self, this: Use) -> Option<Sent> {
+        let (mut sender, tcp) = this.sender().ok()?;
+        (sender.lane().is_none() && !sender.misses_bytes()).then(|| {
+            sender.enter_kernel(tcp, self.role());
+            Sent::Kernel(this.generation())
+        })
+    }
+
     /// Sends what is no short message, or what there is no room for.
     ///
     /// # Safety
     /// Every span is readable for its length.
     #[inline(never)]
     unsafe fn send_long(&'static self, this: Use, spans: &[iovec], flags: MessageFlags) -> Sent {
+        if let Some(sent) = self.send_unmet(this) {
+            return sent;
+        }
         let may_wait = self.may_block(flags.dont_wait());
         // SAFETY: every span is readable for its length, by this function's contract.
         let write = |sender: &mut Sender, tcp, is_answer| unsafe { sender.write(tcp, spans, 0, may_wait, is_answer) };
