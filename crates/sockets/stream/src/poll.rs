@@ -21,6 +21,7 @@ use std::os::fd::RawFd;
 use wait::{Action, Spin};
 use young::HeldYoung;
 
+const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// Polls of the lanes that take as long as one system call.
 const POLLS_PER_CALL: u32 = 100;
@@ -96,6 +97,12 @@ impl Watched {
         if self.now.is_closed() { LaneReport::default() } else { report() }
     }
 
+    fn uses_lane(&self) -> bool {
+        let connection = self.now.connection();
+        let receives = || self.wanted & INPUT != 0 && connection.receives_by_lane();
+        receives() || (self.wanted & OUTPUT != 0 && connection.sends_by_lane())
+    }
+
     fn park(&self) -> Parked {
         self.now.connection().park(self.wanted)
     }
@@ -155,8 +162,9 @@ impl<'a> Call<'a> {
         self.watched.as_slice().iter().flatten()
     }
 
+    /// Returns whether a wanted direction uses a lane. Otherwise the kernel reports what comes next, or a ring.
     fn has_lanes(&self) -> bool {
-        self.watched().any(|watched| watched.now.connection().has_met())
+        self.watched().any(Watched::uses_lane)
     }
 
     fn any_lane_is_ready(&self) -> bool {

@@ -193,7 +193,7 @@ impl Connection {
     }
 
     /// Returns whether receives go by a lane.
-    pub(super) fn receives_by_lane(&'static self) -> bool {
+    pub fn receives_by_lane(&'static self) -> bool {
         self.receiver.lock().is_some_and(|receiver| receiver.is_by_lane())
     }
 

@@ -175,13 +175,17 @@ pub(super) struct Members {
     reports: u32,
     /// The kernel may have other events of members that were reported.
     asks_kernel: bool,
+    /// A hot member received by a lane in the last poll.
+    has_lanes: bool,
     /// Where the next poll begins, so that a small array does not starve the members behind the first ones.
     begin: usize,
 }
 
 impl Members {
-    pub fn hot_count(&self) -> usize {
-        self.hot.len()
+    /// Returns the number of hot members, or 0 if none of them received by a lane in the last poll: then the kernel
+    /// reports what comes next.
+    pub fn polled_count(&self) -> usize {
+        if self.has_lanes { self.hot.len() } else { 0 }
     }
 
     /// Returns whether the kernel may have other events of the members that were reported since the last call.
@@ -322,11 +326,13 @@ impl Members {
         let count = self.hot.len();
         let mut spent = Vec::new();
         let mut is_any = false;
+        self.has_lanes = false;
         for step in 0..count {
             let index = self.hot[(self.begin + step) % count];
             let reports = self.reports.wrapping_add(1);
             let Some(member) = self.slots[index as usize].as_mut() else { continue };
             let (ready, asks_kernel) = member.poll();
+            self.has_lanes |= !asks_kernel;
             if ready == 0 {
                 continue;
             }

@@ -248,8 +248,8 @@ impl EpollSet {
 
     /// Polls hot members for a while. Returns `true` if there are events or the time is up.
     fn spin(&'static self, call: &Call, buffer: &mut Buffer) -> Result<bool, Errno> {
-        let hot = || self.lock().map_or(0, |state| state.members.hot_count() as u32);
-        let mut count = hot();
+        let polled = || self.lock().map_or(0, |state| state.members.polled_count() as u32);
+        let mut count = polled();
         let mut spin = Spin::with(&self.spin_history);
         while count > 0 {
             match spin.iterate_by(POLLS_PER_MEMBER.saturating_mul(count)) {
@@ -264,7 +264,7 @@ impl EpollSet {
                             return Ok(true);
                         }
                     }
-                    count = hot();
+                    count = polled();
                 }
                 Action::Block => break,
             }

@@ -9,7 +9,6 @@ use libc::pollfd;
 use socket::process::threads;
 use std::os::fd::RawFd;
 
-const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 /// Connections that are kept on the stack.
 const SHORT_HELD: usize = 8;
 
@@ -23,7 +22,7 @@ impl HeldYoung {
         if threads::is_single() {
             return held;
         }
-        for entry in entries.iter().filter(|entry| entry.events & INPUT != 0) {
+        for entry in entries.iter().filter(|entry| entry.events & super::INPUT != 0) {
             if let Entry::Young(young) = table::get(entry.fd)
                 && let Begun::Counted(call) = lifecycle::begin(entry.fd, young, Transfer::Received)
             {
