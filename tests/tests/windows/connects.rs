@@ -79,7 +79,9 @@ fn for_all(check: impl Fn(&Nodes, Stalled)) {
 
 #[test]
 fn a_nonblocking_connect_answers_as_tcp_while_pending_and_after() {
-    if crate::is_pending("the kernel connects at once to a proxy that does not run; a first connect waits for the monitor") {
+    if crate::is_pending(
+        "the kernel connects at once to a proxy that does not run; a first connect waits for the monitor",
+    ) {
         return;
     }
     for_all(|nodes, stalled| {

@@ -62,9 +62,8 @@ impl Monitor {
         let run_dir = settings.node_run_dir();
         let node = settings.node().clone();
         let directory = run_dir.directory.display().to_string();
-        let registry =
-            Registry::open(&run_dir.directory, settings.rack.nodes.len(), settings.serves_all_users())
-                .map_err(system_error(&directory))?;
+        let registry = Registry::open(&run_dir.directory, settings.rack.nodes.len(), settings.serves_all_users())
+            .map_err(system_error(&directory))?;
         let pid = lock_pid_file(&run_dir, &node.name)?;
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let subscription = RackSubscription::acquire(&settings, started_at_ns)?;

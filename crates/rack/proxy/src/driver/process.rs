@@ -57,7 +57,7 @@ fn serve(monitor: &Arc<MonitorChannel>, proxy: &mut Option<Proxy>) -> Result<boo
     let mut parts = DeviceParts::default();
     while let Some((message, descriptors)) = wait(&channel, proxy)? {
         match (message, &mut *proxy) {
-            (ToProxy::Configure(setup), None) => *proxy = Some(Proxy::start(setup, Arc::clone(monitor))?),
+            (ToProxy::Configure(setup), None) => *proxy = Some(Proxy::start(*setup, Arc::clone(monitor))?),
             (ToProxy::Configure(_), Some(_)) => return Err(DriverError::Order("a second configuration")),
             (ToProxy::Stop, _) => return Ok(false),
             (ToProxy::Descriptors, _) => parts.add(descriptors),

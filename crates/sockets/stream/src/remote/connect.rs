@@ -110,7 +110,9 @@ fn attempt(
         }
         Err(Errno::INPROGRESS) => NONBLOCKING_VERDICT_NS,
         Err(Errno::CONNREFUSED) => return Attempt::Stale,
-        Err(_) => return Attempt::Done(connected),
+        Err(Errno::ISCONN | Errno::ALREADY | Errno::INTR | Errno::BADF) => return Attempt::Done(connected),
+        // Something keeps the socket from loopback addresses: a device, an address, a sandbox.
+        Err(_) => return Attempt::Refused(FallbackReason::UnsupportedCall),
     };
     let deadline_ns = now_ns().saturating_add(limit_ns);
     loop {
@@ -130,9 +132,7 @@ fn attempt(
                     dissolve(fd);
                     return if has_ended { Attempt::Stale } else { Attempt::Refused(FallbackReason::HandshakeFailed) };
                 }
-                if word.wait(left_ns.min(NAP_NS)).is_err()
-                    && matches!(began.since(), HandlersRun::Interrupting)
-                {
+                if word.wait(left_ns.min(NAP_NS)).is_err() && matches!(began.since(), HandlersRun::Interrupting) {
                     return Attempt::Done(Err(Errno::INTR));
                 }
             }
@@ -155,7 +155,8 @@ fn refuse(destination: SocketAddr, reason: FallbackReason) -> Option<Result<(), 
     if !settings().require_lane {
         return None;
     }
-    let line = format!("crosslane: connect to {destination}: no lane: {}; refused by --require-lane\n", reason.explanation());
+    let line =
+        format!("crosslane: connect to {destination}: no lane: {}; refused by --require-lane\n", reason.explanation());
     // SAFETY: the descriptor is borrowed for one call, which fails harmlessly if standard error is closed.
     let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
     Some(Err(Errno::CONNREFUSED))

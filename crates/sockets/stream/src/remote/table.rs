@@ -58,9 +58,7 @@ impl Verdict {
     fn encode(self) -> u8 {
         match self {
             Self::Accepted => ACCEPTED,
-            Self::Refused(errno) => {
-                u8::try_from(errno.raw_os_error()).unwrap_or(0).clamp(1, ACCEPTED - 1)
-            }
+            Self::Refused(errno) => u8::try_from(errno.raw_os_error()).unwrap_or(0).clamp(1, ACCEPTED - 1),
         }
     }
 
@@ -317,7 +315,10 @@ mod tests {
         (0..).zip(nodes).for_each(|(slot, ip)| writer.set_node(slot, ip));
         let table = ProxyTable::open(&path).unwrap();
         assert_eq!((table.proxy(), table.own_slot()), (Some(Ipv4Addr::new(127, 78, 3, 4)), 1));
-        assert_eq!([table.node(0), table.node(1), table.node(2), table.node(99)], [Some(nodes[0]), Some(nodes[1]), None, None]);
+        assert_eq!(
+            [table.node(0), table.node(1), table.node(2), table.node(99)],
+            [Some(nodes[0]), Some(nodes[1]), None, None]
+        );
         assert_eq!((table.slot_of(nodes[1]), table.slot_of([10, 0, 0, 1].into())), (Some(1), None));
 
         assert_eq!((table.proxy_port(0, 80), table.remote_listener(5000)), (None, None));
