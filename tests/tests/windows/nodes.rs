@@ -363,7 +363,7 @@ impl Node {
             span_bytes: Segment::window_bytes(is_modelled) as u64,
             count: settings.spans,
         };
-        monitor.send(&ToProxy::Configure(Configuration {
+        monitor.send(&ToProxy::Configure(Box::new(Configuration {
             version: VERSION,
             own_slot: own as u8,
             slots: 2,
@@ -382,7 +382,7 @@ impl Node {
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
             access: Access { rules: Vec::new(), allows_others: !settings.denies },
             publish: None,
-        }));
+        })));
         let link = device.link(NodeSlot(1 - own as u8));
         let node = Self { rack, device, link, monitor, proxy };
         node.hand_over();

@@ -62,7 +62,7 @@ const DEVICE_DESCRIPTORS_MAX: usize = 16_384;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToProxy {
     /// The configuration. It is the first message.
-    Configure(Configuration),
+    Configure(Box<Configuration>),
     /// Retained connections of an earlier proxy, with a descriptor for each in the same order. Sent before the device.
     #[serde(rename = "Kept")]
     Retained(Vec<RetainedConnection>),

@@ -197,7 +197,7 @@ impl ProxyChild {
         let process = Process::Child(command.spawn()?);
         let running =
             Running { process, channel: own, is_ready: false, started_at_ns: now_ns, report_requested_at_ns: None };
-        running.channel.send(&ToProxy::Configure(self.configuration.clone()), &[])?;
+        running.channel.send(&ToProxy::Configure(Box::new(self.configuration.clone())), &[])?;
         self.retained.send_all(&running.channel)?;
         let (bytes, descriptors) = device.hand_over()?;
         send_device(&running.channel, bytes, &descriptors)?;

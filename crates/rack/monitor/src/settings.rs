@@ -176,6 +176,6 @@ mod tests {
         let rule = "[[access]]\nfrom = \"c\"\nports = \"60000-60001\"\naction = \"allow\"\n";
         let configuration = settings(&format!("\n{}", rule.repeat(ACCESS_PARTS_MAX / 2))).configuration(None);
         let (own, _proxys) = control::Channel::pair().unwrap();
-        own.send(&ToProxy::Configure(configuration), &[]).unwrap();
+        own.send(&ToProxy::Configure(Box::new(configuration)), &[]).unwrap();
     }
 }

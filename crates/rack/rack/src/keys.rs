@@ -2,7 +2,8 @@
 //! node. Each value is TOML with the keys of a rack file.
 //!
 //! ```text
-//!   rack          version, name, trust, failover, failover_port, publish, [device], [proxy], [timeouts], [[partitions]]
+//!   rack          version, name, trust, failover, failover_port, publish, [device], [proxy], [timeouts],
+//!                 [[partitions]]
 //!   access        access_default, [[access]]; if absent, all nodes may connect to all
 //!   link          the table [link] of a file; if absent, links are as fast as the memory
 //!   nodes/NAME    slot, and an entry of [[nodes]] in a file without its name

@@ -169,12 +169,13 @@ pub unsafe extern "C" fn getsockopt(
     }
     let is_error = result == 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR);
     let number = value.cast::<c_int>();
-    // SAFETY: the kernel has just written this number of bytes there, and the number.
-    if is_error && unsafe { *len as usize >= size_of::<c_int>() && number.read_unaligned() == libc::ECONNRESET } {
-        if keeping_errno(|| remote::is_refused(fd)) {
-            // SAFETY: as above.
-            unsafe { number.write_unaligned(libc::ECONNREFUSED) };
-        }
+    if is_error
+        // SAFETY: the kernel has just written this number of bytes there, and the number.
+        && unsafe { *len as usize >= size_of::<c_int>() && number.read_unaligned() == libc::ECONNRESET }
+        && keeping_errno(|| remote::is_refused(fd))
+    {
+        // SAFETY: as above.
+        unsafe { number.write_unaligned(libc::ECONNREFUSED) };
     }
     result
 }

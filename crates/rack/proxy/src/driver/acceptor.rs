@@ -42,7 +42,7 @@ pub(super) struct AcceptedProgram {
 /// By what a program has connected to the proxy.
 pub(super) enum ProgramEnd {
     /// A lifeline, and memory that has come with the handshake.
-    Segment { accepted: Accepted, segment: Segment },
+    Segment(Box<(Accepted, Segment)>),
     /// A kernel TCP connection.
     Tcp(Box<TcpClient>),
 }
@@ -156,7 +156,11 @@ impl Acceptor {
         match receive_segment(&program.accepted) {
             Ok(Some(segment)) => {
                 let PendingProgram { peer, accepted } = program;
-                Some(AcceptedProgram { peer, end: ProgramEnd::Segment { accepted, segment }, since_ns: now_ns() })
+                Some(AcceptedProgram {
+                    peer,
+                    end: ProgramEnd::Segment(Box::new((accepted, segment))),
+                    since_ns: now_ns(),
+                })
             }
             Ok(None) => {
                 let number = self.new_number();

@@ -155,7 +155,8 @@ impl Opening {
         device: Option<&Device>,
     ) -> (ProgramEndpoint, Tuple, Option<SpanOffer>) {
         match end {
-            ProgramEnd::Segment { accepted, segment } => {
+            ProgramEnd::Segment(end) => {
+                let (accepted, segment) = *end;
                 let tuple = accepted.tuple.reversed();
                 let secrets = segment.secrets();
                 let proposal = device.and_then(|device| self.shared.span_pool(peer)?.propose(device));

@@ -11,6 +11,7 @@ use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
 use super::successor::{self, SuccessorListener, SuccessorRequest};
 use super::tcp_listener::TcpListener;
+use super::tcp_server::is_own;
 use crate::engine::SuspendedConnection;
 use crate::frame::ConnectionNumber;
 use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, RetainedConnection, ToProxy, VERSION};
@@ -57,7 +58,7 @@ fn serve(monitor: &Arc<MonitorChannel>, proxy: &mut Option<Proxy>) -> Result<boo
     let mut parts = DeviceParts::default();
     while let Some((message, descriptors)) = wait(&channel, proxy)? {
         match (message, &mut *proxy) {
-            (ToProxy::Configure(setup), None) => *proxy = Some(Proxy::start(setup, Arc::clone(monitor))?),
+            (ToProxy::Configure(setup), None) => *proxy = Some(Proxy::start(*setup, Arc::clone(monitor))?),
             (ToProxy::Configure(_), Some(_)) => return Err(DriverError::Order("a second configuration")),
             (ToProxy::Stop, _) => return Ok(false),
             (ToProxy::Descriptors, _) => parts.add(descriptors),
@@ -250,16 +251,17 @@ impl Proxy {
         }
     }
 
-    /// Listens at the other node's own address, for programs that do not load the library.
+    /// Listens at the other node's own address, for programs that do not load the library. They reach it as soon as
+    /// the address is one of this machine.
     fn publish(&self, peer: u8, address: SocketAddr) {
         match TcpListener::listen(address, BACKLOG, true) {
             Ok(listener) => {
                 let listener = Arc::new(listener);
                 self.command(|| Command::AddTcpListener { peer, address, listener: Arc::clone(&listener) });
-            }
-            Err(Errno::ADDRNOTAVAIL) => {
                 let ip = address.ip();
-                eprintln!("crosslane proxy: cannot publish {address}: run 'ip route add local {ip} dev lo' as root");
+                if !is_own(ip) {
+                    eprintln!("crosslane proxy: to publish {address}, run 'ip route add local {ip} dev lo' as root");
+                }
             }
             Err(errno) => eprintln!("crosslane proxy: cannot publish {address}: {errno}"),
         }

@@ -3,7 +3,7 @@
 use super::shared::Shared;
 use meeting::{Role, Tuple, diag};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, bind, ipproto, listen, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, bind, ipproto, listen, socket_with, sockopt};
 use socket::process::clock::now_ns;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,7 +38,12 @@ impl TcpListener {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, FLAGS, Some(ipproto::TCP))?;
         if is_published {
-            rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            // The operator may give the address to this machine later.
+            match address {
+                SocketAddr::V4(_) => sockopt::set_ip_freebind(&socket, true)?,
+                SocketAddr::V6(_) => sockopt::set_ipv6_freebind(&socket, true)?,
+            }
         }
         bind(&socket, &address)?;
         listen(&socket, backlog)?;
@@ -72,7 +77,7 @@ impl TcpListener {
                 return Some(TcpClient { relay, tuple, cookie, since_ns: now_ns() });
             }
             // Not in good order: the program must not take it for a server that has closed.
-            let _ = rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO));
+            let _ = sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO));
         }
     }
 

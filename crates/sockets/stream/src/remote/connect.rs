@@ -110,7 +110,9 @@ fn attempt(
         }
         Err(Errno::INPROGRESS) => NONBLOCKING_VERDICT_NS,
         Err(Errno::CONNREFUSED) => return Attempt::Stale,
-        Err(_) => return Attempt::Done(connected),
+        Err(Errno::ISCONN | Errno::ALREADY | Errno::INTR | Errno::BADF) => return Attempt::Done(connected),
+        // Something keeps the socket from loopback addresses: a device, an address, a sandbox.
+        Err(_) => return Attempt::Refused(FallbackReason::UnsupportedCall),
     };
     let deadline_ns = now_ns().saturating_add(limit_ns);
     loop {

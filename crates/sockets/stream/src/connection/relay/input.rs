@@ -155,9 +155,9 @@ impl Relay {
         }
     }
 
-    /// Reports the end of the peer's stream. A peer that has died with bytes of the lane unread resets the connection, as
-    /// TCP does: the kernel does so once these bytes are written to TCP. That it has died shows by its bell, a moment
-    /// after the end.
+    /// Reports the end of the peer's stream. A peer that has died with bytes of the lane unread resets the connection,
+    /// as TCP does: the kernel does so once these bytes are written to TCP. That it has died shows by its bell, a
+    /// moment after the end.
     fn end(&mut self) -> Result<RelayInput, Broken> {
         let is_by_lane = self.sender.is_by_lane();
         if is_by_lane && self.sender.lane().is_some_and(|lane| lane.unsent_bytes() > 0) {
