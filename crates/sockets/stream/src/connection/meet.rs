@@ -32,6 +32,8 @@ pub(super) struct Meeting {
     pub(super) state: State,
     /// The bell, while the ends have met.
     pub(super) bell: Option<HiddenFd>,
+    /// Why the last attempt has failed.
+    failure: Option<Reason>,
 }
 
 #[derive(Default)]
@@ -61,7 +63,7 @@ impl Meeting {
     /// Returns the state of a connection that has not met its other end.
     pub fn new(young: Young) -> Self {
         let state = Sharing::of(young).map_or(State::Alone, State::Shared);
-        Self { young: Some(young.taken_over()), state, bell: None }
+        Self { young: Some(young.taken_over()), state, bell: None, failure: None }
     }
 
     /// Counts requests from the beginning.
@@ -121,7 +123,7 @@ impl Connection {
                     None
                 }
                 Err(reason) => {
-                    statistics::count_failure(reason);
+                    self.note_failure(tcp, reason, &mut meeting.failure);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -130,7 +132,7 @@ impl Connection {
                 Step::Proposed => agree(*accepting).ok(),
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
-                        statistics::count_failure(reason);
+                        self.note_failure(tcp, reason, &mut meeting.failure);
                     }
                     meeting.state = State::Announced(accepting);
                     None
@@ -143,7 +145,7 @@ impl Connection {
                     None
                 }
                 Answer::Refused(reason) => {
-                    statistics::count_failure(reason);
+                    self.note_failure(tcp, reason, &mut meeting.failure);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -161,6 +163,26 @@ impl Connection {
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
             self.allow_moves();
         }
+    }
+
+    /// Counts an attempt to meet that has failed, and shows the connection with the reason.
+    #[cold]
+    #[inline(never)]
+    fn note_failure(&self, tcp: Tcp, reason: Reason, last: &mut Option<Reason>) {
+        statistics::count_failure(reason);
+        if last.replace(reason) == Some(reason) {
+            return;
+        }
+        let counters = Counters::open_on_tcp(tcp.0, self.role(), reason);
+        if let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) {
+            sender.set_counters(counters.clone());
+            receiver.set_counters(counters);
+        }
+    }
+
+    /// Returns why the last attempt to meet has failed.
+    pub fn failure(&self) -> Option<Reason> {
+        self.meeting.lock().and_then(|meeting| meeting.failure)
     }
 
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
