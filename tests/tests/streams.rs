@@ -1,5 +1,6 @@
 //! Connections that stay the kernel's: what operators see of them, and what they hold when they are idle.
 
+use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
@@ -98,6 +99,43 @@ fn the_bytes_of_a_connection_are_those_by_lanes_and_those_by_tcp() {
         assert!(traffic.lane_bytes > 0 && traffic.kernel_bytes > 0, "{traffic:?}");
         assert_eq!(traffic.lane_bytes + traffic.kernel_bytes, 2 * BUSY * ROUND_TRIP_BYTES, "{traffic:?}");
     }
+}
+
+/// A client that makes as many round trips as the lines that it reads say.
+const CLIENT_BY_LINE: &str = "
+import socket, sys
+connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for line in sys.stdin:
+    for _ in range(int(line)):
+        connection.sendall(b'x' * 100)
+        left = 100
+        while left:
+            left -= len(connection.recv(left))
+    print('done', flush=True)
+";
+/// A connection notices the switch within this time of its waits.
+const SWITCH_S: u64 = 1;
+
+#[test]
+fn living_connections_go_back_to_tcp_when_lanes_are_switched_off() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let server = echo_server(|| run(&rack));
+    let mut command = run(&rack);
+    command.args(["-c", CLIENT_BY_LINE]).arg(server.port.to_string());
+    let (client, mut input) = Process::start_with_input(&mut command);
+    let mut rounds = 0;
+    let mut exchange = || {
+        rounds += 1;
+        writeln!(input, "{BUSY}").expect("a client that reads");
+        client.wait_until("its round trips", WAIT_MAX, |client| client.stdout().matches("done").count() == rounds);
+        rack.stat().traffic_of_pid(client.pid()).expect("a page").lane_bytes
+    };
+    assert!(exchange() < exchange(), "by lanes");
+    Process::start(rack.crosslane("lanes").arg("off")).wait(WAIT_MAX).must_succeed();
+    std::thread::sleep(Duration::from_secs(SWITCH_S));
+    exchange();
+    let before = exchange();
+    assert_eq!(exchange(), before, "by TCP");
 }
 
 /// Runs connections that become idle after some requests, whose report has the lines `ROLE FACT NUMBER`. Returns the
