@@ -45,7 +45,6 @@ use socket::process::pool::Pool;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
-pub use meet::{is_final, reach};
 pub use processes::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork, defers_handlers};
 pub use readiness::{Edges, LaneReport, Parked};
 pub use receive::Received;

@@ -1,19 +1,21 @@
 //! What calls that create, duplicate, pass on and close descriptors mean for connections.
 
-use crate::connection::{self, Connection};
+use crate::connection::Connection;
 use crate::epoll;
 use crate::kernel::Tcp;
 use crate::sharing::{self, Epoch};
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
-use crate::{fitness, identity, process, requirement, statistics};
+use crate::{fitness, identity, process, requirement};
 use meeting::Role;
 use rustix::io::Errno;
 use socket::descriptor::hidden;
+use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use socket::process::settings::settings;
 use socket::process::signals;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a call of the program transfers bytes by a descriptor that was a connection which has not proved busy.
 pub enum Begun {
@@ -99,29 +101,12 @@ fn begin_to_meet(fd: RawFd, young: Young, occasion: Occasion) {
     signals::without_handlers(|| {
         if identity::is_switched_off() {
             leave_all_lanes();
-        } else if may_ever_meet(fd, young.role()) {
-            reach_peer(fd, young);
-        } else {
+        } else if !may_ever_meet(fd, young.role()) {
             leave_to_kernel(fd, young.number());
+        } else if let Some(connection) = grow_up(fd, young) {
+            connection.meet(Tcp(fd), occasion);
         }
     });
-}
-
-/// Gives a connection an object if its other end can be reached, or is to reach this one.
-fn reach_peer(fd: RawFd, young: Young) {
-    match connection::reach(Tcp(fd), young.role()) {
-        Ok(proposal) => {
-            if let Some(connection) = grow_up(fd, young) {
-                connection.meet(Tcp(fd), Occasion::Meet, proposal);
-            }
-        }
-        Err(reason) => {
-            statistics::count_failure(reason);
-            if connection::is_final(reason) {
-                leave_to_kernel(fd, young.number());
-            }
-        }
-    }
 }
 
 /// Forgets a connection that has not proved busy.
@@ -150,6 +135,36 @@ fn grow_up(fd: RawFd, young: Young) -> Option<&'static Connection> {
     connection.forget_holders();
     connection.remove_descriptor(fd);
     None
+}
+
+/// Time between checks of whether lanes were switched off in the rack.
+const SWITCH_EVERY_TICKS: u64 = 500 * TICKS_PER_MILLISECOND;
+/// When that was last checked, by the processor's clock.
+static SWITCH_TICKS: AtomicU64 = AtomicU64::new(0);
+
+/// Sends all connections back to TCP if lanes were switched off in the rack. Called with no lock held, before a thread
+/// that waits for lanes asks the kernel.
+#[inline]
+pub fn follow_switch() {
+    let (now, checked) = (ticks(), SWITCH_TICKS.load(Ordering::Relaxed));
+    if now.wrapping_sub(checked) > SWITCH_EVERY_TICKS
+        && SWITCH_TICKS.compare_exchange(checked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        check_switch();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn check_switch() {
+    if process::is_confined() || process::is_child_in_memory() {
+        return;
+    }
+    signals::without_handlers(|| {
+        if identity::is_switched_off() {
+            leave_all_lanes();
+        }
+    });
 }
 
 /// Sends all connections back to TCP for good, because lanes were switched off in the rack.

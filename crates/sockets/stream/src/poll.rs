@@ -8,6 +8,7 @@ mod young;
 
 use crate::connection::{LaneReport, Parked, Use};
 use crate::epoll;
+use crate::lifecycle;
 use crate::short_list::ShortList;
 use crate::table::{self, Entry};
 use libc::{pollfd, sigset_t};
@@ -177,6 +178,7 @@ impl<'a> Call<'a> {
     /// `mask` is null or points to a signal set.
     #[inline(never)]
     unsafe fn ask(&mut self, timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
+        lifecycle::follow_switch();
         self.in_kernel.clear();
         self.entries.iter().for_each(|entry| self.in_kernel.push(pollfd { revents: 0, ..*entry }));
         for watched in self.watched.as_slice().iter().flatten() {

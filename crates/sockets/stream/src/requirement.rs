@@ -9,8 +9,8 @@
 use crate::connection::Connection;
 use crate::kernel::Tcp;
 use crate::young::Occasion;
-use meeting::Endpoint;
 use meeting::diag::{self, LookUp};
+use meeting::{Endpoint, Reason};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use socket::process::locked::Locked;
@@ -39,7 +39,7 @@ pub fn begin(fd: RawFd, connection: &'static Connection, may_meet: bool) {
         unmet.push(Unmet { connection, may_meet, first_ns: None });
     });
     if may_meet {
-        connection.meet(Tcp(fd), Occasion::Meet, None);
+        connection.meet(Tcp(fd), Occasion::Meet);
     }
 }
 
@@ -61,7 +61,7 @@ fn check_required(fd: RawFd, connection: &'static Connection) -> Result<(), Errn
     });
     let Some((may_meet, first_ns)) = found else { return Ok(()) };
     if may_meet && !connection.has_met() {
-        connection.meet(Tcp(fd), Occasion::Meet, None);
+        connection.meet(Tcp(fd), Occasion::Meet);
     }
     let is_late = now_ns() > first_ns.saturating_add(PATIENCE_NS);
     if is_late && may_meet && !connection.has_met() && has_peer_not_looked(fd, connection) {
@@ -72,7 +72,11 @@ fn check_required(fd: RawFd, connection: &'static Connection) -> Result<(), Errn
     if connection.has_met() || connection.is_shared() || is_over {
         UNMET.with(|unmet| unmet.retain(|it| !std::ptr::eq(it.connection, connection)));
     }
-    if connection.has_met() || connection.is_shared() || !is_over { Ok(()) } else { Err(refuse(fd, may_meet)) }
+    if connection.has_met() || connection.is_shared() || !is_over {
+        Ok(())
+    } else {
+        Err(refuse(fd, may_meet, connection.failure()))
+    }
 }
 
 /// Returns whether the peer has not accepted the connection, or not received what was sent: it could not agree to meet.
@@ -94,14 +98,15 @@ fn note_transfer_anew(connection: &'static Connection) {
 }
 
 /// Resets a connection, and returns the error of the transfer.
-fn refuse(fd: RawFd, may_meet: bool) -> Errno {
+fn refuse(fd: RawFd, may_meet: bool, failure: Option<Reason>) -> Errno {
     let tcp = Tcp(fd);
     let peer = rustix::net::getpeername(tcp.borrow()).ok().flatten();
     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
     let peer = peer.map_or_else(|| "?".to_owned(), |peer| peer.to_string());
-    let why = match may_meet {
-        true => "the other side did not agree within a second",
-        false => "a setting or a socket option keeps it on kernel TCP",
+    let why = match failure {
+        Some(reason) if may_meet => reason.to_string(),
+        None if may_meet => "the other side did not agree within a second".to_owned(),
+        _ => "a setting or a socket option keeps it on kernel TCP".to_owned(),
     };
     let line = format!("crosslane: connection with {peer}: no lane: {why}; refused by --require-lane\n");
     // SAFETY: the descriptor is borrowed for one call, which fails harmlessly if standard error is closed.

@@ -1,7 +1,8 @@
 //! What `crosslane stat` shows of this process: its connections with lanes, and why others have none.
 //!
 //! The page is created when a connection first tries to meet its other end, so that processes whose connections stay
-//! short have none. Each half of a connection counts its own direction, under its own lock.
+//! short have none. A connection is on it from its first attempt on that fails, with the reason, or from its meeting on.
+//! Each half of a connection counts its own direction, under its own lock.
 
 use crate::kernel::Tcp;
 use crate::remote;
@@ -12,39 +13,40 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// The counters of a connection that has met its other end; nothing before that.
+/// The counters of a connection; nothing before it has tried to meet its other end.
 #[derive(Clone, Default)]
-pub struct Counters(Option<Arc<ConnectionSlot>>);
+pub struct Counters(Option<Arc<Counted>>);
+
+struct Counted {
+    slot: ConnectionSlot,
+    /// The ends have met.
+    has_lanes: bool,
+}
 
 impl Counters {
     /// Begins to count a connection that has just met its other end, and whose transfers still use TCP. Its two halves
     /// keep one clone each; the last one that is dropped ends the connection in the page.
     pub fn open(fd: RawFd, role: Role, met: &Met) -> Self {
-        let tcp = Tcp(fd);
-        let local = rustix::net::getsockname(tcp.borrow()).ok();
-        let peer = rustix::net::getpeername(tcp.borrow()).ok().flatten();
-        let role = match role {
-            Role::Connected => stats_page::Role::Connect,
-            Role::Accepted => stats_page::Role::Accept,
-        };
-        let shown = remote::shown_addresses(fd);
-        let slot = page().open_connection(&NewConnection {
-            path: if shown.is_some() { DataPath::Window } else { DataPath::Lane },
-            role,
-            fd,
-            local: shown.map(|[local, _]| local).or(local.and_then(|address| SocketAddr::try_from(address).ok())),
-            peer: shown.map(|[_, peer]| peer).or(peer.and_then(|address| SocketAddr::try_from(address).ok())),
-            reason: None,
-        });
+        let slot = open_slot(fd, role, None);
         slot.add_by_tcp(met.own_counts.written, met.own_counts.consumed);
         slot.set_sends_on_tcp(true);
         slot.set_receives_on_tcp(true);
-        Self(Some(Arc::new(slot)))
+        Self(Some(Arc::new(Counted { slot, has_lanes: true })))
+    }
+
+    /// Begins to count a connection that stays on TCP for now, because it could not meet its other end.
+    pub fn open_on_tcp(fd: RawFd, role: Role, reason: Reason) -> Self {
+        let slot = open_slot(fd, role, Some(shown(reason)));
+        if let Ok(counts) = meeting::counts::read(Tcp(fd).borrow(), role) {
+            slot.add_sent(counts.written);
+            slot.add_received(counts.consumed);
+        }
+        Self(Some(Arc::new(Counted { slot, has_lanes: false })))
     }
 
     fn with(&self, count: impl FnOnce(&ConnectionSlot)) {
-        if let Some(slot) = self.0.as_deref() {
-            count(slot);
+        if let Some(counted) = self.0.as_deref().filter(|counted| counted.has_lanes) {
+            count(&counted.slot);
         }
     }
 
@@ -62,7 +64,16 @@ impl Counters {
 
     /// Counts what TCP has carried.
     pub fn add_by_tcp(&self, sent_bytes: usize, received_bytes: usize) {
-        self.with(|slot| slot.add_by_tcp(sent_bytes as u64, received_bytes as u64));
+        let Some(Counted { slot, has_lanes }) = self.0.as_deref() else { return };
+        if *has_lanes {
+            return slot.add_by_tcp(sent_bytes as u64, received_bytes as u64);
+        }
+        if sent_bytes > 0 {
+            slot.add_sent(sent_bytes as u64);
+        }
+        if received_bytes > 0 {
+            slot.add_received(received_bytes as u64);
+        }
     }
 
     /// Notes by what this end sends now.
@@ -77,7 +88,8 @@ impl Counters {
 
     /// Returns the bytes that lanes have carried from this end and to it.
     pub fn carried_bytes(&self) -> (u64, u64) {
-        self.0.as_deref().map_or((0, 0), ConnectionSlot::carried_bytes)
+        let of_lanes = self.0.as_deref().filter(|counted| counted.has_lanes);
+        of_lanes.map_or((0, 0), |counted| counted.slot.carried_bytes())
     }
 
     /// Counts a sleep of this end.
@@ -94,6 +106,28 @@ impl Counters {
     pub fn note_descriptor(&self, fd: RawFd) {
         self.with(|slot| slot.set_fd(fd));
     }
+}
+
+fn open_slot(fd: RawFd, role: Role, reason: Option<FallbackReason>) -> ConnectionSlot {
+    let tcp = Tcp(fd);
+    let local = rustix::net::getsockname(tcp.borrow()).ok();
+    let peer = rustix::net::getpeername(tcp.borrow()).ok().flatten();
+    let remote = remote::shown_addresses(fd);
+    page().open_connection(&NewConnection {
+        path: match (reason, remote) {
+            (Some(_), _) => DataPath::Kernel,
+            (None, Some(_)) => DataPath::Window,
+            (None, None) => DataPath::Lane,
+        },
+        role: match role {
+            Role::Connected => stats_page::Role::Connect,
+            Role::Accepted => stats_page::Role::Accept,
+        },
+        fd,
+        local: remote.map(|[local, _]| local).or(local.and_then(|address| SocketAddr::try_from(address).ok())),
+        peer: remote.map(|[_, peer]| peer).or(peer.and_then(|address| SocketAddr::try_from(address).ok())),
+        reason,
+    })
 }
 
 /// Counts an attempt to meet that has failed; a connection may make several.

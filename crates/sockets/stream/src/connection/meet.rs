@@ -32,6 +32,8 @@ pub(super) struct Meeting {
     pub(super) state: State,
     /// The bell, while the ends have met.
     pub(super) bell: Option<HiddenFd>,
+    /// Why the last attempt has failed.
+    failure: Option<Reason>,
 }
 
 #[derive(Default)]
@@ -61,7 +63,7 @@ impl Meeting {
     /// Returns the state of a connection that has not met its other end.
     pub fn new(young: Young) -> Self {
         let state = Sharing::of(young).map_or(State::Alone, State::Shared);
-        Self { young: Some(young.taken_over()), state, bell: None }
+        Self { young: Some(young.taken_over()), state, bell: None, failure: None }
     }
 
     /// Counts requests from the beginning.
@@ -101,27 +103,27 @@ impl Connection {
     pub(super) fn count(&'static self, tcp: Tcp, transfer: Transfer) {
         let occasion = self.meeting.lock().and_then(|mut meeting| meeting.count(transfer));
         if let Some(occasion) = occasion {
-            self.meet(tcp, occasion, None);
+            self.meet(tcp, occasion);
         }
     }
 
-    /// Announces this end, proposes to meet, or proceeds with what has begun. `proposal` is what [`reach`] has returned.
+    /// Announces this end, proposes to meet, or proceeds with what has begun.
     #[cold]
     #[inline(never)]
-    pub fn meet(&'static self, tcp: Tcp, occasion: Occasion, proposal: Option<Proposal>) {
+    pub fn meet(&'static self, tcp: Tcp, occasion: Occasion) {
         if occasion == Occasion::Holders {
             return self.take_over();
         }
         let Some(_one_at_a_time) = MEETINGS.try_lock() else { return };
         let Some(mut meeting) = self.meeting.lock() else { return };
         let met = match std::mem::take(&mut meeting.state) {
-            State::Alone if occasion == Occasion::Meet => match self.begin(tcp, proposal) {
+            State::Alone if occasion == Occasion::Meet => match self.begin(tcp) {
                 Ok(begun) => {
                     meeting.state = begun;
                     None
                 }
                 Err(reason) => {
-                    statistics::count_failure(reason);
+                    self.note_failure(tcp, reason, &mut meeting.failure);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -130,7 +132,7 @@ impl Connection {
                 Step::Proposed => agree(*accepting).ok(),
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
-                        statistics::count_failure(reason);
+                        self.note_failure(tcp, reason, &mut meeting.failure);
                     }
                     meeting.state = State::Announced(accepting);
                     None
@@ -143,7 +145,7 @@ impl Connection {
                     None
                 }
                 Answer::Refused(reason) => {
-                    statistics::count_failure(reason);
+                    self.note_failure(tcp, reason, &mut meeting.failure);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -163,18 +165,38 @@ impl Connection {
         }
     }
 
+    /// Counts an attempt to meet that has failed, and shows the connection with the reason.
+    #[cold]
+    #[inline(never)]
+    fn note_failure(&self, tcp: Tcp, reason: Reason, last: &mut Option<Reason>) {
+        statistics::count_failure(reason);
+        if last.replace(reason) == Some(reason) {
+            return;
+        }
+        let counters = Counters::open_on_tcp(tcp.0, self.role(), reason);
+        if let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) {
+            sender.set_counters(counters.clone());
+            receiver.set_counters(counters);
+        }
+    }
+
+    /// Returns why the last attempt to meet has failed.
+    pub fn failure(&self) -> Option<Reason> {
+        self.meeting.lock().and_then(|meeting| meeting.failure)
+    }
+
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
-    fn begin(&self, tcp: Tcp, proposal: Option<Proposal>) -> Result<State, Reason> {
+    fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
+        let key = identity::key().ok_or(Reason::Nobody)?;
+        let policy = identity::policy();
+        let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
         match self.role() {
             Role::Accepted => {
-                let key = identity::key().ok_or(Reason::Nobody)?;
-                let policy = identity::policy();
-                let endpoint = Endpoint::of(tcp.borrow(), Role::Accepted)?;
                 let accepting = Accepting::announce(&key, tcp.borrow(), &endpoint, &policy)?;
                 Ok(State::Announced(Box::new(accepting)))
             }
             Role::Connected => {
-                let mut proposal = proposal.map_or_else(|| propose(tcp), Ok)?;
+                let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
                 let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
                 memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
                 Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
@@ -321,26 +343,7 @@ fn agree(accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
     Ok((met, memory))
 }
 
-/// Reaches the other end of a connection that has no object yet. Returns `None` for an end that is to be reached
-/// itself. A connection whose peer does not load this library thus costs nothing between its attempts.
-///
-/// # Errors
-/// Why the other end cannot be reached.
-pub fn reach(tcp: Tcp, role: Role) -> Result<Option<Proposal>, Reason> {
-    match role {
-        Role::Accepted => Ok(None),
-        Role::Connected => propose(tcp).map(Some),
-    }
-}
-
-#[inline(never)]
-fn propose(tcp: Tcp) -> Result<Proposal, Reason> {
-    let key = identity::key().ok_or(Reason::Nobody)?;
-    let endpoint = Endpoint::of(tcp.borrow(), Role::Connected)?;
-    Proposal::connect(&key, &endpoint, &identity::policy())
-}
-
 /// Returns whether a reason will not change while the connection lives.
-pub fn is_final(reason: Reason) -> bool {
+fn is_final(reason: Reason) -> bool {
     !matches!(reason, Reason::Nobody | Reason::Full | Reason::Gone | Reason::Busy)
 }

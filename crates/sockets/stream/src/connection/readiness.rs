@@ -61,16 +61,21 @@ impl Connection {
     }
 
     /// Returns which of `wanted` the lanes have, and whether the kernel may have others of them.
+    #[inline]
     pub fn lane_report(&'static self, fd: RawFd, wanted: i16) -> LaneReport {
-        let mut report = LaneReport { ready: 0, asks_kernel: self.has_ended.load(Ordering::Relaxed) };
+        let mut report = LaneReport::default();
         if wanted & INPUT != 0
             && let Some(mut receiver) = self.receiver.lock()
         {
             // A violation counts as readable: the receive reports it.
-            let by = receiver.prepare(Tcp(fd)).unwrap_or(ReceiveBy::Lane);
-            let has_data = receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data());
+            let by_lane = receiver.prepare(Tcp(fd)).map_or(true, |by| by == ReceiveBy::Lane);
+            let has_data = if by_lane {
+                receiver.lane_in_use().is_none_or(|lane| lane.may_have_data())
+            } else {
+                report.asks_kernel = true;
+                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data())
+            };
             report.ready |= if has_data { INPUT } else { 0 };
-            report.asks_kernel |= by != ReceiveBy::Lane;
         }
         if wanted & OUTPUT != 0
             && let Some(mut sender) = self.sender.lock()
@@ -88,6 +93,7 @@ impl Connection {
             report.ready |= if has_room { OUTPUT } else { 0 };
         }
         report.ready &= wanted;
+        report.asks_kernel |= report.ready != 0 && self.has_ended.load(Ordering::Relaxed);
         report
     }
 

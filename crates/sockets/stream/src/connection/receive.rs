@@ -6,6 +6,7 @@ use super::reclaim;
 use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
+use crate::lifecycle;
 use crate::spans::total_bytes;
 use crate::young::Transfer;
 use ::wait::Spin;
@@ -172,6 +173,7 @@ impl Connection {
     /// Every span is writable for its length.
     #[inline(never)]
     unsafe fn receive_waiting(&'static self, mut call: Call) -> Received {
+        lifecycle::follow_switch();
         let wanted = total_bytes(call.spans);
         let may_block = self.may_block(call.flags.dont_wait());
         if wanted == 0 && !call.flags.kernel_only() {

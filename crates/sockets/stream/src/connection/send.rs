@@ -8,6 +8,7 @@ use super::wait::{Deadline, WaitFor, Woken};
 use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
+use crate::lifecycle;
 use crate::spans::total_bytes;
 use lane::Corrupt;
 use libc::iovec;
@@ -168,6 +169,7 @@ impl Connection {
         done: usize,
         flags: MessageFlags,
     ) -> Result<usize, Errno> {
+        lifecycle::follow_switch();
         let (mut done, wanted) = (done, total_bytes(spans));
         let (mut call, mut deadline) = (BlockingCall::begin(this), Deadline::begin());
         while done < wanted {

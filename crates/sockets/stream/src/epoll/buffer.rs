@@ -15,6 +15,8 @@ pub(super) struct Buffer {
     wait: u64,
     /// The kernel has been asked in this wait: it would report again what does not end with a report.
     pub has_asked_kernel: bool,
+    /// The kernel may have other events of members that were reported from memory.
+    pub asks_kernel: bool,
 }
 
 /// Where a member was last reported: a second report by the same wait is added to the first.
@@ -31,7 +33,7 @@ impl Buffer {
     /// `events` is writable for `max` events as long as the buffer lives.
     pub unsafe fn new(events: *mut epoll_event, max: usize) -> Self {
         let wait = NEXT_WAIT.fetch_add(1, Ordering::Relaxed);
-        Self { events, len: 0, max, wait, has_asked_kernel: false }
+        Self { events, len: 0, max, wait, has_asked_kernel: false, asks_kernel: false }
     }
 
     pub fn len(&self) -> usize {

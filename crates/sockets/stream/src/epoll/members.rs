@@ -132,6 +132,7 @@ impl Member {
         (if is_edge { ready } else { 0 }, report.asks_kernel)
     }
 
+    #[inline]
     fn report(&self) -> LaneReport {
         if self.watch == Watch::Off {
             return LaneReport::default();
@@ -173,8 +174,6 @@ pub(super) struct Members {
     by_fd: Vec<u32>,
     /// Number of polls that have reported something.
     reports: u32,
-    /// The kernel may have other events of members that were reported.
-    asks_kernel: bool,
     /// A hot member received by a lane in the last poll.
     has_lanes: bool,
     /// Where the next poll begins, so that a small array does not starve the members behind the first ones.
@@ -186,11 +185,6 @@ impl Members {
     /// reports what comes next.
     pub fn polled_count(&self) -> usize {
         if self.has_lanes { self.hot.len() } else { 0 }
-    }
-
-    /// Returns whether the kernel may have other events of the members that were reported since the last call.
-    pub fn take_asks_kernel(&mut self) -> bool {
-        std::mem::take(&mut self.asks_kernel)
     }
 
     pub fn insert(&mut self, member: Member) -> u32 {
@@ -336,7 +330,7 @@ impl Members {
             if ready == 0 {
                 continue;
             }
-            self.asks_kernel |= asks_kernel;
+            buffer.asks_kernel |= asks_kernel;
             if !buffer.push_at(&mut member.place, ready, member.data) {
                 self.begin = (self.begin + step) % count;
                 break;

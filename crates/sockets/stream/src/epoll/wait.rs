@@ -4,6 +4,7 @@
 use super::buffer::Buffer;
 use super::registry;
 use super::set::{EpollSet, Source};
+use crate::lifecycle;
 use crate::table::{self, Entry};
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
@@ -120,7 +121,7 @@ impl EpollSet {
         }
         if buffer.len() == 0 && call.timeout_ns != Some(0) {
             self.wait_blocking(call, buffer)?;
-            if !buffer.has_asked_kernel && self.lock().is_some_and(|mut state| state.members.take_asks_kernel()) {
+            if buffer.asks_kernel && !buffer.has_asked_kernel {
                 self.ask_kernel(call, buffer)?;
             }
         }
@@ -141,11 +142,11 @@ impl EpollSet {
         }
     }
 
-    /// Returns whether it is time to ask the kernel, or it may have other events of members that were just reported.
+    /// Returns whether it is time to ask the kernel, or it may have other events of members that were reported.
     fn is_kernel_due(&self, buffer: &Buffer) -> bool {
-        let Some(mut state) = self.lock() else { return true };
-        let is_time = ticks().wrapping_sub(state.kernel_asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND;
-        is_time || (state.members.take_asks_kernel() && !buffer.has_asked_kernel)
+        let asked_ticks = self.lock().map_or(0, |state| state.kernel_asked_ticks);
+        let is_time = ticks().wrapping_sub(asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND;
+        is_time || (buffer.asks_kernel && !buffer.has_asked_kernel)
     }
 
     /// Ends a registration with `EPOLLONESHOT` of which lane events were reported, in the kernel too.
@@ -161,6 +162,7 @@ impl EpollSet {
 
     /// Asks the kernel without waiting, and accepts what it reports.
     fn ask_kernel(&'static self, call: &Call, buffer: &mut Buffer) -> Result<(), Errno> {
+        lifecycle::follow_switch();
         if let Some(mut state) = self.lock() {
             state.kernel_asked_ticks = ticks();
             state.kernel_first = buffer.is_full();

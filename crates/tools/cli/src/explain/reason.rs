@@ -23,6 +23,8 @@ pub enum Reason {
     Unpublished,
     /// The library did not see how the socket was connected.
     NotSeen,
+    /// The connection has not proved busy, as far as is known.
+    NotBusy,
 }
 
 #[cfg(test)]
@@ -42,7 +44,8 @@ impl Reason {
     #[cfg(test)]
     pub fn all() -> impl Iterator<Item = Self> {
         let recorded = FallbackReason::ALL.iter().copied().map(Self::Recorded);
-        let others = [Self::OtherRack, Self::NotConnected, Self::OtherRelease, Self::Unpublished, Self::NotSeen];
+        let others =
+            [Self::OtherRack, Self::NotConnected, Self::OtherRelease, Self::Unpublished, Self::NotSeen, Self::NotBusy];
         recorded.chain(OBSTACLES.map(Self::Program)).chain(OBSTACLES.map(Self::Peer)).chain(others)
     }
 
@@ -57,6 +60,7 @@ impl Reason {
             Self::OtherRelease => "other_release".to_owned(),
             Self::Unpublished => "unpublished".to_owned(),
             Self::NotSeen => "not_seen".to_owned(),
+            Self::NotBusy => "not_busy".to_owned(),
         }
     }
 
@@ -79,6 +83,9 @@ impl Reason {
             Self::NotSeen => {
                 "the library did not see it: another program passed it on, or raw system calls connected it".to_owned()
             }
+            Self::NotBusy => "it has carried only a few requests since this program opened it, another program has \
+                              passed it on, or a port rule or a socket option keeps it there"
+                .to_owned(),
         }
     }
 
@@ -91,6 +98,7 @@ impl Reason {
             Self::NotConnected => "nothing: connect and listen decide",
             Self::OtherRelease => "restart the program with the library of this release, or use that release's command",
             Self::Unpublished => "free space in the rack directory's file system and restart the program",
+            Self::NotBusy => "nothing: a connection moves to a lane with its third request or later",
             Self::NotSeen => "start the program that opens the socket with crosslane run too",
         }
     }

@@ -102,17 +102,21 @@ impl<'a> Examination<'a> {
         };
         let other_side = connected.and_then(|socket| self.other_side(socket));
         let is_known = state != State::Listening || !self.program.is_unpublished();
+        // A listener of such a library is the kernel's, and its clients may use lanes.
+        let accepts_lanes = state == State::Listening
+            && self.program.shows_busy_connections_only()
+            && self.program.obstacle().is_none();
         let peer = connected.map(|socket| socket.peer);
         let known = recorded.and_then(|recorded| recorded.reason).or(listener.and_then(|listener| listener.reason));
         Socket {
             program: self.program,
             fd,
-            path: is_known.then_some(DataPath::Kernel),
+            path: is_known.then_some(if accepts_lanes { DataPath::Lane } else { DataPath::Kernel }),
             role,
             state,
             local: socket.map(|socket| socket.local),
             peer,
-            reason: Some(self.reason(state, known, peer, other_side.as_ref())),
+            reason: (!accepts_lanes).then(|| self.reason(state, known, peer, other_side.as_ref())),
             other_side,
         }
     }
@@ -152,6 +156,11 @@ impl<'a> Examination<'a> {
             }
             (Some(reason), _) => Reason::Recorded(reason),
             _ if state == State::Unconnected => Reason::NotConnected,
+            _ if self.program.shows_busy_connections_only() => {
+                // A listener is the kernel's.
+                let of_other = other.and_then(|other| from_other_side(self.program, other));
+                of_other.unwrap_or(Reason::NotBusy)
+            }
             (None, Some(page)) if page.fallbacks.contains_key(FallbackReason::Sandbox.name()) => {
                 Reason::Recorded(FallbackReason::Sandbox)
             }

@@ -16,8 +16,8 @@ use stats_page::reader::{self, Connection, PageError};
 use crate::elf::{self, Kind};
 use crate::rack_dir;
 
-/// The name of the library's file.
-const LIBRARY: &str = "libcrosslane.so";
+/// The names of the library's file: the installed one, and the one that is to replace it.
+const LIBRARIES: [&str; 2] = ["libcrosslane.so", "libcrosslane_stream.so"];
 /// What the kernel appends to the path of a mapped file that was removed.
 const DELETED: &str = " (deleted)";
 /// `AT_SECURE` of the auxiliary vector: the loader ignores LD_PRELOAD (getauxval(3)).
@@ -57,6 +57,8 @@ pub struct Library {
     pub path: PathBuf,
     /// Its release; `None` if the file was replaced or removed, or cannot be read.
     pub release: Option<String>,
+    /// Connections are the kernel's until they are busy, and are not shown before.
+    pub keeps_kernel_connections: bool,
 }
 
 /// A statistics page that a program has mapped.
@@ -111,6 +113,7 @@ impl Program {
         let library = mapped().find(|path| is_library(path)).map(|path| Library {
             path: without_mark(path),
             release: if is_deleted(path) { None } else { elf::release(&within(&root, path)) },
+            keeps_kernel_connections: !is_deleted(path) && elf::keeps_kernel_connections(&within(&root, path)),
         });
         let page = mapped().find_map(|path| MappedPage::new(path, &root));
         let is_unpublished = page.is_none() && mapped().any(is_mark_of_unpublished);
@@ -179,6 +182,11 @@ impl Program {
     pub fn is_unpublished(&self) -> bool {
         let is_usable = |rack: PathBuf| rack_dir::is_usable(&self.seen_from_here(&rack), self.uid);
         self.is_unpublished && self.rack().is_some_and(is_usable)
+    }
+
+    /// Returns whether the program's library shows connections only once they are busy.
+    pub fn shows_busy_connections_only(&self) -> bool {
+        self.library.as_ref().is_some_and(|library| library.keeps_kernel_connections)
     }
 
     /// Returns what the program publishes about the socket with an inode.
@@ -291,7 +299,7 @@ fn is_mark_of_unpublished(path: &Path) -> bool {
 }
 
 fn is_library(path: &Path) -> bool {
-    without_mark(path).file_name() == Some(OsStr::new(LIBRARY))
+    without_mark(path).file_name().is_some_and(|name| LIBRARIES.iter().any(|library| name == *library))
 }
 
 fn names_library(list: &OsStr) -> bool {
