@@ -344,6 +344,6 @@ fn agree(accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
 }
 
 /// Returns whether a reason will not change while the connection lives.
-fn is_final(reason: Reason) -> bool {
+pub(super) fn is_final(reason: Reason) -> bool {
     !matches!(reason, Reason::Nobody | Reason::Full | Reason::Gone | Reason::Busy)
 }
