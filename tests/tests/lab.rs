@@ -230,6 +230,7 @@ fn redis_is_served_over_vfio_with_doorbells_through_proxies_and_directly() {
 }
 
 #[test]
+#[ignore = "takes minutes; in ./x exam"]
 fn redis_is_served_over_dax_memory_through_proxies_and_directly() {
     redis(Device::Dax);
 }
@@ -275,6 +276,7 @@ fn streams_in_both_directions_arrive_intact() {
 }
 
 #[test]
+#[ignore = "takes minutes; in ./x exam"]
 fn nginx_and_iperf_are_served_between_guests() {
     committed("web.sh").run().unwrap().must_succeed();
 }

@@ -145,6 +145,7 @@ fn kernel_tcp_passes() {
 }
 
 #[test]
+#[ignore = "takes two minutes; in ./x exam"]
 fn passed_through_passes() {
     let rack = Rack::new();
     let result = SuiteResult::run(&rack, &mut rack.run(&["--except", "1-65535"], c::semantics()));
