@@ -67,7 +67,7 @@ pub enum LookUp {
     Found(Entry),
 }
 
-/// Looks up the other endpoint of a connection, in five system calls, without blocking.
+/// Looks up the other endpoint of a connection, in five system calls (seven if it is not found), without blocking.
 pub fn look_up_peer(endpoint: &Endpoint) -> LookUp {
     let Ok(netlink) = open() else { return LookUp::Unavailable };
     // A process can have moved to another namespace, in which the same addresses are those of another connection.
@@ -75,7 +75,11 @@ pub fn look_up_peer(endpoint: &Endpoint) -> LookUp {
     if ours != endpoint.netns_cookie {
         return LookUp::Unavailable;
     }
-    ask(netlink.as_fd(), endpoint.tuple.reversed()).unwrap_or(LookUp::Unavailable)
+    match ask(netlink.as_fd(), endpoint.tuple.reversed()) {
+        // A kernel without `tcp_diag` also says that there is no such socket, of this endpoint too.
+        Ok(LookUp::Nothing) if ask(netlink.as_fd(), endpoint.tuple) == Ok(LookUp::Nothing) => LookUp::Unavailable,
+        answer => answer.unwrap_or(LookUp::Unavailable),
+    }
 }
 
 /// Looks up the socket with a tuple in this process's network namespace. `None` if there is none, or the kernel does
