@@ -22,7 +22,7 @@ pub(super) fn connect_tcp(
     client: SocketAddr,
     server: SocketAddr,
 ) -> Result<TcpEndpoint, Errno> {
-    let at = SocketAddr::new(address_here(server.ip()), server.port());
+    let at = SocketAddr::new(address_here(shared, server.ip()), server.port());
     // A server that listens only at the loopback address is not one of the node.
     let asked = if server.is_ipv4() { server } else { at };
     let listener = diag::look_up_listener(asked).ok_or(Errno::CONNREFUSED)?;
@@ -54,8 +54,11 @@ fn connect_from(
 
 /// Returns where a server of this node is reached: at the node's address, or if that is not one of this machine, at the
 /// loopback address, where servers answer that listen at all addresses.
-fn address_here(node: IpAddr) -> IpAddr {
-    if is_own(node) { node } else { Ipv4Addr::LOCALHOST.into() }
+fn address_here(shared: &Shared, node: IpAddr) -> IpAddr {
+    if shared.has_address.get().is_none() && is_own(node) {
+        let _ = shared.has_address.set(());
+    }
+    if shared.has_address.get().is_some() { node } else { Ipv4Addr::LOCALHOST.into() }
 }
 
 /// Returns whether an address is one of this machine.

@@ -9,9 +9,6 @@ use path::SendBy;
 use rustix::io::Errno;
 use socket::process::blocking;
 
-/// Bytes of a span that are copied at once, on their way to TCP.
-const PIECE_BYTES: usize = 16 << 10;
-
 impl Relay {
     /// Sends bytes of a window, and returns the number of bytes that there was room for.
     ///
@@ -30,18 +27,12 @@ impl Relay {
                 Ok(done)
             }
             Some(_) => {
-                let mut piece = [0; PIECE_BYTES];
-                let mut done = 0;
-                while done < span.len_bytes() {
-                    let len_bytes = (span.len_bytes() - done).min(PIECE_BYTES);
-                    span.part(done, len_bytes).read(&mut piece[..len_bytes]);
-                    let sent = self.send_by_tcp(&piece[..len_bytes])?;
-                    done += sent;
-                    if sent < len_bytes {
-                        break;
-                    }
-                }
-                Ok(done)
+                let mut bytes = std::mem::take(&mut self.outgoing);
+                bytes.resize(span.len_bytes(), 0);
+                span.read(&mut bytes);
+                let sent = self.send_by_tcp(&bytes);
+                self.outgoing = bytes;
+                sent
             }
             None => Ok(0),
         }
@@ -78,7 +69,7 @@ impl Relay {
     }
 
     fn send_by_tcp(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
-        self.meet();
+        self.meet(false);
         let (tcp, role) = (self.tcp(), self.role);
         self.sender.enter_kernel(tcp, role);
         let spans = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
