@@ -79,7 +79,7 @@ fn both_directions_carry_their_bytes_before_and_after_the_ends_have_met() {
     converse(&mut a, &mut b);
     assert!(a.has_met() && b.has_met());
     let sent = bytes_of(3 << 20);
-    for _ in 0..2 {
+    for _ in 0..4 {
         let (mut done, mut taken) = (0, Vec::new());
         let began = Instant::now();
         while taken.len() < sent.len() {
@@ -89,6 +89,9 @@ fn both_directions_carry_their_bytes_before_and_after_the_ends_have_met() {
             take(&mut b, &mut taken);
         }
         assert!(taken == sent, "other bytes");
+        assert!(Relay::is_any_grown(), "nothing was in the lane");
+        // The next bytes use a lane whose memory was returned.
+        (0..2).for_each(|_| a.reclaim());
         std::mem::swap(&mut a, &mut b);
     }
 }

@@ -207,6 +207,12 @@ impl LocalEndpoint for TcpEndpoint {
         self.with((), |relay| relay.park(for_room));
     }
 
+    fn reclaim(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            relay.reclaim();
+        }
+    }
+
     fn unpark(&mut self) {
         self.with((), Relay::unpark);
     }

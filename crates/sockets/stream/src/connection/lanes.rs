@@ -243,6 +243,17 @@ impl OutLane {
         self.producer.write_span(span)
     }
 
+    /// Returns whether the lane has grown beyond its small ring.
+    #[inline]
+    pub fn has_grown(&self) -> bool {
+        self.producer.memory_bytes() > 0
+    }
+
+    /// Returns the memory of a lane that has grown to the system, if everything is read. Returns whether it has.
+    pub fn shrink(&mut self) -> bool {
+        self.mine.is_releasable() && self.producer.release_memory() != lane::MemoryRelease::InUse
+    }
+
     /// Ends [`OutLane::announce_sleep`].
     pub fn cancel_sleep(&mut self) {
         self.producer.cancel_sleep();

@@ -3,8 +3,10 @@
 //! A relay owns its socket, belongs to one thread, and never blocks: it needs no descriptor table, no locks and no
 //! epoll set. Otherwise it is an end like any other: it meets its peer, and each direction moves to a lane.
 //!
-//! * `meet`: how it meets its peer; `input`: what the peer sends; `output`: what is sent to the peer.
+//! * `meet`: how it meets its peer; `input`: what the peer sends; `output`: what is sent to the peer; `growth`: memory
+//!   that is returned.
 
+mod growth;
 mod input;
 mod meet;
 mod output;
@@ -12,6 +14,7 @@ mod output;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use crate::kernel::Tcp;
+use growth::Growth;
 use lane::Chunk;
 use meet::State;
 use meeting::bell::{self, Drained};
@@ -77,6 +80,7 @@ pub struct Relay {
     seen: [u64; 4],
     has_written: bool,
     has_consumed: bool,
+    growth: Growth,
 }
 
 impl std::fmt::Debug for Relay {
@@ -125,6 +129,7 @@ impl Relay {
             seen: [0; 4],
             has_written: false,
             has_consumed: false,
+            growth: Growth::default(),
         }
     }
 

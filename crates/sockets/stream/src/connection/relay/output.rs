@@ -24,6 +24,7 @@ impl Relay {
                 if done < span.len_bytes() && lane.note_entered(tcp) {
                     done += lane.write_span(&span.part(done, span.len_bytes() - done))?;
                 }
+                self.growth.note(lane.has_grown());
                 Ok(done)
             }
             Some(_) => {
@@ -43,12 +44,20 @@ impl Relay {
     /// # Errors
     /// As [`Relay::write_span`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        let tcp = self.tcp();
         match self.send_by()? {
             Some(SendBy::Lane) => {
                 self.has_written = true;
                 let lane = self.sender.lane().ok_or(Broken)?;
                 // SAFETY: the slice is readable, and not the lane's memory.
-                Ok(unsafe { lane.write_from(bytes.as_ptr(), bytes.len()) }?)
+                let mut done = unsafe { lane.write_from(bytes.as_ptr(), bytes.len()) }?;
+                if done < bytes.len() && lane.note_entered(tcp) {
+                    let rest = &bytes[done..];
+                    // SAFETY: as above.
+                    done += unsafe { lane.write_from(rest.as_ptr(), rest.len()) }?;
+                }
+                self.growth.note(lane.has_grown());
+                Ok(done)
             }
             Some(_) => self.send_by_tcp(bytes),
             None => Ok(0),
