@@ -463,7 +463,11 @@ impl InLane {
         if self.is_corrupt {
             return Err(Corrupt { what: "the beginning of a lane", value: self.peers.load(ends::Word::Start) });
         }
-        self.consumer.peek()
+        match self.consumer.peek()? {
+            // No end of this release sends one, and nobody would receive it.
+            None if self.consumer.urgent()?.is_some() => Err(Corrupt { what: "an urgent byte", value: 0 }),
+            chunk => Ok(chunk),
+        }
     }
 
     /// Returns the bytes of such a piece.
