@@ -43,8 +43,8 @@ impl Relay {
         GROWN.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns the memory of a lane that has grown to the system, if nothing was sent since the last call and everything
-    /// is read.
+    /// Returns the memory of a lane that has grown to the system, if nothing was sent since the last call and
+    /// everything is read.
     pub fn reclaim(&mut self) {
         if !self.growth.has_grown {
             return;
