@@ -68,6 +68,40 @@ with socket.create_connection(address, timeout=20) as server:
     assert_eq!(seen_by_server, format!("listening\n{own} True ('127.77.0.2', {port})\n"));
 }
 
+#[test]
+fn a_full_queue_of_a_server_delays_its_clients_as_in_tcp() {
+    let nodes = up(str::to_owned);
+    let (_server, port) = nodes.serve(
+        1,
+        r#"
+listener = socket.create_server(address, backlog=0)
+say("listening")
+time.sleep(1.5)
+while True:
+    connection, peer = listener.accept()
+    connection.sendall(connection.recv(5))
+    connection.close()
+"#,
+    );
+    let client = nodes.python(
+        0,
+        1,
+        r#"
+def talk():
+    with socket.create_connection(address) as server:
+        server.sendall(b"hello")
+        right.append(read(server, 5) == b"hello")
+right = []
+threads = [threading.Thread(target=talk) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+say(right.count(True))
+"#,
+        port,
+    );
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "6\n");
+}
+
 /// The address to which the kernel has connected a client of this port.
 fn proxys_address(client_port: u16) -> Option<SocketAddr> {
     let table = std::fs::read_to_string("/proc/net/tcp").ok()?;

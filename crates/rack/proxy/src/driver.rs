@@ -16,13 +16,14 @@
 //! * `program_endpoint`: the proxy's endpoint of a connection: a `segment_endpoint`, whose bytes the proxies forward, a
 //!   `direct_endpoint`, with a span of the `span_pool`, or a `tcp_endpoint`, whose bytes the proxies forward too. Its
 //!   program has connected to a `tcp_listener`, or is a server to which `tcp_server` has connected, from one of the
-//!   `source_ports`.
+//!   `source_ports`; `connecting`: connects to servers whose queue is full.
 //! * `shared`: what all threads share; `engine_plan`, `open_payload`, `monitor_channel`, `wakeup`, `error`.
 
 mod acceptor;
 mod awaiting_link;
 mod coarse_clock;
 mod command;
+mod connecting;
 mod direct_endpoint;
 mod dyn_engine;
 mod engine_plan;

@@ -66,6 +66,9 @@ pub trait LocalEndpoint: Sized {
     /// Asks the program to ring when it sends, or also when it has read. The engine polls once more afterwards.
     fn park(&mut self, _for_room: bool) {}
 
+    /// Returns memory that is not used. Called a few times a second while [`LocalEndpoint`]s have such memory.
+    fn reclaim(&mut self) {}
+
     /// Ends what [`LocalEndpoint::park`] began.
     fn unpark(&mut self) {}
 

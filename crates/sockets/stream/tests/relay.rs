@@ -3,10 +3,11 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use meeting::{Key, Role};
+use meeting::{Answer, Endpoint, Key, Memory, Offer, Policy, Proposal, Role};
+use segment::ends::{self, EndMemory, PeerMemory};
 use stream::connection::{Broken, Relay, RelayInput};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -79,7 +80,7 @@ fn both_directions_carry_their_bytes_before_and_after_the_ends_have_met() {
     converse(&mut a, &mut b);
     assert!(a.has_met() && b.has_met());
     let sent = bytes_of(3 << 20);
-    for _ in 0..2 {
+    for _ in 0..4 {
         let (mut done, mut taken) = (0, Vec::new());
         let began = Instant::now();
         while taken.len() < sent.len() {
@@ -89,6 +90,9 @@ fn both_directions_carry_their_bytes_before_and_after_the_ends_have_met() {
             take(&mut b, &mut taken);
         }
         assert!(taken == sent, "other bytes");
+        assert!(Relay::is_any_grown(), "nothing was in the lane");
+        // The next bytes use a lane whose memory was returned.
+        (0..2).for_each(|_| a.reclaim());
         std::mem::swap(&mut a, &mut b);
     }
 }
@@ -175,4 +179,63 @@ fn a_peer_that_goes_with_bytes_of_its_lane_unread_resets() {
     drop(socket);
     drop(a);
     assert_eq!(end_of(&mut b), RelayInput::Broken);
+}
+
+/// A peer that has met a relay, and then writes what no correct one does.
+struct Hostile {
+    _socket: TcpStream,
+    mine: EndMemory,
+    producer: segment::Sender,
+}
+
+impl Hostile {
+    /// Meets a relay, and begins to send by a lane.
+    fn beginning(relay: &mut Relay, socket: TcpStream) -> Self {
+        let uid = rustix::process::geteuid().as_raw();
+        let policy = Policy { allowed_uid: uid, looks_up: false };
+        let endpoint = Endpoint::of(socket.as_fd(), Role::Connected).expect("a connection");
+        let mut proposal = Proposal::connect(&Key::from([7; 16]), &endpoint, &policy).expect("an announcement");
+        let (mine, descriptor) = EndMemory::create(3 << 20).expect("memory");
+        let memory = Memory { bytes: mine.region().len_bytes() as u64, secret: 5 };
+        proposal.send(socket.as_fd(), &Offer { descriptor: descriptor.as_fd(), memory }).expect("a peer");
+        relay.note_events();
+        assert!(relay.has_met());
+        let Answer::Met(met) = proposal.advance(socket.as_fd()) else { panic!("no answer") };
+        let peers = PeerMemory::open(met.peer_memory.as_fd(), segment::CAPACITY_BYTES_MAX).expect("memory");
+        let state = volmem::Region::heap(ends::OWN_STATE_BYTES);
+        let mut producer = ends::sender(&mine, &peers, &state, memory.secret);
+        mine.publish(ends::Word::Ask, 1);
+        assert_eq!(relay.input(), RelayInput::Nothing);
+        assert_eq!(peers.load(ends::Word::Ok), 1, "the relay consents");
+        let start = producer.restart();
+        mine.publish_start(0, start);
+        mine.publish(ends::Word::Up, 1);
+        std::mem::forget(met);
+        Self { _socket: socket, mine, producer }
+    }
+}
+
+#[test]
+fn a_peer_that_writes_what_no_correct_one_does_is_reset_at_once() {
+    let forge: [fn(&mut Hostile); 3] = [
+        |peer| assert_eq!(peer.producer.write_urgent(lane::Urgent { byte: b'!', number: 1 }), Ok(true)),
+        |peer| peer.mine.publish(ends::Word::Ended, path_end(2)),
+        |peer| peer.mine.publish(ends::Word::Ended, path_end(1) | 1),
+    ];
+    for forge in forge {
+        let (connected, accepted) = pair();
+        let mut relay = relay(accepted, Role::Accepted);
+        let mut peer = Hostile::beginning(&mut relay, connected);
+        assert_eq!(peer.producer.write(b"hello"), Ok(5));
+        assert_eq!(take_all(&mut relay, 5), b"hello");
+        forge(&mut peer);
+        assert!(relay.may_have_input());
+        assert_eq!(relay.input(), RelayInput::Broken);
+        assert!(relay.is_broken());
+    }
+}
+
+/// The word that ends a move.
+fn path_end(number: u64) -> u64 {
+    path::EndWord { number: path::MoveNumber::from_word(number), is_resent: false }.to_word()
 }

@@ -14,6 +14,7 @@ pub(super) trait DynEngine: Send {
     fn prepare_sleep(&mut self) -> Result<bool, LinkFault>;
     fn park_all(&mut self);
     fn end_sleep(&mut self);
+    fn reclaim(&mut self);
     fn lifeline_ready(&mut self, key: ConnectionKey);
     fn next_event(&mut self) -> Option<EngineEvent<ProgramEndpoint>>;
     fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEndpoint, u32>);
@@ -49,6 +50,10 @@ impl<I: Inbound, O: Outbound> DynEngine for Engine<I, O, ProgramEndpoint> {
 
     fn end_sleep(&mut self) {
         Engine::end_sleep(self);
+    }
+
+    fn reclaim(&mut self) {
+        Engine::reclaim(self);
     }
 
     fn lifeline_ready(&mut self, key: ConnectionKey) {

@@ -189,6 +189,11 @@ impl EngineTable {
         true
     }
 
+    /// Returns memory that connections do not use.
+    pub(super) fn reclaim(&mut self) {
+        self.links.iter_mut().flatten().filter_map(LinkEngine::engine).for_each(DynEngine::reclaim);
+    }
+
     pub(super) fn end_sleep(&mut self) {
         self.links.iter_mut().flatten().for_each(LinkEngine::end_sleep);
         self.failover.end_sleep();

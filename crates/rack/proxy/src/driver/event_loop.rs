@@ -29,12 +29,15 @@ use fabric::device::Vector;
 use rustix::event::epoll;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use socket::process::clock::ticks;
+use socket::process::clock::{now_ns, ticks};
 use std::sync::Arc;
+use stream::connection::Relay;
 use wait::{Action, Spin};
 
 /// Polls with progress between two polls of the kernel.
 const POLLS_PER_KERNEL_POLL: u32 = 64;
+/// Time between calls that return memory.
+const RECLAIM_INTERVAL_NS: u64 = 200_000_000;
 /// Loads that a poll of an idle engine makes, which the spin policy counts.
 const LOADS_PER_ENGINE: u32 = 4;
 
@@ -47,6 +50,8 @@ pub(super) struct EventLoop {
     engines: EngineTable,
     clock: CoarseClock,
     idle: IdlePolicy,
+    /// When memory was last returned.
+    reclaimed_ns: u64,
     is_over: bool,
 }
 
@@ -73,6 +78,7 @@ impl EventLoop {
             engines: EngineTable::new(shared, plans, vector, failover),
             clock: CoarseClock::default(),
             idle: IdlePolicy::new(),
+            reclaimed_ns: 0,
             is_over: false,
         })
     }
@@ -145,7 +151,16 @@ impl EventLoop {
         let had_events = self.poll_kernel(events);
         self.engines.end_sleep();
         self.engines.check_peers(&self.epoll);
+        self.reclaim();
         had_events
+    }
+
+    /// Returns memory that idle connections do not use, a few times a second.
+    fn reclaim(&mut self) {
+        if Relay::is_any_grown() && now_ns().saturating_sub(self.reclaimed_ns) >= RECLAIM_INTERVAL_NS {
+            self.reclaimed_ns = now_ns();
+            self.engines.reclaim();
+        }
     }
 
     /// Polls all engines once, and yields if they ask for it. `ticks` is the processor's counter. Returns whether there

@@ -1,6 +1,7 @@
 //! Opening connections between nodes: for accepted programs of this node, and for `Open` frames of peers.
 
 use super::acceptor::{AcceptedProgram, ProgramEnd};
+use super::connecting::ConnectingServers;
 use super::direct_endpoint::DirectEndpoint;
 use super::engine_table::EngineTable;
 use super::epoll_set::EpollSet;
@@ -10,7 +11,7 @@ use super::segment_endpoint::SegmentEndpoint;
 use super::shared::Shared;
 use super::tcp_endpoint::TcpEndpoint;
 use super::tcp_listener::TcpClient;
-use super::tcp_server::connect_tcp;
+use super::tcp_server::{Connecting, connect_tcp};
 use crate::connection::OpenPayload;
 use crate::engine::EngineEvent;
 use crate::table::ConnectionKey;
@@ -35,12 +36,13 @@ pub(super) struct Opening {
     shared: Arc<Shared>,
     /// Programs that wait until the engines of their link have greeted.
     delayed: Vec<AcceptedProgram>,
+    connecting: ConnectingServers,
     violations: u32,
 }
 
 impl Opening {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, delayed: Vec::new(), violations: 0 }
+        Self { shared, delayed: Vec::new(), connecting: ConnectingServers::default(), violations: 0 }
     }
 
     /// Handles the events of an engine. Returns whether there were any.
@@ -67,28 +69,39 @@ impl Opening {
         had_any
     }
 
-    /// Connects to a server of this node on behalf of a program of a peer. Returns `None` without a device.
+    /// Connects to a server of this node on behalf of a program of a peer. Returns `None` without a device, and if the
+    /// answer follows later.
     fn connect(
         &mut self,
-        engines: &EngineTable,
+        engines: &mut EngineTable,
         engine: usize,
         peer: u8,
         key: ConnectionKey,
         payload: &OpenPayload,
         epoll: &EpollSet,
     ) -> Option<Result<ProgramEndpoint, Errno>> {
-        let device = engines.device()?;
+        let device = engines.device()?.clone();
         let request = open_payload::decode(payload);
         if !request.is_none_or(|request| is_admitted(&self.shared.access(), peer, &request)) {
             self.log_violation(peer, "opened without asking, what the access rules do not allow");
             return Some(Err(Errno::ACCESS));
         }
-        let connected = request.ok_or(Errno::PROTO).and_then(|request| {
-            let mut endpoint = connect_server(&self.shared, device, peer, &request)?;
-            endpoint.watch(epoll, engine, key)?;
-            Ok(endpoint)
-        });
-        Some(connected)
+        let server =
+            request.ok_or(Errno::PROTO).and_then(|request| connect_server(&self.shared, &device, peer, &request));
+        let server = match server {
+            Ok(Server::Connected(endpoint)) => Ok(endpoint),
+            Ok(Server::ByTcp(connecting)) => match connecting.advance(&self.shared) {
+                Ok(endpoint) => Ok(ProgramEndpoint::Tcp(Box::new(endpoint))),
+                Err((Errno::AGAIN, Some(connecting))) => {
+                    let epoch = engines.link(engine).map(|link| link.epoch).ok_or(Errno::AGAIN);
+                    let added = epoch.and_then(|epoch| self.connecting.add((engine, epoch), key, connecting, epoll));
+                    return added.err().map(Err);
+                }
+                Err((errno, _)) => Err(errno),
+            },
+            Err(errno) => Err(errno),
+        };
+        Some(server.and_then(|mut endpoint| endpoint.watch(epoll, engine, key).map(|()| endpoint)))
     }
 
     /// The other node has no server for a program. If it has no listener, its remote listener here is closed.
@@ -112,8 +125,10 @@ impl Opening {
         }
     }
 
-    /// Opens the connections of delayed programs whose links have greeted by now.
+    /// Opens the connections of delayed programs whose links have greeted by now, and answers those whose servers have
+    /// accepted them late.
     pub(super) fn open_delayed(&mut self, engines: &mut EngineTable, epoll: &EpollSet) {
+        self.connecting.check(engines, &self.shared, epoll);
         if !self.delayed.is_empty() {
             std::mem::take(&mut self.delayed).into_iter().for_each(|program| self.open(engines, program, epoll));
         }
@@ -174,7 +189,16 @@ impl Opening {
 
     pub(super) fn clear(&mut self) {
         self.delayed.clear();
+        self.connecting.clear();
     }
+}
+
+/// A server of this node.
+enum Server {
+    /// Its endpoint of a connection by lanes.
+    Connected(ProgramEndpoint),
+    /// A connect by kernel TCP that has begun.
+    ByTcp(Connecting),
 }
 
 /// Returns whether the access rules of this node admit a connection of a peer. An honest node has asked before: its
@@ -187,16 +211,14 @@ fn is_admitted(access: &Access, peer: u8, request: &OpenRequest) -> bool {
 ///
 /// # Errors
 /// The error number of the refusal.
-fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequest) -> Result<ProgramEndpoint, Errno> {
+fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequest) -> Result<Server, Errno> {
     let source = request.source.at_node(shared.address(peer)).filter(|source| source.port() != 0);
     let source = source.ok_or(Errno::ACCESS)?;
     let destination = request.destination.at_node(shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
     let connect = ConnectRequest { destination, source: Some(source), node: None, opener: Opener::Proxy };
     // Without a lane listener, the server's connections may be kernel TCP connections.
     let by_tcp = |no_lane: NoLane| match no_lane.reason {
-        FallbackReason::NoListener => {
-            connect_tcp(shared, peer, source, destination).map(|endpoint| ProgramEndpoint::Tcp(Box::new(endpoint)))
-        }
+        FallbackReason::NoListener => connect_tcp(shared, peer, source, destination).map(Server::ByTcp),
         _ => Err(errno_of(&no_lane)),
     };
     if let Some((offer, pool)) = request.offer.zip(shared.span_pool(peer))
@@ -204,14 +226,17 @@ fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequ
     {
         let spans = (acceptance.spans, offer.secrets);
         return match rendezvous::connect_in_windows(&shared.rack, &connect, spans, acceptance.lease.as_fd()) {
-            Ok(lifeline) => Ok(ProgramEndpoint::Direct(DirectEndpoint::accepted(acceptance, lifeline))),
+            Ok(lifeline) => {
+                let endpoint = DirectEndpoint::accepted(acceptance, lifeline);
+                Ok(Server::Connected(ProgramEndpoint::Direct(endpoint)))
+            }
             Err(no_lane) => by_tcp(no_lane),
         };
     }
     match rendezvous::connect_in(&shared.rack, &connect) {
         Ok(connected) => {
             let endpoint = SegmentEndpoint::new(connected.segment, connected.lifeline, false);
-            Ok(ProgramEndpoint::Forwarded(Box::new(endpoint)))
+            Ok(Server::Connected(ProgramEndpoint::Forwarded(Box::new(endpoint))))
         }
         Err(no_lane) => by_tcp(no_lane),
     }

@@ -191,6 +191,12 @@ impl LocalEndpoint for ProgramEndpoint {
         }
     }
 
+    fn reclaim(&mut self) {
+        if let Self::Tcp(endpoint) = self {
+            endpoint.reclaim();
+        }
+    }
+
     fn poll_lifeline(&mut self) {
         match self {
             Self::Forwarded(endpoint) => endpoint.poll_lifeline(),

@@ -41,6 +41,8 @@ pub(super) struct Shared {
     /// The address of these sockets.
     pub(super) proxy_address: Ipv4Addr,
     pub(super) source_ports: Arc<SourcePorts>,
+    /// Set once the node's address is known to be one of this machine.
+    pub(super) has_address: OnceLock<()>,
     /// Addresses for which the other node has no listener any more.
     refused: Mutex<Vec<SocketAddr>>,
     /// Readable when `refused` is not empty.
@@ -79,6 +81,7 @@ impl Shared {
             table,
             proxy_address,
             source_ports,
+            has_address: OnceLock::new(),
             refused,
             refused_wakeup,
         })

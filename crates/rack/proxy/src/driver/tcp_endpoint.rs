@@ -81,7 +81,11 @@ impl TcpEndpoint {
     /// Watches the descriptors for a connection of an engine.
     pub(super) fn watch(&mut self, epoll: &EpollSet, engine: usize, key: ConnectionKey) -> Result<(), Errno> {
         let relay = self.relay.as_ref().ok_or(Errno::BADF)?;
-        epoll.add_socket(relay.socket(), engine, key)?;
+        match epoll.add_socket(relay.socket(), engine, key) {
+            // It was watched while it was connecting.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
         self.watch = Some(Watch { epoll: epoll.clone(), engine, key, meeting_fd: None });
         self.follow_meeting();
         Ok(())
@@ -201,6 +205,12 @@ impl LocalEndpoint for TcpEndpoint {
 
     fn park(&mut self, for_room: bool) {
         self.with((), |relay| relay.park(for_room));
+    }
+
+    fn reclaim(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            relay.reclaim();
+        }
     }
 
     fn unpark(&mut self) {

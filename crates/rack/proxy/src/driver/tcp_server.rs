@@ -9,20 +9,46 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket_with, sockopt};
 use socket::process::blocking;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use stream::connection::Relay;
+
+/// A connect to a server of this node.
+#[derive(Debug)]
+pub(super) struct Connecting {
+    socket: OwnedFd,
+    source: SourcePort,
+}
+
+impl Connecting {
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Returns the endpoint once the server's kernel has accepted the connection.
+    ///
+    /// # Errors
+    /// `AGAIN`, with the connect, if that has not answered: the server's queue is full, and the kernel tries again.
+    /// Otherwise the error of the connect.
+    pub(super) fn advance(self, shared: &Shared) -> Result<TcpEndpoint, (Errno, Option<Self>)> {
+        if blocking::poll_now(self.socket.as_raw_fd(), libc::POLLOUT) == 0 {
+            return Err((Errno::AGAIN, Some(self)));
+        }
+        sockopt::socket_error(&self.socket).and_then(|error| error).map_err(|errno| (errno, None))?;
+        Ok(TcpEndpoint::of_server(Relay::new(self.socket, Role::Connected, shared.meeting_key()), self.source))
+    }
+}
 
 /// Connects to the server that listens at an address of this node, for a client of the node in slot `peer`.
 ///
 /// # Errors
-/// `CONNREFUSED` without a server of this user, `AGAIN` if its queue is full, and the errors of the kernel.
+/// `CONNREFUSED` without a server of this user, and the errors of the kernel.
 pub(super) fn connect_tcp(
     shared: &Shared,
     peer: u8,
     client: SocketAddr,
     server: SocketAddr,
-) -> Result<TcpEndpoint, Errno> {
-    let at = SocketAddr::new(address_here(server.ip()), server.port());
+) -> Result<Connecting, Errno> {
+    let at = SocketAddr::new(address_here(shared, server.ip()), server.port());
     // A server that listens only at the loopback address is not one of the node.
     let asked = if server.is_ipv4() { server } else { at };
     let listener = diag::look_up_listener(asked).ok_or(Errno::CONNREFUSED)?;
@@ -31,31 +57,19 @@ pub(super) fn connect_tcp(
     }
     let (socket, source) = shared.source_ports.bind(at.ip())?;
     shared.table.set_client(source.port, peer, client.port(), server.port());
-    connect_from(socket, source, at, shared)
-}
-
-fn connect_from(
-    socket: OwnedFd,
-    source: SourcePort,
-    server: SocketAddr,
-    shared: &Shared,
-) -> Result<TcpEndpoint, Errno> {
-    match connect(&socket, &server) {
-        Ok(()) => {}
-        // On one machine, the server's kernel has answered by now, unless its queue is full.
-        Err(Errno::INPROGRESS) if blocking::poll_now(socket.as_raw_fd(), libc::POLLOUT) == 0 => {
-            return Err(Errno::AGAIN);
-        }
-        Err(Errno::INPROGRESS) => sockopt::socket_error(&socket)??,
-        Err(errno) => return Err(errno),
+    match connect(&socket, &at) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(Connecting { socket, source }),
+        Err(errno) => Err(errno),
     }
-    Ok(TcpEndpoint::of_server(Relay::new(socket, Role::Connected, shared.meeting_key()), source))
 }
 
 /// Returns where a server of this node is reached: at the node's address, or if that is not one of this machine, at the
 /// loopback address, where servers answer that listen at all addresses.
-fn address_here(node: IpAddr) -> IpAddr {
-    if is_own(node) { node } else { Ipv4Addr::LOCALHOST.into() }
+fn address_here(shared: &Shared, node: IpAddr) -> IpAddr {
+    if shared.has_address.get().is_none() && is_own(node) {
+        let _ = shared.has_address.set(());
+    }
+    if shared.has_address.get().is_some() { node } else { Ipv4Addr::LOCALHOST.into() }
 }
 
 /// Returns whether an address is one of this machine.

@@ -90,6 +90,15 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         self.wake_programs();
     }
 
+    /// Returns memory of the local endpoints that is not used.
+    pub fn reclaim(&mut self) {
+        for key in self.table.keys() {
+            if let Some(local) = self.table.get(key).and_then(|connection| connection.local.as_mut()) {
+                local.reclaim();
+            }
+        }
+    }
+
     /// Ends what [`Engine::prepare_sleep`] began, whatever woke the driver.
     pub fn end_sleep(&mut self) {
         for partition in &mut self.partitions {

@@ -248,6 +248,17 @@ impl OutLane {
         self.producer.write_span(span)
     }
 
+    /// Returns whether the lane has grown beyond its small ring.
+    #[inline]
+    pub fn has_grown(&self) -> bool {
+        self.producer.memory_bytes() > 0
+    }
+
+    /// Returns the memory of a lane that has grown to the system, if everything is read. Returns whether it has.
+    pub fn shrink(&mut self) -> bool {
+        self.mine.is_releasable() && self.producer.release_memory() != lane::MemoryRelease::InUse
+    }
+
     /// Ends [`OutLane::announce_sleep`].
     pub fn cancel_sleep(&mut self) {
         self.producer.cancel_sleep();
@@ -486,7 +497,11 @@ impl InLane {
         if self.is_corrupt {
             return Err(Corrupt { what: "the beginning of a lane", value: self.peers.load(ends::Word::Start) });
         }
-        self.consumer.peek()
+        match self.consumer.peek()? {
+            // No end of this release sends one, and nobody would receive it.
+            None if self.consumer.urgent()?.is_some() => Err(Corrupt { what: "an urgent byte", value: 0 }),
+            chunk => Ok(chunk),
+        }
     }
 
     /// Returns the bytes of such a piece.

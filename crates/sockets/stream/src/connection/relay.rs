@@ -3,8 +3,10 @@
 //! A relay owns its socket, belongs to one thread, and never blocks: it needs no descriptor table, no locks and no
 //! epoll set. Otherwise it is an end like any other: it meets its peer, and each direction moves to a lane.
 //!
-//! * `meet`: how it meets its peer; `input`: what the peer sends; `output`: what is sent to the peer.
+//! * `meet`: how it meets its peer; `input`: what the peer sends; `output`: what is sent to the peer; `growth`: memory
+//!   that is returned.
 
+mod growth;
 mod input;
 mod meet;
 mod output;
@@ -12,10 +14,11 @@ mod output;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use crate::kernel::Tcp;
+use growth::Growth;
 use lane::Chunk;
 use meet::State;
 use meeting::bell::{self, Drained};
-use meeting::{Descriptor, Key, Role};
+use meeting::{Descriptor, Endpoint, Key, Role};
 use rustix::net::{Shutdown, shutdown, sockopt};
 use socket::process::blocking;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -49,6 +52,8 @@ pub struct Relay {
     role: Role,
     key: Key,
     state: State,
+    /// What does not change of the socket, once it was examined.
+    endpoint: Option<Endpoint>,
     /// Occasions on which this end might have proposed to meet its peer.
     occasions: u32,
     bell: Option<Descriptor>,
@@ -64,14 +69,18 @@ pub struct Relay {
     end_seen_ns: Option<u64>,
     is_broken: bool,
     output_end: OutputEnd,
-    /// Bytes that were received by TCP, of which the first `begin` are consumed.
+    /// Bytes that were received by TCP are between `begin` and `end`. The memory is kept until the relay is parked.
     buffer: Vec<u8>,
     begin: usize,
+    end: usize,
+    /// Memory for bytes of a window on their way to TCP, kept as long.
+    outgoing: Vec<u8>,
     chunk: Option<Chunk>,
     /// The words of the peer's sender when the input was last examined.
     seen: [u64; 4],
     has_written: bool,
     has_consumed: bool,
+    growth: Growth,
 }
 
 impl std::fmt::Debug for Relay {
@@ -86,7 +95,7 @@ impl Relay {
     pub fn new(socket: OwnedFd, role: Role, key: Key) -> Self {
         let mut relay = Self { state: State::Alone, ..Self::on_tcp(socket, role, key) };
         if role == Role::Accepted {
-            relay.meet();
+            relay.meet(false);
         }
         relay
     }
@@ -101,6 +110,7 @@ impl Relay {
             role,
             key,
             state: State::Stays,
+            endpoint: None,
             occasions: 0,
             bell: None,
             sender: Sender::default(),
@@ -113,10 +123,13 @@ impl Relay {
             output_end: OutputEnd::Open,
             buffer: Vec::new(),
             begin: 0,
+            end: 0,
+            outgoing: Vec::new(),
             chunk: None,
             seen: [0; 4],
             has_written: false,
             has_consumed: false,
+            growth: Growth::default(),
         }
     }
 
@@ -140,7 +153,7 @@ impl Relay {
             self.note_peer_left();
         }
         self.resend();
-        self.meet();
+        self.meet(events & libc::POLLIN != 0);
     }
 
     /// Notes that no process holds the peer's bell any more.
@@ -180,15 +193,14 @@ impl Relay {
     /// Asks the peer to ring when it sends, or also when it has received. Check for input and room once more
     /// afterwards.
     pub fn park(&mut self, for_room: bool) {
-        self.meet();
         if let Some(lane) = self.receiver.lane() {
             lane.announce_sleep();
         }
         if for_room && let Some(lane) = self.sender.lane() {
             lane.announce_sleep();
         }
-        if self.begin == self.buffer.len() {
-            (self.buffer, self.begin) = (Vec::new(), 0);
+        if self.begin == self.end {
+            (self.buffer, self.outgoing) = (Vec::new(), Vec::new());
         }
     }
 

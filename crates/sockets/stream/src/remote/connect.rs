@@ -20,7 +20,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 /// Time that a blocking connect waits for the verdict of the other node.
 const VERDICT_NS: u64 = 5_000_000_000;
 /// Time that a non-blocking connect waits for it: nearly always it has arrived by then. Later, a refusal is a reset.
-const NONBLOCKING_VERDICT_NS: u64 = 5_000_000;
+const NONBLOCKING_VERDICT_NS: u64 = 20_000_000;
 /// Longest sleep, after which the end of the proxy is noticed.
 const NAP_NS: u64 = 100_000_000;
 /// Connects of one call: the proxy may have forgotten a listener, and a port may be in use at the other node.

@@ -12,8 +12,9 @@ use socket::process::blocking;
 use socket::process::clock::now_ns;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Bytes that are received by TCP at once.
+/// Bytes that are received by TCP at once, and those of a connection that has not received as many before.
 const BUFFER_BYTES: usize = 64 << 10;
+const SMALL_BUFFER_BYTES: usize = 4 << 10;
 
 /// How long after the end of its stream a dead peer's bell hangs up at the latest.
 const BELL_DELAY_NS: u64 = 1_000_000;
@@ -45,7 +46,7 @@ impl Relay {
     /// Returns whether [`Relay::input`] may have something new to report; loads of memory only.
     #[inline]
     pub fn may_have_input(&mut self) -> bool {
-        if self.begin < self.buffer.len() || self.is_broken || self.end_seen_ns.is_some() {
+        if self.begin < self.end || self.is_broken || self.end_seen_ns.is_some() {
             return true;
         }
         if self.has_input_end {
@@ -65,8 +66,8 @@ impl Relay {
 
     /// Returns what the peer has sent and was not consumed.
     pub fn input(&mut self) -> RelayInput {
-        if self.begin < self.buffer.len() {
-            return RelayInput::Bytes(self.buffer.len() - self.begin);
+        if self.begin < self.end {
+            return RelayInput::Bytes(self.end - self.begin);
         }
         if self.has_input_end {
             return RelayInput::End;
@@ -117,14 +118,19 @@ impl Relay {
 
     /// Receives by TCP what has arrived, at most `bytes_max` bytes.
     fn fill(&mut self, bytes_max: u64) -> Result<RelayInput, Broken> {
-        let (tcp, wanted) = (self.tcp(), usize::try_from(bytes_max).unwrap_or(usize::MAX).min(BUFFER_BYTES));
-        self.buffer.resize(BUFFER_BYTES, 0);
-        let spans = [iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: BUFFER_BYTES }];
+        let tcp = self.tcp();
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; SMALL_BUFFER_BYTES];
+        } else if self.end == self.buffer.len() {
+            self.buffer.resize(BUFFER_BYTES, 0);
+        }
+        let room = self.buffer.len();
+        let wanted = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(room);
+        let spans = [iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: room }];
         // SAFETY: the span is the buffer, which nothing else accesses meanwhile.
         let got = unsafe { self.receiver.receive_up_to(tcp, &spans, 0, wanted as u64, MessageFlags::default()) };
-        self.begin = 0;
         let bytes = if let Attempt::Got { bytes, .. } = got { bytes } else { 0 };
-        self.buffer.truncate(bytes);
+        (self.begin, self.end) = (0, bytes);
         match got {
             Attempt::Got { .. } => {
                 self.is_readable = bytes == wanted;
@@ -181,7 +187,7 @@ impl Relay {
     /// If there are fewer; the same holds below.
     #[inline]
     pub fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
-        if self.begin < self.buffer.len() {
+        if self.begin < self.end {
             return draft.append(&self.buffer[self.begin..self.begin + len_bytes]);
         }
         let chunk = self.chunk.expect("input returned bytes");
@@ -191,7 +197,7 @@ impl Relay {
 
     /// Copies bytes of the input, from `skip_bytes` on.
     pub fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
-        if self.begin < self.buffer.len() {
+        if self.begin < self.end {
             let begin = self.begin + skip_bytes;
             return destination.copy_from_slice(&self.buffer[begin..begin + destination.len()]);
         }
@@ -206,7 +212,7 @@ impl Relay {
     /// [`Broken`] if the peer has violated the lane's protocol.
     #[inline]
     pub fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
-        if self.begin < self.buffer.len() {
+        if self.begin < self.end {
             self.begin += len_bytes;
             return Ok(());
         }

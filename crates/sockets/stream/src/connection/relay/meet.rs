@@ -8,8 +8,8 @@ use crate::statistics::Counters;
 use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// The first occasions, on each of which a connecting end proposes to meet its peer.
-const EAGER_OCCASIONS: u32 = 16;
+/// The first occasions, on each of which a connecting end proposes to meet a peer that has sent.
+const EAGER_OCCASIONS: u32 = 32;
 
 /// What is known of the other end.
 pub(super) enum State {
@@ -40,14 +40,14 @@ impl Relay {
         matches!(self.state, State::Met)
     }
 
-    /// Proceeds with the meeting. A connecting end proposes it on the first occasions, and then ever more rarely: its
-    /// peer may never load the library.
-    pub fn meet(&mut self) {
+    /// Proceeds with the meeting. A connecting end proposes it on the first occasions on which its peer has sent, and
+    /// then ever more rarely: the peer may never load the library.
+    pub fn meet(&mut self, has_peer_sent: bool) {
         if matches!(self.state, State::Met | State::Stays) {
             return;
         }
         self.state = match std::mem::replace(&mut self.state, State::Stays) {
-            State::Alone => self.begin(),
+            State::Alone => self.begin(has_peer_sent),
             State::Announced(mut accepting) => match accepting.advance(self.socket.as_fd()) {
                 Step::Proposed => self.agree(*accepting),
                 Step::Waiting | Step::Refused(_) => State::Announced(accepting),
@@ -61,17 +61,22 @@ impl Relay {
         };
     }
 
-    fn begin(&mut self) -> State {
+    fn begin(&mut self, has_peer_sent: bool) -> State {
         self.occasions = self.occasions.saturating_add(1);
-        if self.role == Role::Connected && self.occasions > EAGER_OCCASIONS && !self.occasions.is_power_of_two() {
+        let is_eager = has_peer_sent && self.occasions <= EAGER_OCCASIONS;
+        if self.role == Role::Connected && !is_eager && !self.occasions.is_power_of_two() {
             return State::Alone;
         }
         self.try_begin().unwrap_or_else(after)
     }
 
-    fn try_begin(&self) -> Result<State, Reason> {
+    fn try_begin(&mut self) -> Result<State, Reason> {
         let socket = self.socket.as_fd();
-        let (policy, endpoint) = (identity::policy(), Endpoint::of(socket, self.role)?);
+        let endpoint = match self.endpoint {
+            Some(endpoint) => endpoint,
+            None => *self.endpoint.insert(Endpoint::of(socket, self.role)?),
+        };
+        let policy = identity::policy();
         if self.role == Role::Accepted {
             let accepting = Accepting::announce(&self.key, socket, &endpoint, &policy)?;
             return Ok(State::Announced(Box::new(accepting)));

@@ -9,9 +9,6 @@ use path::SendBy;
 use rustix::io::Errno;
 use socket::process::blocking;
 
-/// Bytes of a span that are copied at once, on their way to TCP.
-const PIECE_BYTES: usize = 16 << 10;
-
 impl Relay {
     /// Sends bytes of a window, and returns the number of bytes that there was room for.
     ///
@@ -27,21 +24,16 @@ impl Relay {
                 if done < span.len_bytes() && lane.note_entered(tcp) {
                     done += lane.write_span(&span.part(done, span.len_bytes() - done))?;
                 }
+                self.growth.note(lane.has_grown());
                 Ok(done)
             }
             Some(_) => {
-                let mut piece = [0; PIECE_BYTES];
-                let mut done = 0;
-                while done < span.len_bytes() {
-                    let len_bytes = (span.len_bytes() - done).min(PIECE_BYTES);
-                    span.part(done, len_bytes).read(&mut piece[..len_bytes]);
-                    let sent = self.send_by_tcp(&piece[..len_bytes])?;
-                    done += sent;
-                    if sent < len_bytes {
-                        break;
-                    }
-                }
-                Ok(done)
+                let mut bytes = std::mem::take(&mut self.outgoing);
+                bytes.resize(span.len_bytes(), 0);
+                span.read(&mut bytes);
+                let sent = self.send_by_tcp(&bytes);
+                self.outgoing = bytes;
+                sent
             }
             None => Ok(0),
         }
@@ -52,12 +44,20 @@ impl Relay {
     /// # Errors
     /// As [`Relay::write_span`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        let tcp = self.tcp();
         match self.send_by()? {
             Some(SendBy::Lane) => {
                 self.has_written = true;
                 let lane = self.sender.lane().ok_or(Broken)?;
                 // SAFETY: the slice is readable, and not the lane's memory.
-                Ok(unsafe { lane.write_from(bytes.as_ptr(), bytes.len()) }?)
+                let mut done = unsafe { lane.write_from(bytes.as_ptr(), bytes.len()) }?;
+                if done < bytes.len() && lane.note_entered(tcp) {
+                    let rest = &bytes[done..];
+                    // SAFETY: as above.
+                    done += unsafe { lane.write_from(rest.as_ptr(), rest.len()) }?;
+                }
+                self.growth.note(lane.has_grown());
+                Ok(done)
             }
             Some(_) => self.send_by_tcp(bytes),
             None => Ok(0),
@@ -78,7 +78,7 @@ impl Relay {
     }
 
     fn send_by_tcp(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
-        self.meet();
+        self.meet(false);
         let (tcp, role) = (self.tcp(), self.role);
         self.sender.enter_kernel(tcp, role);
         let spans = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
