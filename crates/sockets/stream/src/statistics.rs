@@ -143,6 +143,10 @@ fn shown(reason: Reason) -> FallbackReason {
         Reason::Namespace => FallbackReason::NamespaceDiffers,
         Reason::Version | Reason::Other(_) => FallbackReason::VersionMismatch,
         Reason::Off => FallbackReason::SwitchedOff,
+        Reason::Sandbox => FallbackReason::Sandbox,
+        Reason::AddressSpace => FallbackReason::AddressSpaceLimited,
+        Reason::Rack => FallbackReason::RackUnavailable,
+        Reason::RackUser => FallbackReason::RackOfOtherUser,
         Reason::NoMemory | Reason::NoDescriptors | Reason::System => FallbackReason::ResourceLimit,
         Reason::State
         | Reason::Busy
