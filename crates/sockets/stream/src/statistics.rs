@@ -1,8 +1,8 @@
 //! What `crosslane stat` shows of this process: its connections with lanes, and why others have none.
 //!
 //! The page is created when a connection first tries to meet its other end, so that processes whose connections stay
-//! short have none. A connection is on it from its first attempt on that fails, with the reason, or from its meeting on.
-//! Each half of a connection counts its own direction, under its own lock.
+//! short have none. A connection is on it from its first attempt on that fails, with the reason, or from its meeting
+//! on. Each half of a connection counts its own direction, under its own lock.
 
 use crate::kernel::Tcp;
 use meeting::{Met, Reason, Role};
