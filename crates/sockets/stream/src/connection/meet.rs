@@ -209,9 +209,13 @@ impl Connection {
         }
     }
 
-    /// Begins to use the memory of both ends. Returns `false` if there are no resources for that.
+    /// Begins to use the memory of both ends. Returns `false` if there are no resources for that, or the peer has ended
+    /// its stream: nothing is gained then.
     #[inline(never)]
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
+        if tcp.has_ended() {
+            return false;
+        }
         let Ok(shared) = Shared::open(memory, &met) else { return false };
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = met;
