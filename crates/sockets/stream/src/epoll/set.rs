@@ -307,6 +307,8 @@ impl EpollSet {
             return None;
         }
         let inner = state.ensure_inner(self.epfd()).ok()?;
+        // Before the inner instance can report anything to a wait.
+        self.has_had_members.store(true, Ordering::Release);
         let index = state.members.insert(Member::new(connection, fd, registration));
         // A second descriptor of the connection may have put the bell there before.
         match control_in_kernel(inner, libc::EPOLL_CTL_ADD, connection.bell(), BELL_EVENTS, index.into()) {
@@ -316,7 +318,6 @@ impl EpollSet {
                 return None;
             }
         }
-        self.has_had_members.store(true, Ordering::Release);
         connection.note_watcher(self);
         Some(index)
     }
