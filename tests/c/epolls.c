@@ -1109,3 +1109,31 @@ TEST(maxevents_1_reports_a_pipe_behind_a_drained_connection)
     CHECK_EQ(read(pipe_fds[0], &byte, 1), 1);
     epoll_none(epoll);
 }
+
+TEST(duplicates_of_an_epoll_instance_are_one_set_when_a_connection_becomes_busy)
+{
+    struct address at;
+    int listener = listen_anywhere(&at), epoll = OK(epoll_create1(0));
+    int by_fcntl = OK(fcntl(epoll, F_DUPFD_CLOEXEC, 0)), by_dup = OK(dup(epoll));
+    int client = dial(&at), server = accept_from(listener);
+    epoll_add(by_fcntl, server, EPOLLIN | EPOLLET, 7);
+    int waited[] = {epoll, by_fcntl, by_dup};
+    for (int i = 0; i < 30; i++) {
+        say(client, "ping");
+        struct epoll_event event = epoll_one(waited[i % 3]);
+        CHECK_EQ(event.data.u64, 7);
+        CHECK_EQ(event.events, EPOLLIN);
+        expect(server, "ping");
+        say(server, "pong");
+        expect(client, "pong");
+    }
+    OK(close(epoll));
+    struct epoll_event changed = {.events = EPOLLIN, .data.u64 = 8};
+    OK(epoll_ctl(by_dup, EPOLL_CTL_MOD, server, &changed));
+    say(client, "ping");
+    CHECK_EQ(epoll_one(by_fcntl).data.u64, 8);
+    OK(close(by_fcntl));
+    CHECK_EQ(epoll_one(by_dup).data.u64, 8);
+    OK(epoll_ctl(by_dup, EPOLL_CTL_DEL, server, NULL));
+    epoll_none(by_dup);
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use system_tests::paths::{self, library_of_streams, package_file, python};
 use system_tests::port::{Server, start_server};
-use system_tests::{Process, Rack, WAIT_MAX};
+use system_tests::{Process, Rack, WAIT_MAX, is_root};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
@@ -138,6 +138,43 @@ fn living_connections_go_back_to_tcp_when_lanes_are_switched_off() {
     assert_eq!(exchange(), before, "by TCP");
 }
 
+/// Makes round trips for longer than `--require-lane` waits, after a statement.
+const PATIENT_CLIENT: &str = "
+import os, resource, socket, sys, time
+exec(sys.argv[2])
+connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for _ in range(40):
+    connection.sendall(b'x')
+    connection.recv(1)
+    time.sleep(0.05)
+";
+
+/// Returns what `--require-lane` prints for a client that runs a statement first.
+#[track_caller]
+fn refusal(rack: &Rack, port: u16, statement: &str) -> String {
+    let library = library_of_streams();
+    let options = ["--library", library.to_str().expect("a path in UTF-8"), "--require-lane"];
+    let mut command = rack.run(&options, python());
+    let finished = Process::start(command.args(["-c", PATIENT_CLIENT, &port.to_string(), statement])).wait(WAIT_MAX);
+    assert!(finished.stderr.contains("Connection reset by peer"), "{finished}");
+    finished.stderr.lines().find(|line| line.starts_with("crosslane: ")).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_refusal_names_its_reason() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let (server, bare) = (echo_server(|| run(&rack)), echo_server(|| rack.bare_command(python())));
+    let names = |line: String, reason: &str| assert!(line.contains(&format!("no lane: {reason}; refused")), "{line}");
+    names(refusal(&rack, bare.port, ""), "the peer has not announced itself (16)");
+    let limited = "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))";
+    names(refusal(&rack, server.port, limited), "the address space of this process is limited (71)");
+    if is_root() {
+        names(refusal(&rack, server.port, "os.setuid(65534)"), "the rack directory belongs to another user (73)");
+    }
+    Process::start(rack.crosslane("lanes").arg("off")).wait(WAIT_MAX).must_succeed();
+    names(refusal(&rack, server.port, ""), "lanes are off (64)");
+}
+
 /// Runs connections that become idle after some requests, whose report has the lines `ROLE FACT NUMBER`. Returns the
 /// numbers of a fact.
 fn facts_of_idle(rack: &Rack, connections: u64) -> impl Fn(&str) -> Vec<u64> {
@@ -153,8 +190,8 @@ fn facts_of_idle(rack: &Rack, connections: u64) -> impl Fn(&str) -> Vec<u64> {
     }
 }
 
-/// Descriptors of a process of the test that are no connections: the standard ones, the listener, an epoll instance, and
-/// what the library has once for a process.
+/// Descriptors of a process of the test that are no connections: the standard ones, the listener, an epoll instance,
+/// and what the library has once for a process.
 const OTHER_DESCRIPTORS_MAX: u64 = 10;
 /// One page of each end.
 const TOUCHED_KIB: u64 = 8;

@@ -76,6 +76,10 @@ reasons! {
     67 NoDescriptors "no descriptors for lanes"
     68 System "a system call failed"
     69 Options "the socket has options that lanes do not have"
+    70 Sandbox "a sandbox denies what lanes need"
+    71 AddressSpace "the address space of this process is limited"
+    72 Rack "the rack directory cannot be used"
+    73 RackUser "the rack directory belongs to another user"
 }
 
 impl Reason {
@@ -85,6 +89,7 @@ impl Reason {
             Errno::MFILE | Errno::NFILE | Errno::TOOMANYREFS => Self::NoDescriptors,
             Errno::NOMEM | Errno::NOBUFS => Self::NoMemory,
             Errno::PIPE | Errno::CONNRESET => Self::Gone,
+            Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT | Errno::NOSYS => Self::Sandbox,
             _ => Self::System,
         }
     }

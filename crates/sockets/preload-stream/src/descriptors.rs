@@ -75,9 +75,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     let duplicates = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
     let result = if duplicates { create_descriptor(call) } else { call() };
     match (command, table::get(fd)) {
-        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Entry::Young(_) | Entry::Connection(_) | Entry::Set(_)) => {
-            noted_duplicate(fd, result)
-        }
+        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => noted_duplicate(fd, result),
         (libc::F_SETFL, Entry::Connection(connection)) if result == 0 => {
             connection.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
             result

@@ -225,16 +225,24 @@ pub(crate) unsafe fn pselect_by_number(
     result
 }
 
+/// Notes a set that was created; returns its number.
+fn note_created(epfd: c_int) -> c_int {
+    if epfd >= 0 {
+        keeping_errno(|| epoll::note_created(epfd));
+    }
+    epfd
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged.
-    create_descriptor(|| unsafe { real_readiness::epoll_create(size) })
+    note_created(create_descriptor(|| unsafe { real_readiness::epoll_create(size) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged.
-    create_descriptor(|| unsafe { real_readiness::epoll_create1(flags) })
+    note_created(create_descriptor(|| unsafe { real_readiness::epoll_create1(flags) }))
 }
 
 #[unsafe(no_mangle)]

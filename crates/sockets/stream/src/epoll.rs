@@ -43,9 +43,20 @@ pub fn adopt(connection: &'static Connection, fd: RawFd) {
     }
 }
 
+/// Notes that the program has created a set.
+pub fn note_created(epfd: RawFd) {
+    registry::note_set(epfd);
+}
+
+/// Notes that `new` is a duplicate of `old`, of which the library knows nothing but that it may be a set.
+pub fn note_duplicate(old: RawFd, new: RawFd) {
+    set::note_duplicate(old, new);
+}
+
 /// Forgets the registrations of a descriptor that is about to be closed, as the kernel does.
 #[inline]
 pub fn forget(fd: RawFd) {
+    registry::forget_set(fd);
     if registry::is_any(fd) {
         forget_registrations(fd);
     }

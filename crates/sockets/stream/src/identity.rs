@@ -2,7 +2,7 @@
 
 use crate::kernel::Tcp;
 use crate::remote;
-use meeting::{Key, Policy, Role};
+use meeting::{Key, Policy, Reason, Role};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
 use socket::rendezvous::directory::{self, Rack};
@@ -12,20 +12,27 @@ use std::os::fd::RawFd;
 /// The key of the rack, once it was read.
 static KEY: Locked<Option<Key>> = Locked::new(None);
 
-/// Returns the key under which the processes of this user's rack meet; `None` if there is none, or while lanes are
-/// switched off in the rack.
-pub fn key() -> Option<Key> {
+/// Returns the key under which the processes of this user's rack meet.
+///
+/// # Errors
+/// Why there is none: [`Reason::Off`] while lanes are switched off in the rack, [`Reason::RackUser`], [`Reason::Rack`].
+pub fn key() -> Result<Key, Reason> {
     if is_switched_off() {
-        return None;
+        return Err(Reason::Off);
     }
     if let Some(known) = KEY.with(|key| *key) {
-        return Some(known);
+        return Ok(known);
     }
+    let uid = rustix::process::geteuid().as_raw();
+    let directory = directory::ensure_rack_dir(uid);
     // Not kept open: a program near its descriptor limit is to have all numbers.
-    let rack = Rack::open(&directory::ensure_rack_dir(rustix::process::geteuid().as_raw())).ok()?;
+    let rack = Rack::open(&directory).map_err(|_| match rustix::fs::stat(&directory) {
+        Ok(found) if found.st_uid != uid => Reason::RackUser,
+        _ => Reason::Rack,
+    })?;
     let key = Key::from(rack.key().to_bytes());
     KEY.with(|known| *known = Some(key));
-    Some(key)
+    Ok(key)
 }
 
 /// Continues in the child of a fork: another thread of the parent may have held the lock of the key.

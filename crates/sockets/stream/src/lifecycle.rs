@@ -251,7 +251,7 @@ pub fn note_duplicate(old: RawFd, new: RawFd) {
         return stay_on_tcp(old);
     }
     let connection = match table::get(old) {
-        Entry::None => return,
+        Entry::None => return epoll::note_duplicate(old, new),
         Entry::Set(set) => {
             set.add_descriptor(new);
             table::set(new, Entry::Set(set));

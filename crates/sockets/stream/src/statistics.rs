@@ -1,8 +1,8 @@
 //! What `crosslane stat` shows of this process: its connections with lanes, and why others have none.
 //!
 //! The page is created when a connection first tries to meet its other end, so that processes whose connections stay
-//! short have none. A connection is on it from its first attempt on that fails, with the reason, or from its meeting on.
-//! Each half of a connection counts its own direction, under its own lock.
+//! short have none. A connection is on it from its first attempt on that fails, with the reason, or from its meeting
+//! on. Each half of a connection counts its own direction, under its own lock.
 
 use crate::kernel::Tcp;
 use crate::remote;
@@ -149,6 +149,10 @@ fn shown(reason: Reason) -> FallbackReason {
         Reason::Namespace => FallbackReason::NamespaceDiffers,
         Reason::Version | Reason::Other(_) => FallbackReason::VersionMismatch,
         Reason::Off => FallbackReason::SwitchedOff,
+        Reason::Sandbox => FallbackReason::Sandbox,
+        Reason::AddressSpace => FallbackReason::AddressSpaceLimited,
+        Reason::Rack => FallbackReason::RackUnavailable,
+        Reason::RackUser => FallbackReason::RackOfOtherUser,
         Reason::NoMemory | Reason::NoDescriptors | Reason::System => FallbackReason::ResourceLimit,
         Reason::State
         | Reason::Busy

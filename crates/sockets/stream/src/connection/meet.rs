@@ -15,6 +15,7 @@ use path::SendBy;
 use socket::descriptor::hidden::{HiddenFd, Need};
 use socket::process::blocking;
 use socket::process::clock::now_ns;
+use socket::process::limit;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -187,7 +188,11 @@ impl Connection {
 
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
     fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
-        let key = identity::key().ok_or(Reason::Nobody)?;
+        // A program that has set itself such a limit is to have all of it.
+        if limit::is_address_space_limited() {
+            return Err(Reason::AddressSpace);
+        }
+        let key = identity::key()?;
         let policy = identity::policy();
         let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
         match self.role() {
@@ -204,9 +209,13 @@ impl Connection {
         }
     }
 
-    /// Begins to use the memory of both ends. Returns `false` if there are no resources for that.
+    /// Begins to use the memory of both ends. Returns `false` if there are no resources for that, or the peer has ended
+    /// its stream: nothing is gained then.
     #[inline(never)]
     fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
+        if tcp.has_ended() {
+            return false;
+        }
         let Ok(shared) = Shared::open(memory, &met) else { return false };
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = met;

@@ -404,8 +404,8 @@ impl Sender {
     }
 
     /// As [`Sender::finish_stream`], for a peer that has left: no process holds its bell any more. If its socket is
-    /// closed too, and has not read the lane, TCP would have answered that with a reset: then this end draws one. Returns
-    /// whether it has.
+    /// closed too, and has not read the lane, TCP would have answered that with a reset: then this end draws one.
+    /// Returns whether it has.
     pub fn finish_for_absent(&mut self, tcp: Tcp, role: Role) -> bool {
         let has_unread = self.is_by_lane() && self.lane.as_ref().is_some_and(|lane| lane.unsent_bytes() > 0);
         let is_killed = has_unread && self.go_back(tcp, role) == SendBy::Resend && !self.was_frozen();

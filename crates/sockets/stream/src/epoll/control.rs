@@ -19,6 +19,8 @@ pub fn control(
     event: Option<epoll_event>,
     in_kernel: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
+    // A set with several descriptors is known by one of them.
+    let epfd = set::known_number(epfd);
     if let Entry::Set(set) = table::get(epfd)
         && let Some(result) = control_member(set, epfd, operation, fd, event)
     {

@@ -29,6 +29,10 @@ struct First {
     data: AtomicU64,
     /// Threads that wait on this descriptor as on a set without members.
     waiters: AtomicU32,
+    /// This descriptor is a set that the program has created.
+    is_set: AtomicBool,
+    /// It is one of several descriptors of a set, which the library does not know as one: it gets no members.
+    is_split: AtomicBool,
 }
 
 type Page = [First; PAGE_ENTRIES];
@@ -72,6 +76,41 @@ impl First {
         self.data.store(registration.data, Ordering::Relaxed);
         self.set.store(registration.epfd as u32 + 1, Ordering::Release);
     }
+}
+
+/// Notes that the program has created a set.
+pub fn note_set(epfd: RawFd) {
+    if let Some(first) = ensure_first(epfd) {
+        first.is_set.store(true, Ordering::Relaxed);
+        first.is_split.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether a descriptor is a set that the program has created.
+pub fn is_set(epfd: RawFd) -> bool {
+    first(epfd).is_some_and(|first| first.is_set.load(Ordering::Relaxed))
+}
+
+/// Notes that a descriptor is about to be closed, in case it is a set.
+#[inline]
+pub fn forget_set(epfd: RawFd) {
+    if let Some(first) = first(epfd).filter(|first| first.is_set.load(Ordering::Relaxed)) {
+        first.is_set.store(false, Ordering::Relaxed);
+        first.is_split.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Notes that a set has a descriptor of which the library does not know that it is the same set.
+pub fn split(epfd: RawFd) {
+    if let Some(first) = ensure_first(epfd) {
+        first.is_set.store(true, Ordering::Relaxed);
+        first.is_split.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether a set gets no members for that reason.
+pub fn is_split(epfd: RawFd) -> bool {
+    first(epfd).is_some_and(|first| first.is_split.load(Ordering::Relaxed))
 }
 
 /// Notes that a thread begins to wait on a set without members, which may get one meanwhile.
@@ -146,15 +185,24 @@ pub fn remove_all(fd: RawFd) {
     }
 }
 
-/// Removes the registrations in a set that is about to be closed.
-pub fn remove_set(epfd: RawFd) {
+/// Calls `visit` with the first registration of each descriptor that is one in a set.
+fn for_each_first(epfd: RawFd, visit: impl Fn(&First)) {
     for page in &FIRST {
         // SAFETY: a pointer in the array that is not null is a leaked box, stored by `ensure_first`.
         let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else { continue };
-        for first in page.iter().filter(|first| first.set.load(Ordering::Acquire) == epfd as u32 + 1) {
-            first.set.store(0, Ordering::Release);
-        }
+        page.iter().filter(|first| first.set.load(Ordering::Acquire) == epfd as u32 + 1).for_each(&visit);
     }
+}
+
+/// Notes that a set is known by another of its descriptors from now on.
+pub fn rename_set(epfd: RawFd, next: RawFd) {
+    for_each_first(epfd, |first| first.set.store(next as u32 + 1, Ordering::Release));
+    FURTHER.with(|further| further.iter_mut().filter(|(_, it)| it.epfd == epfd).for_each(|(_, it)| it.epfd = next));
+}
+
+/// Removes the registrations in a set that is about to be closed.
+pub fn remove_set(epfd: RawFd) {
+    for_each_first(epfd, |first| first.set.store(0, Ordering::Release));
     FURTHER.with(|further| further.retain(|(_, it)| it.epfd != epfd));
 }
 

@@ -12,7 +12,7 @@ use socket::descriptor::hidden::{HiddenFd, Need};
 use socket::process::pool::Pool;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 /// The upper half of the data of a member's registration in the kernel; the lower half is the member's index. No
 /// pointer of a program and no small number has it.
@@ -33,6 +33,8 @@ pub struct EpollSet {
     /// Threads that sleep in the kernel on this set.
     pub(super) sleepers: AtomicU32,
     pub(super) spin_history: ::wait::AdaptiveSpin,
+    /// The set has had a member; until then, waits are the kernel's.
+    has_had_members: AtomicBool,
 }
 
 /// What the lock of a set protects.
@@ -74,7 +76,11 @@ pub(super) fn of(epfd: RawFd) -> Option<&'static EpollSet> {
         Entry::None => {}
         Entry::Young(_) | Entry::Connection(_) => return None,
     }
+    if registry::is_split(epfd) {
+        return None;
+    }
     let set = POOL.take();
+    set.has_had_members.store(false, Ordering::Relaxed);
     set.epfd.store(epfd, Ordering::Relaxed);
     let is_made = set.lock().is_some_and(|mut state| {
         *state = State { descriptors: vec![epfd], ..State::default() };
@@ -89,6 +95,33 @@ pub(super) fn of(epfd: RawFd) -> Option<&'static EpollSet> {
     POOL.release(set);
     // Another thread may have made the set meanwhile.
     if let Entry::Set(set) = table::get(epfd) { Some(set) } else { None }
+}
+
+/// Returns the number by which the set of a descriptor is known.
+pub(super) fn known_number(epfd: RawFd) -> RawFd {
+    if let Entry::Set(set) = table::get(epfd) { set.epfd() } else { epfd }
+}
+
+/// Returns the set of a descriptor if it has, or had, members.
+pub(super) fn with_members(epfd: RawFd) -> Option<&'static EpollSet> {
+    match table::get(epfd) {
+        Entry::Set(set) if set.has_had_members.load(Ordering::Acquire) => Some(set),
+        _ => None,
+    }
+}
+
+/// Notes that `new` is a duplicate of `old`, if that is a set without members: both have the same members later.
+pub(super) fn note_duplicate(old: RawFd, new: RawFd) {
+    if !registry::is_set(old) {
+        return;
+    }
+    if let Some(set) = of(old) {
+        set.add_descriptor(new);
+        table::set(new, Entry::Set(set));
+    } else {
+        registry::split(old);
+        registry::split(new);
+    }
 }
 
 /// Performs `epoll_ctl(2)`.
@@ -274,6 +307,8 @@ impl EpollSet {
             return None;
         }
         let inner = state.ensure_inner(self.epfd()).ok()?;
+        // Before the inner instance can report anything to a wait.
+        self.has_had_members.store(true, Ordering::Release);
         let index = state.members.insert(Member::new(connection, fd, registration));
         // A second descriptor of the connection may have put the bell there before.
         match control_in_kernel(inner, libc::EPOLL_CTL_ADD, connection.bell(), BELL_EVENTS, index.into()) {
@@ -479,7 +514,12 @@ impl EpollSet {
             state.descriptors.first().copied()
         });
         match next {
-            Some(next) => self.epfd.store(next, Ordering::Relaxed),
+            Some(next) => {
+                let known = self.epfd.swap(next, Ordering::Relaxed);
+                if known != next {
+                    registry::rename_set(known, next);
+                }
+            }
             None => self.close(),
         }
     }

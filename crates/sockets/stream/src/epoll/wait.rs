@@ -3,9 +3,8 @@
 
 use super::buffer::Buffer;
 use super::registry;
-use super::set::{EpollSet, Source};
+use super::set::{EpollSet, Source, known_number, with_members};
 use crate::lifecycle;
-use crate::table::{self, Entry};
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use socket::process::blocking;
@@ -57,7 +56,7 @@ pub unsafe fn wait(
     timeout_ns: Option<u64>,
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
-    let Entry::Set(set) = table::get(epfd) else {
+    let Some(set) = with_members(epfd) else {
         // SAFETY: the array and the mask are valid by this function's contract.
         return unsafe { wait_for_first_member(epfd, events, max, timeout_ns, mask) };
     };
@@ -84,10 +83,11 @@ unsafe fn wait_for_first_member(
     let timeout_of_many = timeout_ns.filter(|timeout_ns| *timeout_ns > 0 && !threads::is_single());
     let deadline_ns = timeout_of_many.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
     let may_get_member = !threads::is_single() && timeout_ns != Some(0);
+    let known = known_number(epfd);
     if may_get_member {
-        registry::add_waiter(epfd);
-        if let Entry::Set(_) = table::get(epfd) {
-            registry::remove_waiter(epfd);
+        registry::add_waiter(known);
+        if with_members(epfd).is_some() {
+            registry::remove_waiter(known);
             // SAFETY: the array and the mask are valid by the contract of `wait`.
             return unsafe { wait(epfd, events, max, timeout_ns, mask) };
         }
@@ -95,10 +95,10 @@ unsafe fn wait_for_first_member(
     // SAFETY: the array and the mask are valid by the contract of `wait`.
     let waited = unsafe { blocking::epoll_wait(epfd, events, max as i32, timeout_ns, mask) };
     if may_get_member {
-        registry::remove_waiter(epfd);
+        registry::remove_waiter(known);
     }
     let count = waited?;
-    let Entry::Set(set) = table::get(epfd) else { return Ok(count) };
+    let Some(set) = with_members(epfd) else { return Ok(count) };
     // SAFETY: the array is valid by the contract of `wait`.
     let mut buffer = unsafe { Buffer::new(events, max) };
     set.accept(&mut buffer, count);
