@@ -98,8 +98,8 @@ pub fn look_up_listener(address: SocketAddr) -> Option<Entry> {
     let netlink = open().ok()?;
     // No connection has the port 0, so the kernel finds what a new one would reach.
     let tuple = Tuple::new(address, SocketAddr::new(address.ip(), 0));
-    let answer = request_answer(netlink.as_fd(), tuple).ok()?;
-    parse_entry(&answer.0[..answer.1]).filter(|entry| entry.state == LISTEN)
+    let mut room = [0_u8; ROOM_BYTES];
+    parse_entry(request_answer(netlink.as_fd(), tuple, &mut room).ok()?).filter(|entry| entry.state == LISTEN)
 }
 
 /// Returns the addresses of all sockets that listen in this process's network namespace, with the users who made them:
@@ -154,17 +154,21 @@ fn open() -> Result<Descriptor, Errno> {
 }
 
 /// Sends a request and receives its answer, which the kernel has queued before the send returns.
+#[inline(never)] // Threads may have 16 KiB of stack.
 fn ask(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<LookUp, Errno> {
-    let (room, length) = request_answer(netlink, tuple)?;
-    Ok(parse(&room[..length], tuple))
+    let mut room = [0_u8; ROOM_BYTES];
+    request_answer(netlink, tuple, &mut room).map(|answer| parse(answer, tuple))
 }
 
-/// Returns the answer to a request, and its length.
-fn request_answer(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<([u8; ROOM_BYTES], usize), Errno> {
+/// Returns the answer to a request.
+fn request_answer<'a>(
+    netlink: BorrowedFd<'_>,
+    tuple: Tuple,
+    room: &'a mut [u8; ROOM_BYTES],
+) -> Result<&'a [u8], Errno> {
     rustix::net::send(netlink, &request(tuple), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-    let mut room = [0_u8; ROOM_BYTES];
-    let (length, _) = rustix::net::recv(netlink, &mut room, RecvFlags::DONTWAIT)?;
-    Ok((room, length.min(ROOM_BYTES)))
+    let (length, _) = rustix::net::recv(netlink, &mut room[..], RecvFlags::DONTWAIT)?;
+    Ok(&room[..length.min(ROOM_BYTES)])
 }
 
 /// Returns a `struct nlmsghdr` with a `struct inet_diag_req_v2` for any state and cookie.

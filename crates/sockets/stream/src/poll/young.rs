@@ -10,7 +10,7 @@ use socket::process::threads;
 use std::os::fd::RawFd;
 
 /// Connections that are kept on the stack.
-const SHORT_HELD: usize = 8;
+const SHORT_HELD: usize = 4;
 
 /// Connections whose receiving direction does not move until this is dropped.
 pub(super) struct HeldYoung(ShortList<Option<(RawFd, Call)>, SHORT_HELD>);
