@@ -174,7 +174,7 @@ pub unsafe extern "C" fn getsockopt(
         && unsafe { *len as usize >= size_of::<c_int>() && number.read_unaligned() == libc::ECONNRESET }
         && keeping_errno(|| remote::is_refused(fd))
     {
-        // SAFETY: as above.
+        // SAFETY: the kernel has just written a whole number there, as was checked.
         unsafe { number.write_unaligned(libc::ECONNREFUSED) };
     }
     result

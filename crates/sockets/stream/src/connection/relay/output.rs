@@ -53,7 +53,7 @@ impl Relay {
                 let mut done = unsafe { lane.write_from(bytes.as_ptr(), bytes.len()) }?;
                 if done < bytes.len() && lane.note_entered(tcp) {
                     let rest = &bytes[done..];
-                    // SAFETY: as above.
+                    // SAFETY: the rest of the slice is readable, and not the lane's memory.
                     done += unsafe { lane.write_from(rest.as_ptr(), rest.len()) }?;
                 }
                 self.growth.note(lane.has_grown());
