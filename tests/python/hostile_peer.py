@@ -40,8 +40,8 @@ def own_mappings():
                     yield begin, end
 
 
-def unix_sockets():
-    """The descriptors of the AF_UNIX sockets, which are the bells; the library does not show them to `os`."""
+def sockets():
+    """The descriptors of all sockets. Those that a new connection adds, except its own, are its bells."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -56,7 +56,7 @@ class Connection:
     """A connection whose sends go by its lane, and the words of its memory."""
 
     def __init__(self):
-        before = unix_sockets()
+        before = sockets()
         self.socket = socket.create_connection(("127.0.0.1", PORT), timeout=20)
         self.bells = []
         for _ in range(100):
@@ -67,7 +67,8 @@ class Connection:
                 break
         else:
             raise AssertionError("the connection has not moved to its lane")
-        self.bells = list(unix_sockets() - before - {self.socket.fileno()})
+        self.bells = list(sockets() - before - {self.socket.fileno()})
+        assert self.bells, "the connection has no bell"
         self.socket.setblocking(False)
 
     def find(self, token):
