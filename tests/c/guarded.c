@@ -1,6 +1,5 @@
 // Options that decide which peers may connect to a socket, or which way its packets take. Lanes implement no keys,
-// filters, marks or devices, so such a socket uses kernel TCP. (Checks whose names begin with kernel_path_ are about
-// connections that must have no lane.)
+// filters, marks or devices, so such a socket uses kernel TCP.
 #include "check.h"
 
 #include <linux/filter.h>
@@ -78,12 +77,12 @@ static void check_after_listen(demand_fn *demand)
     CHECK_EQ(epoll_wait(set, &event, 1, 0), 0);
 }
 
-TEST(kernel_path_md5_keys_set_before_listen_are_required) { check_before_listen(require_md5_key); }
-TEST(kernel_path_md5_keys_set_after_listen_are_required) { check_after_listen(require_md5_key); }
-TEST(kernel_path_filters_attached_before_listen_drop) { check_before_listen(drop_everything); }
-TEST(kernel_path_filters_attached_after_listen_drop) { check_after_listen(drop_everything); }
-TEST(kernel_path_min_ttl_set_before_listen_is_enforced) { check_before_listen(require_max_ttl); }
-TEST(kernel_path_min_ttl_set_after_listen_is_enforced) { check_after_listen(require_max_ttl); }
+TEST(md5_keys_set_before_listen_are_required) { check_before_listen(require_md5_key); }
+TEST(md5_keys_set_after_listen_are_required) { check_after_listen(require_md5_key); }
+TEST(filters_attached_before_listen_drop) { check_before_listen(drop_everything); }
+TEST(filters_attached_after_listen_drop) { check_after_listen(drop_everything); }
+TEST(min_ttl_set_before_listen_is_enforced) { check_before_listen(require_max_ttl); }
+TEST(min_ttl_set_after_listen_is_enforced) { check_after_listen(require_max_ttl); }
 
 // A client's demands on packets also apply to a server that has lanes.
 static void check_client(demand_fn *demand)
@@ -99,12 +98,12 @@ static void check_client(demand_fn *demand)
     OK(close(listener));
 }
 
-TEST(kernel_path_md5_keys_of_a_client_are_required) { check_client(require_md5_key); }
-TEST(kernel_path_filters_of_a_client_drop) { check_client(drop_everything); }
-TEST(kernel_path_min_ttl_of_a_client_is_enforced) { check_client(require_max_ttl); }
+TEST(md5_keys_of_a_client_are_required) { check_client(require_md5_key); }
+TEST(filters_of_a_client_drop) { check_client(drop_everything); }
+TEST(min_ttl_of_a_client_is_enforced) { check_client(require_max_ttl); }
 
 // A listener whose demand all clients meet continues to serve.
-TEST(kernel_path_a_listener_serves_clients_that_meet_its_min_ttl)
+TEST(a_listener_serves_clients_that_meet_its_min_ttl)
 {
     struct address at;
     int listener = bound_listener(&at), set = OK(epoll_create1(0)), hops = 1;
@@ -122,7 +121,7 @@ TEST(kernel_path_a_listener_serves_clients_that_meet_its_min_ttl)
     CHECK_EQ(hops, 1);
 }
 
-TEST(kernel_path_a_v6only_client_cannot_reach_a_mapped_address)
+TEST(a_v6only_client_cannot_reach_a_mapped_address)
 {
     require_ip6();
     struct address at, any = ip6("::", 0);

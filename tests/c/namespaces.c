@@ -1,5 +1,4 @@
 // Network namespaces: a socket belongs to the one in which it was created, whatever the namespace of the thread is.
-// (Checks whose names begin with kernel_path_ are about connections that must have no lane.)
 #include "check.h"
 
 #include <net/if.h>
@@ -38,7 +37,7 @@ static void check_reaches(int client, const struct address *at, int listener, in
     OK(close(client));
 }
 
-TEST(kernel_path_a_socket_reaches_the_namespace_of_its_creation)
+TEST(a_socket_reaches_the_namespace_of_its_creation)
 {
     struct address at;
     int here = listen_anywhere(&at), home = own_namespace();
@@ -56,7 +55,7 @@ TEST(kernel_path_a_socket_reaches_the_namespace_of_its_creation)
     check_reaches(OK(socket(AF_INET, SOCK_STREAM, 0)), &at, there, here);
 }
 
-TEST(kernel_path_a_listener_serves_the_namespace_of_its_creation)
+TEST(a_listener_serves_the_namespace_of_its_creation)
 {
     int home = own_namespace();
     struct address at = ip4("127.0.0.1", 0);

@@ -152,7 +152,7 @@ TEST(a_port_chosen_by_the_kernel_is_free_to_connect_from)
 }
 
 // A connection whose port a lane occupies uses the kernel.
-TEST(kernel_path_a_port_that_getsockname_reported_is_kept)
+TEST(a_port_that_getsockname_reported_is_kept)
 {
     connect_many_from_ports_of_the_kernel(1);
 }

@@ -1016,7 +1016,7 @@ static int receive_fd(int channel)
 
 // The process that receives the socket after bind() serves all clients, although the sender listens too and never
 // accepts.
-TEST(kernel_path_a_socket_passed_before_listen_serves_where_accepted)
+TEST(a_socket_passed_before_listen_serves_where_accepted)
 {
     int channel[2];
     OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));

@@ -20,8 +20,6 @@ const RACK_FILE: &str = "r.toml";
 pub struct LocalNodes {
     folder: TempDir,
     rack: String,
-    /// The library of the programs, unless it is the installed one.
-    library: Option<PathBuf>,
 }
 
 impl Drop for LocalNodes {
@@ -44,14 +42,7 @@ impl LocalNodes {
     pub fn of_rack(address: &str) -> Self {
         // In /tmp, regardless of TMPDIR: paths of sockets must be short.
         let folder = tempfile::Builder::new().prefix("nodes-").tempdir_in("/tmp").expect("a folder");
-        Self { folder, rack: address.to_owned(), library: None }
-    }
-
-    /// The same nodes, whose programs load another library.
-    pub fn with_library(self, library: Option<PathBuf>) -> Self {
-        let mut this = self;
-        this.library = library;
-        this
+        Self { folder, rack: address.to_owned() }
     }
 
     /// The rack file, if there is one.
@@ -120,7 +111,7 @@ impl LocalNodes {
     /// As [`LocalNodes::run`], on a node of any name.
     pub fn run_on(&self, name: &str) -> Command {
         let mut command = self.command(&["run", "--rack", &self.rack, "--node", name, "--require-lane"]);
-        if let Some(library) = &self.library {
+        if let Some(library) = paths::library_of_environment() {
             command.arg("--library").arg(library);
         }
         command.arg("--");

@@ -43,9 +43,18 @@ pub fn library_of_environment() -> Option<PathBuf> {
     std::env::var_os("CROSSLANE_TEST_LIBRARY").map(PathBuf::from)
 }
 
-/// The release build of the library whose connections are the kernel's.
-pub fn library_of_streams() -> PathBuf {
-    release_file("libcrosslane_stream.so")
+/// A library of an earlier release, which `tests/frozen` keeps compressed.
+pub fn frozen_library(name: &str) -> PathBuf {
+    let kept = package_file("frozen").join(name).with_extension("so.xz");
+    let content = Command::new(tool("xz")).args(["--decompress", "--stdout"]).arg(&kept).output().expect("xz");
+    assert!(content.status.success() && !content.stdout.is_empty(), "{}", kept.display());
+    let folder = built().join(name);
+    fs::create_dir_all(&folder).expect("a folder");
+    // Another test may load the library now.
+    let (path, draft) = (folder.join("libcrosslane.so"), folder.join(format!("draft-{}", std::process::id())));
+    fs::write(&draft, content.stdout).expect("room for a library");
+    fs::rename(&draft, &path).expect("a file in the same folder");
+    path
 }
 
 fn release_file(name: &str) -> PathBuf {

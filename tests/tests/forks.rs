@@ -1,10 +1,9 @@
-//! Connections around forks, by the library whose connections stay the kernel's: lanes are used again once one process
-//! is left.
+//! Connections around forks: lanes are used again once one process is left.
 
 use std::io::Write;
 use std::process::{ChildStdin, Command};
 
-use system_tests::paths::{library_of_streams, package_file, python};
+use system_tests::paths::{package_file, python};
 use system_tests::{Process, Rack, Traffic, WAIT_MAX};
 
 /// Bytes that are sent and received in the last step of a parent: 400 exchanges, each of two texts of 7 bytes.
@@ -13,10 +12,8 @@ const CLIENTS_ROUNDS: u64 = 800;
 /// Bytes of the client and those of the server's child.
 const CLIENTS_BYTES: u64 = CLIENTS_ROUNDS * 2 * 7;
 
-/// The script with the library of streams.
 fn script(rack: &Rack, arguments: &[&str]) -> Command {
-    let library = library_of_streams();
-    let mut command = rack.run(&["--library", library.to_str().expect("a path in UTF-8")], python());
+    let mut command = rack.run(&[], python());
     command.arg(package_file("python/forks.py")).args(arguments);
     command
 }

@@ -1,12 +1,12 @@
-//! Peers that write anything into the memory that they own, by the library whose connections stay the kernel's: their
-//! own connections may end, and the server serves all others.
+//! Peers that write anything into the memory that they own: their own connections may end, and the server serves all
+//! others.
 
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
 use segment::ends::{SMALL_RING_OFFSET, SMALL_RING_SLOTS, Word};
-use system_tests::paths::{library_of_streams, package_file, python};
+use system_tests::paths::{package_file, python};
 use system_tests::{Process, Rack, Server, WAIT_MAX, start_server, wait_for};
 
 /// A bound for a run of all attacks, of which each takes milliseconds.
@@ -22,9 +22,7 @@ const TICKS_PER_S: f64 = 100.0;
 const KEPT_KIB_MAX: u64 = 16 << 10;
 
 fn script(rack: &Rack, name: &str) -> Command {
-    let library = library_of_streams();
-    let library = library.to_str().expect("a path in UTF-8");
-    let mut command = rack.run(&["--require-lane", "--library", library], python());
+    let mut command = rack.require_lane(python());
     command.arg(package_file("python").join(name));
     command
 }

@@ -273,8 +273,8 @@ fn must_be_passed_on(report: &Report, times: usize) {
 #[test]
 #[ignore = "runs the C suite in an emulated guest: twenty minutes; in ./x exam"]
 fn the_suite_passes_with_the_kernel_of_debian_12() {
-    let library = paths::library_of_streams();
-    let lab = committed("suite.sh").built(c::semantics()).file(&library, "/usr/lib/libcrosslane_stream.so");
+    let library = paths::library();
+    let lab = committed("suite.sh").built(c::semantics()).file(&library, "/usr/lib/libcrosslane.so");
     lab.limit(3 * LIMIT).run().unwrap().must_succeed();
 }
 

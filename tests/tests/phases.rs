@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use system_tests::paths::{library_of_streams, package_file, python};
+use system_tests::paths::{package_file, python};
 use system_tests::{Process, Rack};
 
 const RUN_LIMIT: Duration = Duration::from_secs(300);
@@ -179,36 +179,24 @@ fn differences<'a>(
     (differences, runs_count)
 }
 
-/// Panics unless the steps of programs that `command` starts are those over kernel TCP, or explained in a file.
-fn must_behave_as_over_kernel_tcp(rack: &Rack, command: &dyn Fn() -> Command, explained_in: &str) {
+#[test]
+fn connections_of_every_age_behave_as_over_kernel_tcp() {
+    let rack = Rack::new();
     let by_tcp = steps_of_tcp(play(rack.bare_command(python()), 1, TCP_AGES));
     assert!(by_tcp.len() >= SCENARIOS_MIN, "only {} scenarios", by_tcp.len());
-    let explained = explained(explained_in);
-    let (mut differences, runs_count) = differences(command, &by_tcp, &explained);
+    let command = || rack.run(&[], python());
+    let explained = explained("phase-differences.txt");
+    let (mut differences, runs_count) = differences(&command, &by_tcp, &explained);
     for _ in 0..REPETITIONS_MAX {
         if differences.is_empty() {
             break;
         }
-        let again = self::differences(command, &by_tcp, &explained).0;
+        let again = self::differences(&command, &by_tcp, &explained).0;
         differences.retain(|one| again.iter().any(|other| (other.seed, &other.run.name) == (one.seed, &one.run.name)));
     }
     assert!(differences.is_empty(), "{} of {runs_count} runs differ:\n{}", differences.len(), report(&differences));
     let outdated: Vec<&str> = explained.iter().filter(|entry| entry.is_outdated()).map(|entry| &*entry.line).collect();
     assert!(rack.is_bare() || outdated.is_empty(), "no longer seen, remove them from the list: {outdated:#?}");
-}
-
-#[test]
-fn connections_of_every_age_behave_as_over_kernel_tcp() {
-    let rack = Rack::new();
-    must_behave_as_over_kernel_tcp(&rack, &|| rack.require_lane(python()), "phase-differences.txt");
-}
-
-#[test]
-fn connections_that_stay_the_kernels_behave_as_over_kernel_tcp() {
-    let rack = Rack::new();
-    let library = library_of_streams();
-    let command = || rack.run(&["--library", library.to_str().expect("a path in UTF-8")], python());
-    must_behave_as_over_kernel_tcp(&rack, &command, "phase-differences-of-streams.txt");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use system_tests::{LocalNodes, Process, WAIT_MAX, is_root, netns, paths, port, w
 /// Two nodes on this machine.
 fn nodes(change: impl Fn(&str) -> String) -> LocalNodes {
     let text = with_long_silence(&example(&["--nodes", "2"]));
-    LocalNodes::of_file(&change(&text)).with_library(Some(paths::library_of_streams()))
+    LocalNodes::of_file(&change(&text))
 }
 
 fn up(change: impl Fn(&str) -> String) -> LocalNodes {
@@ -180,7 +180,7 @@ impl Apart {
     fn over_file(publish: &str) -> Self {
         let namespaces = ["a", "b"].map(|node| format!("xf{}-{node}", std::process::id()));
         let text = with_long_silence(&example(&["--nodes", "2", "--backend", "dax"]));
-        let nodes = LocalNodes::of_file("").with_library(Some(paths::library_of_streams()));
+        let nodes = LocalNodes::of_file("");
         let memory = nodes.folder().join("memory");
         let file = fs::File::options().create_new(true).write(true).mode(0o600).open(&memory).expect("a file");
         file.set_len(FILE_BYTES).expect("a sparse file");
@@ -222,7 +222,7 @@ impl Apart {
     /// Python on a node, with the library.
     fn python(&self, node: &str) -> Command {
         let mut command = self.command(node, &["run"]);
-        command.args(["--require-lane", "--library"]).arg(paths::library_of_streams()).arg("--").arg(paths::python());
+        command.args(["--require-lane", "--"]).arg(paths::python());
         command
     }
 

@@ -1,13 +1,15 @@
-//! Programs with libraries of different releases in one rack: a library whose connections stay the kernel's, and the
-//! one before it. They find no lane between them, and all connections work.
+//! Programs with libraries of different releases in one rack: this one, and the last release whose connections were not
+//! the kernel's. They find no lane between them, and all connections work.
 
 use std::path::Path;
 use std::process::Command;
 
-use system_tests::paths::{library, library_of_streams, python};
+use system_tests::paths::{frozen_library, library, python};
 use system_tests::{Process, Rack, Server, WAIT_MAX, start_server};
 
 const ROUNDS: usize = 300;
+/// The library of 55916a72, stripped: its connections are AF_UNIX streams.
+const BEFORE: &str = "before-kernel-connections";
 
 /// Exchanges short messages, which makes each connection busy, and long ones.
 const CLIENT: &str = r#"
@@ -64,7 +66,7 @@ fn must_echo(client: Process) {
 #[test]
 fn programs_of_two_releases_reach_each_other() {
     let rack = Rack::new();
-    let releases = [library(), library_of_streams()];
+    let releases = [frozen_library(BEFORE), library()];
     for of_server in &releases {
         let server = start(&rack, of_server);
         for of_client in [&releases[0], &releases[1], &releases[0]] {
@@ -79,7 +81,7 @@ fn programs_of_two_releases_reach_each_other() {
 /// orders.
 #[test]
 fn servers_of_two_releases_share_a_port_while_one_replaces_the_other() {
-    let releases = [library(), library_of_streams()];
+    let releases = [frozen_library(BEFORE), library()];
     for (before, after) in [(&releases[0], &releases[1]), (&releases[1], &releases[0])] {
         let rack = Rack::new();
         let server = start(&rack, before);

@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::ops::Deref;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -19,16 +19,10 @@ use system_tests::process::{Stopped, signal};
 use system_tests::script::{CLIENT, ECHO};
 use system_tests::{LocalNodes, Process, Stat, WAIT_MAX, paths, port, wait_for};
 
-/// The library of the programs, unless it is the installed one.
-#[allow(dead_code, reason = "restarts_by_tcp.rs has its own")]
-fn library() -> Option<PathBuf> {
-    None
-}
-
-/// Whether a test does not pass yet with that library, for a reason.
-#[allow(dead_code, reason = "restarts_by_tcp.rs has its own")]
-fn is_pending(_reason: &str) -> bool {
-    false
+/// Skips the tests that do not pass yet.
+fn is_pending(reason: &str) -> bool {
+    println!("pending: {reason}");
+    true
 }
 
 /// Room for two windows of the usual size.
@@ -56,7 +50,7 @@ impl Nodes {
     }
 
     fn up_as(arguments: &[&str], change: impl Fn(&str) -> String) -> Self {
-        let nodes = Self(LocalNodes::of_file(&change(&example(arguments))).with_library(crate::library()));
+        let nodes = Self(LocalNodes::of_file(&change(&example(arguments))));
         nodes.finish("up", &[]).must_succeed();
         nodes
     }
@@ -67,7 +61,7 @@ impl Nodes {
         let text = patient(&example(&["--nodes", "2", "--backend", "dax"]), "10 s");
         let text = text.replace("up_ns = 10000000000", "up_ns = \"1 ms\"");
         let text = text.replace("\"coherent\"", &format!("{coherence:?}"));
-        let nodes = Self(LocalNodes::of_file("").with_library(crate::library()));
+        let nodes = Self(LocalNodes::of_file(""));
         let memory = nodes.folder().join("memory");
         let file = fs::File::options().create_new(true).write(true).mode(0o600).open(&memory).expect("a file");
         file.set_len(FILE_BYTES).expect("a sparse file");
@@ -105,8 +99,7 @@ impl Nodes {
     fn wait_for_connections(&self, count: u64) {
         let has_all = |link: &Value| {
             let carried = &link["carried"];
-            let open = if crate::library().is_some() { "connections_open" } else { "direct_open" };
-            link["state"] == "up" && carried[open] == count && carried["direct_held"] == 0
+            link["state"] == "up" && carried["connections_open"] == count && carried["direct_held"] == 0
         };
         (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
     }

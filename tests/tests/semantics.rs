@@ -5,15 +5,14 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use system_tests::{Finished, Process, Rack, Traffic, WAIT_MAX, c, paths};
+use system_tests::{Finished, Process, Rack, Traffic, WAIT_MAX, c};
 
 const RUN_LIMIT: Duration = Duration::from_secs(1500);
 const CHECKS_MIN: usize = 400;
-/// Bytes of the one socket that connects to itself: they use the kernel, because there is no second endpoint.
-const BYTES_TO_ITSELF: u64 = 12;
-
-/// Prefix of the names of checks whose connections must not use lanes.
-const KERNEL_PATH: &str = "kernel_path_";
+/// Round trips before each check over lanes: the connection has moved by then.
+const ROUNDS: &str = "8";
+/// Bytes that the suite carries over lanes at least; nearly all of its connections move.
+const LANE_BYTES_MIN: u64 = 100_000_000;
 
 /// A check whose result over lanes differs from kernel TCP, and why that is correct.
 struct Difference {
@@ -21,11 +20,23 @@ struct Difference {
     reason: &'static str,
 }
 
-/// All exceptions with their reasons. A check in this list that passes is reported as well.
-const EXPLAINED: &[Difference] = &[Difference {
-    check: "bad_addresses_are_efault",
-    reason: "the library copies by ordinary loads and stores: a bad address raises SIGSEGV instead of EFAULT",
-}];
+/// The reason of differences that concern corks.
+const HINT: &str = "a hint about packets, which a lane does not have: the bytes are sent at once";
+
+/// All exceptions with their reasons.
+const EXPLAINED: &[Difference] = &[
+    Difference { check: "msg_more_holds_bytes_until_the_rest_is_sent", reason: HINT },
+    Difference { check: "a_blocked_receiver_gets_held_bytes_together", reason: HINT },
+    Difference { check: "a_file_is_held_behind_its_header", reason: HINT },
+    Difference { check: "cork_holds_bytes_until_it_is_removed", reason: HINT },
+    Difference { check: "held_bytes_arrive_after_200_ms_for_each_kind_of_wait", reason: HINT },
+    Difference { check: "held_bytes_arrive_with_the_end", reason: HINT },
+    Difference { check: "nodelay_flushes_held_bytes_and_keeps_the_cork", reason: HINT },
+    Difference {
+        check: "bad_addresses_are_efault",
+        reason: "the library copies by ordinary loads and stores: a bad address raises SIGSEGV instead of EFAULT",
+    },
+];
 
 /// Checks that kernel TCP passes nearly always. When a connect is refused, the kernel wakes waiters as the state
 /// changes and again for the error (tcp_done_with_error). A thread that polls in between has consumed the error by the
@@ -64,22 +75,16 @@ impl SuiteResult {
         Self { verdicts: finished.stdout.lines().filter_map(verdict).collect(), infos, traffic }
     }
 
-    /// Panics with the list of checks that failed without an explanation.
+    /// Panics unless there is a verdict of each check.
     #[track_caller]
-    fn must_pass(&self, explained: &[Difference]) {
-        self.must_pass_but_for(explained, &[]);
-    }
-
-    /// As [`SuiteResult::must_pass`], for connections over kernel TCP.
-    #[track_caller]
-    fn must_pass_as_the_kernel_does(&self) {
-        self.must_pass_but_for(&[], KERNEL_RACES);
-    }
-
-    #[track_caller]
-    fn must_pass_but_for(&self, explained: &[Difference], by_chance: &[Difference]) {
+    fn must_be_complete(&self) {
         let missing: Vec<String> = listed().into_iter().filter(|name| !self.verdicts.contains_key(name)).collect();
         assert!(missing.is_empty(), "checks without a verdict: {missing:?}");
+    }
+
+    /// Panics with the list of checks that failed without an explanation, neither one of each run nor by chance.
+    #[track_caller]
+    fn must_pass_but_for(&self, explained: &[Difference], by_chance: &[Difference]) {
         let mut wrong = String::new();
         for (name, verdict) in &self.verdicts {
             let is_among = |differences: &[Difference]| differences.iter().any(|difference| difference.check == name);
@@ -141,7 +146,9 @@ fn an_unknown_check_is_wrong_use() {
 #[test]
 fn kernel_tcp_passes() {
     let finished = Process::start(&mut Rack::new().bare_command(c::semantics())).wait(RUN_LIMIT);
-    SuiteResult::of(&finished, Traffic::default()).must_pass_as_the_kernel_does();
+    let result = SuiteResult::of(&finished, Traffic::default());
+    result.must_be_complete();
+    result.must_pass_but_for(&[], KERNEL_RACES);
 }
 
 #[test]
@@ -149,55 +156,24 @@ fn kernel_tcp_passes() {
 fn passed_through_passes() {
     let rack = Rack::new();
     let result = SuiteResult::run(&rack, &mut rack.run(&["--except", "1-65535"], c::semantics()));
-    result.must_pass_as_the_kernel_does();
+    result.must_be_complete();
+    result.must_pass_but_for(&[], KERNEL_RACES);
     assert_eq!(result.traffic.lane_bytes, 0, "{:?}", result.traffic);
 }
 
 #[test]
 fn lanes_pass() {
     let rack = Rack::new();
-    let (by_kernel, by_lane): (Vec<_>, Vec<_>) = listed().into_iter().partition(|name| name.starts_with(KERNEL_PATH));
-    let mut result = SuiteResult::run(&rack, rack.require_lane(c::semantics()).args(by_lane));
-    let left_to_kernel = SuiteResult::run(&rack, rack.run(&[], c::semantics()).args(by_kernel));
-    result.verdicts.extend(left_to_kernel.verdicts);
-    result.must_pass(EXPLAINED);
-    let traffic = result.traffic;
-    assert!(traffic.kernel_bytes <= BYTES_TO_ITSELF, "{traffic:?}");
-    rack.assert_over_lanes("semantics", Traffic { kernel_bytes: 0, ..traffic }, 1);
-    let uring = result.infos.iter().find(|line| line.starts_with("info io_uring_setup"));
-    assert_eq!(uring.map(String::as_str), Some("info io_uring_setup: ENOSYS"));
-}
-
-/// The reason of differences that concern corks.
-const HINT: &str = "a hint about packets, which a lane does not have: the bytes are sent at once";
-
-/// Checks that connections which stay the kernel's do not pass yet, and why. The library is not installed.
-const PENDING: &[Difference] = &[
-    Difference { check: "msg_more_holds_bytes_until_the_rest_is_sent", reason: HINT },
-    Difference { check: "a_blocked_receiver_gets_held_bytes_together", reason: HINT },
-    Difference { check: "a_file_is_held_behind_its_header", reason: HINT },
-    Difference { check: "cork_holds_bytes_until_it_is_removed", reason: HINT },
-    Difference { check: "held_bytes_arrive_after_200_ms_for_each_kind_of_wait", reason: HINT },
-    Difference { check: "held_bytes_arrive_with_the_end", reason: HINT },
-    Difference { check: "nodelay_flushes_held_bytes_and_keeps_the_cork", reason: HINT },
-    Difference { check: "bad_addresses_are_efault", reason: "as over the lanes of the installed library" },
-];
-
-/// Round trips before each check: the connection has moved to lanes by then.
-const ROUNDS: &str = "8";
-
-#[test]
-fn connections_that_stay_the_kernels_pass() {
-    let rack = Rack::new();
-    let library = paths::library_of_streams();
-    let is_pending = |name: &str| PENDING.iter().any(|difference| difference.check == name);
-    let (pending, now): (Vec<_>, Vec<_>) = listed().into_iter().partition(|name| is_pending(name));
-    let mut command = rack.run(&["--library", library.to_str().expect("a path in UTF-8")], c::semantics());
-    command.args(now).env("SEMANTICS_ROUNDS", ROUNDS);
-    let mut result = SuiteResult::of(&Process::start(&mut command).wait(RUN_LIMIT), Traffic::default());
+    let is_explained = |name: &str| EXPLAINED.iter().any(|difference| difference.check == name);
+    let (explained, others): (Vec<_>, Vec<_>) = listed().into_iter().partition(|name| is_explained(name));
+    let mut result = SuiteResult::run(&rack, rack.run(&[], c::semantics()).args(others).env("SEMANTICS_ROUNDS", ROUNDS));
     // They are not run: some of them would take until their time-out.
-    result.verdicts.extend(pending.into_iter().map(|name| (name, Verdict::Failed(String::new()))));
-    result.must_pass_but_for(PENDING, KERNEL_RACES);
+    result.verdicts.extend(explained.into_iter().map(|name| (name, Verdict::Failed(String::new()))));
+    result.must_be_complete();
+    result.must_pass_but_for(EXPLAINED, KERNEL_RACES);
+    assert!(rack.is_bare() || result.traffic.lane_bytes >= LANE_BYTES_MIN, "{:?}", result.traffic);
+    let uring = result.infos.iter().find(|line| line.starts_with("info io_uring_setup"));
+    assert!(rack.is_bare() || uring.is_some_and(|line| line == "info io_uring_setup: ENOSYS"), "{uring:?}");
 }
 
 /// Checks of what matters when a connection becomes busy, in particular its use by several threads or processes.
@@ -234,8 +210,7 @@ const SHARED: [&str; 27] = [
 #[test]
 fn connections_that_become_busy_in_shared_use_pass() {
     let rack = Rack::new();
-    let library = paths::library_of_streams();
-    let mut command = rack.run(&["--library", library.to_str().expect("a path in UTF-8")], c::semantics());
+    let mut command = rack.run(&[], c::semantics());
     command.args(SHARED);
     let result = SuiteResult::of(&Process::start(&mut command).wait(RUN_LIMIT), Traffic::default());
     for check in SHARED {
@@ -254,5 +229,5 @@ fn a_thousand_conversations_at_random_keep_every_byte() {
     command.args(["conversations_at_random.processes", "conversations_at_random.threads"]);
     // To reproduce a failure, set the seed that its report names.
     command.env("RANDOM_SEED", now.as_secs().to_string()).env("RANDOM_COUNT", "500").env("SEMANTICS_TIMEOUT_S", "600");
-    SuiteResult::run(&rack, &mut command).must_pass(&[]);
+    SuiteResult::run(&rack, &mut command).must_pass_but_for(&[], &[]);
 }

@@ -1,13 +1,12 @@
-//! Stack frames of the libraries: threads of programs may have stacks of 16 KiB (`PTHREAD_STACK_MIN`), of which a call
+//! Stack frames of the library: threads of programs may have stacks of 16 KiB (`PTHREAD_STACK_MIN`), of which a call
 //! of the C library itself takes a half.
 #![cfg(target_arch = "x86_64")]
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use system_tests::Process;
-use system_tests::paths::{library, library_of_streams, tool};
+use system_tests::paths::{library, tool};
 
 const DISASSEMBLY_LIMIT: Duration = Duration::from_secs(120);
 /// An array of 1 KiB, and the other variables of a function.
@@ -60,18 +59,8 @@ fn immediate(operands: &str, prefix: &str, suffix: &str) -> u64 {
 
 #[test]
 fn no_function_of_the_library_has_more_than_an_array_of_1_kib_on_the_stack() {
-    must_have_small_frames(&library());
-}
-
-#[test]
-fn no_function_of_the_library_of_streams_has_more_than_an_array_of_1_kib_on_the_stack() {
-    must_have_small_frames(&library_of_streams());
-}
-
-#[track_caller]
-fn must_have_small_frames(library: &Path) {
     let mut command = Command::new(tool("objdump"));
-    command.args(["--disassemble", "--demangle", "--no-show-raw-insn"]).arg(library);
+    command.args(["--disassemble", "--demangle", "--no-show-raw-insn"]).arg(library());
     let disassembly = Process::start(&mut command).wait(DISASSEMBLY_LIMIT).must_succeed().stdout;
     let (of_panics, others): (Vec<Function<'_>>, Vec<Function<'_>>) =
         functions(&disassembly).into_iter().partition(|function| OF_PANICS.iter().any(|of| function.name.contains(of)));

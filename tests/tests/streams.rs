@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::paths::{self, library_of_streams, package_file, python};
+use system_tests::paths::{self, package_file, python};
 use system_tests::port::{Server, start_server};
 use system_tests::{Process, Rack, WAIT_MAX, is_root};
 
@@ -28,7 +28,7 @@ const BUSY: u64 = 50;
 const ROUND_TRIP_BYTES: u64 = 100;
 
 fn run(rack: &Rack) -> Command {
-    rack.run(&["--library", library_of_streams().to_str().expect("a path in UTF-8")], python())
+    rack.run(&[], python())
 }
 
 fn echo_server(command: impl Fn() -> Command) -> Server {
@@ -152,9 +152,7 @@ for _ in range(40):
 /// Returns what `--require-lane` prints for a client that runs a statement first.
 #[track_caller]
 fn refusal(rack: &Rack, port: u16, statement: &str) -> String {
-    let library = library_of_streams();
-    let options = ["--library", library.to_str().expect("a path in UTF-8"), "--require-lane"];
-    let mut command = rack.run(&options, python());
+    let mut command = rack.require_lane(python());
     let finished = Process::start(command.args(["-c", PATIENT_CLIENT, &port.to_string(), statement])).wait(WAIT_MAX);
     assert!(finished.stderr.contains("Connection reset by peer"), "{finished}");
     finished.stderr.lines().find(|line| line.starts_with("crosslane: ")).unwrap_or_default().to_owned()

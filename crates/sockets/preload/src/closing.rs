@@ -1,17 +1,20 @@
 //! `close`, `close_range` and `closefrom`.
 
-use crate::errno::{fail, preserving_errno, zero_or_errno};
+use crate::errno::{fail, keeping_errno, zero_or_errno};
 use crate::real;
-use socket::lifecycle;
+use rustix::io::Errno;
+use socket::descriptor::hidden;
 use std::ffi::{c_int, c_uint};
+use stream::lifecycle;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    preserving_errno(|| match lifecycle::close(fd) {
-        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-        Ok(()) => unsafe { real::close(fd) },
-        Err(error) => fail(error),
-    })
+    if hidden::is_hidden(fd) {
+        return fail(Errno::BADF);
+    }
+    keeping_errno(|| lifecycle::before_close(fd));
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    unsafe { real::close(fd) }
 }
 
 #[unsafe(no_mangle)]

@@ -14,38 +14,31 @@ pub fn fail<N: From<i8>>(error: Errno) -> N {
     N::from(-1)
 }
 
-/// Runs a call that creates a descriptor. If none is free, releases optional descriptors of the library and tries
-/// again.
-pub fn create_descriptor(call: impl Fn() -> c_int) -> c_int {
-    let call = || match call() {
-        fd if fd >= 0 => Ok(fd),
-        _ => Err(socket::process::system::errno()),
-    };
-    preserving_errno(|| {
-        socket::process::limit::retry_with_room(call, |error| *error == Errno::MFILE).unwrap_or_else(fail)
-    })
-}
-
 /// Returns a count, or -1 with `errno`.
 pub fn count_or_errno(result: Result<usize, Errno>) -> isize {
     result.map_or_else(fail, |count| count as isize)
 }
 
-/// Runs a call of the program and restores `errno` if it succeeds, because locks of the standard library and repeated
-/// calls of libc change it.
-#[inline]
-pub fn preserving_errno<N: From<i8> + PartialOrd>(call: impl FnOnce() -> N) -> N {
-    // SAFETY: libc's own variable of this thread.
-    let before = unsafe { *libc::__errno_location() };
-    let result = call();
-    if result >= N::from(0) {
-        // SAFETY: libc's own variable of this thread.
-        unsafe { *libc::__errno_location() = before };
-    }
-    result
-}
-
 /// Returns 0, or -1 with `errno`.
 pub fn zero_or_errno(result: Result<(), Errno>) -> c_int {
     result.map_or_else(fail, |()| 0)
+}
+
+/// Runs work of the library, which leaves `errno` as it was.
+#[inline]
+pub fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: libc's own variable of this thread.
+    let before = unsafe { *libc::__errno_location() };
+    let result = work();
+    // SAFETY: libc's own variable of this thread.
+    unsafe { *libc::__errno_location() = before };
+    result
+}
+
+/// Runs a call that creates a descriptor. If the program has no number left because the library holds some, releases
+/// those and tries again.
+pub fn create_descriptor(call: impl Fn() -> c_int) -> c_int {
+    let fd = call();
+    let is_full = || socket::process::system::errno() == Errno::MFILE;
+    if fd < 0 && is_full() && keeping_errno(stream::process::make_room) { call() } else { fd }
 }

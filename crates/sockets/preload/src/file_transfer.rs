@@ -1,83 +1,147 @@
-//! `sendfile` and `splice`.
+//! `sendfile` and `splice`, which move bytes inside the kernel. To a lane they are read in place.
 
-use crate::bytes::{cancellation_point, count_or_signal, counted_receive, counted_send};
-use crate::errno::{count_or_errno, fail};
+use crate::bytes::{KERNEL_ONLY, cancellation_point, count_or_signal, receive_by_path, send_by_path};
+use crate::errno::{count_or_errno, fail, keeping_errno};
 use crate::real;
-use libc::off_t;
+use libc::{iovec, off_t};
 use rustix::io::Errno;
-use socket::connection::{Connection, MessageFlags, Pipe};
-use socket::entry::{self, Entry};
+use rustix::pipe::SpliceFlags;
 use socket::process::memory;
 use std::ffi::{c_int, c_uint};
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
+use stream::connection::{Connection, Sent};
+use stream::pipe::PipeEnd;
+use stream::requirement;
+use stream::table::{self, Entry};
+
+const NO_SPANS: Result<&[iovec], Errno> = Err(KERNEL_ONLY);
+/// Most bytes of one `sendfile`, as in the kernel (`MAX_RW_COUNT`).
+const COUNT_MAX: usize = 0x7fff_f000;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
-    match entry::get(out) {
-        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-        Entry::Connection(connection) => unsafe { send_file(connection, input, offset, count) },
-        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-        entry => counted_send(entry, unsafe { real::sendfile(out, input, offset, count) }),
+    let is_offset_valid = offset.is_null() || memory::is_writable(offset);
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let in_kernel = || unsafe { real::sendfile(out, input, offset, count) };
+    match table::get(out) {
+        // SAFETY: the offset is null or writable, as was just checked.
+        Entry::Connection(connection) if is_offset_valid && count > 0 && is_file(input) => unsafe {
+            send_file(connection, out, input, offset, count.min(COUNT_MAX), in_kernel)
+        },
+        // SAFETY: there are no spans.
+        _ => unsafe { send_by_path(out, 0, || NO_SPANS, in_kernel) },
     }
 }
 
-/// Checks that `sendfile` may read from a file, without reading it: it must have positions, unlike a directory or an
-/// eventfd.
-fn check_is_file(file: BorrowedFd<'_>, has_offset: bool) -> Result<(), Errno> {
-    let no_position = if has_offset { Errno::SPIPE } else { Errno::INVAL };
-    match rustix::fs::fstat(file)?.st_mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFBLK => Ok(()),
-        libc::S_IFCHR if rustix::fs::tell(file) != Err(Errno::SPIPE) => Ok(()),
-        libc::S_IFCHR | libc::S_IFIFO => Err(no_position),
-        _ => Err(Errno::INVAL),
+/// Returns whether a descriptor is a file with positions that can be read.
+fn is_file(fd: c_int) -> bool {
+    if fd < 0 {
+        return false;
     }
+    // SAFETY: the number is not negative; the calls only read, and fail for a closed one.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let is_regular = rustix::fs::fstat(file).is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG);
+    let mode = rustix::fs::fcntl_getfl(file).map(|flags| flags & rustix::fs::OFlags::RWMODE);
+    is_regular && mode.is_ok_and(|mode| mode != rustix::fs::OFlags::WRONLY)
 }
 
-/// Sends a file by reading it directly into the lane.
-unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut off_t, count: usize) -> isize {
-    const COUNT_MAX: usize = 0x7fff_f000;
-    if input < 0 || !matches!(entry::get(input), Entry::None) {
-        return fail(if input < 0 { Errno::BADF } else { Errno::INVAL });
-    }
-    if !offset.is_null() && !memory::is_writable(offset) {
-        return fail(Errno::FAULT);
-    }
-    // SAFETY: the C program's descriptor, valid as its call requires (manual page).
+/// Sends a file, which is read directly into the lane.
+///
+/// # Safety
+/// `offset` is null or writable.
+unsafe fn send_file(
+    connection: &'static Connection,
+    out: c_int,
+    input: c_int,
+    offset: *mut off_t,
+    count: usize,
+    in_kernel: impl FnOnce() -> isize,
+) -> isize {
+    // SAFETY: the number is not negative, because it is that of a file; a call on a closed one fails.
     let file = unsafe { BorrowedFd::borrow_raw(input) };
-    // SAFETY: null, or readable as the C program's call requires (manual page).
+    // SAFETY: null or readable, by this function's contract.
     let start = unsafe { offset.as_ref() }.copied();
-    if let Err(error) = check_is_file(file, start.is_some()) {
-        return fail(error);
+    if start.is_some_and(|start| start < 0) {
+        return in_kernel();
     }
-    let (mut position, count) = (start, count.min(COUNT_MAX));
-    match connection.send_file_by_lifeline(file, position.as_mut(), count) {
-        Ok(None) => {}
-        result => {
-            if let Some(position) = position {
-                // SAFETY: not null, so valid as the C program's call requires (manual page).
-                unsafe { *offset = position };
-            }
-            return count_or_errno(result.map(|sent| sent.unwrap_or(0)));
-        }
-    }
-    let is_at_end = || {
-        let position = start.map_or_else(|| rustix::fs::tell(file), |start| Ok(start as u64));
-        position.and_then(|position| rustix::io::pread(file, &mut [0_u8; 1], position)) == Ok(0)
-    };
-    let result = connection.send_in_place(count, MessageFlags::default(), is_at_end, |pointer, len, done| {
-        // SAFETY: the lane has reserved `len` bytes at `pointer` for this closure to write.
-        let span = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<std::mem::MaybeUninit<u8>>(), len) };
+    let mut fill = |bytes: *mut u8, len_bytes: usize, done: usize| {
+        // SAFETY: the lane has reserved these bytes for this closure to write.
+        let span = unsafe { std::slice::from_raw_parts_mut(bytes.cast::<MaybeUninit<u8>>(), len_bytes) };
         let read = match start {
             Some(start) => rustix::io::pread(file, span, start as u64 + done as u64),
             None => rustix::io::read(file, span),
         };
         read.map(|(filled, _)| filled.len())
-    });
-    if let (Ok(sent), Some(start)) = (&result, start) {
-        // SAFETY: not null, so valid as the C program's call requires (manual page).
-        unsafe { *offset = start + *sent as off_t };
+    };
+    let is_at_end = || {
+        let position = start.map_or_else(|| rustix::fs::tell(file), |start| Ok(start as u64));
+        position.and_then(|position| rustix::io::pread(file, &mut [0_u8; 1], position)) == Ok(0)
+    };
+    send_filled(connection, out, count, &mut fill, in_kernel, |result| {
+        if let (Ok(sent), Some(start)) = (result, start) {
+            // SAFETY: not null, so writable by this function's contract.
+            unsafe { *offset = start + sent as off_t };
+        }
+        if result == Err(Errno::AGAIN) && is_at_end() { Ok(0) } else { result }
+    })
+}
+
+/// Sends what `fill` writes; see [`Connection::send_filled`]. `finish` gets the result if it is not the kernel's.
+fn send_filled(
+    connection: &'static Connection,
+    fd: c_int,
+    len_bytes: usize,
+    fill: &mut dyn FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
+    in_kernel: impl FnOnce() -> isize,
+    finish: impl FnOnce(Result<usize, Errno>) -> Result<usize, Errno>,
+) -> isize {
+    cancellation_point();
+    if let Err(error) = requirement::check(fd, connection) {
+        return fail(error);
     }
-    count_or_signal(result, 0)
+    match connection.send_filled(fd, len_bytes, fill) {
+        Sent::Done(result) => count_or_signal(finish(result), 0),
+        Sent::Kernel(call) => {
+            let sent = in_kernel();
+            keeping_errno(|| connection.use_of(fd, call).note_sent(usize::try_from(sent).unwrap_or(0)));
+            sent
+        }
+    }
+}
+
+/// Sends what is in a pipe, from which it consumes only what the lane has room for.
+fn send_pipe(
+    connection: &'static Connection,
+    fd: c_int,
+    pipe: PipeEnd<'_>,
+    len_bytes: usize,
+    in_kernel: impl Fn() -> isize,
+) -> isize {
+    loop {
+        let mut is_empty = false;
+        let mut fill = |bytes: *mut u8, len_bytes: usize, _: usize| {
+            // SAFETY: the lane has reserved these bytes for this closure to write.
+            unsafe { pipe.read(bytes, len_bytes) }.inspect_err(|error| is_empty = *error == Errno::AGAIN)
+        };
+        let mut result = None;
+        let sent = send_filled(connection, fd, len_bytes, &mut fill, &in_kernel, |sent| *result.insert(sent));
+        if result != Some(Err(Errno::AGAIN)) || !is_empty {
+            return sent;
+        }
+        if let Err(error) = pipe.wait() {
+            return fail(error);
+        }
+    }
+}
+
+const KNOWN_FLAGS: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+
+/// Returns whether a descriptor is a pipe.
+fn is_pipe(fd: c_int) -> bool {
+    // SAFETY: the call only reads, and fails for a closed number.
+    let status = (fd >= 0).then(|| rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }));
+    status.is_some_and(|status| status.is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFIFO))
 }
 
 #[unsafe(no_mangle)]
@@ -90,40 +154,25 @@ pub unsafe extern "C" fn splice(
     flags: c_uint,
 ) -> isize {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    let pass_through = || unsafe { real::splice(input, input_offset, output, output_offset, len, flags) };
-    match (entry::get(input), entry::get(output)) {
-        (Entry::Connection(_), _) | (_, Entry::Connection(_)) if len == 0 => 0,
-        (Entry::Connection(from), _) => {
-            let offsets = [input_offset, output_offset];
-            let moved = pipe(output, true, offsets, flags).and_then(|pipe| from.splice_to(pipe, len));
-            count_or_signal(moved, 0)
+    unsafe {
+        let has_offset = !input_offset.is_null() || !output_offset.is_null();
+        let is_refused = flags & !KNOWN_FLAGS != 0 || has_offset || !(is_pipe(input) || is_pipe(output));
+        if is_refused || len == 0 {
+            return real::splice(input, input_offset, output, output_offset, len, flags);
         }
-        (_, Entry::Connection(to)) => {
-            let offsets = [output_offset, input_offset];
-            let moved = pipe(input, false, offsets, flags).and_then(|pipe| to.splice_from(pipe, len));
-            count_or_signal(moved, 0)
+        if let Entry::Connection(from) = table::get(input) {
+            let flags = SpliceFlags::from_bits_retain(flags);
+            if let Some(moved) = from.splice_to(input, BorrowedFd::borrow_raw(output), len, flags) {
+                return count_or_errno(moved);
+            }
         }
-        (from @ Entry::Stream(_), _) => counted_receive(from, 0, pass_through()),
-        (_, to) => counted_send(to, pass_through()),
-    }
-}
-
-/// Returns the pipe of a `splice` with a connection; `offsets` are those of the connection and of the pipe.
-fn pipe<'a>(fd: c_int, is_written: bool, offsets: [*mut i64; 2], flags: c_uint) -> Result<Pipe<'a>, Errno> {
-    const KNOWN: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
-    cancellation_point();
-    if flags & !KNOWN != 0 {
-        return Err(Errno::INVAL);
-    }
-    if fd < 0 {
-        return Err(Errno::BADF);
-    }
-    // SAFETY: the C program's descriptor, valid as its call requires (manual page).
-    let pipe = Pipe::of(unsafe { BorrowedFd::borrow_raw(fd) }, is_written, flags & libc::SPLICE_F_NONBLOCK != 0)?;
-    match offsets.map(|offset| offset.is_null()) {
-        [_, false] => Err(Errno::SPIPE),
-        [false, true] => Err(Errno::INVAL),
-        [true, true] => Ok(pipe),
+        let call = || real::splice(input, input_offset, output, output_offset, len, flags);
+        if let Entry::Connection(to) = table::get(output)
+            && let Some(pipe) = PipeEnd::to_read(BorrowedFd::borrow_raw(input), flags & libc::SPLICE_F_NONBLOCK != 0)
+        {
+            return send_pipe(to, output, pipe, len, call);
+        }
+        receive_by_path(input, 0, || NO_SPANS, || send_by_path(output, 0, || NO_SPANS, call))
     }
 }
 

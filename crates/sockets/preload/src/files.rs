@@ -6,11 +6,12 @@
 
 use crate::{bytes, closing, real};
 use libc::FILE;
-use socket::entry::{self, Entry};
 use socket::process::locked::Locked;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
+use stream::lifecycle;
+use stream::table::{self, Entry};
 
 #[repr(C)]
 struct CookieFunctions {
@@ -75,15 +76,26 @@ pub fn after_fork() {
     OPEN.lock().unlock();
 }
 
+/// Writes what libc has buffered for the streams created here.
+pub fn flush() {
+    let nth = |index: usize| OPEN.with(|open| open.get(index).map(|stream| stream.file));
+    let mut index = 0;
+    while let Some(file) = nth(index) {
+        // SAFETY: the stream is open, because a close removes it from the list.
+        unsafe { libc::fflush(std::ptr::with_exposed_provenance_mut(file)) };
+        index += 1;
+    }
+}
+
 fn remember(file: *mut FILE, fd: c_int) {
     HAS_OPENED.store(true, Ordering::Release);
-    OPEN.with(|open| open.push(OpenStream { file: file.addr(), fd }));
+    OPEN.with(|open| open.push(OpenStream { file: file.expose_provenance(), fd }));
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    // A plain TCP socket may be connected later, while the stream is in use.
-    if !matches!(entry::get(fd), Entry::Connection(_) | Entry::Stream(_)) {
+    // A TCP socket may be connected later, while the stream is in use.
+    if !crate::errno::keeping_errno(|| lifecycle::is_or_becomes_connection(fd)) {
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::fdopen(fd, mode) };
     }
@@ -192,7 +204,7 @@ pub fn follow_standard_stream(fd: c_int) {
     if !(0..3).contains(&fd) || socket::process::identity::is_borrowed_memory() {
         return;
     }
-    let is_connection = entry::connection(fd).is_some();
+    let is_connection = is_connection(fd);
     // SAFETY: libc's own variables; see `StandardStreams`.
     unsafe {
         let (variable, mode) = match fd {
@@ -243,9 +255,8 @@ struct StreamBuffer {
     write_base: *mut c_char,
 }
 
-/// Replaces the streams of standard descriptors that are inherited connections, after `exec`.
-pub fn adopt_standard_streams() {
-    (0..3).filter(|&fd| entry::connection(fd).is_some()).for_each(follow_standard_stream);
+fn is_connection(fd: c_int) -> bool {
+    matches!(table::get(fd), Entry::Young(_) | Entry::Connection(_))
 }
 
 aliases! {

@@ -1,6 +1,6 @@
-//! `libcrosslane.so`: the C names of the socket layer, for `LD_PRELOAD`.
+//! `libcrosslane.so`: the C names of the stream sockets, for `LD_PRELOAD`.
 //!
-//! Every function has the name and signature of one in libc, looks up its descriptor, and calls either the `socket`
+//! Every function has the name and signature of one in libc, looks up its descriptor, and calls either the `stream`
 //! crate or the function of libc. The only logic is the conversion of arguments, and of errors to `errno`. No function
 //! unwinds.
 
@@ -26,7 +26,6 @@ mod signals;
 mod sockets;
 mod syscalls;
 
-use socket::lifecycle;
 use socket::process::identity;
 use socket::process::settings::settings;
 
@@ -53,6 +52,21 @@ static RELEASE_NOTE: ReleaseNote = ReleaseNote {
     contents: *RELEASE.first_chunk().unwrap(),
 };
 
+/// Says that connections are the kernel's until they are busy: `crosslane explain` reads it. A note of type 2.
+#[repr(C, align(4))]
+struct WayNote {
+    name_bytes: u32,
+    contents_bytes: u32,
+    kind: u32,
+    name: [u8; 12],
+    contents: [u8; 4],
+}
+
+#[used]
+#[unsafe(link_section = ".note.crosslane.way")]
+static WAY_NOTE: WayNote =
+    WayNote { name_bytes: 10, contents_bytes: 4, kind: 2, name: *b"Crosslane\0\0\0", contents: *b"tcp\0" };
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOAD: extern "C" fn() = load;
@@ -63,17 +77,15 @@ extern "C" fn load() {
     socket::process::blocking::set_masked_blocking_calls(real::ppoll, real::pselect);
     socket::process::threads::find_single_threaded();
     socket::rendezvous::directory::remember_environment();
-    socket::descriptor::successor::note_preload_origin();
     identity::note_process();
-    lifecycle::check_environment();
+    socket::lifecycle::check_environment();
     if settings().off {
         return;
     }
+    stream::process::note_load();
     signals::set_gates();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
-    lifecycle::adopt_inherited();
-    files::adopt_standard_streams();
 }
 
 #[used]
@@ -82,22 +94,25 @@ static UNLOAD: extern "C" fn() = unload;
 
 /// Runs when the program ends by `exit`, after its own handlers.
 extern "C" fn unload() {
-    if !settings().off {
-        lifecycle::before_exit();
+    if stream::process::may_release_holds() {
+        // libc would write to connections after they are released.
+        files::flush();
     }
+    stream::process::before_exit();
 }
 
 extern "C" fn before_fork() {
+    // Blocks signals: no handler finds the lock of the files held.
+    stream::process::before_fork();
     files::before_fork();
-    lifecycle::before_fork();
 }
 
 extern "C" fn after_fork_in_parent() {
-    lifecycle::after_fork_in_parent();
     files::after_fork();
+    stream::process::after_fork_in_parent();
 }
 
 extern "C" fn after_fork_in_child() {
-    lifecycle::after_fork_in_child();
     files::after_fork();
+    stream::process::after_fork_in_child();
 }

@@ -1,16 +1,14 @@
-//! Calls that create processes or run programs.
+//! Calls that create processes or run programs. What another program will hold goes back to TCP first.
 
+use crate::errno::keeping_errno;
 use crate::real;
 use libc::FILE;
-use rustix::fs::AtFlags;
-use socket::descriptor::successor::{self, Environment};
-use socket::lifecycle::{self, note_spawn, while_executing};
-use socket::process::memory;
+use socket::process::sandbox;
 use socket::process::settings::settings;
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
-use std::os::fd::BorrowedFd;
+use std::ffi::{c_char, c_int, c_long, c_void};
+use stream::{lifecycle, process};
 
-/// `vfork` returns twice into the caller's frame, so that it can only be jumped to, after the child was noted.
+/// `vfork` returns twice into the caller's frame, so that it can only be jumped to.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -21,9 +19,13 @@ pub unsafe extern "C" fn vfork() -> c_int {
         "call {address}",
         "add rsp, 8",
         "jmp rax",
-        note = sym note_spawn,
+        note = sym before_vfork,
         address = sym real::vfork_address,
     )
+}
+
+extern "C" fn before_vfork() {
+    keeping_errno(process::before_vfork);
 }
 
 /// Forks, and runs the handlers that libc runs around `fork`.
@@ -31,14 +33,26 @@ pub fn fork_with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
     if settings().off {
         return fork();
     }
-    lifecycle::before_fork();
+    process::before_fork();
     let pid = fork();
-    if pid == 0 {
-        lifecycle::after_fork_in_child();
-    } else {
-        let error = socket::process::system::errno();
-        lifecycle::after_fork_in_parent();
-        crate::errno::set_errno(error);
+    match pid {
+        0 => process::after_fork_in_child(),
+        1.. => keeping_errno(process::after_fork_in_parent),
+        _ => keeping_errno(|| {
+            process::after_fork_in_parent();
+            process::after_failed_fork();
+        }),
+    }
+    pid
+}
+
+/// libc runs the handlers of this library, which do not learn whether the call has failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> c_int {
+    // SAFETY: the call takes no arguments.
+    let pid = unsafe { real::fork() };
+    if pid < 0 {
+        keeping_errno(process::after_failed_fork);
     }
     pid
 }
@@ -57,7 +71,9 @@ struct Start {
 }
 
 extern "C" fn start_child(start: *mut c_void) -> c_int {
-    lifecycle::after_fork_in_child();
+    if !settings().off {
+        process::after_fork_in_child();
+    }
     // SAFETY: `clone` passes a pointer to its local `Start`, of which the child has a copy.
     let start = unsafe { &*start.cast::<Start>() };
     (start.run)(start.argument)
@@ -75,9 +91,9 @@ pub unsafe extern "C" fn clone(
     tls: *mut c_void,
     child_tid: *mut c_int,
 ) -> c_int {
-    if flags & libc::CLONE_VM != 0 || settings().off {
+    if flags & libc::CLONE_VM != 0 {
         if flags & libc::CLONE_THREAD == 0 {
-            note_spawn();
+            keeping_errno(process::before_exec);
         }
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::clone(run, stack, flags, argument, parent_tid, tls, child_tid) };
@@ -89,6 +105,17 @@ pub unsafe extern "C" fn clone(
     fork_with_handlers(|| clone().into()) as c_int
 }
 
+/// libc's `prctl`, which is variadic: all its arguments are in registers. Prepares for a system call filter.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
+    if sandbox::is_filter_by_prctl(option) {
+        keeping_errno(process::confine);
+    }
+    let arguments = [option as usize, second, third, fourth, fifth];
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    unsafe { socket::process::system::call_kernel(libc::SYS_prctl, arguments) as c_int }
+}
+
 /// The arguments or the environment of a program in C.
 type Strings = *const *mut c_char;
 
@@ -96,42 +123,8 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// Returns whether the program in a file loads this library.
-unsafe fn loads_library(dir: c_int, path: *const c_char, flags: c_int, environment: Strings) -> Option<bool> {
-    if !memory::is_readable(path) || (dir < 0 && dir != libc::AT_FDCWD) {
-        return None;
-    }
-    // SAFETY: by the C program's call, `path` is a string, `environment` an array of strings or null, and `dir` open.
-    let (path, environment, dir) =
-        unsafe { (CStr::from_ptr(path), Environment::new(environment.cast()), BorrowedFd::borrow_raw(dir)) };
-    successor::loads_library(dir, path, AtFlags::from_bits_retain(flags as u32), environment)
-}
-
-/// Returns whether the program that is found for a name loads this library.
-unsafe fn searched_loads_library(name: *const c_char, environment: Strings) -> Option<bool> {
-    if !memory::is_readable(name) {
-        return None;
-    }
-    // SAFETY: by the C program's call, `name` is a string, and `environment` an array of strings or null.
-    let (name, environment) = unsafe { (CStr::from_ptr(name), Environment::new(environment.cast())) };
-    successor::searched_loads_library(name, environment)
-}
-
-/// libc's `prctl`, which is variadic: all its arguments are in registers. Prepares for a system call filter.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
-    let arguments = [option as usize, second, third, fourth, fifth];
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let call = || unsafe { socket::process::system::call_kernel(libc::SYS_prctl, arguments) as c_long };
-    if socket::process::sandbox::is_filter_by_prctl(option) {
-        socket::lifecycle::confine(call) as c_int
-    } else {
-        call() as c_int
-    }
-}
-
 macro_rules! spawns {
-    ($($name:ident by $loads:expr;)*) => {$(
+    ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             pid: *mut c_int,
@@ -141,69 +134,66 @@ macro_rules! spawns {
             arguments: Strings,
             environment: Strings,
         ) -> c_int {
-            let is_off = settings().off;
-            if !is_off {
-                lifecycle::keep_options_through_exec();
-            }
-            note_spawn();
+            keeping_errno(process::before_exec);
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-            let loads = || unsafe { $loads(path, environment) };
-            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-            let spawn = || unsafe { real::$name(pid, path, actions, attributes, arguments, environment) };
-            if is_off { spawn() } else { lifecycle::while_spawning(actions.addr(), loads, spawn) }
+            unsafe { real::$name(pid, path, actions, attributes, arguments, environment) }
         }
     )*};
 }
 
-spawns! {
-    posix_spawn by loads_library_at_cwd;
-    posix_spawnp by searched_loads_library;
-    pidfd_spawn by loads_library_at_cwd;
-    pidfd_spawnp by searched_loads_library;
-}
+spawns! { posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp }
 
-unsafe fn loads_library_at_cwd(path: *const c_char, environment: Strings) -> Option<bool> {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { loads_library(libc::AT_FDCWD, path, 0, environment) }
-}
-
+/// libc's function makes this system call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_init(actions: *mut c_void) -> c_int {
-    lifecycle::forget_spawn_actions(actions.addr());
-    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::posix_spawn_file_actions_init(actions) }
+pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    process::before_exit();
+    loop {
+        // SAFETY: the call takes an integer, and does not return.
+        unsafe { socket::process::system::raw_syscall(libc::SYS_exit_group, [status as usize]) };
+    }
 }
 
+/// The handlers that libc runs may still use connections: this process then holds them again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
-    lifecycle::forget_spawn_actions(actions.addr());
-    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    unsafe { real::posix_spawn_file_actions_destroy(actions) }
+pub unsafe extern "C" fn quick_exit(status: c_int) -> ! {
+    process::before_exit();
+    // SAFETY: the call takes an integer.
+    unsafe { real::quick_exit(status) };
+    // SAFETY: libc's function does not return; this is for the compiler.
+    unsafe { _exit(status) }
+}
+
+#[unsafe(export_name = "_Exit")]
+pub unsafe extern "C" fn exit_at_once(status: c_int) -> ! {
+    // SAFETY: the call takes an integer.
+    unsafe { _exit(status) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
-    lifecycle::note_spawn_duplicate(actions.addr(), fd);
+    keeping_errno(|| lifecycle::before_passing(fd));
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
+}
+
+/// Runs another program in this process. The call returns if that fails.
+fn run_program(call: impl FnOnce() -> c_int) -> c_int {
+    keeping_errno(process::before_program);
+    let result = call();
+    keeping_errno(process::after_failed_program);
+    result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    while_executing(
-        || unsafe { loads_library_at_cwd(path, environment) },
-        || unsafe { real::execve(path, arguments, environment) },
-    )
+    run_program(|| unsafe { real::execve(path, arguments, environment) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    while_executing(
-        || unsafe { searched_loads_library(name, environment) },
-        || unsafe { real::execvpe(name, arguments, environment) },
-    )
+    run_program(|| unsafe { real::execvpe(name, arguments, environment) })
 }
 
 #[unsafe(no_mangle)]
@@ -215,19 +205,13 @@ pub unsafe extern "C" fn execveat(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    while_executing(
-        || unsafe { loads_library(dir, path, flags, environment) },
-        || unsafe { real::execveat(dir, path, arguments, environment, flags) },
-    )
+    run_program(|| unsafe { real::execveat(dir, path, arguments, environment, flags) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
-    while_executing(
-        || unsafe { loads_library(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, environment) },
-        || unsafe { real::fexecve(fd, arguments, environment) },
-    )
+    run_program(|| unsafe { real::fexecve(fd, arguments, environment) })
 }
 
 /// Returns the environment, which follows the null pointer at the end of `execle`'s arguments.
@@ -284,14 +268,14 @@ listed! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
-    note_spawn();
+    keeping_errno(process::before_exec);
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::system(command) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-    note_spawn();
+    keeping_errno(process::before_exec);
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::popen(command, mode) }
 }

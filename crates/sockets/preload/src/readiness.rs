@@ -1,74 +1,55 @@
-//! The functions of `poll`, `select` and `epoll`.
+//! `poll`, `select` and `epoll`. A call without a connection that has met its other end is the kernel's.
 
-use crate::errno::{fail, preserving_errno, zero_or_errno};
+use crate::errno::{count_or_errno, create_descriptor, fail, keeping_errno, zero_or_errno};
+use crate::real;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use socket::process::memory;
-use socket::{epoll, poll_select};
 use std::ffi::c_int;
+use stream::select::{self, Sets};
+use stream::{epoll, poll};
 
-fn int_or_errno(result: Result<usize, Errno>) -> c_int {
-    crate::errno::count_or_errno(result) as c_int
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Returns the program's entries if one of them is a connection that has met its other end.
+unsafe fn entries_with_lanes<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+    if count == 0 || !memory::are_writable(fds, usize::try_from(count).ok()?) {
+        return None;
+    }
+    epoll::before_wait(None);
+    // SAFETY: the C program's array, writable as was just checked.
+    let entries = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    // All are visited: see `concerns`.
+    let is_any = entries.iter().fold(false, |is_any, entry| is_any | poll::concerns(entry.fd));
+    // More than the descriptor limit are the kernel's to refuse.
+    if is_any && poll::allows(count) { Some(entries) } else { None }
 }
 
-/// Converts a C time-out in milliseconds to nanoseconds; a negative one waits without limit.
-fn from_milliseconds(timeout_ms: c_int) -> Option<u64> {
-    u64::try_from(timeout_ms).ok().map(|timeout_ms| timeout_ms * 1_000_000)
-}
-
-/// Converts a C time-out to nanoseconds; null waits without limit.
-unsafe fn from_timespec(timeout: *const timespec) -> Result<Option<u64>, Errno> {
+/// Returns a valid time-out in nanoseconds; a null pointer waits without limit. `None` if the kernel refuses it.
+unsafe fn nanoseconds(timeout: *const timespec) -> Option<Option<u64>> {
     if timeout.is_null() {
-        return Ok(None);
+        return Some(None);
     }
-    memory::check_readable(timeout)?;
-    // SAFETY: not null, and readable as was just checked.
-    let timeout = unsafe { &*timeout };
-    if timeout.tv_sec < 0 || !(0..1_000_000_000).contains(&timeout.tv_nsec) {
-        return Err(Errno::INVAL);
+    if !memory::is_readable(timeout) {
+        return None;
     }
-    Ok(Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_nsec as u64)))
-}
-
-fn is_mask_readable(mask: *const sigset_t) -> bool {
-    mask.is_null() || memory::is_readable(mask.cast::<u64>())
-}
-
-unsafe fn poll_slice(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout_ns: Result<Option<u64>, Errno>,
-    mask: *const sigset_t,
-    is_ppoll: bool,
-) -> c_int {
-    if !poll_select::allows_entries(count) {
-        return fail(Errno::INVAL);
-    }
-    let entries: &mut [pollfd] = if count == 0 {
-        &mut []
-    } else if !memory::are_writable(fds, count as usize) || !is_mask_readable(mask) {
-        return fail(Errno::FAULT);
-    } else {
-        // SAFETY: the C program's array, valid as its call requires (manual page).
-        unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
-    };
-    int_or_errno(timeout_ns.and_then(|timeout_ns| {
-        if !socket::process::sandbox::is_confined() {
-            // SAFETY: the C program's mask, valid as its call requires (manual page).
-            return unsafe { poll_select::poll(entries, timeout_ns, mask) };
-        }
-        poll_select::poll_entries_confined(entries, timeout_ns, |entries, timeout_ns| {
-            // SAFETY: the C program's mask, valid as its call requires (manual page).
-            unsafe { poll_select::poll_confined(entries, timeout_ns, mask, is_ppoll) }
-        })
-    }))
+    // SAFETY: readable, as was just checked.
+    let timespec { tv_sec, tv_nsec, .. } = unsafe { timeout.read() };
+    let (seconds, nanoseconds) = (u64::try_from(tv_sec).ok()?, u64::try_from(tv_nsec).ok()?);
+    (nanoseconds < SECOND_NS).then(|| Some(seconds.saturating_mul(SECOND_NS).saturating_add(nanoseconds)))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null(), false) }
+    let Some(entries) = (unsafe { entries_with_lanes(fds, count) }) else {
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+        return unsafe { real::poll(fds, count, timeout_ms) };
+    };
+    let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
+    // SAFETY: the mask is null.
+    count_or_errno(unsafe { poll::poll(entries, timeout_ns, std::ptr::null()) }) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -78,8 +59,79 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+    let in_kernel = || unsafe { real::ppoll(fds, count, timeout, mask) };
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { poll_slice(fds, count, from_timespec(timeout), mask, true) }
+    unsafe { ppoll_or(fds, count, timeout, mask, in_kernel) }
+}
+
+/// Waits if an entry is a connection that has met its other end; leaves all other calls to `in_kernel`.
+unsafe fn ppoll_or(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    in_kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    let timeout_ns = if is_mask_readable(mask) { unsafe { nanoseconds(timeout) } } else { None };
+    let Some(timeout_ns) = timeout_ns else { return in_kernel() };
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    let Some(entries) = (unsafe { entries_with_lanes(fds, count) }) else { return in_kernel() };
+    // SAFETY: the C program's mask, valid as its call requires (manual page).
+    count_or_errno(unsafe { poll::poll(entries, timeout_ns, mask) }) as c_int
+}
+
+fn is_mask_readable(mask: *const sigset_t) -> bool {
+    mask.is_null() || memory::is_readable(mask.cast::<u64>())
+}
+
+/// The system call `ppoll`, which unlike libc's function also stores the time left.
+pub(crate) unsafe fn ppoll_by_number(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *mut timespec,
+    mask: *const sigset_t,
+    in_kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let began_ns = now_ns();
+    let mut is_kernels = false;
+    let in_kernel = || {
+        is_kernels = true;
+        in_kernel()
+    };
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    let result = unsafe { ppoll_or(fds, count, timeout, mask, in_kernel) };
+    if !is_kernels {
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+        unsafe { store_time_left(timeout, began_ns) };
+    }
+    result
+}
+
+/// Stores how much of a time-out is left. The kernel ignores an error here.
+unsafe fn store_time_left(timeout: *mut timespec, began_ns: u64) {
+    // SAFETY: the C program's time-out, valid as its call requires (manual page).
+    let Some(Some(timeout_ns)) = (unsafe { nanoseconds(timeout) }) else { return };
+    if memory::is_writable(timeout) {
+        let left_ns = timeout_ns.saturating_sub(now_ns() - began_ns);
+        let left = timespec { tv_sec: (left_ns / SECOND_NS) as _, tv_nsec: (left_ns % SECOND_NS) as _ };
+        // SAFETY: writable, as was just checked.
+        unsafe { timeout.write(left) };
+    }
+}
+
+/// Returns the sets of a call if one of them names a connection that has met its other end.
+unsafe fn sets_with_lanes(count: c_int, sets: [*mut fd_set; 3]) -> Option<Sets> {
+    let is_bad =
+        |set: &*mut fd_set| !set.is_null() && !memory::are_writable(set.cast::<libc::c_ulong>(), select::words(count));
+    if count <= 0 || sets.iter().any(is_bad) {
+        return None;
+    }
+    epoll::before_wait(None);
+    // SAFETY: each set is null, or writable for this count, as was just checked.
+    let sets = unsafe { Sets::new(sets, count) };
+    sets.concern_lanes().then_some(sets)
 }
 
 #[unsafe(no_mangle)]
@@ -90,22 +142,49 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let count = keeping_errno(|| select::clamped_count(count));
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    let Some(sets) = (unsafe { sets_with_lanes(count, [read, write, except]) }) else {
+        // SAFETY: the C program's arguments, passed on to libc; its call requires them to be valid.
+        return unsafe { real::select(count, read, write, except, timeout) };
+    };
+    let began_ns = now_ns();
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let timeout_ns = match unsafe { timeout.as_ref() } {
         None => None,
         Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return fail(Errno::INVAL),
         Some(timeout) => {
-            Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_usec as u64 * 1000))
+            let seconds_ns = (timeout.tv_sec as u64).saturating_mul(SECOND_NS);
+            Some(seconds_ns.saturating_add((timeout.tv_usec as u64).saturating_mul(1000)))
         }
     };
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, std::ptr::null()) };
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    if let (Some(timeout), Some(left_ns)) = (unsafe { timeout.as_mut() }, left_ns) {
-        timeout.tv_sec = (left_ns / 1_000_000_000) as _;
-        timeout.tv_usec = (left_ns % 1_000_000_000 / 1000) as _;
+    // SAFETY: the mask is null.
+    let result = unsafe { select::select(&sets, timeout_ns, std::ptr::null()) };
+    // SAFETY: the C program's time-out, valid as its call requires (manual page).
+    if let (Some(timeout), Some(timeout_ns)) = (unsafe { timeout.as_mut() }, timeout_ns) {
+        let left_ns = timeout_ns.saturating_sub(now_ns() - began_ns);
+        timeout.tv_sec = (left_ns / SECOND_NS) as _;
+        timeout.tv_usec = (left_ns % SECOND_NS / 1000) as _;
     }
-    int_or_errno(result)
+    count_or_errno(result) as c_int
+}
+
+/// Waits if a set names a connection that has met its other end; leaves all other calls to `in_kernel`.
+unsafe fn pselect_or(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    in_kernel: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    let count = keeping_errno(|| select::clamped_count(count));
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    let timeout_ns = if is_mask_readable(mask) { unsafe { nanoseconds(timeout) } } else { None };
+    let Some(timeout_ns) = timeout_ns else { return in_kernel(count) };
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    let Some(sets) = (unsafe { sets_with_lanes(count, sets) }) else { return in_kernel(count) };
+    // SAFETY: the C program's mask, valid as its call requires (manual page).
+    count_or_errno(unsafe { select::select(&sets, timeout_ns, mask) }) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -117,89 +196,65 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: the C program's arguments, passed on to libc; its call requires them to be valid.
+    let in_kernel = |count| unsafe { real::pselect(count, read, write, except, timeout, mask) };
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let result = unsafe { from_timespec(timeout) }
-        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-        .and_then(|timeout_ns| unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) }.0);
-    int_or_errno(result)
-}
-
-/// The system call `ppoll`, which unlike libc's function also stores the time left.
-pub(crate) unsafe fn ppoll_by_number(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *mut timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    let began_ns = now_ns();
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let timeout_ns = unsafe { from_timespec(timeout) };
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let result = unsafe { poll_slice(fds, count, timeout_ns, mask, true) };
-    if let Ok(Some(timeout_ns)) = timeout_ns {
-        // SAFETY: not null, so valid as the C program's call requires (manual page).
-        unsafe { store_time_left(timeout, timeout_ns.saturating_sub(now_ns() - began_ns)) };
-    }
-    result
+    unsafe { pselect_or(count, [read, write, except], timeout, mask, in_kernel) }
 }
 
 /// The system call `pselect6`, which unlike libc's function also stores the time left.
 pub(crate) unsafe fn pselect_by_number(
     count: c_int,
-    [read, write, except]: [*mut fd_set; 3],
+    sets: [*mut fd_set; 3],
     timeout: *mut timespec,
     mask: *const sigset_t,
+    in_kernel: impl FnOnce(c_int) -> c_int,
 ) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let timeout_ns = match unsafe { from_timespec(timeout) } {
-        Ok(timeout_ns) => timeout_ns,
-        Err(error) => return fail(error),
+    let began_ns = now_ns();
+    let mut is_kernels = false;
+    let in_kernel = |count| {
+        is_kernels = true;
+        in_kernel(count)
     };
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) };
-    if let Some(left_ns) = left_ns {
-        // SAFETY: there is a time-out, so that the pointer is not null and valid as the C program's call requires.
-        unsafe { store_time_left(timeout, left_ns) };
+    let result = unsafe { pselect_or(count, sets, timeout, mask, in_kernel) };
+    if !is_kernels {
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+        unsafe { store_time_left(timeout, began_ns) };
     }
-    int_or_errno(result)
+    result
 }
 
-/// # Safety
-/// `timeout` is writable.
-unsafe fn store_time_left(timeout: *mut timespec, left_ns: u64) {
-    // The kernel ignores an error here.
-    if !memory::is_writable(timeout) {
-        return;
+/// Notes a set that was created; returns its number.
+fn note_created(epfd: c_int) -> c_int {
+    if epfd >= 0 {
+        keeping_errno(|| epoll::note_created(epfd));
     }
-    let left = timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
-    // SAFETY: `timeout` is writable, by the contract of this function.
-    unsafe { timeout.write(left) };
+    epfd
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    if size <= 0 {
-        return fail(Errno::INVAL);
-    }
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    unsafe { epoll_create1(0) }
+    // SAFETY: the C program's arguments, passed on to libc unchanged.
+    note_created(create_descriptor(|| unsafe { real::epoll_create(size) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    int_or_errno(epoll::create(flags).map(|fd| fd as usize))
+    // SAFETY: the C program's arguments, passed on to libc unchanged.
+    note_created(create_descriptor(|| unsafe { real::epoll_create1(flags) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    preserving_errno(|| zero_or_errno(unsafe { epoll::control(epfd, operation, fd, event) }))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int {
-    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    int_or_errno(unsafe { epoll::wait(epfd, events, max, from_milliseconds(timeout_ms), std::ptr::null()) })
+    // SAFETY: readable, as is checked first.
+    let known = if memory::is_readable(event) { Some(unsafe { event.read_unaligned() }) } else { None };
+    let in_kernel = || {
+        // SAFETY: the C program's arguments, passed on to the kernel unchanged; its call requires them to be valid.
+        let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+        if result == 0 { Ok(()) } else { Err(socket::process::system::errno()) }
+    };
+    zero_or_errno(keeping_errno(|| epoll::control(epfd, operation, fd, known, in_kernel)))
 }
 
 #[unsafe(no_mangle)]
@@ -210,8 +265,23 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    if stream::process::is_confined() {
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+        return unsafe { real::epoll_pwait(epfd, events, max, timeout_ms, mask) };
+    }
+    let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    int_or_errno(unsafe { epoll::wait(epfd, events, max, from_milliseconds(timeout_ms), mask) })
+    unsafe { wait(epfd, events, max, timeout_ns, mask) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int {
+    if stream::process::is_confined() {
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+        return unsafe { real::epoll_wait(epfd, events, max, timeout_ms) };
+    }
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
+    unsafe { epoll_pwait(epfd, events, max, timeout_ms, std::ptr::null()) }
 }
 
 #[unsafe(no_mangle)]
@@ -222,18 +292,45 @@ pub unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if stream::process::is_confined() {
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
+        return unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) };
+    }
+    if !timeout.is_null() && !memory::is_readable(timeout) {
+        return fail(Errno::FAULT);
+    }
+    // SAFETY: null, or readable as was just checked.
+    let time = unsafe { timeout.as_ref() };
+    if time.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec)) {
+        return fail(Errno::INVAL);
+    }
+    let timeout_ns = time.map(|time| (time.tv_sec as u64).saturating_mul(1_000_000_000) + time.tv_nsec as u64);
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    let result = unsafe { from_timespec(timeout) }
-        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-        .and_then(|timeout_ns| unsafe { epoll::wait(epfd, events, max, timeout_ns, mask) });
-    int_or_errno(result)
+    unsafe { wait(epfd, events, max, timeout_ns, mask) }
+}
+
+unsafe fn wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
+    let is_valid = max > 0 && memory::are_writable(events.cast::<u8>(), max as usize * size_of::<epoll_event>());
+    if !is_valid {
+        let timeout_ms = timeout_ns.map_or(-1, |ns| (ns / 1_000_000) as c_int);
+        // SAFETY: the kernel refuses the call, or the array.
+        return unsafe { real::epoll_pwait(epfd, events, max, timeout_ms, mask) };
+    }
+    epoll::before_wait(Some(epfd));
+    // SAFETY: the array was just checked; the mask is valid as the C program's call requires (manual page).
+    count_or_errno(unsafe { epoll::wait(epfd, events, max as usize, timeout_ns, mask) }) as c_int
 }
 
 aliases! {
     /// The name that libnsl uses.
-    __poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int = poll(fds, count, timeout_ms);
-    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int, _room: usize) -> c_int
-        = poll(fds, count, timeout_ms);
+    __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll(fds, count, timeout);
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, _room: usize) -> c_int = poll(fds, count, timeout);
     __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, _room: usize) -> c_int
         = ppoll(fds, count, timeout, mask);
 }

@@ -2,6 +2,7 @@
 
 use libc::{
     FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+    timeval,
 };
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
@@ -50,15 +51,22 @@ real! {
     dup(fd: c_int) -> c_int;
     dup2(old: c_int, new: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    epoll_create(size: c_int) -> c_int;
+    epoll_create1(flags: c_int) -> c_int;
+    epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t)
+        -> c_int;
+    epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
     execve(path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     execveat(dir: c_int, path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char,
         flags: c_int) -> c_int;
     execvpe(name: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
-    fexecve(fd: c_int, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
+    fexecve(fd: c_int, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     fileno(file: *mut FILE) -> c_int;
+    fork() -> c_int;
     getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
@@ -71,19 +79,20 @@ real! {
     pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
-    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
     posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
-        arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
-    posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int;
     posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int;
     posix_spawn_file_actions_init(actions: *mut c_void) -> c_int;
+    posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     preadv2(fd: c_int, spans: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t) -> c_int;
     pwritev2(fd: c_int, spans: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize;
+    quick_exit(status: c_int) -> ();
     read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     readv(fd: c_int, spans: *const iovec, count: c_int) -> isize;
     recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
@@ -91,6 +100,7 @@ real! {
         address_len: *mut socklen_t) -> isize;
     recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
     send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize;
     sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize;
     sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;

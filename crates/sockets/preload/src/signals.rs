@@ -36,7 +36,7 @@ gates! { gate_of_plain find_plain Plain gate_of_informed find_informed SigInfo }
 /// Installs the gates. On machines without them, signals do not interrupt waits that poll memory.
 pub(crate) fn set_gates() {
     #[cfg(target_arch = "x86_64")]
-    signals::set_holder_check(socket::lifecycle::defer_handlers);
+    signals::set_holder_check(stream::process::defers_handlers);
     signals::set_gates(gate_of_plain as *const () as usize, gate_of_informed as *const () as usize);
 }
 

@@ -1,12 +1,13 @@
 //! System calls that programs make by number instead of libc's functions.
 
-use crate::errno::fail;
+use crate::errno::{fail, keeping_errno};
 use crate::{bytes, closing, descriptors, file_transfer, messages, processes, readiness, real, sockets};
 use rustix::io::Errno;
-use socket::entry::{self, Entry};
 use socket::process::memory;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::ptr::with_exposed_provenance_mut as pointer;
+use stream::process;
+use stream::table::{self, Entry};
 
 /// Size of the kernel's signal mask in bytes.
 const KERNEL_MASK_BYTES: usize = 8;
@@ -29,6 +30,9 @@ pub unsafe extern "C" fn syscall(
     if number == libc::SYS_io_uring_setup && !socket::process::settings::settings().off {
         return fail(Errno::NOSYS);
     }
+    if number == libc::SYS_exit_group || number == libc::SYS_exit && stream::sharing::is_only_thread() {
+        process::before_exit();
+    }
     let arguments = [first, second, third, fourth, fifth, sixth];
     if may_concern_library(number, &arguments) {
         // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
@@ -44,27 +48,48 @@ pub unsafe extern "C" fn syscall(
         _ => false,
     };
     if puts_under_filter {
-        return socket::lifecycle::confine(in_kernel);
+        keeping_errno(process::confine);
+        return in_kernel();
     }
     // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-    if unsafe { copies_memory(number, arguments) } { processes::fork_with_handlers(in_kernel) } else { in_kernel() }
+    match unsafe { child_of(number, arguments) } {
+        None => in_kernel(),
+        Some(Child::WithCopy) => processes::fork_with_handlers(in_kernel),
+        Some(Child::InMemory) => {
+            keeping_errno(process::before_vfork);
+            in_kernel()
+        }
+    }
 }
 
-/// Returns whether a call creates a child with a copy of this process's memory, as `fork` does.
-unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool {
-    let shares_memory = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
+/// A child process of a call.
+enum Child {
+    /// It has a copy of this process's memory, as after `fork`.
+    WithCopy,
+    /// It runs in this process's memory, as after `vfork`.
+    InMemory,
+}
+
+/// Returns what kind of child process a call creates, if any.
+unsafe fn child_of(number: c_long, [first, second, ..]: [usize; 6]) -> Option<Child> {
+    let by_flags = |flags: u64| match () {
+        () if flags & libc::CLONE_VM as u64 == 0 => Some(Child::WithCopy),
+        () if flags & libc::CLONE_THREAD as u64 == 0 => Some(Child::InMemory),
+        () => None,
+    };
     match number {
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_fork => true,
-        libc::SYS_clone => !shares_memory(first as u64),
+        libc::SYS_fork => Some(Child::WithCopy),
+        libc::SYS_clone => by_flags(first as u64),
         libc::SYS_clone3 => {
             let flags = std::ptr::with_exposed_provenance::<u64>(first);
-            // SAFETY: the C program's arguments: the flags come first, if anything does.
-            second >= size_of::<u64>()
-                && memory::is_readable(flags)
-                && !shares_memory(unsafe { flags.read_unaligned() })
+            if second < size_of::<u64>() || !memory::is_readable(flags) {
+                return None;
+            }
+            // SAFETY: the C program's arguments, readable as was just checked: the flags come first.
+            by_flags(unsafe { flags.read_unaligned() })
         }
-        _ => false,
+        _ => None,
     }
 }
 
@@ -73,15 +98,17 @@ unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool
 fn may_concern_library(number: c_long, arguments: &[usize; 6]) -> bool {
     let is_ours = |argument: usize| {
         let fd = argument as c_int;
-        !matches!(entry::get(fd), Entry::None) || socket::descriptor::hidden::is_hidden(fd)
+        !matches!(table::get(fd), Entry::None) || socket::descriptor::hidden::is_hidden(fd)
     };
     let [first, second, third, ..] = *arguments;
     match number {
-        libc::SYS_socket | libc::SYS_close_range | libc::SYS_pidfd_getfd => true,
-        libc::SYS_execve | libc::SYS_execveat => true,
+        libc::SYS_socket | libc::SYS_connect | libc::SYS_accept | libc::SYS_accept4 | libc::SYS_sendto => true,
+        libc::SYS_close | libc::SYS_close_range | libc::SYS_pidfd_getfd => true,
+        libc::SYS_execve | libc::SYS_execveat | libc::SYS_epoll_ctl => true,
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => true,
+        libc::SYS_sendmsg | libc::SYS_sendmmsg => true,
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile => is_ours(first) || is_ours(second),
-        libc::SYS_epoll_ctl | libc::SYS_splice => is_ours(first) || is_ours(third),
+        libc::SYS_splice => is_ours(first) || is_ours(third),
         _ => is_ours(first),
     }
 }
@@ -121,8 +148,6 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_fcntl => descriptors::fcntl(fd, int2, third).into(),
             libc::SYS_ioctl => descriptors::ioctl(fd, second as _, third).into(),
             libc::SYS_socket => sockets::socket(fd, int2, int3).into(),
-            libc::SYS_bind => sockets::bind(fd, pointer(second), third as u32).into(),
-            libc::SYS_listen => sockets::listen(fd, int2).into(),
             libc::SYS_connect => sockets::connect(fd, pointer(second), third as u32).into(),
             libc::SYS_accept => sockets::accept(fd, pointer(second), pointer(third)).into(),
             libc::SYS_accept4 => sockets::accept4(fd, pointer(second), pointer(third), int4).into(),
@@ -154,14 +179,22 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
     if !mask.is_null() && mask_bytes != KERNEL_MASK_BYTES {
         return Some(fail(Errno::INVAL));
     }
+    let in_kernel = |first| {
+        let arguments = [first, second, third, fourth, fifth, sixth];
+        // SAFETY: the C program's arguments of the call of this number.
+        unsafe { socket::process::system::call_kernel(number, arguments) as c_int }
+    };
     // SAFETY: the C program's arguments of the call of this number.
     let ready = unsafe {
         match number {
             libc::SYS_poll => readiness::poll(pointer(first), second as _, int3),
-            libc::SYS_ppoll => readiness::ppoll_by_number(pointer(first), second as _, pointer(third), mask),
+            libc::SYS_ppoll => {
+                readiness::ppoll_by_number(pointer(first), second as _, pointer(third), mask, || in_kernel(first))
+            }
             libc::SYS_select => readiness::select(fd, pointer(second), pointer(third), pointer(fourth), pointer(fifth)),
             libc::SYS_pselect6 => {
-                readiness::pselect_by_number(fd, [second, third, fourth].map(pointer), pointer(fifth), mask)
+                let sets = [second, third, fourth].map(pointer);
+                readiness::pselect_by_number(fd, sets, pointer(fifth), mask, |count| in_kernel(count as usize))
             }
             libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, second as c_int, int3, pointer(fourth)),
             libc::SYS_epoll_wait => readiness::epoll_wait(fd, pointer(second), int3, int4),

@@ -14,7 +14,6 @@ pub const UNSAFE_CRATES: [&str; 17] = [
     "socket",
     "stream",
     "preload",
-    "preload-stream",
     "meeting",
     "stats-page",
     "fib",
