@@ -51,9 +51,10 @@ pub fn frozen_library(name: &str) -> PathBuf {
     let folder = built().join(name);
     fs::create_dir_all(&folder).expect("a folder");
     // Another test may load the library now.
-    let (path, draft) = (folder.join("libcrosslane.so"), folder.join(format!("draft-{}", std::process::id())));
+    let path = folder.join("libcrosslane.so");
+    let draft = tempfile::NamedTempFile::new_in(&folder).expect("a file").into_temp_path();
     fs::write(&draft, content.stdout).expect("room for a library");
-    fs::rename(&draft, &path).expect("a file in the same folder");
+    draft.persist(&path).expect("a file in the same folder");
     path
 }
 

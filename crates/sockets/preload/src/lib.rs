@@ -78,7 +78,7 @@ extern "C" fn load() {
     socket::process::threads::find_single_threaded();
     socket::rendezvous::directory::remember_environment();
     identity::note_process();
-    socket::lifecycle::check_environment();
+    socket::environment::check();
     if settings().off {
         return;
     }

@@ -1,7 +1,4 @@
-//! Descriptors: the object behind each one, the hidden descriptors of the library, and which descriptors a program
-//! started by `exec` inherits.
+//! The descriptors that are the library's own, and those that a message brings.
 
 pub mod hidden;
 pub mod received;
-pub mod successor;
-pub mod table;

@@ -1,6 +1,5 @@
 //! The process that the library is loaded in: its settings, its threads, its signals, and the system calls it makes.
 
-pub mod background_connects;
 pub mod blocking;
 pub(crate) mod buffer;
 pub(crate) mod callback;
@@ -10,12 +9,11 @@ pub mod limit;
 pub mod lock;
 pub mod locked;
 pub mod memory;
-pub(crate) mod others;
 pub mod pool;
 pub mod sandbox;
 pub mod settings;
-pub(crate) mod shared;
 pub mod signals;
 pub mod socket_option;
 pub mod system;
 pub mod threads;
+pub mod warning;

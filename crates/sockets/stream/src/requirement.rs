@@ -15,8 +15,9 @@ use rustix::io::Errno;
 use socket::process::clock::now_ns;
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
+use socket::process::warning::warn_user;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 
 /// Time from the first transfer to the meeting.
 const PATIENCE_NS: u64 = 1_000_000_000;
@@ -108,9 +109,7 @@ fn refuse(fd: RawFd, may_meet: bool, failure: Option<Reason>) -> Errno {
         None if may_meet => "the other side did not agree within a second".to_owned(),
         _ => "a setting or a socket option keeps it on kernel TCP".to_owned(),
     };
-    let line = format!("crosslane: connection with {peer}: no lane: {why}; refused by --require-lane\n");
-    // SAFETY: the descriptor is borrowed for one call, which fails harmlessly if standard error is closed.
-    let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
+    warn_user(&format_args!("connection with {peer}: no lane: {why}; refused by --require-lane"));
     let _ = rustix::net::sockopt::set_socket_linger(tcp.borrow(), Some(std::time::Duration::ZERO));
     let _ = rustix::net::shutdown(tcp.borrow(), rustix::net::Shutdown::Both);
     Errno::CONNRESET

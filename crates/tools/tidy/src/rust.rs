@@ -4,7 +4,7 @@ use crate::{Source, Violation};
 
 /// Crates that may contain `unsafe`: memory that another party can write, pointers of callers, the C interface, and
 /// the benchmarks and attacks on these.
-pub const UNSAFE_CRATES: [&str; 17] = [
+pub const UNSAFE_CRATES: [&str; 16] = [
     "volmem",
     "fabric",
     "lane",

@@ -2,7 +2,7 @@
 
 use crate::process::settings::settings;
 use crate::rendezvous::directory;
-use stats_page::{FallbackReason, StatsPage};
+use stats_page::StatsPage;
 use std::sync::OnceLock;
 
 static PAGE: OnceLock<&'static StatsPage> = OnceLock::new();
@@ -27,21 +27,9 @@ pub(crate) fn note_lane_memory(bytes: u64, bytes_max: u64) {
         page.note_lane_memory(bytes, bytes_max);
     }
 }
-
-/// Counts a connection that uses kernel TCP.
-pub(crate) fn count_fallback(reason: FallbackReason) {
-    page().count_fallback(reason);
-}
-
 /// Gives a child of `fork` a page of its own, if its parent had one.
 pub fn after_fork_in_child() {
     if let Some(page) = PAGE.get() {
         page.forked_child();
     }
-}
-
-/// Counts a socket that stays on kernel TCP because the program has put itself under a system call filter. The page is
-/// not created here: that would take system calls, which the filter may forbid.
-pub(crate) fn count_under_filter() {
-    PAGE.get().inspect(|page| page.count_fallback(FallbackReason::Sandbox));
 }

@@ -442,15 +442,6 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
 
 /// Whether the process has had a connection or a listener with lanes, which a program that a child runs may inherit.
 static HAS_INHERITABLE: AtomicBool = AtomicBool::new(false);
-
-/// Notes that there is a connection or a listener with lanes.
-#[inline]
-pub fn note_inheritable() {
-    if !HAS_INHERITABLE.load(Ordering::Relaxed) {
-        HAS_INHERITABLE.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Creates the marker if there is anything that a program which a child runs could inherit. Otherwise that program
 /// would examine all of its descriptors in vain.
 pub fn prepare_inheritance() {

@@ -18,7 +18,6 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::hidden::close;
-use crate::process::socket_option::{self, SocketOption};
 use crate::process::system::{self, call};
 
 /// Most descriptors of one message (the kernel's `SCM_MAX_FD`).
@@ -119,26 +118,6 @@ unsafe fn take_descriptors(message: &libc::msghdr, take: &mut dyn FnMut(OwnedFd)
 fn disable_linger(fd: BorrowedFd<'_>) {
     let _ = sockopt::set_socket_linger(fd, None);
 }
-
-/// Removes `SO_LINGER` from the sockets that are unread in `socket`, which the kernel closes with it. Ends the peer's
-/// stream, and leaves what is unread in place: the kernel reports to the peer that something was.
-pub(crate) fn disable_linger_of_unread(socket: BorrowedFd<'_>) {
-    const PEEK_OFFSET: SocketOption = SocketOption::socket(libc::SO_PEEK_OFF);
-    if rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes == 0) {
-        return;
-    }
-    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
-    // Each peek then begins where the one before has ended, which is after bytes with descriptors.
-    if socket_option::set_raw(socket, PEEK_OFFSET, &0_i32.to_ne_bytes()).is_err() {
-        return;
-    }
-    let mut bytes = [0_u8; 512];
-    let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
-    // SAFETY: the only span is a local array.
-    let peek = || unsafe { receive(socket.as_raw_fd(), &spans, libc::MSG_PEEK, discard) };
-    while peek().is_ok_and(|received| received.bytes > 0) {}
-}
-
 /// Closes a descriptor that a peer has passed, or a socket that it has connected, with whatever is unread in it. The
 /// kernel closes what a socket's queue holds with the socket, so that is received first: it may be another socket.
 pub fn discard(fd: OwnedFd) {

@@ -291,13 +291,6 @@ pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> 
 fn timespec(timeout_ns: Option<u64>) -> Option<libc::timespec> {
     timeout_ns.map(|ns| libc::timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ })
 }
-
-/// Sleeps, or until a signal.
-pub(crate) fn sleep_ms(timeout_ms: i32) {
-    // SAFETY: the number of entries is 0.
-    unsafe { call!(libc::SYS_poll, std::ptr::null_mut::<libc::pollfd>(), 0, timeout_ms) };
-}
-
 /// Returns the events of `fd` that are present now.
 pub fn poll_now(fd: i32, events: i16) -> i16 {
     poll_for(fd, events, 0)

@@ -11,19 +11,9 @@ pub fn note_process() {
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
 }
 
-/// Returns the PID of this process, without a system call if [`note_process`] was called.
-pub(crate) fn own_process() -> i32 {
-    match PROCESS.load(Ordering::Relaxed) {
-        0 => rustix::process::getpid().as_raw_nonzero().get(),
-        known => known,
-    }
-}
-
 /// Returns whether the caller is a child of `vfork`, which runs in the memory of its parent: what it does to
 /// descriptors must not change the parent's table.
 pub fn is_borrowed_memory() -> bool {
-    if sandbox::is_confined_without_children() {
-        return false;
-    }
-    PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
+    // Under a filter no call may be made that the program does not make, and all connections are the kernel's.
+    !sandbox::is_confined() && PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
 }

@@ -57,18 +57,6 @@ impl Lock {
     pub fn lock_without_guard(&self) {
         std::mem::forget(self.lock());
     }
-
-    /// Acquires the lock as [`Lock::lock_without_guard`] does. Returns false if it is still held after a short wait.
-    pub fn try_lock_without_guard(&self) -> bool {
-        (0..SPINS).any(|_| {
-            let is_mine = self.acquire_if_free();
-            if !is_mine {
-                rustix::thread::sched_yield();
-            }
-            is_mine
-        })
-    }
-
     /// Releases the lock.
     #[inline(always)]
     pub fn unlock(&self) {

@@ -30,14 +30,6 @@ impl<T> Locked<T> {
         // SAFETY: the guard above excludes all other accesses until the end of this function.
         access(unsafe { &mut *self.value.get() })
     }
-
-    /// Runs `access` on the value under the lock; `None` in a signal handler that has interrupted the holder.
-    pub(crate) fn with_unless_held<R>(&self, access: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let _guard = self.lock.lock_unless_held()?;
-        // SAFETY: the guard above excludes all other accesses until the end of this function.
-        Some(access(unsafe { &mut *self.value.get() }))
-    }
-
     /// Returns the value without acquiring the lock.
     ///
     /// # Safety

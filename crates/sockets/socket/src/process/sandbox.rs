@@ -1,23 +1,19 @@
 //! A system call filter (seccomp) that the program has put itself under.
 //!
 //! The filter was designed for a program on kernel TCP: one that allows `read`, `write` and `exit` suffices there, and
-//! it ends a process that makes any other call. From then on an established connection therefore makes the call that
-//! the program made and no other: see `connection::confined`. What that needs is prepared while all calls are still
-//! allowed. New sockets use the kernel only.
+//! it ends a process that makes any other call. So all connections go back to TCP before the filter is installed, and
+//! the library makes no call of its own from then on.
 //!
 //! The filter may apply to one thread only; the whole process counts as filtered, because its threads share locks.
 
-use crate::process::system;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The operations of `seccomp(2)` that install a filter.
 const SECCOMP_SET_MODE_STRICT: usize = 0;
 const SECCOMP_SET_MODE_FILTER: usize = 1;
 
 static IS_CONFINED: AtomicBool = AtomicBool::new(false);
-/// Number of children that the process had created when the filter was installed.
-static SPAWNS: AtomicU32 = AtomicU32::new(0);
 
 /// Returns whether the program has put this process under a filter. Called before a system call would be made, and
 /// never on the path of a byte that needs none.
@@ -26,15 +22,8 @@ pub fn is_confined() -> bool {
     IS_CONFINED.load(Ordering::Relaxed)
 }
 
-/// Returns whether this is certainly not a child of `vfork` in the memory of a filtered process, so that its PID need
-/// not be queried.
-pub(crate) fn is_confined_without_children() -> bool {
-    is_confined() && SPAWNS.load(Ordering::Relaxed) == system::spawns()
-}
-
 /// Records whether a filter of the program is in force.
 pub fn set_confined(is_confined: bool) {
-    SPAWNS.store(system::spawns(), Ordering::Relaxed);
     IS_CONFINED.store(is_confined, Ordering::SeqCst);
 }
 

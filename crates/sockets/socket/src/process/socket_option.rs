@@ -1,12 +1,8 @@
-//! Socket options of the kernel: `getsockopt(2)` and `setsockopt(2)` by raw system calls.
+//! Socket options of the kernel: `getsockopt(2)` by raw system calls.
 
 use crate::process::system::unit_or_error;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
-
-pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
-pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
-pub(crate) const SO_TIMESTAMPING_NEW: i32 = 65;
 
 /// A socket option, by its level and name as in `setsockopt(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,15 +13,6 @@ pub struct SocketOption {
     pub name: i32,
 }
 
-impl SocketOption {
-    pub(crate) const fn socket(name: i32) -> Self {
-        Self { level: libc::SOL_SOCKET, name }
-    }
-
-    pub(crate) const fn tcp(name: i32) -> Self {
-        Self { level: libc::IPPROTO_TCP, name }
-    }
-}
 
 /// Performs `getsockopt(2)`. Returns the number of bytes that the kernel wrote.
 pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut [u8]) -> Result<usize, Errno> {
@@ -37,21 +24,4 @@ pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut 
         crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length)
     };
     unit_or_error(result).map(|()| (length as usize).min(value.len()))
-}
-
-/// Performs `setsockopt(2)`.
-pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
-    let number = socket.as_raw_fd();
-    // SAFETY: `value` is readable for its length.
-    let result = unsafe {
-        crate::process::system::call!(
-            libc::SYS_setsockopt,
-            number,
-            option.level,
-            option.name,
-            value.as_ptr(),
-            value.len()
-        )
-    };
-    unit_or_error(result)
 }

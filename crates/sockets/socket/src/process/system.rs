@@ -4,27 +4,9 @@ use crate::descriptor::received::{self, Received};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Size of the kernel's signal set, which is smaller than libc's.
 pub(crate) const KERNEL_SIGSET_BYTES: usize = 8;
-
-/// Number of `fork`, `vfork` and `posix_spawn` calls of this process: a child may hold what was opened before one.
-static SPAWNS: AtomicU32 = AtomicU32::new(0);
-
-/// Counts a child that is about to be created.
-pub fn note_spawn() {
-    SPAWNS.fetch_add(1, Ordering::Relaxed);
-    // A child of `vfork` must find the marker: it runs in this memory and cannot create one that its parent would know.
-    crate::descriptor::hidden::prepare_inheritance();
-}
-
-/// Returns the number of children that this process has created.
-pub fn spawns() -> u32 {
-    SPAWNS.load(Ordering::Relaxed)
-}
-
 /// Runs `work` with all signals blocked, so that no handler interrupts it.
 pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
     let before = set_signal_mask(u64::MAX);
@@ -54,19 +36,6 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     unsafe { call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut before, size_of::<u64>()) };
     before
 }
-
-/// `sendfile(2)`.
-pub(crate) fn send_file(
-    to: BorrowedFd<'_>,
-    file: BorrowedFd<'_>,
-    offset: Option<&mut i64>,
-    len_bytes: usize,
-) -> Result<usize, Errno> {
-    let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // SAFETY: the offset is null or a reference to a writable number.
-    count_or_error(unsafe { call!(libc::SYS_sendfile, to.as_raw_fd(), file.as_raw_fd(), offset, len_bytes) })
-}
-
 /// Restores a signal mask when it is dropped.
 pub struct SignalMaskGuard(u64);
 
@@ -262,20 +231,6 @@ pub fn for_each_line(path: &CStr, take: &mut dyn FnMut(&str)) -> bool {
     result
 }
 
-/// Returns the inode of a socket, which identifies it. `None` where `fd` is not a socket.
-pub(crate) fn inode_of(fd: std::os::fd::RawFd) -> Option<u64> {
-    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
-    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
-    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
-}
-
-/// Returns whether a descriptor stays open through `exec`.
-pub(crate) fn is_inheritable(fd: std::os::fd::RawFd) -> bool {
-    // SAFETY: the descriptor is only queried, during a call of the program that names it.
-    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
-    flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
-}
-
 /// Checks whether the process may write files of `len_bytes`: beyond its limit the kernel sends SIGXFSZ, which ends it.
 ///
 /// # Errors
@@ -292,16 +247,6 @@ pub(crate) const RING: u8 = 1;
 pub fn ring(fd: i32) -> Result<(), Errno> {
     ring_with(fd, 0)
 }
-
-/// Sends a byte as [`ring`] does, for which the kernel also sends `SIGURG` to the owner that the other endpoint has
-/// set.
-///
-/// # Errors
-/// Those of `sendto(2)`; `OPNOTSUPP` from a kernel before Linux 5.15.
-pub fn ring_urgently(fd: i32) -> Result<(), Errno> {
-    ring_with(fd, libc::MSG_OOB)
-}
-
 fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
     let byte = [RING];
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -316,33 +261,6 @@ fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
 /// Maximum number of reads of 64 bytes from a lifeline at once: a peer that keeps ringing does not keep this process
 /// busy.
 const DRAINS_MAX: usize = 64;
-
-/// Number of wake-up bytes that may stay in a lifeline which several processes poll: far fewer than its buffer holds.
-/// The same number of processes may drain it at the same time.
-const RINGS_LEFT_MAX: i32 = 32;
-
-/// Removes surplus wake-up bytes from a lifeline that other processes watch edge-triggered: it stays readable, as they
-/// require when they poll, and never fills.
-pub fn drain_surplus_rings(fd: i32) {
-    for _ in 0..DRAINS_MAX {
-        if !has_surplus_rings(fd) || !take_surplus_ring(fd) {
-            return;
-        }
-    }
-}
-
-fn has_surplus_rings(fd: i32) -> bool {
-    let mut unread_bytes = 0_i32;
-    // SAFETY: the pointer is to a local number, which `FIONREAD` writes.
-    let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
-    result >= 0 && unread_bytes > RINGS_LEFT_MAX
-}
-
-/// Removes one byte only: other processes may have seen the same surplus, and each of them removes one as well.
-fn take_surplus_ring(fd: i32) -> bool {
-    receive_rings(fd, &mut [0]).is_ok_and(|received| received.bytes > 0)
-}
-
 /// Removes the wake-up bytes from a lifeline. Returns false at the end of the stream.
 ///
 /// # Errors
