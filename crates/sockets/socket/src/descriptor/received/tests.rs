@@ -59,22 +59,6 @@ fn a_socket_that_arrives_does_not_linger() {
     let (_, fds) = receive_all(&ours);
     assert_eq!((fds.len(), sockopt::socket_linger(&socket)), (2, Ok(None)));
 }
-
-#[test]
-fn sockets_that_are_unread_at_a_close_do_not_linger_and_stay_unread() {
-    let (ours, theirs) = pair();
-    let sockets = [(); 3].map(|()| lingering());
-    for socket in &sockets {
-        rustix::io::write(&theirs, &[0; 700]).unwrap();
-        send(&theirs, &[socket.as_fd()]);
-    }
-    disable_linger_of_unread(ours.as_fd());
-    assert_eq!(sockets.each_ref().map(sockopt::socket_linger), [Ok(None); 3]);
-    assert_eq!(rustix::io::ioctl_fionread(&ours), Ok(3 * 701));
-    drop(ours);
-    assert_eq!(rustix::io::read(&theirs, &mut [0; 1]), Err(Errno::CONNRESET), "the peer has left bytes unread");
-}
-
 #[test]
 fn a_socket_in_the_queue_of_a_discarded_one_does_not_linger() {
     let socket = lingering();
