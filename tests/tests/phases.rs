@@ -200,14 +200,6 @@ fn connections_of_every_age_behave_as_over_kernel_tcp() {
 }
 
 #[test]
-fn epoll_reports_two_connections_of_a_client_in_the_order_of_its_sends() {
-    let rack = Rack::new();
-    let mut command = rack.require_lane(python());
-    let finished = Process::start(command.arg(package_file("python/event_order.py"))).wait(RUN_LIMIT).must_succeed();
-    assert_eq!(finished.stdout.trim(), "0", "of 100");
-}
-
-#[test]
 fn a_star_in_a_pattern_matches_anything() {
     assert!(
         matches_pattern("exit_*_recv", "exit_unread_recv")

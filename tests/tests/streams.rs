@@ -138,22 +138,14 @@ fn living_connections_go_back_to_tcp_when_lanes_are_switched_off() {
     assert_eq!(exchange(), before, "by TCP");
 }
 
-/// Makes round trips for longer than `--require-lane` waits, after a statement.
-const PATIENT_CLIENT: &str = "
-import os, resource, socket, sys, time
-exec(sys.argv[2])
-connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
-for _ in range(40):
-    connection.sendall(b'x')
-    connection.recv(1)
-    time.sleep(0.05)
-";
-
 /// Returns what `--require-lane` prints for a client that runs a statement first.
 #[track_caller]
 fn refusal(rack: &Rack, port: u16, statement: &str) -> String {
     let mut command = rack.require_lane(python());
-    let finished = Process::start(command.args(["-c", PATIENT_CLIENT, &port.to_string(), statement])).wait(WAIT_MAX);
+    let finished = Process::start(
+        command.arg(package_file("python/patient_client.py")).args([&port.to_string(), statement]),
+    )
+    .wait(WAIT_MAX);
     assert!(finished.stderr.contains("Connection reset by peer"), "{finished}");
     finished.stderr.lines().find(|line| line.starts_with("crosslane: ")).unwrap_or_default().to_owned()
 }
@@ -164,10 +156,10 @@ fn a_refusal_names_its_reason() {
     let (server, bare) = (echo_server(|| run(&rack)), echo_server(|| rack.bare_command(python())));
     let names = |line: String, reason: &str| assert!(line.contains(&format!("no lane: {reason}; refused")), "{line}");
     names(refusal(&rack, bare.port, ""), "the peer has not announced itself (16)");
-    let limited = "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))";
+    let limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))";
     names(refusal(&rack, server.port, limited), "the address space of this process is limited (71)");
     if is_root() {
-        names(refusal(&rack, server.port, "os.setuid(65534)"), "the rack directory belongs to another user (73)");
+        names(refusal(&rack, server.port, "import os; os.setuid(65534)"), "the rack directory belongs to another user (73)");
     }
     Process::start(rack.crosslane("lanes").arg("off")).wait(WAIT_MAX).must_succeed();
     names(refusal(&rack, server.port, ""), "lanes are off (64)");
