@@ -166,7 +166,8 @@ fn lanes_pass() {
     let rack = Rack::new();
     let is_explained = |name: &str| EXPLAINED.iter().any(|difference| difference.check == name);
     let (explained, others): (Vec<_>, Vec<_>) = listed().into_iter().partition(|name| is_explained(name));
-    let mut result = SuiteResult::run(&rack, rack.run(&[], c::semantics()).args(others).env("SEMANTICS_ROUNDS", ROUNDS));
+    let mut result =
+        SuiteResult::run(&rack, rack.run(&[], c::semantics()).args(others).env("SEMANTICS_ROUNDS", ROUNDS));
     // They are not run: some of them would take until their time-out.
     result.verdicts.extend(explained.into_iter().map(|name| (name, Verdict::Failed(String::new()))));
     result.must_be_complete();

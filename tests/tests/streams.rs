@@ -142,10 +142,9 @@ fn living_connections_go_back_to_tcp_when_lanes_are_switched_off() {
 #[track_caller]
 fn refusal(rack: &Rack, port: u16, statement: &str) -> String {
     let mut command = rack.require_lane(python());
-    let finished = Process::start(
-        command.arg(package_file("python/patient_client.py")).args([&port.to_string(), statement]),
-    )
-    .wait(WAIT_MAX);
+    let finished =
+        Process::start(command.arg(package_file("python/patient_client.py")).args([&port.to_string(), statement]))
+            .wait(WAIT_MAX);
     assert!(finished.stderr.contains("Connection reset by peer"), "{finished}");
     finished.stderr.lines().find(|line| line.starts_with("crosslane: ")).unwrap_or_default().to_owned()
 }
@@ -159,7 +158,10 @@ fn a_refusal_names_its_reason() {
     let limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))";
     names(refusal(&rack, server.port, limited), "the address space of this process is limited (71)");
     if is_root() {
-        names(refusal(&rack, server.port, "import os; os.setuid(65534)"), "the rack directory belongs to another user (73)");
+        names(
+            refusal(&rack, server.port, "import os; os.setuid(65534)"),
+            "the rack directory belongs to another user (73)",
+        );
     }
     Process::start(rack.crosslane("lanes").arg("off")).wait(WAIT_MAX).must_succeed();
     names(refusal(&rack, server.port, ""), "lanes are off (64)");

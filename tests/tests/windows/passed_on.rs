@@ -79,73 +79,6 @@ print(os.pread(own, 6, 0) == os.pread(os.open(sys.argv[3], os.O_RDONLY), 6, 0))
     assert_eq!(output, "True\n");
 }
 
-/// The receiver maps a device that the sender names.
-#[test]
-fn a_connection_on_a_device_is_accepted_only_from_the_same_user_or_root() {
-    if crate::is_pending("the descriptor is a kernel TCP socket, which any user may be given") {
-        return;
-    }
-    let output = run_sender(
-        &Nodes::start_as(WRITE_COMBINED),
-        r#"
-def send_to(kind, uid):
-    theirs = socket.socket(socket.AF_UNIX, kind)
-    theirs.bind(f"\0crosslane-test-{os.getpid()}-{kind}-{uid}")
-    if kind == socket.SOCK_STREAM:
-        theirs.listen()
-    receiver = start('''
-carrier = socket.socket(fileno=int(sys.argv[1]))
-if carrier.type == socket.SOCK_STREAM:
-    carrier = carrier.accept()[0]
-fds = socket.recv_fds(carrier, 10, 4)[1]
-assert len(fds) == 1, fds
-print(socket.socket(fileno=fds[0]).family.name)
-''', theirs)
-    os.seteuid(uid)
-    with socket.socket(socket.AF_UNIX, kind) as ours:
-        ours.connect(theirs.getsockname())
-        socket.send_fds(ours, [b"x"], [server.fileno()])
-    os.seteuid(OWN)
-    return receiver.communicate()[0].strip()
-OWN, NOBODY = os.geteuid(), 65534
-say("same user", send_to(socket.SOCK_STREAM, OWN))
-say("unknown", send_to(socket.SOCK_DGRAM, OWN))
-# Only root can change its user.
-say("another", send_to(socket.SOCK_STREAM, NOBODY) if OWN == 0 else "AF_UNIX")
-talk(server, b"after all")
-"#,
-    );
-    assert_eq!(output, "same user AF_INET\nunknown AF_UNIX\nanother AF_UNIX\n");
-}
-
-/// A connection in self-describing memory takes two of a message's 253 descriptors, one on a device takes three.
-#[test]
-fn a_message_with_more_connections_than_it_has_room_for_is_refused_as_a_whole() {
-    if crate::is_pending("each connection is one descriptor") {
-        return;
-    }
-    for (way, most) in [(DIRECT, 126), (WRITE_COMBINED, 84)] {
-        let script = r#"
-ours, theirs = socket.socketpair()
-receiver = start('''
-fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 10, 253)[1]
-talk(socket.socket(fileno=fds[-1]), b"the last one")
-print(len(fds))
-''', theirs)
-try:
-    socket.send_fds(ours, [b"x"], [server.fileno()] * (MOST + 1))
-    sys.exit("one too many was sent")
-except OSError as error:
-    say(errno.errorcode[error.errno])
-talk(server, b"refused")
-socket.send_fds(ours, [b"x"], [server.fileno()] * MOST)
-say(receiver.communicate()[0].strip())
-"#;
-        let output = run_sender(&Nodes::start_as(way), &format!("MOST = {most}\n{script}"));
-        assert_eq!(output, format!("EINVAL\n{most}\n"));
-    }
-}
-
 #[test]
 fn a_connection_passed_back_to_its_holder_is_the_same_one() {
     for way in DIRECT_SETTINGS {
@@ -191,40 +124,6 @@ say(receiver.communicate()[0].strip())
 "#,
     );
     assert_eq!(output, "its own its own\n");
-}
-
-/// The connection's hidden descriptors were closed to make room for descriptors of the program.
-#[test]
-fn a_connection_whose_memory_was_closed_cannot_be_passed_on() {
-    if crate::is_pending("the connection goes back to kernel TCP, which needs no memory") {
-        return;
-    }
-    let output = run_sender(
-        &Nodes::start_as(DIRECT),
-        r#"
-ours, theirs = socket.socketpair()
-# However many the machine allows.
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-files = []
-try:
-    while True:
-        files.append(os.open("/dev/null", os.O_RDONLY))
-except OSError as error:
-    say(errno.errorcode[error.errno])
-try:
-    files.append(socket.socket().detach())
-except OSError:
-    pass # The room that was made is above the limit.
-[os.close(file) for file in files]
-try:
-    socket.send_fds(ours, [b"x"], [server.fileno()])
-    say("sent")
-except OSError as error:
-    say(errno.errorcode[error.errno])
-talk(server, b"still there")
-"#,
-    );
-    assert_eq!(output, "EMFILE\nETOOMANYREFS\n");
 }
 
 #[test]

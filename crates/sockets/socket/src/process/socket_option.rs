@@ -13,7 +13,6 @@ pub struct SocketOption {
     pub name: i32,
 }
 
-
 /// Performs `getsockopt(2)`. Returns the number of bytes that the kernel wrote.
 pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut [u8]) -> Result<usize, Errno> {
     let mut length = value.len() as libc::socklen_t;
