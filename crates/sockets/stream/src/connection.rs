@@ -13,6 +13,7 @@
 mod calls;
 mod counts;
 mod lanes;
+mod lifetime;
 mod meet;
 mod processes;
 mod readiness;

@@ -5,6 +5,7 @@
 //! descriptor that the program does not see takes the place of the closed one, until the last such call returns.
 //! Without such calls, a close does nothing of this.
 
+use super::lifetime::Lifetime;
 use super::{Connection, Use};
 use crate::kernel::Tcp;
 use rustix::io::Errno;
@@ -13,7 +14,7 @@ use socket::process::clock::{TICKS_PER_MICROSECOND, ticks};
 use socket::process::threads;
 use std::cell::Cell;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Microseconds that a close waits for a call of another thread to sleep, which polls for some tens of microseconds.
 const CALL_SETTLE_US_MAX: u64 = 5_000;
@@ -26,12 +27,10 @@ const RECHECKS_DOUBLED_MAX: u32 = 14;
 
 /// The calls of a connection that have slept and not returned.
 pub(super) struct Calls {
-    count: AtomicU32,
+    lifetime: Lifetime,
     /// A call polls, and will sleep if it finds nothing. Calls of several threads may overwrite each other's mark: a
     /// close that does not see a call ends it.
     is_polled: AtomicBool,
-    /// Closed; the last call to return ends the connection.
-    is_closing: AtomicBool,
     /// The slot of the hidden descriptor that takes the place of the program's; [`NOT_RETAINED`] before a close.
     retained_slot: AtomicI32,
 }
@@ -39,9 +38,8 @@ pub(super) struct Calls {
 impl Default for Calls {
     fn default() -> Self {
         Self {
-            count: AtomicU32::new(0),
+            lifetime: Lifetime::default(),
             is_polled: AtomicBool::new(false),
-            is_closing: AtomicBool::new(false),
             retained_slot: AtomicI32::new(NOT_RETAINED),
         }
     }
@@ -60,9 +58,8 @@ impl Calls {
 
     /// Forgets the calls in the child of a fork, which has none of those threads, and what they have retained.
     pub fn reset_after_fork(&self) {
-        self.count.store(0, Ordering::Relaxed);
+        self.lifetime.reset();
         self.is_polled.store(false, Ordering::Relaxed);
-        self.is_closing.store(false, Ordering::Relaxed);
         drop(self.take_retained());
         CURRENT.with(|current| current.0.set(None));
     }
@@ -76,17 +73,10 @@ impl Calls {
     fn has_slept(&self, own_calls: u32) -> bool {
         let begun_ticks = ticks();
         let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
-        while self.is_polled.load(Ordering::SeqCst) && self.count.load(Ordering::SeqCst) <= own_calls && !is_time_up() {
+        while self.is_polled.load(Ordering::SeqCst) && self.lifetime.calls() <= own_calls && !is_time_up() {
             rustix::thread::sched_yield();
         }
-        self.count.load(Ordering::SeqCst) > own_calls
-    }
-
-    /// Leaves a close to the last call. Returns `false` if there is none any more.
-    fn defer_close(&self) -> bool {
-        self.is_closing.store(true, Ordering::SeqCst);
-        // A call that returned before the store saw no close to finish; one that returns after it does.
-        self.count.load(Ordering::SeqCst) != 0 || !self.is_closing.swap(false, Ordering::SeqCst)
+        self.lifetime.calls() > own_calls
     }
 }
 
@@ -136,7 +126,7 @@ impl BlockingCall {
         if before.is_some_and(|it| std::ptr::eq(it, connection)) {
             return; // Already counted, by a call that a handler has interrupted or left.
         }
-        connection.calls.count.fetch_add(1, Ordering::SeqCst);
+        connection.calls.lifetime.begin_call();
         before.into_iter().for_each(Connection::end_call);
     }
 
@@ -169,7 +159,7 @@ impl Drop for BlockingCall {
 impl Connection {
     /// Ends a call that has slept.
     fn end_call(&'static self) {
-        if self.calls.count.fetch_sub(1, Ordering::SeqCst) == 1 && self.calls.is_closing.swap(false, Ordering::SeqCst) {
+        if self.calls.lifetime.end_call() {
             self.end_retained();
         }
     }
@@ -201,9 +191,9 @@ impl Connection {
     pub(super) fn close_retained(&'static self) {
         if is_current(self) {
             CURRENT.with(|current| current.0.set(None));
-            self.calls.count.fetch_sub(1, Ordering::SeqCst);
+            self.calls.lifetime.forget_call();
         }
-        if !self.calls.defer_close() {
+        if self.calls.lifetime.close() {
             self.end_retained();
         }
     }
