@@ -14,8 +14,7 @@ use system_tests::{Process, Rack};
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 /// Over kernel TCP the results of a scenario do not depend on the age, so few ages are enough.
 const TCP_AGES: &[&str] = &["unaccepted", "fresh"];
-/// Number of times that all runs are repeated if some differ; only what differs each time fails. Two connections may
-/// be reported in the other order: in 6% of the runs named epoll_order_ with 16 at once (docs/results/connections.md).
+/// Number of times that all runs are repeated if some differ; only what differs each time fails.
 const REPETITIONS_MAX: usize = 3;
 /// Seeds, and the ages of the connections with each. "middle" has two seeds, because a seed chooses the acting
 /// endpoint.

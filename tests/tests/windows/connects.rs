@@ -1,5 +1,5 @@
-//! Connects to another node while the proxy or the monitor of the program's own does not answer. The kernel connects to
-//! a proxy that does not run, and the program goes on.
+//! Connects to another node while the proxy or the monitor of this one does not answer. The kernel connects to a proxy
+//! that does not run, and the program goes on.
 //!
 //! Each program prints `pending` once its calls have returned, and only then does the proxy continue: a call that waited
 //! for it would have a different result.
