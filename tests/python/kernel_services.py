@@ -1,5 +1,5 @@
-"""What the kernel offers for its connections, of connections that are busy. Prints a line "CHECK: RESULT" for each check;
-with and without lanes the lines are the same.
+"""What the kernel offers for its connections, of connections that are busy. Prints a line "CHECK: RESULT" for each
+check; with and without lanes the lines are the same.
 
 Usage: kernel_services.py
 """
