@@ -1,8 +1,8 @@
 //! Connects to another node while the proxy or the monitor of this one does not answer. The kernel connects to a proxy
 //! that does not run, and the program goes on.
 //!
-//! Each program prints `pending` once its calls have returned, and only then does the proxy continue: a call that waited
-//! for it would have a different result.
+//! Each program prints `pending` once its calls have returned, and only then does the proxy continue: a call that
+//! waited for it would have a different result.
 
 use std::process::Command;
 
