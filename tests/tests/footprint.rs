@@ -124,17 +124,18 @@ fn unread_bytes(command: &mut Command) -> Vec<[u64; 4]> {
     lines.map(|line| numbers(line).unwrap_or_else(|| panic!("'{line}': {finished}"))).collect()
 }
 
+/// A lane holds half of `SO_SNDBUF`, so that TCP can take all of it back at once.
 #[test]
-fn a_sender_whose_peer_does_not_read_is_accepted_one_to_two_times_what_tcp_accepts() {
+fn a_sender_whose_peer_does_not_read_is_accepted_a_fifth_to_all_of_what_tcp_accepts() {
     let by_tcp = unread_bytes(&mut Command::new(python()));
-    let by_lanes = unread_bytes(&mut Rack::new().require_lane(python()));
+    let by_lanes = unread_bytes(&mut Rack::new().run(&[], python()));
     assert_eq!((by_tcp.len(), by_lanes.len()), (12, 12));
     for (tcp, lane) in by_tcp.iter().zip(&by_lanes) {
         let [.., write_bytes, accepted_by_tcp] = *tcp;
         let [.., accepted] = *lane;
         assert_eq!(tcp[..3], lane[..3]);
         // The last write may be partial.
-        let bounds = accepted_by_tcp.saturating_sub(write_bytes)..=2 * accepted_by_tcp + write_bytes;
+        let bounds = (accepted_by_tcp / 5).saturating_sub(write_bytes)..=accepted_by_tcp + write_bytes;
         assert!(bounds.contains(&accepted), "{lane:?} over a lane, {tcp:?} over TCP");
     }
 }
