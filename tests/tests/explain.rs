@@ -559,6 +559,31 @@ time.sleep(1000)
 }
 
 #[test]
+fn a_connection_that_two_processes_hold_is_told_apart() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let script = "\
+import os, socket, sys, time
+def exchange(connection):
+    for _ in range(50):
+        connection.sendall(b'x')
+        connection.recv(1)
+moved, young = (socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for _ in range(2))
+exchange(moved)
+if os.fork() == 0:
+    time.sleep(1000)
+exchange(moved)
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let program = ready(rack.run(&[], paths::python()).args(["-c", script, &listener.port.to_string()]));
+    let sockets = sockets_of(&program);
+    let reasons: Vec<&Value> = sockets.iter().map(|socket| &socket["reason"]).collect();
+    assert_eq!(reasons, ["shared_socket"; 2], "{sockets:?}");
+    assert!(sockets.iter().all(|socket| socket["path"] == "kernel"), "{sockets:?}");
+}
+
+#[test]
 fn a_connection_between_nodes_is_on_a_window() {
     let nodes = LocalNodes::of_file(&local_nodes::with_long_silence(&local_nodes::example(&["--nodes", "2"])));
     nodes.finish("up", &[]).must_succeed();

@@ -101,23 +101,28 @@ impl<'a> Examination<'a> {
         let state = in_kernel.map_or(State::Unconnected, |socket| socket.state);
         Some(match (recorded, state) {
             (_, State::Listening) => self.listener(fd, in_kernel),
-            (Some(recorded), _) if recorded.path != DataPath::Kernel && self.why_left_lanes(recorded).is_none() => {
+            (Some(recorded), _)
+                if recorded.path != DataPath::Kernel && self.why_left_lanes(recorded, inode).is_none() =>
+            {
                 self.with_lane(fd, recorded, in_kernel)
             }
-            _ => self.in_kernel(fd, recorded, in_kernel),
+            _ => self.in_kernel((fd, inode), recorded, in_kernel),
         })
     }
 
-    /// Returns why a connection that has met its other end has gone back to kernel TCP for good, if it has. By what it
+    /// Returns why a connection that has met its other end has gone back to kernel TCP, if that is known. By what it
     /// receives is noted only by its next receive.
-    fn why_left_lanes(&self, recorded: &Connection) -> Option<FallbackReason> {
+    fn why_left_lanes(&self, recorded: &Connection, inode: u64) -> Option<FallbackReason> {
         if recorded.path == DataPath::Kernel || !recorded.sends_on_tcp {
             return None;
         }
         if self.is_switched_off() {
             return Some(FallbackReason::SwitchedOff);
         }
-        self.is_confined().then_some(FallbackReason::Sandbox)
+        if self.is_confined() {
+            return Some(FallbackReason::Sandbox);
+        }
+        self.processes.is_shared(inode).then_some(FallbackReason::SharedSocket)
     }
 
     /// Returns whether the program's library has counted that a sandbox denies it lanes, also by a filter that the
@@ -171,16 +176,21 @@ impl<'a> Examination<'a> {
         }
     }
 
-    fn in_kernel(&self, fd: i32, recorded: Option<&Connection>, socket: Option<&'a TcpSocket>) -> Socket<'a> {
+    fn in_kernel(
+        &self,
+        (fd, inode): (i32, u64),
+        recorded: Option<&Connection>,
+        socket: Option<&'a TcpSocket>,
+    ) -> Socket<'a> {
         let connected = socket.filter(|socket| socket.peer.port() != 0);
         let role = recorded.map(|recorded| recorded.role.into());
         let role = role.or_else(|| connected.map(|socket| self.likely_role(socket)));
         let other_side = connected.and_then(|socket| self.other_side(socket));
-        let known = recorded.and_then(|recorded| recorded.reason.or_else(|| self.why_left_lanes(recorded)));
+        let known = recorded.and_then(|recorded| recorded.reason.or_else(|| self.why_left_lanes(recorded, inode)));
         let reason = match known {
             _ if connected.is_none() => self.program.obstacle().map_or(Reason::NotConnected, Reason::Program),
             Some(known) => self.recorded_reason(known, connected, other_side.as_ref()),
-            None => self.unrecorded_reason(fd, connected, other_side.as_ref()),
+            None => self.unrecorded_reason((fd, inode), connected, other_side.as_ref()),
         };
         let is_known = !matches!(reason, Reason::OtherRelease | Reason::Unpublished);
         Socket {
@@ -231,16 +241,25 @@ impl<'a> Examination<'a> {
     }
 
     /// Returns the reason for a connection of which the library has recorded none.
-    fn unrecorded_reason(&self, fd: i32, socket: Option<&TcpSocket>, other: Option<&OtherSide<'_>>) -> Reason {
+    fn unrecorded_reason(
+        &self,
+        (fd, inode): (i32, u64),
+        socket: Option<&TcpSocket>,
+        other: Option<&OtherSide<'_>>,
+    ) -> Reason {
         if let Some(obstacle) = self.program.obstacle() {
             return Reason::Program(obstacle);
         }
         let own = || self.of_program(socket.and_then(|socket| self.server_port(socket)));
-        let option = || self.program.raises_signals(fd).then_some(Reason::Recorded(FallbackReason::SocketOption));
-        let sandbox = || self.is_confined().then_some(Reason::Recorded(FallbackReason::Sandbox));
+        let by_socket = || {
+            let option = self.program.raises_signals(fd).then_some(FallbackReason::SocketOption);
+            let sandbox = || self.is_confined().then_some(FallbackReason::Sandbox);
+            let shared = || self.processes.is_shared(inode).then_some(FallbackReason::SharedSocket);
+            option.or_else(sandbox).or_else(shared).map(Reason::Recorded)
+        };
         let unpublished = || self.program.is_unpublished().then_some(Reason::Unpublished);
         let of_other = || self.of_other_side(socket, other);
-        own().or_else(of_other).or_else(option).or_else(sandbox).or_else(unpublished).unwrap_or(Reason::NotBusy)
+        own().or_else(of_other).or_else(by_socket).or_else(unpublished).unwrap_or(Reason::NotBusy)
     }
 
     /// Returns why a connection has no lane, from what is known of its other side. A proxy says nothing of the program
