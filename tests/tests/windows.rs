@@ -9,7 +9,7 @@ use system_tests::{Process, WAIT_MAX, paths, port, wait_until};
 
 use nodes::{
     ALL_SETTINGS, BY_PROXIES, DIRECT, DIRECT_SETTINGS, HALF_COMBINED, MODELLED, NODES, NON_COHERENT, Nodes, Settings,
-    WRITE_COMBINED, address, assert_direct,
+    WRITE_COMBINED, address,
 };
 
 #[path = "windows/connects.rs"]
@@ -85,7 +85,7 @@ fn talk_directly(nodes: &Nodes) {
     for own in 0..2 {
         let report = nodes.wait_for_free_spans(own, 1);
         assert_eq!(report.connections_total, 1);
-        assert_direct(&report);
+        nodes.assert_direct(&report);
     }
 }
 
@@ -247,7 +247,7 @@ say(epoll.poll(20) != [], server.recv(1))
         port,
     );
     assert_eq!(output, "True b''\n");
-    assert_direct(&nodes.report(0));
+    nodes.assert_direct(&nodes.report(0));
 }
 
 #[test]
@@ -273,7 +273,7 @@ say(os.waitpid(child, 0)[1])
         port,
     );
     assert_eq!(output, "0\n");
-    assert_direct(&nodes.wait_for_free_spans(0, 1));
+    nodes.assert_direct(&nodes.wait_for_free_spans(0, 1));
 }
 
 /// A program that has not noticed the loss of its link may still store into the other node's window.
