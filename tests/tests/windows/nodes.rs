@@ -187,7 +187,7 @@ pub struct Settings {
 pub struct Nodes {
     pub nodes: Vec<Node>,
     /// The proxies forward connections, although there are spans.
-    is_forwarded: bool,
+    pub is_forwarded: bool,
     _server: Process,
     /// The memory of the device, if it has no server.
     pub memory: OwnedFd,
@@ -294,13 +294,18 @@ impl Nodes {
         assert!(self.is_forwarded || is_direct, "{report:?}");
     }
 
-    /// A command that runs a Python program, which begins with [`COMMON`], on a node.
-    pub fn python(&self, node: usize, script: &str, port: u16) -> Command {
-        let script = format!("{COMMON}\n{script}");
+    /// A command that runs a program on a node, and requires lanes.
+    pub fn run(&self, node: usize, tool: &str) -> Command {
         let library = crate::library();
         let mut options = vec!["--node", NODES[node], "--require-lane"];
         options.extend(library.as_deref().into_iter().flat_map(|library| ["--library", library]));
-        let mut command = self.nodes[node].rack.run(&options, paths::tool("python3"));
+        self.nodes[node].rack.run(&options, paths::tool(tool))
+    }
+
+    /// A command that runs a Python program, which begins with [`COMMON`], on a node.
+    pub fn python(&self, node: usize, script: &str, port: u16) -> Command {
+        let script = format!("{COMMON}\n{script}");
+        let mut command = self.run(node, "python3");
         command.args(["-c", &script]).arg(SocketAddr::from((address(1), port)).ip().to_string()).arg(port.to_string());
         command
     }

@@ -218,7 +218,11 @@ mod tests {
         (kind, role, rest).prop_map(|(kind, role, (words, bytes, window))| {
             let [cookie, netns_cookie, a, b, c, d, secret] = words;
             let counts = Counts { written: a.max(b), acked: a.min(b), received: c.max(d), consumed: c.min(d) };
-            let memory = if matches!(kind, Kind::No(_)) { Memory::default() } else { Memory { window, ..Memory::own(bytes, secret) } };
+            let memory = if matches!(kind, Kind::No(_)) {
+                Memory::default()
+            } else {
+                Memory { window, ..Memory::own(bytes, secret) }
+            };
             Message { kind, role, cookie, netns_cookie, counts, memory }
         })
     }

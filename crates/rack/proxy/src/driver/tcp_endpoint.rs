@@ -59,7 +59,10 @@ enum Span {
     /// Proposed to the other proxy, which has not answered.
     Proposed(Box<SpanProposal>, Secrets),
     /// Accepted by both proxies, until the connection is over at this node.
-    Granted { grant: SpanGrant, is_attached: bool },
+    Granted {
+        grant: SpanGrant,
+        is_attached: bool,
+    },
 }
 
 impl TcpEndpoint {
@@ -277,7 +280,8 @@ impl LocalEndpoint for TcpEndpoint {
 
     fn poll_lifeline(&mut self) {
         self.with((), Relay::note_events);
-        if let (Span::Granted { grant, is_attached: is_attached @ false }, Some(relay)) = (&mut self.span, &mut self.relay)
+        if let (Span::Granted { grant, is_attached: is_attached @ false }, Some(relay)) =
+            (&mut self.span, &mut self.relay)
             && relay.is_attached()
         {
             *is_attached = true;
