@@ -1,6 +1,7 @@
 //! Two nodes on this machine whose programs reach each other only through emulated windows, by way of two proxies. The
 //! test acts as both monitors: it trains the link and answers programs that request another node's listener.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 
 use control::proxy::FromProxy;
@@ -14,6 +15,8 @@ use nodes::{
 
 #[path = "windows/connects.rs"]
 mod connects;
+#[path = "windows/conversations.rs"]
+mod conversations;
 #[path = "windows/endings.rs"]
 mod endings;
 #[path = "windows/failover.rs"]
@@ -53,6 +56,40 @@ fn programs_communicate_through_windows_of_a_modelled_link() {
 #[test]
 fn programs_store_into_windows_themselves_and_the_proxies_see_no_byte() {
     [DIRECT, WRITE_COMBINED, NON_COHERENT].map(Nodes::start_as).iter().for_each(talk_directly);
+}
+
+/// As the proxies count what they copy.
+#[test]
+fn the_proxies_copy_nothing_once_the_streams_have_moved() {
+    let nodes = Nodes::start_as(DIRECT);
+    let (_server, port) = nodes.serve(ECHO);
+    let (client, mut input) = Process::start_with_input(&mut nodes.python(
+        0,
+        r#"
+with socket.create_connection(address, timeout=20) as server:
+    for size in [8] * 100 + [0] + [8] * 1000 + [100_000] * 50:
+        if size == 0:
+            say("moved")
+            sys.stdin.readline()
+        data = os.urandom(size)
+        server.sendall(data)
+        assert read(server, size) == data
+    say("echoed")
+    sys.stdin.readline()
+"#,
+        port,
+    ));
+    let copied = |output: &str| {
+        client.wait_until(output, WAIT_MAX, |client| client.stdout().contains(output));
+        [0, 1].map(|own| {
+            let report = nodes.report(own);
+            assert_eq!((report.direct_open, report.direct_total, report.direct_missed), (1, 1, 0), "{report:?}");
+            report.bytes_copied
+        })
+    };
+    let before = copied("moved");
+    writeln!(input, "go on").expect("a program that reads");
+    assert_eq!(copied("echoed"), before);
 }
 
 /// Checks only a lower bound; benchmarks measure the time.
