@@ -131,6 +131,11 @@ pub fn read(socket: BorrowedFd<'_>, role: Role) -> Result<Counts, Reason> {
     Err(Reason::Busy)
 }
 
+/// Returns the bytes that the kernel has not sent, or whose receipt the peer's kernel has not acknowledged.
+pub fn unacknowledged(socket: BorrowedFd<'_>) -> Option<u64> {
+    bytes::<SIOCOUTQ>(socket).ok()
+}
+
 /// Returns whether the program may still write to a TCP socket: it is connected, and not shut down for sending.
 pub fn is_open_for_sending(socket: BorrowedFd<'_>) -> bool {
     let state: Option<[u8; 1]> = system::option(socket, libc::IPPROTO_TCP, libc::TCP_INFO);

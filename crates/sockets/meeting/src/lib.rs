@@ -55,7 +55,7 @@ pub use accepting::{Accepting, Step};
 pub use announce::Announcement;
 pub use counts::{Counts, Role};
 pub use endpoint::Endpoint;
-pub use message::Memory;
+pub use message::{Memory, Window};
 pub use met::Met;
 pub use name::{Key, name};
 pub use proposal::{Answer, Proposal};

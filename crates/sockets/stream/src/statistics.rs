@@ -162,7 +162,8 @@ fn shown(reason: Reason) -> FallbackReason {
         | Reason::Cookie
         | Reason::Malformed
         | Reason::Descriptors
-        | Reason::Memory => FallbackReason::HandshakeFailed,
+        | Reason::Memory
+        | Reason::Window => FallbackReason::HandshakeFailed,
     }
 }
 

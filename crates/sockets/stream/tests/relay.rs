@@ -196,7 +196,7 @@ impl Hostile {
         let endpoint = Endpoint::of(socket.as_fd(), Role::Connected).expect("a connection");
         let mut proposal = Proposal::connect(&Key::from([7; 16]), &endpoint, &policy).expect("an announcement");
         let (mine, descriptor) = EndMemory::create(3 << 20).expect("memory");
-        let memory = Memory { bytes: mine.region().len_bytes() as u64, secret: 5 };
+        let memory = Memory::own(mine.region().len_bytes() as u64, 5);
         proposal.send(socket.as_fd(), &Offer { descriptor: descriptor.as_fd(), memory }).expect("a peer");
         relay.note_events();
         assert!(relay.has_met());

@@ -11,6 +11,8 @@ use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
 use segment::{Receiver, Sender};
 use socket::accounting::memory_budget;
 use socket::descriptor::hidden;
+use socket::rendezvous::handshake::WindowSpans;
+use socket::rendezvous::window_segment;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
@@ -41,7 +43,7 @@ impl OwnMemory {
         let mut secret = [0_u8; 8];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let bytes = memory.region().len_bytes() as u64;
-        let offered = Memory { bytes, secret: u64::from_ne_bytes(secret) | 1 };
+        let offered = Memory::own(bytes, u64::from_ne_bytes(secret) | 1);
         Ok(Self { memory, descriptor: Some(descriptor), offered })
     }
 
@@ -62,12 +64,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Maps the memory of the peer.
+    /// Maps the memory of the peer, or the spans of windows that take the place of both memories: only a proxy has
+    /// those.
     ///
     /// # Errors
     /// `INVAL` if it is not what it has to be.
-    pub fn open(own: OwnMemory, met: &Met) -> Result<Self, Errno> {
+    pub fn open(own: OwnMemory, met: &Met, is_peer_proxy: bool) -> Result<Self, Errno> {
         memory_budget::init_limits();
+        if let Some(window) = met.incoming.window {
+            let spans = WindowSpans::of_kind(window.kind, window.inbound_offset, window.outbound_offset);
+            let spans = spans.filter(|_| is_peer_proxy).ok_or(Errno::INVAL)?;
+            let [inbound, outbound] = window_segment::map_for_reader(met.peer_memory.as_fd(), spans)?;
+            let (mine, peers) = (EndMemory::in_window(outbound), PeerMemory::in_window(inbound));
+            return Ok(Self { mine, peers, state: Region::heap(OWN_STATE_BYTES) });
+        }
         let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
         Ok(Self { mine: own.memory, peers, state: Region::heap(OWN_STATE_BYTES) })
     }
@@ -137,8 +147,20 @@ impl OutLane {
     pub fn may_begin(&mut self, tcp: Tcp) -> bool {
         let room = tcp.room();
         if room >= ROOM_BYTES_MIN {
-            self.producer.set_capacity(room.min(CAPACITY_BYTES_MAX_OWN));
+            self.set_room(room);
         }
+        room >= ROOM_BYTES_MIN
+    }
+
+    /// Bounds the lane by what TCP has room for. Returns whether that is enough for the lane.
+    fn set_room(&mut self, room: usize) -> bool {
+        if self.mine.is_in_window() {
+            // The large ring has a fixed size. Without room for that, a lane that begins stays in the small one.
+            let is_enough = room >= ends::WINDOW_RING_BYTES;
+            self.producer.set_capacity(if is_enough { room } else { 1 });
+            return is_enough;
+        }
+        self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
         room >= ROOM_BYTES_MIN
     }
 
@@ -196,9 +218,7 @@ impl OutLane {
 
     /// Notes that the socket may have room for another number of bytes. Returns whether that is enough for a lane.
     pub fn note_send_buffer(&mut self, tcp: Tcp) -> bool {
-        let room = tcp.room();
-        self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
-        room >= ROOM_BYTES_MIN
+        self.set_room(tcp.room())
     }
 
     /// Returns whether the lane has ended since the last call: the kernel is to report room from then on.

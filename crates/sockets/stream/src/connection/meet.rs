@@ -8,6 +8,7 @@ use super::{Connection, MEETINGS, Use};
 use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
+use crate::remote;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
 use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
@@ -216,7 +217,11 @@ impl Connection {
         if tcp.has_ended() {
             return false;
         }
-        let Ok(shared) = Shared::open(memory, &met) else { return false };
+        let is_peer_proxy = met.incoming.window.is_some() && remote::peer_address(tcp.0).is_some();
+        let Ok(shared) = Shared::open(memory, &met, is_peer_proxy) else {
+            self.note_unusable(tcp, met);
+            return false;
+        };
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = met;
         let Ok(bell) = HiddenFd::hide(bell.into_fd(), Need::Required) else { return false };
@@ -224,8 +229,22 @@ impl Connection {
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
         install_incoming(&mut receiver, &shared, incoming.secret, counters.clone());
-        install_outgoing(&mut sender, &shared, outgoing.secret, counters, (tcp, self.role()));
+        let outgoing_secret = incoming.window.map_or(outgoing.secret, |window| window.outgoing_secret);
+        install_outgoing(&mut sender, &shared, outgoing_secret, counters, (tcp, self.role()));
+        drop((sender, receiver));
+        if incoming.window.is_some() {
+            // The proxy learns that the span is in use, and wakes the program of the other node.
+            self.ring();
+        }
         true
+    }
+
+    /// Hangs up on a peer whose memory cannot be used.
+    #[cold]
+    fn note_unusable(&self, tcp: Tcp, met: Met) {
+        let reason = if met.incoming.window.is_some() { Reason::Window } else { Reason::NoMemory };
+        meeting::bell::hang_up(met.bell);
+        self.note_failure(tcp, reason, &mut None);
     }
 
     /// Prepares for a `shutdown`: see [`crate::lifecycle::before_shutdown`].
