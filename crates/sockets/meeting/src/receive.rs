@@ -39,7 +39,7 @@ pub enum Received {
     Message(Message, Option<Descriptor>),
 }
 
-/// Receives a message, without blocking, in one system call if there is no descriptor and five if there is one.
+/// Receives a message, without blocking, in one system call if there is no descriptor and four if there is one.
 ///
 /// A message is sent in one piece and fits into an empty queue, so a part of one is malformed: there is no rest to wait
 /// for.

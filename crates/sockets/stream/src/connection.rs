@@ -151,8 +151,7 @@ impl Connection {
             Transfer::Sent => self.sender.lock().is_some_and(|mut sender| sender.leave_young(number, bytes)),
             Transfer::Received => self.receiver.lock().is_some_and(|mut receiver| receiver.leave_young(number, bytes)),
         };
-        // A send was counted as a transfer when it began.
-        if is_known && bytes > 0 && transfer == Transfer::Received {
+        if is_known && bytes > 0 {
             self.count(Tcp(fd), transfer);
         }
     }

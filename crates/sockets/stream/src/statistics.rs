@@ -44,6 +44,13 @@ impl Counters {
         Self(Some(Arc::new(Counted { slot, has_lanes: false })))
     }
 
+    /// Forgets what TCP has carried so far: other counters of the connection have it.
+    pub fn forget_bytes(&self) {
+        if let Some(counted) = self.0.as_deref().filter(|counted| !counted.has_lanes) {
+            counted.slot.forget_bytes();
+        }
+    }
+
     fn with(&self, count: impl FnOnce(&ConnectionSlot)) {
         if let Some(counted) = self.0.as_deref().filter(|counted| counted.has_lanes) {
             count(&counted.slot);

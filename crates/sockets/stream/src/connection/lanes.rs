@@ -144,8 +144,7 @@ impl OutLane {
 
     /// Returns whether TCP has so much room that a move may begin. The lane holds no more than TCP has room for at
     /// every moment, so that the direction can go back at once.
-    pub fn may_begin(&mut self, tcp: Tcp) -> bool {
-        let room = tcp.room();
+    pub fn may_begin(&mut self, room: usize) -> bool {
         if room >= ROOM_BYTES_MIN {
             self.set_room(room);
         }

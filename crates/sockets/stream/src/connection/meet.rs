@@ -11,8 +11,9 @@ use crate::kernel::Tcp;
 use crate::remote;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
-use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
+use meeting::{Accepting, Answer, Descriptor, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
+use rustix::io::Errno;
 use socket::descriptor::hidden::{HiddenFd, Need};
 use socket::process::blocking;
 use socket::process::clock::now_ns;
@@ -64,8 +65,10 @@ pub(super) struct Proposed {
 impl Meeting {
     /// Returns the state of a connection that has not met its other end.
     pub fn new(young: Young) -> Self {
-        let state = Sharing::of(young).map_or(State::Alone, State::Shared);
-        Self { young: Some(young.taken_over()), state, bell: None, failure: None }
+        match Sharing::of(young) {
+            None => Self { young: Some(young), ..Self::default() },
+            Some(sharing) => Self { young: Some(young.taken_over()), state: State::Shared(sharing), ..Self::default() },
+        }
     }
 
     /// Counts requests from the beginning.
@@ -164,6 +167,15 @@ impl Connection {
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
             self.allow_moves();
+            self.consent(tcp);
+        }
+    }
+
+    /// Consents to a move for which the peer may have asked already, so that what it sends next goes by the lane.
+    fn consent(&self, tcp: Tcp) {
+        if let Some(mut receiver) = self.receiver.lock() {
+            // A violation is found again by the next receive, which reports it.
+            let _ = receiver.prepare(tcp);
         }
     }
 
@@ -224,7 +236,7 @@ impl Connection {
         };
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = met;
-        let Ok(bell) = HiddenFd::hide(bell.into_fd(), Need::Required) else { return false };
+        let Ok(bell) = hidden(bell) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
@@ -348,6 +360,14 @@ impl Connection {
             receiver.note_hang_up();
         }
         self.bell_slot.store(-1, Ordering::Release);
+    }
+}
+
+/// Returns a descriptor that a meeting has kept as one of this crate's: it is hidden already.
+fn hidden(descriptor: Descriptor) -> Result<HiddenFd, Errno> {
+    match descriptor.into_hidden_slot() {
+        Ok(slot) => Ok(HiddenFd::from_slot(slot)),
+        Err(fd) => HiddenFd::hide(fd, Need::Required),
     }
 }
 
