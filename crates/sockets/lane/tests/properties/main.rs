@@ -106,8 +106,6 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => size().prop_map(Step::Write),
         12 => size().prop_map(Step::WriteShort),
-        4 => size().prop_map(Step::Hold),
-        3 => Just(Step::PublishHeld),
         12 => size().prop_map(Step::Read),
         12 => size().prop_map(Step::ReadShort),
         2 => any::<bool>().prop_map(Step::Patience),
