@@ -18,6 +18,7 @@ use volmem::sync::Ordering;
 // Offsets of the words of the receiver's own state. The first two words are loaded together.
 const HEAD: usize = 0;
 const RECORD_STATE: usize = 8;
+/// Not 0: a sender may sleep for room that was freed since the last check.
 const WAKE_DUE: usize = 16;
 const SLEEPS: usize = 24;
 const WAKES: usize = 32;
@@ -29,10 +30,6 @@ const STATE_RING: u64 = 0xff;
 const STATE_OPEN: u64 = 1 << 8;
 const STATE_SHIFT: u32 = 16;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
-
-// Values of `WAKE_DUE`: wake a sleeping sender if it has the room that it needs, or in any case.
-const WAKE_IF_ROOM: u64 = 1;
-const WAKE_ALWAYS: u64 = 2;
 
 /// The receiving endpoint of a lane.
 ///
@@ -310,14 +307,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(())
     }
 
-    /// Sets the receiver's share of the lane's capacity for unread bytes, initially 0; see
-    /// [`crate::Producer::set_capacity`]. This may give a sleeping sender room: call [`Consumer::take_wake_request`]
-    /// afterwards.
-    pub fn set_capacity(&mut self, bytes: usize) {
-        self.outbound.store_u64(self.layout.receiver_capacity(), bytes as u64, Ordering::Release);
-        self.set_word(WAKE_DUE, WAKE_ALWAYS);
-    }
-
     /// Asks the sender to ring the doorbell when something arrives. The caller must poll once more before it blocks.
     pub fn announce_sleep(&self) {
         wake::announce(&self.outbound, &self.own, self.layout.consumer_asleep(), SLEEPS);
@@ -335,11 +324,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     fn take_due_wake_request(&mut self) -> bool {
-        let due = self.word(WAKE_DUE);
         self.set_word(WAKE_DUE, 0);
         if self.layout.elastic.is_some() {
             let (asleep, head) = (self.layout.producer_asleep(), self.word(HEAD));
-            return wake::take_reached(&self.inbound, &self.own, asleep, WAKES, head, due == WAKE_ALWAYS);
+            return wake::take_reached(&self.inbound, &self.own, asleep, WAKES, head);
         }
         wake::take(&self.inbound, &self.own, self.layout.producer_asleep(), WAKES)
     }
@@ -414,7 +402,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let quarter = if self.layout.elastic.is_some() { WAKE_EVERY_SLOTS } else { ring.slots / 4 };
         let crossed = (head_before ^ head) & !(quarter - 1) != 0;
         if crossed {
-            self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
+            self.set_word(WAKE_DUE, 1);
         }
         // On coherent memory the credit line stays in this core's cache until the sender loads it, so returning credit
         // for every record is free.
@@ -462,7 +450,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// of [`WAKE_EVERY_SLOTS`].
     #[cold]
     fn return_due_credit(&mut self, cursor: &Cursor) {
-        self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
+        self.set_word(WAKE_DUE, 1);
         self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
     }
 

@@ -103,7 +103,7 @@ impl LargerRings {
 impl Layout {
     /// Bytes of the block at `forward_offset`: the end of the stream, then the sleep of the sender.
     pub const FORWARD_BYTES: usize = 2 * LINE;
-    /// Bytes of the block at `back_offset`: credit, then the sleep and the capacity of the receiver.
+    /// Bytes of the block at `back_offset`: credit, then the sleep of the receiver.
     pub const BACK_BYTES: usize = 2 * LINE;
     /// Offset in the forward block of [`Layout::SPARE_BESIDE_FIN_WORDS`] words that the lane does not use: in the line
     /// that a receiver loads when it finds no record. The sender's side may write them.
@@ -208,9 +208,6 @@ impl Layout {
     }
     pub(crate) const fn consumer_asleep(&self) -> usize {
         self.back_offset + LINE
-    }
-    pub(crate) const fn receiver_capacity(&self) -> usize {
-        self.back_offset + LINE + 8
     }
 }
 

@@ -4,7 +4,7 @@
 //!   written by the sender                            written by the receiver
 //!   ┌ forward block ────────┐                        ┌ back block ───────────┐
 //!   │ fin                   │                        │ credit, open record   │
-//!   │ asleep                │   records              │ asleep, capacity      │
+//!   │ asleep                │   records              │ asleep                │
 //!   ├ ring: 64-byte slots ──┤ ─────────────────────► └───────────────────────┘
 //!   │ ▓▓▓▓░░░░░░░░░░░░░░░░░ │   credit
 //!   └───────────────────────┘ ◄─────────────────────
@@ -33,10 +33,10 @@
 //!
 //! **Rings.** A lane starts in a small ring, so that an idle connection or one with short messages touches little
 //! memory. A lane with a big ring moves there permanently the first time it carries bulk data. An *elastic* lane has
-//! larger rings of doubling sizes: when a write or a lagging receiver requires more room, and the capacity that both
-//! endpoints set ([`Producer::set_capacity`]) allows it, the sender publishes a switch record ("continues in ring N")
-//! and continues there. Once everything is read, it can release the memory ([`Producer::release_memory`]) and continues
-//! in the small ring.
+//! larger rings of doubling sizes: when a write or a lagging receiver requires more room, and the capacity
+//! ([`Producer::set_capacity`]) allows it, the sender publishes a switch record ("continues in ring N") and continues
+//! there. Once everything is read, it can release the memory ([`Producer::release_memory`]) and continues in the small
+//! ring.
 //!
 //! **Open records.** While the receiver of an elastic lane lags, short writes share a record, whose length grows with
 //! each write until the record is closed. Otherwise a stream of single bytes would take 64 times its length.

@@ -328,9 +328,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(())
     }
 
-    /// Sets the sender's share of the lane's capacity for unread bytes; 0 means as many as the lane can hold. The
-    /// capacity of an elastic lane is the sum of both endpoints' shares. Any other lane has the capacity of its ring:
-    /// it does not move to the big ring if the sum is less than a quarter of that ring, and never moves back.
+    /// Sets the capacity of an elastic lane for unread bytes; 0 means as many as the lane can hold. Any other lane has
+    /// the capacity of its rings.
     pub fn set_capacity(&mut self, bytes: usize) {
         self.set_own_word(CAPACITY, bytes as u64);
         self.set_own_word(TAIL_LIMIT, 0);

@@ -204,34 +204,6 @@ fn a_receiver_of_slots_wakes_the_sender_where_it_crosses_a_quarter() {
 }
 
 #[test]
-fn a_lane_whose_ends_hold_little_stays_in_its_small_ring() {
-    let (mut producer, mut consumer) = pair(8, 64);
-    let quarter_bytes = 64 * crate::SLOT_BYTES / 4;
-    producer.set_capacity(1);
-    consumer.set_capacity(quarter_bytes - 2);
-    let long = [7; 2000];
-    let mut bytes = [0; 2000];
-    let mut total_bytes = 0;
-    for _ in 0..100 {
-        let sent = producer.write(&long).unwrap();
-        assert!((1..8 * crate::SLOT_BYTES).contains(&sent));
-        assert_eq!(producer.is_writable(), Ok(false));
-        assert_eq!(consumer.read(&mut bytes), Ok(sent));
-        total_bytes += sent;
-    }
-    assert!(total_bytes > 100 * 8);
-    // Capacity that is set later is room for a sleeper.
-    producer.write(&long).unwrap();
-    consumer.take_wake_request();
-    producer.announce_sleep();
-    assert!(!consumer.take_wake_request());
-    consumer.set_capacity(quarter_bytes - 1);
-    assert!(consumer.take_wake_request());
-    assert_eq!(producer.is_writable(), Ok(true));
-    assert_eq!(producer.write(&long), Ok(2000));
-}
-
-#[test]
 fn credit_is_returned_after_wrap() {
     let (mut producer, mut consumer) = pair(8, 16);
     let mut expected = 0_u8;
@@ -360,16 +332,14 @@ fn miri_a_move_to_the_big_ring_without_bytes_does_not_happen() {
 fn miri_short_messages_fill_the_small_ring_no_further_after_a_reservation_in_the_big_one() {
     let (mut producer, mut consumer) = pair(8, 64);
     assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
-    // From here on, the lane must stay in the small ring.
-    producer.set_capacity(1);
     let mut sent = Vec::new();
     while producer.write(&[sent.len() as u8]) == Ok(1) {
         sent.push(sent.len() as u8);
     }
-    assert!(sent.len() < 8, "{} records in 8 slots", sent.len());
-    let mut bytes = [0; 64];
+    assert!((64..72).contains(&sent.len()), "{} records in 8 and 64 slots", sent.len());
+    let mut bytes = [0; 100];
     assert_eq!(consumer.read(&mut bytes), Ok(sent.len()));
-    assert_eq!(bytes[..sent.len()], sent);
+    assert_eq!(bytes[..sent.len()], sent, "a record was overwritten");
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //!    0  down, ended, ends at, withdrawn                     rarely           when it finds no record
 //!   64  sender's sleep; ask; up, up at, start               rarely           when it returns room, and before a move
 //!  128  credit, open record                                 with each read   when its ring is full
-//!  192  receiver's sleep, capacity; frozen at; ok; closed   rarely           with each write
+//!  192  receiver's sleep; frozen at; ok; closed             rarely           with each write
 //!  256  small ring: 115 slots                               with each write  with each read
 //! 8192  larger rings: 32 KiB and each twice the previous    as needed        as needed
 //! ```

@@ -23,11 +23,10 @@ fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
 }
 
 #[test]
-fn a_lane_holds_the_capacity_of_both_endpoints_for_all_sizes_of_writes() {
+fn a_lane_holds_its_capacity_for_all_sizes_of_writes() {
     for len_bytes in [1, 48, 100, 1000, 5000, 300_000] {
         let (mut producer, mut consumer) = elastic_pair();
-        producer.set_capacity(400_000);
-        consumer.set_capacity(100_000);
+        producer.set_capacity(500_000);
         let message = vec![7; len_bytes];
         let mut sent_bytes = 0;
         while let Ok(bytes @ 1..) = producer.write(&message) {
@@ -35,8 +34,6 @@ fn a_lane_holds_the_capacity_of_both_endpoints_for_all_sizes_of_writes() {
         }
         assert!((470_000..=500_000).contains(&sent_bytes), "{sent_bytes} bytes by writes of {len_bytes}");
         assert_eq!(producer.is_writable(), Ok(false));
-        consumer.set_capacity(110_000);
-        assert!(consumer.take_wake_request() || producer.is_writable() == Ok(false), "no endpoint sleeps");
         read_all(&mut consumer, &vec![7; sent_bytes]);
         assert_eq!((producer.is_drained(), producer.is_writable()), (true, Ok(true)));
         assert_eq!(producer.release_memory(), MemoryRelease::Released);

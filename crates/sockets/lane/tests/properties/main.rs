@@ -51,8 +51,7 @@ fn op() -> impl Strategy<Value = Op> {
         40 => Just(Op::ProducerSleeps),
         40 => Just(Op::ConsumerSleeps),
         1 => Just(Op::Finish),
-        20 => (any::<bool>(), any::<u16>())
-            .prop_map(|(by_producer, bytes)| Op::SetCapacity { by_producer, bytes }),
+        20 => any::<u16>().prop_map(Op::SetCapacity),
         20 => any::<bool>().prop_map(Op::Patience),
         20 => Just(Op::GiveBack),
         80 => any::<u8>().prop_map(Op::Drain),

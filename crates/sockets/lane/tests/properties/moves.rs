@@ -20,7 +20,7 @@ pub enum Step {
     ReadShort(u16),
     /// The sender sets whether it prefers waiting to using more memory.
     Patience(bool),
-    /// The sender sets its share of the capacity.
+    /// The sender sets the capacity.
     SetCapacity(u16),
     /// The memory of larger rings is released if everything is read.
     Release,

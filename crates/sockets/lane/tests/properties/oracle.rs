@@ -52,13 +52,8 @@ pub enum Op {
     ConsumerSleeps,
     /// The sender finishes.
     Finish,
-    /// One endpoint of an elastic lane sets its share of the capacity.
-    SetCapacity {
-        /// Whether it is the sender.
-        by_producer: bool,
-        /// Bytes of the share.
-        bytes: u16,
-    },
+    /// The sender of an elastic lane sets its capacity.
+    SetCapacity(u16),
     /// The sender of an elastic lane sets whether it prefers waiting to using more memory.
     Patience(bool),
     /// The memory of larger rings is released if everything is read.
@@ -234,25 +229,20 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
                 let staged = self.staged.take().unwrap_or_default();
                 self.published(&staged);
             }
-            Op::SetCapacity { by_producer, bytes } if self.is_elastic => self.set_capacity(by_producer, bytes.into()),
+            Op::SetCapacity(bytes) if self.is_elastic => self.set_capacity(bytes.into()),
             Op::Patience(prefers_waiting) => {
                 self.prefers_waiting = prefers_waiting && self.is_elastic;
                 self.producer.set_prefers_waiting(self.prefers_waiting);
             }
             Op::GiveBack => self.give_back(),
-            Op::SetCapacity { .. } | Op::Drain(_) => {}
+            Op::SetCapacity(_) | Op::Drain(_) => {}
         }
     }
 
-    fn set_capacity(&mut self, by_producer: bool, bytes: usize) {
-        if by_producer {
-            self.producer.set_capacity(bytes);
-            if self.producer_sleeps {
-                self.sleep_producer(); // The sender itself must check again.
-            }
-        } else {
-            self.consumer.set_capacity(bytes);
-            self.ring_producer();
+    fn set_capacity(&mut self, bytes: usize) {
+        self.producer.set_capacity(bytes);
+        if self.producer_sleeps {
+            self.sleep_producer(); // The sender itself must check again.
         }
     }
 
