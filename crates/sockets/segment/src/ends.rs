@@ -9,18 +9,20 @@
 //!
 //! ```text
 //! memory of an end                                          written          loaded by the peer
-//!    0  end of stream; down, ended, withdrawn; held records rarely           when it finds no record
+//!    0  down, ended, ends at, withdrawn                     rarely           when it finds no record
 //!   64  sender's sleep; ask; up, up at, start               rarely           when it returns room, and before a move
 //!  128  credit, open record                                 with each read   when its ring is full
-//!  192  receiver's sleep, capacity; frozen at; ok; closed   rarely           with each write
+//!  192  receiver's sleep; frozen at; ok; closed             rarely           with each write
 //!  256  small ring: 115 slots                               with each write  with each read
 //! 8192  larger rings: 32 KiB and each twice the previous    as needed        as needed
 //! ```
 //!
-//! Every line has one writer, and a line that changes with each
-//! message has nothing that the other end polls. A connection that carries little touches one page of each end, and
-//! both small rings fill less than half of a first-level cache of 32 KiB. The larger rings take address space until
-//! they are used, and there are only as many as the capacity requires.
+//! The first line begins with the lane's word for the end of a stream, which no end writes or looks for: TCP has it.
+//!
+//! Every line has one writer, and a line that changes with each message has nothing that the other end polls. A
+//! connection that carries little touches one page of each end, and both small rings fill less than half of a
+//! first-level cache of 32 KiB. The larger rings take address space until they are used, and there are only as many as
+//! the capacity requires.
 //!
 //! Between nodes, the memory of an end is a span of the other node's window ([`EndMemory::in_window`]): each end writes
 //! the other node's memory and reads its own. Its size is fixed, so that one ring of 256 KiB takes the place of the

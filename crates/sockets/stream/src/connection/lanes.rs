@@ -2,7 +2,7 @@
 
 use crate::kernel::Tcp;
 use fabric::{Inbound, MemoryInbound};
-use lane::{Chunk, Corrupt, MemoryRelease, ShortRead, Span, UrgentHandling};
+use lane::{Chunk, Corrupt, MemoryRelease, ShortRead, Span};
 use libc::iovec;
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
@@ -475,18 +475,9 @@ impl InLane {
             match self.consumer.read_short_to(destination, len_bytes) {
                 lane::ShortRead::Read(bytes) => Ok(bytes),
                 lane::ShortRead::Empty => Ok(0),
-                lane::ShortRead::UseReadTo => match self.consumer.read_to(destination, len_bytes)? {
-                    0 => self.refuse_urgent().map(|()| 0),
-                    bytes => Ok(bytes),
-                },
+                lane::ShortRead::UseReadTo => self.consumer.read_to(destination, len_bytes),
             }
         }
-    }
-
-    /// Refuses an urgent byte, which no end of this release sends by a lane.
-    fn refuse_urgent(&self) -> Result<(), Corrupt> {
-        let urgent = self.consumer.urgent()?;
-        urgent.map_or(Ok(()), |urgent| Err(Corrupt { what: "an urgent byte", value: urgent.to_word() }))
     }
 
     /// # Errors
@@ -496,10 +487,7 @@ impl InLane {
     /// As `lane::Consumer::peek_to`.
     pub unsafe fn peek_to(&self, skip: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: as this function's contract says.
-        match unsafe { self.consumer.peek_to(skip, destination, len_bytes, |_, _| UrgentHandling::Stop) }? {
-            0 if skip == 0 => self.refuse_urgent().map(|()| 0),
-            bytes => Ok(bytes),
-        }
+        unsafe { self.consumer.peek_to(skip, destination, len_bytes) }
     }
 
     /// Ends [`InLane::announce_sleep`].
@@ -516,11 +504,7 @@ impl InLane {
         if self.is_corrupt {
             return Err(Corrupt { what: "the beginning of a lane", value: self.peers.load(ends::Word::Start) });
         }
-        match self.consumer.peek()? {
-            // No end of this release sends one, and nobody would receive it.
-            None if self.consumer.urgent()?.is_some() => Err(Corrupt { what: "an urgent byte", value: 0 }),
-            chunk => Ok(chunk),
-        }
+        self.consumer.peek()
     }
 
     /// Returns the bytes of such a piece.
@@ -542,10 +526,7 @@ impl InLane {
     pub fn discard(&mut self, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut done = 0;
         while done < len_bytes {
-            let Some(chunk) = self.consumer.peek()? else {
-                self.refuse_urgent()?;
-                break;
-            };
+            let Some(chunk) = self.consumer.peek()? else { break };
             let bytes = chunk.len_bytes.min(len_bytes - done);
             self.consumer.consume(bytes)?;
             done += bytes;
