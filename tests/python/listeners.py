@@ -1,11 +1,9 @@
-"""Which process serves a listening socket whose server has ended or refuses a client. Prints one line a scenario;
-kernel TCP defines the expected output.
+"""Which process serves a listening socket whose server has ended. Prints one line a scenario; kernel TCP defines the
+expected output.
 
-usage: listeners.py all | SCENARIO...
-       listeners.py --poll-and-accept     prints its port, and the results of accept for one client"""
+usage: listeners.py all | SCENARIO..."""
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -107,26 +105,6 @@ def successor(environment):
     return f"served {served} of {CLIENTS}"
 
 
-def poll_and_accept():
-    """Prints the result of a blocking `accept` of a client that `poll` has reported, and of a second `accept`."""
-    own = listener(inheritable=False)
-    print(own.getsockname()[1], flush=True)
-    poll = select.poll()
-    poll.register(own, select.POLLIN)
-    poll.poll(WAIT_S_MAX * 1000)
-    signal.alarm(WAIT_S_MAX)
-    try:
-        own.accept()
-        print("accepted")
-    except ConnectionAbortedError:
-        print("aborted")
-    own.setblocking(False)
-    try:
-        own.accept()
-    except BlockingIOError:
-        print("nobody")
-
-
 SCENARIOS = {
     "helper-by-posix_spawn": lambda: dead_server_with_a_helper(spawned),
     "helper-by-fork": lambda: dead_server_with_a_helper(forked),
@@ -141,8 +119,6 @@ def main():
     if sys.argv[1] == "--serve":
         os.write(int(sys.argv[3]), b"1")
         serve(socket.socket(fileno=int(sys.argv[2])))
-    elif sys.argv[1] == "--poll-and-accept":
-        poll_and_accept()
     else:
         for name in sys.argv[1:] if sys.argv[1:] != ["all"] else SCENARIOS:
             print(f"{name}: {SCENARIOS[name]()}", flush=True)

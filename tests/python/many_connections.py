@@ -10,6 +10,8 @@ import sys
 DESCRIPTORS_EACH = 4
 DESCRIPTORS_BESIDE = 1000
 
+ROUND_TRIPS = 40  # after which a connection uses lanes
+
 connections = int(sys.argv[1])
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 wanted = connections * DESCRIPTORS_EACH + DESCRIPTORS_BESIDE
@@ -19,8 +21,10 @@ pairs = []
 for _ in range(connections):
     client = socket.create_connection(listener.getsockname())
     server, _ = listener.accept()
-    client.sendall(b"x")
-    server.recv(1)
+    for _ in range(ROUND_TRIPS):
+        for sender, receiver in ((client, server), (server, client)):
+            sender.sendall(b"x")
+            receiver.recv(1)
     pairs.append((client, server))
 print("connected", len(pairs), flush=True)
 sys.stdin.read()

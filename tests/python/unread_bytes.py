@@ -1,4 +1,5 @@
-"""Sends to a peer that does not read until it is full, for twelve combinations of buffer sizes and write sizes.
+"""Sends to a peer that does not read until it is full, for twelve combinations of buffer sizes and write sizes. Round
+trips before that make the connection busy.
 
 Prints a line for each: SO_SNDBUF, SO_RCVBUF (0 is the default), bytes of a write, and bytes accepted.
 """
@@ -21,6 +22,7 @@ CASES = [
     (2 << 20, 2 << 20, 1 << 20),
 ]
 FULL_FOR_S = 0.1
+ROUND_TRIPS = 50
 
 
 def accepted_bytes(sender, size):
@@ -55,6 +57,10 @@ for send_buffer, receive_buffer, size in CASES:
         sender.connect(listener.getsockname())
         receiver = listener.accept()[0]
         receiver.settimeout(20)
+        for _ in range(ROUND_TRIPS):
+            for one, other in ((sender, receiver), (receiver, sender)):
+                one.sendall(b"x")
+                other.recv(1)
         total = accepted_bytes(sender, size)
         received_bytes(receiver, total)
         receiver.close()

@@ -7,13 +7,14 @@ use serde_json::Value;
 use system_tests::paths::{package_file, python, repository};
 use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, start_server, wait_until};
 
-/// Makes several short connections, and prints a line.
+/// Makes several connections, which are busy after their round trips, and prints a line.
 const CLIENT: &str = "
 import socket, sys
 for _ in range(3):
     with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as connection:
-        connection.sendall(b'x')
-        assert connection.recv(1) == b'x'
+        for _ in range(50):
+            connection.sendall(b'x')
+            assert connection.recv(1) == b'x'
 print('done')
 ";
 
@@ -67,7 +68,8 @@ fn all_processes_of_a_client_are_counted() {
     let server = server(|| rack.run(&[], python()));
     // A child by fork, and the same process after exec.
     let forks = format!("import os\nif pid := os.fork(): os.waitpid(pid, 0)\n{CLIENT}");
-    let execs = "import os, socket, sys\nsocket.create_connection(('127.0.0.1', int(sys.argv[1]))).close()\n\
+    let execs = "import os, socket, sys\nwith socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as it:\n\
+                 \x20   for _ in range(50): it.sendall(b'x') or it.recv(1)\n\
                  os.execv(sys.executable, [sys.executable, '-c', sys.argv[2], sys.argv[1]])";
     for (script, count) in [(forks.as_str(), 6), (execs, 4)] {
         let port = server.port.to_string();
@@ -79,12 +81,27 @@ fn all_processes_of_a_client_are_counted() {
 }
 
 #[test]
-fn a_client_that_uses_no_lane_is_not_compared() {
+fn a_client_whose_busy_connections_get_no_lane_is_not_compared() {
     let Some(rack) = Rack::with_lanes() else { return };
     let bare = server(|| rack.bare_command(python()));
     let client = client(bare.port);
-    compare(&rack, &[], &words(&client)).must_fail_in_one_line(1, &["used no lane", "no_listener 3", "crosslane run"]);
-    compare(&rack, &[], &["true"]).must_fail_in_one_line(1, &["'true' made no TCP connection", "static"]);
+    compare(&rack, &[], &words(&client)).must_fail_in_one_line(1, &["used no lane", "no_answer", "crosslane run"]);
+}
+
+#[test]
+fn a_client_of_short_connections_is_compared_and_the_report_says_so() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let server = server(|| rack.run(&[], python()));
+    let short = client(server.port).iter().map(|word| word.replace("range(50)", "range(1)")).collect::<Vec<_>>();
+    for client in [words(&short), vec!["true"]] {
+        let text = compare(&rack, &["--rounds", "1"], &client).must_succeed().stdout;
+        for part in ["KERNEL TCP", "wall time", "No connection used a lane", "carried three requests or more"] {
+            assert!(text.contains(part), "{part:?} is missing:\n{text}");
+        }
+    }
+    let finished = compare(&rack, &["--rounds", "1", "--json"], &words(&short)).must_succeed();
+    let result: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    assert_eq!(result["connections"], serde_json::json!({"lane": 0, "window": 0, "kernel": 0, "reasons": {}}));
 }
 
 #[test]

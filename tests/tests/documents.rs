@@ -139,7 +139,7 @@ fn the_commands_of_the_readme_run_as_they_are() {
     let (finished, skipped, _machine) = run_page("README.md");
     assert_eq!(finished.stdout.lines().filter(|line| *line == "PONG").count(), 2, "{finished}");
     assert_eq!(skipped, NOT_RUN.map(|(command, _)| command), "a command of NOT_RUN is not on the page");
-    for words in ["LISTENER", "PROXY OF", "rack.toml is down", "All numbers are modelled", "goodput", "QP contexts"] {
+    for words in ["LANES", "PROXY OF", "rack.toml is down", "All numbers are modelled", "goodput", "QP contexts"] {
         assert!(finished.stdout.contains(words), "{words:?} is missing: {finished}");
     }
 }

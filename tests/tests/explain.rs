@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use system_tests::paths::{self, repository};
+use system_tests::paths::{self, frozen_library, repository};
 use system_tests::port::{Server, free_port, start_server};
 use system_tests::rack::command_as_nobody;
 use system_tests::{Finished, LocalNodes, Process, Rack, WAIT_MAX, c, is_root, local_nodes, netns, wait_until};
@@ -108,6 +108,18 @@ fn a_lane_and_all_that_a_client_holds_is_shown() {
 }
 
 #[test]
+fn a_young_connection_is_not_busy_at_either_side() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let program = ready(rack.run(&[], endpoint()).args(["young", &listener.port.to_string()]));
+    assert_kernel(&program, listener.port, "not_busy");
+    let at_server = sockets_of(&listener.process);
+    let accepted = at_server.iter().find(|socket| socket["role"] == "accept").expect("a client");
+    assert_eq!((&accepted["path"], &accepted["reason"]), (&"kernel".into(), &"not_busy".into()), "{accepted}");
+    assert_eq!(accepted["other_side"]["pid"].as_u64(), Some(program.pid().into()), "{accepted}");
+}
+
+#[test]
 fn the_other_side_of_an_ipv4_address_in_ipv6_form_is_named() {
     let Some(rack) = Rack::with_lanes() else { return };
     let listener = server(|| rack.run(&[], endpoint()));
@@ -115,6 +127,9 @@ fn the_other_side_of_an_ipv4_address_in_ipv6_form_is_named() {
 import socket, sys, time
 connection = socket.socket(socket.AF_INET6)
 connection.connect(('::ffff:127.0.0.1', int(sys.argv[1])))
+for _ in range(50):
+    connection.sendall(b'x')
+    connection.recv(1)
 print('ready', flush=True)
 time.sleep(1000)
 ";
@@ -179,12 +194,25 @@ fn rules_switches_and_racks_are_told_apart() {
     let stranger = server(|| elsewhere.run(&[], endpoint()));
     assert_kernel(&client(rack.run(&[], endpoint()), &[stranger.port]), stranger.port, "other_rack");
 
-    let before = client(rack.run(&[], endpoint()), &[open.port]);
+    let honours = client(rack.run(&["--filters", "honour"], endpoint()), &[open.port]);
+    assert_kernel(&honours, open.port, "packet_filters");
+}
+
+#[test]
+fn a_switch_reaches_connections_that_have_a_lane() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let before = ready(rack.run(&[], endpoint()).args(["steady", &listener.port.to_string()]));
+    assert_lane(&before, listener.port);
     finish(rack.crosslane("lanes").arg("off")).must_succeed();
-    let after = client(rack.run(&[], endpoint()), &[open.port]);
-    assert_lane(&before, open.port);
-    assert_kernel(&after, open.port, "switched_off");
-    assert_eq!(finish(rack.crosslane("lanes").arg("on")).must_succeed().code(), Some(0));
+    let after = client(rack.run(&[], endpoint()), &[listener.port]);
+    assert_kernel(&after, listener.port, "switched_off");
+    let switched_off = ("kernel".to_owned(), Some("switched_off".to_owned()));
+    wait_until("the older connection on TCP", || to_port(&before, listener.port) == switched_off);
+    let at_server = sockets_of(&listener.process);
+    assert!(at_server.iter().all(|socket| socket["reason"] == "switched_off"), "{at_server:?}");
+    finish(rack.crosslane("lanes").arg("on")).must_succeed();
+    assert_lane(&client(rack.run(&[], endpoint()), &[listener.port]), listener.port);
 }
 
 #[test]
@@ -193,16 +221,12 @@ fn options_sandboxes_and_inherited_sockets_are_told_apart() {
     let listener = server(|| rack.run(&[], endpoint()));
     let port = listener.port.to_string();
     let signals = ready(rack.run(&[], endpoint()).args(["signals", &port]));
-    assert_kernel(&signals, listener.port, "unsupported_call");
+    assert_kernel(&signals, listener.port, "socket_option");
 
     let filtered = ready(rack.run(&[], endpoint()).args(["filter", &port, &port]));
     let sockets = sockets_of(&filtered);
     let reasons: Vec<&Value> = sockets.iter().map(|socket| &socket["reason"]).collect();
-    assert_eq!(
-        reasons,
-        [&Value::Null, &"sandbox".into()],
-        "one from before the filter, one from after it: {sockets:?}"
-    );
+    assert_eq!(reasons, ["sandbox"; 2], "one from before the filter, one from after it: {sockets:?}");
 
     let mut denied = rack.bare_command(endpoint());
     let run = rack.run(&[], endpoint());
@@ -212,7 +236,8 @@ fn options_sandboxes_and_inherited_sockets_are_told_apart() {
     let mut passed = rack.bare_command(endpoint());
     let run = rack.run(&[], endpoint());
     passed.args(["pass", &port]).arg(run.get_program()).args(run.get_args()).arg("hold");
-    assert_kernel(&ready(&mut passed), listener.port, "not_seen");
+    // The library counts no request of it.
+    assert_kernel(&ready(&mut passed), listener.port, "not_busy");
 }
 
 #[test]
@@ -228,6 +253,9 @@ fn racks_that_cannot_be_used_are_told_apart() {
 import os, socket, sys, time
 os.setuid(65534)
 connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for _ in range(50):
+    connection.sendall(b'x')
+    connection.recv(1)
 print('ready', flush=True)
 time.sleep(1000)
 ";
@@ -246,16 +274,18 @@ fn a_page_of_another_release_is_reported() {
     let file = std::fs::File::options().write(true).open(page).expect("a page");
     // The version follows the eight bytes of the magic number.
     std::os::unix::fs::FileExt::write_all_at(&file, &[0x7f], 8).expect("a page");
-    assert_kernel(&program, plain.port, "other_release");
+    assert_eq!(to_port(&program, plain.port), ("unknown".to_owned(), Some("other_release".to_owned())));
 }
 
 #[test]
-fn a_server_whose_listener_is_of_another_version_is_found() {
+fn a_server_with_the_library_of_another_release_is_found() {
     let Some(rack) = Rack::with_lanes() else { return };
-    let listener = server(|| rack.run(&[], endpoint()));
-    // Each version has its own directory.
-    std::fs::rename(rack.path().join("v4"), rack.path().join("v999")).expect("the directory of this version");
-    assert_kernel(&client(rack.run(&[], endpoint()), &[listener.port]), listener.port, "version_mismatch");
+    let before = frozen_library("before-kernel-connections");
+    let listener = server(|| rack.run(&["--library", before.to_str().expect("UTF-8")], endpoint()));
+    let program = client(rack.run(&[], endpoint()), &[listener.port]);
+    assert_kernel(&program, listener.port, "version_mismatch");
+    let at_server = sockets_of(&listener.process);
+    assert!(at_server.iter().all(|socket| socket["reason"] == "other_release"), "{at_server:?}");
 }
 
 #[test]
@@ -334,34 +364,41 @@ fn a_command_line_is_judged_beforehand() {
 }
 
 #[test]
-fn all_racks_are_listed_with_their_listeners() {
+fn all_racks_are_listed_with_their_programs() {
     let Some(rack) = Rack::with_lanes() else { return };
     let other = Rack::new();
-    let first = server(|| rack.run(&[], endpoint()));
-    let second = server(|| other.run(&["--only", "1"], endpoint()));
+    let busy = server(|| rack.run(&[], endpoint()));
+    let _client = client(rack.run(&[], endpoint()), &[busy.port]);
+    let idle = server(|| other.run(&[], endpoint()));
     let stat = |json: &[&str]| {
         finish(rack.bare_command(paths::crosslane()).args(["stat", "--all"]).args(json)).must_succeed().stdout
     };
     let report = valid(&stat(&["--json"]), "stat.schema.json");
-    for (rack, server, path, reason) in
-        [(&rack, &first, "lane", Value::Null), (&other, &second, "kernel", "port_rule".into())]
-    {
-        let racks = report["racks"].as_array().expect("a list");
-        let directory = rack.path().to_str().expect("UTF-8");
-        let found = racks.iter().find(|found| found["directory"] == directory).unwrap_or_else(|| panic!("{report}"));
-        let listener = &found["listeners"][0];
-        assert_eq!(listener["local"].as_str(), Some(format!("127.0.0.1:{}", server.port).as_str()));
-        assert_eq!((&listener["path"], &listener["reason"]), (&path.into(), &reason));
-        assert_eq!(listener["host_pid"].as_u64(), Some(server.process.pid().into()));
-        assert_eq!(found["uid"], listener["uid"]);
-        assert!(listener["user"].is_string() && listener["cgroup"].is_string(), "{listener}");
+    let list = |key: &str| report[key].as_array().expect("a list").iter();
+    for (rack, server, has_page, count) in [(&rack, &busy, true, 2), (&other, &idle, false, 1)] {
+        let (directory, pid) = (rack.path().to_str().expect("UTF-8"), u64::from(server.process.pid()));
+        let found = list("racks").find(|found| found["directory"] == directory).unwrap_or_else(|| panic!("{report}"));
+        let programs = found["programs"].as_array().expect("a list");
+        assert_eq!(programs.len(), count, "{found}");
+        let program = programs.iter().find(|program| program["pid"].as_u64() == Some(pid)).expect("the server");
+        assert_eq!((&program["has_page"], &program["program"]), (&has_page.into(), &"endpoint".into()));
+        assert_eq!(found["uid"], program["uid"]);
+        assert!(program["user"].is_string() && program["cgroup"].is_string(), "{program}");
+        let is_listed = |key: &str, pid_key: &str| list(key).any(|program| program[pid_key].as_u64() == Some(pid));
+        assert_eq!((is_listed("processes", "host_pid"), is_listed("idle", "pid")), (has_page, !has_page), "{report}");
     }
     let text = stat(&[]);
-    for word in ["USER", "CGROUP", "LISTENER", "endpoint", &format!("127.0.0.1:{}", first.port)] {
+    let idle_line =
+        format!("No connection has proved busy, so that all use kernel TCP: endpoint ({})", idle.process.pid());
+    for word in ["USER", "CGROUP", "endpoint", &busy.process.pid().to_string(), &idle_line] {
         assert!(text.contains(word), "{word} in {text}");
     }
-    let plain = finish(rack.crosslane("stat").arg("--json")).must_succeed().stdout;
-    valid(&plain, "stat.schema.json");
+    for rack in [&rack, &other] {
+        let plain = finish(rack.crosslane("stat").arg("--json")).must_succeed().stdout;
+        valid(&plain, "stat.schema.json");
+    }
+    let text = finish(&mut other.crosslane("stat")).must_succeed().stdout;
+    assert!(text.contains(&idle_line) && !text.contains("Nothing runs"), "{text}");
     finish(rack.crosslane("stat").arg("--all")).must_fail_in_one_line(2, &["--all", "--rack"]);
 }
 
@@ -433,14 +470,17 @@ fn a_rack_in_another_mount_namespace_is_found() {
     let directory = format!("/proc/{}/root/mnt/rack", inner.process.pid());
     let racks = report["racks"].as_array().expect("a list");
     let found = racks.iter().find(|rack| rack["directory"] == directory.as_str());
-    assert_eq!(found.unwrap_or_else(|| panic!("{report}"))["listeners"][0]["path"], "lane");
+    let programs = &found.unwrap_or_else(|| panic!("{report}"))["programs"];
+    assert_eq!(programs[0]["pid"].as_u64(), Some(inner.process.pid().into()), "{programs}");
 }
 
-/// Checks what is said of a server that runs with lanes, but could not create its page.
-fn assert_unpublished(server: &Server, directory: &str, why: &str) {
-    let pid = server.process.pid().to_string();
-    let sockets = sockets_of(&server.process);
-    assert_eq!((&sockets[0]["path"], &sockets[0]["reason"]), (&"unknown".into(), &"unpublished".into()), "{sockets:?}");
+/// Checks what is said of a program that runs with the library, but could not create its page. The last of its sockets
+/// is a busy connection.
+fn assert_unpublished(program: &Process, directory: &str, why: &str) {
+    let pid = program.pid().to_string();
+    let sockets = sockets_of(program);
+    let busy = sockets.iter().rfind(|socket| socket["state"] == "connected").expect("a connection");
+    assert_eq!((&busy["path"], &busy["reason"]), (&"unknown".into(), &"unpublished".into()), "{sockets:?}");
     let explained = finish(Command::new(paths::crosslane()).args(["explain", "--pid", &pid])).must_succeed().stdout;
     assert!(explained.contains("no page in rack") && !explained.contains("without crosslane"), "{explained}");
     let stat =
@@ -453,7 +493,7 @@ fn assert_unpublished(server: &Server, directory: &str, why: &str) {
     for options in [&["--json", "--rack", directory][..], &["--json", "--all"]] {
         let report = valid(&stat(options), "stat.schema.json");
         let unpublished = report["unpublished"].as_array().expect("a list");
-        let found = unpublished.iter().any(|program| program["pid"].as_u64() == Some(server.process.pid().into()));
+        let found = unpublished.iter().any(|found| found["pid"].as_u64() == Some(program.pid().into()));
         assert!(found, "{report}");
     }
 }
@@ -461,15 +501,12 @@ fn assert_unpublished(server: &Server, directory: &str, why: &str) {
 #[test]
 fn a_program_that_may_not_write_its_page_is_named() {
     let Some(rack) = Rack::with_lanes() else { return };
-    let limited = server(|| {
-        let run = rack.run(&[], endpoint());
-        let mut command = rack.bare_command(paths::tool("prlimit"));
-        command.arg("--fsize=4096").arg(run.get_program()).args(run.get_args());
-        command
-    });
+    let listener = server(|| rack.run(&[], endpoint()));
+    let run = rack.run(&[], endpoint());
+    let mut command = rack.bare_command(paths::tool("prlimit"));
+    command.arg("--fsize=4096").arg(run.get_program()).args(run.get_args());
+    let limited = client(command, &[listener.port]);
     assert_unpublished(&limited, rack.path().to_str().expect("UTF-8"), "limit of file sizes");
-    let published = server(|| rack.run(&[], endpoint()));
-    assert_eq!(sockets_of(&published.process)[0]["path"], "lane");
 }
 
 #[test]
@@ -477,14 +514,20 @@ fn a_full_file_system_of_the_rack_directory_is_reported() {
     let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
     let script = "mount -t tmpfs -o size=64k none /mnt && mkdir -m 700 /mnt/rack && \
                   { head -c 100k /dev/zero >/mnt/filler || true; } 2>/dev/null && exec \"$@\"";
+    let run = |command: &mut Command| {
+        command.arg(paths::crosslane()).args(["run", "--rack", "/mnt/rack", "--"]).arg(endpoint());
+    };
     let inner = start_server(|port| {
         let mut command = rack.bare_command(paths::tool("unshare"));
-        command.args(["--mount", "sh", "-c", script, "sh"]).arg(paths::crosslane());
-        command.args(["run", "--rack", "/mnt/rack", "--"]).arg(endpoint()).args(["serve", &port.to_string()]);
+        run(command.args(["--mount", "sh", "-c", script, "sh"]));
+        command.args(["serve", &port.to_string()]);
         command
     });
+    let mut command = rack.bare_command(paths::tool("nsenter"));
+    run(command.arg(format!("--mount=/proc/{}/ns/mnt", inner.process.pid())));
+    let limited = client(command, &[inner.port]);
     let directory = format!("/proc/{}/root/mnt/rack", inner.process.pid());
-    assert_unpublished(&inner, &directory, "its file system is full");
+    assert_unpublished(&limited, &directory, "its file system is full");
 }
 
 /// A worker that `fork` has made shows what its parent has opened.
@@ -497,6 +540,8 @@ server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 if os.fork() == 0:
     client, _ = server.accept()
     print('child', os.getpid(), flush=True)
+    while data := client.recv(100):
+        client.sendall(data)
 time.sleep(1000)
 ";
     let forked = start_server(|port| {
@@ -511,6 +556,31 @@ time.sleep(1000)
     let sockets = explain(&["--pid", &pid])["sockets"].clone();
     let paths: Vec<&Value> = sockets.as_array().expect("a list").iter().map(|socket| &socket["path"]).collect();
     assert_eq!(paths, ["lane", "lane"], "the listener of its parent, and its own connection: {sockets}");
+}
+
+#[test]
+fn a_connection_that_two_processes_hold_is_told_apart() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let listener = server(|| rack.run(&[], endpoint()));
+    let script = "\
+import os, socket, sys, time
+def exchange(connection):
+    for _ in range(50):
+        connection.sendall(b'x')
+        connection.recv(1)
+moved, young = (socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for _ in range(2))
+exchange(moved)
+if os.fork() == 0:
+    time.sleep(1000)
+exchange(moved)
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let program = ready(rack.run(&[], paths::python()).args(["-c", script, &listener.port.to_string()]));
+    let sockets = sockets_of(&program);
+    let reasons: Vec<&Value> = sockets.iter().map(|socket| &socket["reason"]).collect();
+    assert_eq!(reasons, ["shared_socket"; 2], "{sockets:?}");
+    assert!(sockets.iter().all(|socket| socket["path"] == "kernel"), "{sockets:?}");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 // A program with TCP sockets in the states that `crosslane explain` tells apart.
-// usage: endpoint serve [ADDRESS:]PORT    accept and keep all clients
+// Connections are busy: they have made ROUND_TRIPS.
+// usage: endpoint serve [ADDRESS:]PORT    echo what all clients send
 //        endpoint connect [ADDRESS:]PORT...
 //                                         connect to each port, with an unconnected socket and a copy of the first
+//        endpoint young PORT              connect, and make one round trip
+//        endpoint steady PORT             connect, and go on with round trips
 //        endpoint signals PORT            connect a socket that asks for SIGIO
 //        endpoint filter PORT PORT        connect, install a filter that allows everything, connect
 //        endpoint deny-unix PROGRAM ARGS  run a program that cannot create AF_UNIX sockets
@@ -13,6 +16,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +25,10 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+// Round trips after which a connection has tried to get a lane.
+#define ROUND_TRIPS 50
+#define CLIENTS_MAX 64
 
 static void die(const char *what) {
     perror(what);
@@ -40,13 +48,21 @@ static struct sockaddr_in address(const char *text) {
     return at;
 }
 
-static int connected(const char *port, int asks_for_signals) {
+static void exchange(int fd, int round_trips) {
+    char byte = 'x';
+    for (int i = 0; i < round_trips; i++)
+        if (send(fd, &byte, 1, 0) != 1 || recv(fd, &byte, 1, 0) != 1)
+            die("exchange");
+}
+
+static int connected(const char *port, int asks_for_signals, int round_trips) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in to = address(port);
     if (asks_for_signals && fcntl(fd, F_SETFL, O_ASYNC) != 0)
         die("F_SETFL");
     if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
         die("connect");
+    exchange(fd, round_trips);
     return fd;
 }
 
@@ -69,9 +85,28 @@ static void serve(const char *port) {
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(listener, (struct sockaddr *)&at, sizeof at) != 0 || listen(listener, 16) != 0)
         die("listen");
-    for (;;)
-        if (accept(listener, NULL, NULL) < 0)
-            die("accept");
+    struct pollfd fds[1 + CLIENTS_MAX] = {{.fd = listener, .events = POLLIN}};
+    int count = 1;
+    for (;;) {
+        if (poll(fds, (nfds_t)count, -1) < 0)
+            die("poll");
+        for (int i = count - 1; i > 0; i--) {
+            char buffer[4096];
+            ssize_t bytes = fds[i].revents ? recv(fds[i].fd, buffer, sizeof buffer, MSG_DONTWAIT) : -1;
+            if (bytes > 0)
+                send(fds[i].fd, buffer, (size_t)bytes, MSG_NOSIGNAL);
+            else if (bytes == 0 || (fds[i].revents && errno != EAGAIN)) {
+                close(fds[i].fd);
+                fds[i] = fds[--count];
+            }
+        }
+        if (fds[0].revents) {
+            int client = accept(listener, NULL, NULL);
+            if (client < 0 || count > CLIENTS_MAX)
+                die("accept");
+            fds[count++] = (struct pollfd){.fd = client, .events = POLLIN};
+        }
+    }
 }
 
 int main(int argc, char **argv) {
@@ -81,20 +116,31 @@ int main(int argc, char **argv) {
     } else if (!strcmp(what, "connect")) {
         int first = -1;
         for (int i = 2; i < argc; i++) {
-            int fd = connected(argv[i], 0);
+            int fd = connected(argv[i], 0, ROUND_TRIPS);
             first = i == 2 ? fd : first;
         }
         if (socket(AF_INET, SOCK_STREAM, 0) < 0 || dup(first) < 0 || socket(AF_INET, SOCK_DGRAM, 0) < 0)
             die("socket");
         keep();
+    } else if (!strcmp(what, "young") && argc == 3) {
+        connected(argv[2], 0, 1);
+        keep();
+    } else if (!strcmp(what, "steady") && argc == 3) {
+        int fd = connected(argv[2], 0, ROUND_TRIPS);
+        puts("ready");
+        fflush(stdout);
+        for (;;) {
+            exchange(fd, 1);
+            usleep(10000);
+        }
     } else if (!strcmp(what, "signals") && argc == 3) {
-        connected(argv[2], 1);
+        connected(argv[2], 1, ROUND_TRIPS);
         keep();
     } else if (!strcmp(what, "filter") && argc == 4) {
         struct sock_filter allow[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-        connected(argv[2], 0);
+        connected(argv[2], 0, ROUND_TRIPS);
         install(allow, 1);
-        connected(argv[3], 0);
+        connected(argv[3], 0, ROUND_TRIPS);
         keep();
     } else if (!strcmp(what, "deny-unix") && argc > 2) {
         struct sock_filter deny[] = {
@@ -109,7 +155,7 @@ int main(int argc, char **argv) {
         execvp(argv[2], argv + 2);
         die(argv[2]);
     } else if (!strcmp(what, "pass") && argc > 3) {
-        connected(argv[2], 0);
+        connected(argv[2], 0, ROUND_TRIPS);
         execvp(argv[3], argv + 3);
         die(argv[3]);
     } else if (!strcmp(what, "hold")) {

@@ -57,7 +57,7 @@ impl MonitorSettings {
             None => Err(FallbackReason::RemoteAddress),
             Some(slot) if slot == self.slot => Err(FallbackReason::NoListener),
             Some(slot) if !self.rack.allows(self.slot, slot, address.port()) => Err(FallbackReason::AccessDenied),
-            Some(_) if self.node().address.is_ipv4() != address.is_ipv4() => Err(FallbackReason::UnsupportedCall),
+            Some(_) if self.node().address.is_ipv4() != address.is_ipv4() => Err(FallbackReason::RemoteAddress),
             Some(slot) => Ok(slot),
         }
     }

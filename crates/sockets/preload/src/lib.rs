@@ -52,21 +52,6 @@ static RELEASE_NOTE: ReleaseNote = ReleaseNote {
     contents: *RELEASE.first_chunk().unwrap(),
 };
 
-/// Says that connections are the kernel's until they are busy: `crosslane explain` reads it. A note of type 2.
-#[repr(C, align(4))]
-struct WayNote {
-    name_bytes: u32,
-    contents_bytes: u32,
-    kind: u32,
-    name: [u8; 12],
-    contents: [u8; 4],
-}
-
-#[used]
-#[unsafe(link_section = ".note.crosslane.way")]
-static WAY_NOTE: WayNote =
-    WayNote { name_bytes: 10, contents_bytes: 4, kind: 2, name: *b"Crosslane\0\0\0", contents: *b"tcp\0" };
-
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOAD: extern "C" fn() = load;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// First eight bytes of a complete page. They are stored last; a page without them is still being created.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"XLLEDGER");
 /// Changes whenever a field moves or changes its meaning.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Number of connections with a slot of their own; further ones only count in the totals.
 pub const SLOTS: usize = 16_384;
 /// Bytes of the header, a whole memory page.

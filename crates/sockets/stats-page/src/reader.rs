@@ -56,8 +56,6 @@ pub struct Process {
     pub started_at_ns: u64,
     /// Open connections that have a slot.
     pub connections: Vec<Connection>,
-    /// Listeners: with lanes, or by kernel TCP only.
-    pub listeners: Vec<Connection>,
     /// Totals of the lane path.
     pub lane: Totals,
     /// Totals of the kernel path.
@@ -290,8 +288,7 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
     check_header(&header)?;
     let slots_used = (header.u32(offset_of!(Header, slots_used_max)) as usize).min(SLOTS);
     let slots = page[HEADER_BYTES..].chunks_exact(SLOT_BYTES).take(slots_used);
-    let slots = slots.filter_map(|slot| decode_connection(&Bytes(slot)));
-    let (listeners, connections): (Vec<_>, Vec<_>) = slots.partition(|slot| slot.role == Role::Listen);
+    let connections: Vec<Connection> = slots.filter_map(|slot| decode_connection(&Bytes(slot))).collect();
     let node = decode_address(&header, offset_of!(Header, node_ip), offset_of!(Header, node_family));
     Ok(Process {
         pid: header.u32(offset_of!(Header, pid)),
@@ -306,7 +303,6 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
         lane_memory_bytes_max: header.u64(offset_of!(Header, lane_memory_bytes_max)),
         fallbacks: decode_fallbacks(&header),
         connections,
-        listeners,
     })
 }
 

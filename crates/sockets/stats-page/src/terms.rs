@@ -36,7 +36,7 @@ impl DataPath {
     }
 }
 
-/// The side of a connection that this process is, or that it listens.
+/// The side of a connection that this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -44,13 +44,11 @@ pub enum Role {
     Connect = 0,
     /// It called `accept`.
     Accept = 1,
-    /// It called `listen`. Not counted as a connection.
-    Listen = 2,
 }
 
 impl Role {
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Connect, Self::Accept, Self::Listen].get(usize::from(byte)).copied()
+        [Self::Connect, Self::Accept].get(usize::from(byte)).copied()
     }
 
     /// Returns the word that `crosslane stat` prints.
@@ -58,7 +56,6 @@ impl Role {
         match self {
             Self::Connect => "connect",
             Self::Accept => "accept",
-            Self::Listen => "listen",
         }
     }
 }
@@ -92,13 +89,17 @@ macro_rules! fallback_reasons {
     };
 }
 
-// New reasons are added at the end: the position is the index of the counter in the page.
+// The position is the index of the counter in the page: with another order, the page has another version.
 fallback_reasons! {
-    /// No accelerated listener has the address.
-    NoListener => "no_listener",
-        "no listener with lanes has that address; its server may run without crosslane, in another rack, or on another \
+    /// The other end has not announced itself: nobody there has the library, or not in this rack.
+    NoAnswer => "no_answer",
+        "the other side does not look for a lane: its program runs without crosslane, in another rack, or on another \
          machine; crosslane explain tells",
-        "start the server with crosslane run and the same --rack";
+        "start both programs with crosslane run and the same --rack";
+    /// Nothing listens at the address of the other node.
+    NoListener => "no_listener",
+        "no program listens at that address of the other node",
+        "start the server, or correct the address";
     /// The address does not belong to this machine.
     RemoteAddress => "remote_address",
         "the address is not on this machine, or in another network namespace of it",
@@ -111,10 +112,6 @@ fallback_reasons! {
     VersionMismatch => "version_mismatch",
         "the other side runs another version of crosslane",
         "restart the program that runs the older library";
-    /// The listener's queue was full.
-    BacklogFull => "backlog_full",
-        "the listener's backlog was full",
-        "raise the backlog of the server and net.core.somaxconn";
     /// The rack directory could not be used.
     RackUnavailable => "rack_unavailable",
         "the rack directory cannot be used; see crosslane doctor",
@@ -123,22 +120,18 @@ fallback_reasons! {
     ResourceLimit => "resource_limit",
         "memory, descriptors or /dev/shm ran out",
         "raise ulimit -n, the memory limit of the cgroup, or the size of /dev/shm";
-    /// The other side declined a lane.
-    PeerRefused => "peer_refused",
-        "the other side declined a lane",
-        "run both programs as one user";
-    /// A program without Crosslane connected to an accelerated listener.
-    PlainClient => "plain_client",
-        "the client used kernel TCP: it runs without crosslane, or crosslane explain shows its reason",
-        "start the client with crosslane run";
-    /// The program asked for something lanes do not offer.
-    UnsupportedCall => "unsupported_call",
-        "the program asked for something lanes do not offer",
-        "disable the socket option: docs/limits.md lists those that need the kernel";
-    /// The handshake was interrupted or invalid.
+    /// The socket has an option, a filter or a mode that lanes do not have.
+    SocketOption => "socket_option",
+        "the socket has an option, a filter or a mode that only kernel TCP offers",
+        "disable it: docs/troubleshooting.md lists them";
+    /// Another process may hold the socket too.
+    SharedSocket => "shared_socket",
+        "another process may hold the socket too, after a fork or because it was passed on",
+        "let only one of the processes keep the connection";
+    /// The meeting of both ends was interrupted or invalid.
     HandshakeFailed => "handshake_failed",
-        "the handshake was interrupted or invalid",
-        "connect again; if it persists, restart the server";
+        "the handshake of both ends was interrupted or invalid",
+        "nothing, unless it persists: then restart the server";
     /// The network namespaces differ.
     NamespaceDiffers => "namespace_differs",
         "the two programs are in different network namespaces",
@@ -155,54 +148,51 @@ fallback_reasons! {
     AccessDenied => "access_denied",
         "the rack's access rules deny it",
         "allow it in the rack file";
-    /// The connection's spans of the windows could not be mapped.
-    WindowUnmapped => "window_unmapped",
-        "its spans of the windows cannot be mapped in this program",
-        "give the program access to the device or the shared memory of the windows";
-    /// A connection from the program's port to that address still exists, perhaps only at the other side.
+    /// A connection from the program's port to that address of another node still exists.
     PortInUse => "port_in_use",
-        "an earlier connection from that port to that address still exists",
+        "an earlier connection from that port to that address of the other node still exists",
         "close the earlier connection, or do not bind the port before connecting";
     /// `--filters honour`: packet filters of the loopback interface must see the connection.
     PacketFilters => "packet_filters",
         "packet filters are honoured: --filters honour",
         "run the program without --filters honour and without CROSSLANE_FILTERS";
-    /// A security module, such as Landlock, denies the program this connection.
-    ConnectDenied => "connect_denied",
-        "a security module denies the program this connection",
-        "allow the port in the rules of Landlock, AppArmor or SELinux";
-    /// Another user created the kernel's listener at the address.
+    /// The program at the other side belongs to another user.
     OtherUser => "other_user",
-        "the server belongs to another user",
+        "the program at the other side belongs to another user",
         "run both programs as one user";
     /// The rack directory does not belong to the current user of the program.
     RackOfOtherUser => "rack_of_other_user",
         "the rack directory belongs to another user; the program may have changed its user",
         "start the program as its final user, or give it a directory of that user with --rack";
-    /// No source port is free.
-    NoFreePort => "no_free_port",
-        "no source port is free for one more connection to that address",
-        "widen net.ipv4.ip_local_port_range, or keep connections open";
-    /// Another listener of the rack has the address.
-    NameTaken => "name_taken",
-        "another listener of the rack has that address",
-        "end the other listener, which crosslane stat shows";
     /// The proxy could not listen on behalf of another node's server.
     ProxyCannotListen => "proxy_cannot_listen",
         "the proxy of this node cannot listen for that server; see its log",
         "free the address on this node";
     /// `crosslane lanes off`.
     SwitchedOff => "switched_off",
-        "lanes are switched off in the rack: crosslane lanes on",
+        "lanes are switched off in the rack",
         "crosslane lanes on, then connect again";
     /// A system call filter or an address family restriction denies what lanes need.
     Sandbox => "sandbox",
         "a sandbox denies the program what lanes need: AF_UNIX sockets or memory files",
-        "allow AF_UNIX and memfd_create, or connect before the program installs its own filter";
+        "allow AF_UNIX and memfd_create";
     /// The address space of this process is limited (`RLIMIT_AS`).
     AddressSpaceLimited => "address_space_limited",
-        "the program's address space is limited (ulimit -v, LimitAS=), and each lane reserves 64 MiB of it",
+        "the program's address space is limited (ulimit -v, LimitAS=), of which each lane reserves a part",
         "remove the limit, and limit memory by the cgroup instead (MemoryMax=)";
+}
+
+/// Names that crate `socket` still has for what no program meets any more.
+#[allow(missing_docs, non_upper_case_globals)]
+impl FallbackReason {
+    pub const BacklogFull: Self = Self::HandshakeFailed;
+    pub const PeerRefused: Self = Self::AccessDenied;
+    pub const PlainClient: Self = Self::NoAnswer;
+    pub const UnsupportedCall: Self = Self::SocketOption;
+    pub const WindowUnmapped: Self = Self::ResourceLimit;
+    pub const ConnectDenied: Self = Self::Sandbox;
+    pub const NoFreePort: Self = Self::ResourceLimit;
+    pub const NameTaken: Self = Self::HandshakeFailed;
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);

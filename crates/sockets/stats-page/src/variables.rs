@@ -50,8 +50,8 @@ pub const VARIABLES: [Variable; 8] = [
     Variable {
         name: "CROSSLANE_REQUIRE_LANE",
         value: "SWITCH",
-        meaning: "On: a connection that cannot use a lane fails, with a line that gives the reason, instead of using \
-                  kernel TCP. Default: off.",
+        meaning: "On: a connection that has not got a lane within a second of its first transfer is reset by its next \
+                  one, with a line that gives the reason; one that ends within a second is not. Default: off.",
     },
     Variable {
         name: "CROSSLANE_STATS",

@@ -50,7 +50,7 @@ pub struct NewConnection {
     pub reason: Option<FallbackReason>,
 }
 
-/// The page of one process. Lives as long as the process: create it once, at the first `listen` or `connect`.
+/// The page of one process. Lives as long as the process: create it once, when a connection first tries to get a lane.
 pub struct StatsPage {
     page: NonNull<u8>,
     rack: [u8; RACK_PATH_BYTES_MAX],
@@ -206,17 +206,15 @@ impl StatsPage {
 
     /// Adds a connection. Takes no lock and allocates nothing; makes a system call only if the table grows.
     pub fn open_connection(&'static self, connection: &NewConnection) -> ConnectionSlot {
-        let NewConnection { path, role, .. } = *connection;
-        if role != Role::Listen {
-            let totals = &self.header().totals[path as usize];
-            totals.connections_total.fetch_add(1, Relaxed);
-            totals.connections_open.fetch_add(1, Relaxed);
-            self.open[path as usize].fetch_add(1, Relaxed);
-        }
+        let path = connection.path;
+        let totals = &self.header().totals[path as usize];
+        totals.connections_total.fetch_add(1, Relaxed);
+        totals.connections_open.fetch_add(1, Relaxed);
+        self.open[path as usize].fetch_add(1, Relaxed);
         let Some(index) = self.take_slot() else {
-            self.header().connections_unlisted.fetch_add(u64::from(role != Role::Listen), Relaxed);
+            self.header().connections_unlisted.fetch_add(1, Relaxed);
             let slot = &self.header().unlisted[path as usize];
-            return ConnectionSlot { stats: self, slot, index: UNLISTED, path, role, single_writer: false };
+            return ConnectionSlot { stats: self, slot, index: UNLISTED, path, single_writer: false };
         };
         let slot = self.slot(index);
         slot.sender.clear();
@@ -225,7 +223,7 @@ impl StatsPage {
         self.identities(index).for_each(|identity| identity.open(connection, opened_at_ns));
         // Kernel TCP has no lock of the library's, so that two threads may send at once.
         let single_writer = path != DataPath::Kernel;
-        ConnectionSlot { stats: self, slot, index, path, role, single_writer }
+        ConnectionSlot { stats: self, slot, index, path, single_writer }
     }
 
     /// Returns both copies of a slot's identity: the one for readers, and the private one.
@@ -501,7 +499,6 @@ pub struct ConnectionSlot {
     slot: &'static Slot,
     index: u32,
     path: DataPath,
-    role: Role,
     single_writer: bool,
 }
 
@@ -583,10 +580,8 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let totals = &self.stats.header().totals[self.path as usize];
-        if self.role != Role::Listen {
-            totals.connections_open.fetch_sub(1, Relaxed);
-            self.stats.open[self.path as usize].fetch_sub(1, Relaxed);
-        }
+        totals.connections_open.fetch_sub(1, Relaxed);
+        self.stats.open[self.path as usize].fetch_sub(1, Relaxed);
         if self.index == UNLISTED {
             return;
         }

@@ -106,13 +106,13 @@ fn a_reader_sees_what_was_written() {
     lane.count_wake();
     lane.count_wake();
     kernel.add_received(1 << 40);
-    stats.count_fallback(FallbackReason::PlainClient);
-    stats.count_fallback(FallbackReason::PlainClient);
+    stats.count_fallback(FallbackReason::NoAnswer);
+    stats.count_fallback(FallbackReason::NoAnswer);
 
     let process = only_process(rack.path());
     assert_eq!((process.pid, process.program.as_str()), (std::process::id(), "tested"));
     assert_eq!(process.node, stats_page::node_address("b").map(Into::into));
-    assert_eq!(process.fallbacks.into_iter().collect::<Vec<_>>(), [("plain_client", 2)]);
+    assert_eq!(process.fallbacks.into_iter().collect::<Vec<_>>(), [("no_answer", 2)]);
     let [first, second] = &process.connections[..] else { panic!("{:?}", process.connections) };
     assert_eq!((first.fd, first.path, first.role, first.inherited), (7, DataPath::Lane, Role::Connect, false));
     assert_eq!(first.local.unwrap().to_string(), "127.77.0.2:40000");
@@ -135,22 +135,6 @@ fn a_reader_sees_what_was_written() {
         (process.kernel.connections_total, process.kernel.connections_open, process.kernel.bytes_received),
         (1, 0, 1 << 40)
     );
-}
-
-#[test]
-fn a_listener_is_listed_but_not_counted_as_a_connection() {
-    let rack = rack();
-    let address: SocketAddr = "127.77.0.2:80".parse().unwrap();
-    let listener =
-        NewConnection { role: Role::Listen, local: Some(address), peer: None, ..connection(DataPath::Lane, 3) };
-    let slot = stats_in(rack.path()).open_connection(&listener);
-    let process = only_process(rack.path());
-    assert_eq!((process.lane.connections_total, process.lane.connections_open, process.connections.len()), (0, 0, 0));
-    let [shown] = &process.listeners[..] else { panic!("{process:?}") };
-    assert_eq!((shown.fd, shown.local, shown.inherited), (3, Some(address), false));
-    slot.close();
-    let process = only_process(rack.path());
-    assert_eq!((process.lane.connections_open, process.listeners), (0, Vec::new()));
 }
 
 #[test]
@@ -332,7 +316,7 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
     // SAFETY: the child only runs the code below and never returns.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        stats_in(rack.path()).count_fallback(FallbackReason::NoListener);
+        stats_in(rack.path()).count_fallback(FallbackReason::NoAnswer);
         // SAFETY: these system calls take valid arguments; closing all other descriptors, as daemons do, must not end
         // the lock.
         unsafe {
@@ -348,7 +332,7 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
     let mut byte = 0u8;
     // SAFETY: `byte` is a local variable of one byte.
     assert_eq!(unsafe { libc::read(ready[0], (&raw mut byte).cast(), 1) }, 1);
-    assert_eq!(process_of(rack.path(), pid.unsigned_abs()).fallbacks["no_listener"], 1);
+    assert_eq!(process_of(rack.path(), pid.unsigned_abs()).fallbacks["no_answer"], 1);
     // SAFETY: `pid` is a child of this process that has not been waited for.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
@@ -369,7 +353,7 @@ fn a_forked_child_writes_to_a_page_of_its_own() {
     let closed_before = stats.open_connection(&connection(DataPath::Lane, 6));
     inherited.add_sent(1000);
     closed_before.close();
-    stats.count_fallback(FallbackReason::PeerRefused);
+    stats.count_fallback(FallbackReason::AccessDenied);
     let before = only_process(rack.path());
     let child = in_child(|| {
         stats.forked_child();
@@ -483,7 +467,7 @@ fn a_child_without_memory_for_a_page_does_not_write_into_its_parents_page() {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         stats.forked_child();
         slot.add_sent(1000);
-        stats.count_fallback(FallbackReason::PlainClient);
+        stats.count_fallback(FallbackReason::NoAnswer);
         let unlisted = stats.open_connection(&connection(DataPath::Lane, 6));
         unlisted.add_sent(7);
         unlisted.close();

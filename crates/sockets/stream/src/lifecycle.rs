@@ -6,8 +6,8 @@ use crate::kernel::Tcp;
 use crate::sharing::{self, Epoch};
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
-use crate::{fitness, identity, process, requirement};
-use meeting::Role;
+use crate::{fitness, identity, process, requirement, statistics};
+use meeting::{Reason, Role};
 use rustix::io::Errno;
 use socket::descriptor::hidden;
 use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
@@ -93,8 +93,10 @@ fn begin_to_meet(fd: RawFd, young: Young, occasion: Occasion) {
     // A handler that jumps out of this call must not leave the allocator's locks held.
     signals::without_handlers(|| {
         if identity::is_switched_off() {
+            statistics::count_failure(Reason::Off);
             leave_all_lanes();
         } else if !may_ever_meet(fd, young.role()) {
+            statistics::count_excluded(fd, young.role());
             leave_to_kernel(fd, young.number());
         } else if let Some(connection) = grow_up(fd, young) {
             connection.meet(Tcp(fd), occasion);

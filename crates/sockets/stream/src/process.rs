@@ -66,6 +66,7 @@ pub fn confine() {
         return;
     }
     IS_CONFINED.store(true, Ordering::SeqCst);
+    statistics::note_confined();
     leave_to_kernel(|_| {});
     sandbox::set_confined(true);
 }

@@ -1,13 +1,15 @@
 //! What `crosslane stat` shows of this process: its connections with lanes, and why others have none.
 //!
-//! The page is created when a connection first tries to meet its other end, so that processes whose connections stay
-//! short have none. A connection is on it from its first attempt on that fails, with the reason, or from its meeting
-//! on. Each half of a connection counts its own direction, under its own lock.
+//! The page is created when a connection first proves busy and has met its other end, or could not, so that processes
+//! whose connections stay short have none. A connection is on it from its first attempt on that fails, with the reason,
+//! or from its meeting on. One that a setting or an option keeps on TCP is only counted. Each half of a connection
+//! counts its own direction, under its own lock.
 
 use crate::kernel::Tcp;
-use crate::remote;
+use crate::{identity, remote};
 use meeting::{Met, Reason, Role};
-use socket::accounting::process_stats::page;
+use socket::accounting::process_stats::{page, page_if_any};
+use socket::process::settings::settings;
 use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -142,16 +144,34 @@ pub fn count_failure(reason: Reason) {
     page().count_fallback(shown(reason));
 }
 
+/// Notes that the program is about to install a system call filter, so that no connection of it uses lanes any more.
+pub fn note_confined() {
+    if let Some(page) = page_if_any() {
+        page.count_fallback(FallbackReason::Sandbox);
+    }
+}
+
+/// Counts a connection that has proved busy, and that a setting or an option of its socket keeps on TCP.
+pub fn count_excluded(fd: RawFd, role: Role) {
+    if !Tcp(fd).is_stream() {
+        return;
+    }
+    page().count_fallback(match identity::is_excluded(fd, role) {
+        true if settings().honours_filters => FallbackReason::PacketFilters,
+        true => FallbackReason::PortRule,
+        false => FallbackReason::SocketOption,
+    });
+}
+
 /// Returns the reason that `crosslane stat` shows.
 fn shown(reason: Reason) -> FallbackReason {
     match reason {
-        Reason::NotTcp | Reason::Urgent | Reason::Repair | Reason::Ulp | Reason::Shared | Reason::Options => {
-            FallbackReason::UnsupportedCall
+        Reason::NotTcp | Reason::Urgent | Reason::Repair | Reason::Ulp | Reason::Options => {
+            FallbackReason::SocketOption
         }
+        Reason::Shared => FallbackReason::SharedSocket,
         Reason::SelfConnected => FallbackReason::ToItself,
-        Reason::Nobody => FallbackReason::NoListener,
-        Reason::Full => FallbackReason::BacklogFull,
-        Reason::NameTaken => FallbackReason::NameTaken,
+        Reason::Nobody => FallbackReason::NoAnswer,
         Reason::User => FallbackReason::OtherUser,
         Reason::Namespace => FallbackReason::NamespaceDiffers,
         Reason::Version | Reason::Other(_) => FallbackReason::VersionMismatch,
@@ -163,6 +183,8 @@ fn shown(reason: Reason) -> FallbackReason {
         Reason::NoMemory | Reason::NoDescriptors | Reason::System => FallbackReason::ResourceLimit,
         Reason::State
         | Reason::Busy
+        | Reason::Full
+        | Reason::NameTaken
         | Reason::Gone
         | Reason::Role
         | Reason::Counts

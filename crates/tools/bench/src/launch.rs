@@ -245,7 +245,10 @@ impl Launcher {
     }
 
     fn probe(&self, transport: Transport, node: Node, probe: Probe, args: &[&str]) -> Command {
-        let mut command = self.command(transport, node, &self.probes.path(probe));
+        let mut words = (self.prefix)(transport, node);
+        // Connections of a few bytes use kernel TCP. If lanes were required, each would try to get one.
+        words.retain(|word| probe != Probe::Connects || word != REQUIRE_LANE);
+        let mut command = prefixed(&words, &self.probes.path(probe));
         command.args(args);
         command
     }

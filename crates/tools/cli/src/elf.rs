@@ -69,28 +69,16 @@ pub fn is_library(path: &Path) -> bool {
 
 /// The type of the note with the release of the library.
 const RELEASE_NOTE: elf::NoteType = elf::NoteType(1);
-/// The type of the note of a library whose connections are the kernel's until they are busy.
-const WAY_NOTE: elf::NoteType = elf::NoteType(2);
 
 /// Returns the release of Crosslane's library: the contents of its note.
 pub fn release(path: &Path) -> Option<String> {
-    note(path, RELEASE_NOTE).and_then(|contents| String::from_utf8(contents).ok())
-}
-
-/// Returns whether the connections of a library are the kernel's until they are busy.
-pub fn keeps_kernel_connections(path: &Path) -> bool {
-    note(path, WAY_NOTE).is_some()
-}
-
-/// Returns the contents of a note with the owner `Crosslane`.
-fn note(path: &Path, kind: elf::NoteType) -> Option<Vec<u8>> {
     let data = ReadCache::new(open_regular(path).ok()?);
     let header = Header::parse(&data).ok()?;
     for segment in header.program_headers(LittleEndian, &data).ok()? {
         let Ok(Some(mut notes)) = segment.notes(LittleEndian, &data) else { continue };
         while let Ok(Some(note)) = notes.next() {
-            if note.name() == b"Crosslane" && note.n_type(LittleEndian) == kind {
-                return Some(note.desc().to_vec());
+            if note.name() == b"Crosslane" && note.n_type(LittleEndian) == RELEASE_NOTE {
+                return String::from_utf8(note.desc().to_vec()).ok();
             }
         }
     }

@@ -54,9 +54,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a program whose sockets use lanes
+    /// Run a program whose busy connections use lanes
     Run(run::Options),
-    /// Show processes, connections with their paths, bytes by path, and fallbacks with their reasons
+    /// Show processes, busy connections with their paths, bytes by path, and fallbacks with their reasons
     Stat(stat::Options),
     /// Show why sockets of running programs, or of a program that is not running yet, do not use lanes
     Explain(explain::Options),
@@ -64,7 +64,7 @@ enum Command {
     Top(top::Options),
     /// Run a client command over kernel TCP and over lanes, in alternating rounds, and print both
     Compare(compare::Options),
-    /// Switch lanes for new connections of a rack off or on while its programs run
+    /// Switch the lanes of a rack off or on while its programs run
     Lanes(lanes::Options),
     /// Print, check and store descriptions of racks (machines joined by memory windows)
     #[command(subcommand)]

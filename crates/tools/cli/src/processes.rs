@@ -84,6 +84,15 @@ impl Processes {
         self.programs.get(pid)
     }
 
+    /// Returns whether several programs hold a socket.
+    pub fn is_shared(&self, inode: u64) -> bool {
+        self.holders.get(&inode).is_some_and(|holders| {
+            let mut pids = holders.clone();
+            pids.dedup();
+            pids.len() > 1
+        })
+    }
+
     /// Returns the TCP socket at the other side of a connection, and its network namespace: that of the connection if
     /// the socket is in it.
     pub fn other_side(&self, local: SocketAddr, peer: SocketAddr, namespace: u64) -> Option<(u64, &TcpSocket)> {

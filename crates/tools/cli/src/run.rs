@@ -74,7 +74,7 @@ pub struct Joining {
 pub struct Options {
     #[command(flatten)]
     joining: Joining,
-    /// Server ports that use lanes, as in 80,443,6000-6100; all others stay on kernel TCP
+    /// Server ports whose connections may use lanes, as in 80,443,6000-6100; all others stay on kernel TCP
     #[arg(long, value_name = "PORTS", conflicts_with = "except")]
     only: Option<PortList>,
     /// Server ports that stay on kernel TCP
@@ -84,7 +84,8 @@ pub struct Options {
     /// leaves such connections to kernel TCP
     #[arg(long, value_name = "ignore|honour", value_enum)]
     filters: Option<Filters>,
-    /// Fail connections that cannot use a lane, instead of using kernel TCP
+    /// Reset connections that have not got a lane within a second of their first transfer, by the next transfer, with a
+    /// line on standard error that says why; one that ends within a second is not reset
     #[arg(long)]
     require_lane: bool,
     /// Program and its arguments

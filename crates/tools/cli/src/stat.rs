@@ -3,7 +3,7 @@
 mod all;
 mod proxies;
 mod report;
-pub mod unpublished;
+pub mod without_page;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -48,13 +48,13 @@ pub fn main(options: &Options) -> Result<()> {
     let rack = RackChoice::new(options.rack.as_deref())?;
     let snapshot = read(&rack.directories())?;
     let proxies = Proxies::of(&rack);
-    let unpublished = unpublished::find(&rack.directories(), !snapshot.processes.is_empty())?;
+    let without_page = without_page::find(&rack.directories(), !snapshot.processes.is_empty())?;
     if options.json {
-        return output::print_json(&Report::new(&snapshot, &proxies, unpublished, &rack));
+        return output::print_json(&Report::new(&snapshot, &proxies, without_page, &rack));
     }
-    let is_idle = snapshot.processes.is_empty() && unpublished.is_empty();
-    let published = if is_idle { nothing_running(&rack) } else { String::new() } + &describe(&snapshot, &rack);
-    output::print(&(published + &unpublished::describe(&unpublished) + &proxies.describe() + &switched_off(&rack)))
+    let is_unused = snapshot.processes.is_empty() && without_page.is_empty();
+    let published = if is_unused { nothing_running(&rack) } else { String::new() } + &describe(&snapshot, &rack);
+    output::print(&(published + &without_page.describe() + &proxies.describe() + &switched_off(&rack)))
 }
 
 /// Returns a line for each directory in which lanes are switched off.
@@ -63,7 +63,7 @@ fn switched_off(rack: &RackChoice) -> String {
     off.map(|directory| {
         let shown = directory.display();
         let remedy = format!("crosslane lanes on --rack {rack}");
-        format!("\nLanes are switched off in {shown}: new connections use kernel TCP. Switch them on with: {remedy}\n")
+        format!("\nLanes are switched off in {shown}: connections use kernel TCP. Switch them on with: {remedy}\n")
     })
     .collect()
 }
@@ -101,9 +101,7 @@ pub fn nothing_running(rack: &RackChoice) -> String {
 /// Returns the snapshot as tables.
 pub fn describe(snapshot: &Snapshot, rack: &RackChoice) -> String {
     let mut text = if snapshot.processes.is_empty() { String::new() } else { processes(snapshot, rack).render() };
-    for table in
-        [listeners(snapshot), connections(snapshot), fallbacks(snapshot)].into_iter().filter(|table| !table.is_empty())
-    {
+    for table in [connections(snapshot), fallbacks(snapshot)].into_iter().filter(|table| !table.is_empty()) {
         text.push('\n');
         text.push_str(&table.render());
     }
@@ -213,30 +211,6 @@ fn connections(snapshot: &Snapshot) -> Table {
     table
 }
 
-fn listeners(snapshot: &Snapshot) -> Table {
-    let mut table = Table::new(&[
-        ("LISTENER", Align::Left),
-        ("PATH", Align::Left),
-        ("PROGRAM", Align::Left),
-        ("PID", Align::Right),
-        ("FD", Align::Right),
-        ("UP", Align::Right),
-    ]);
-    for process in &snapshot.processes {
-        for listener in process.listeners.iter().filter(|listener| !listener.inherited) {
-            table.row(vec![
-                address(listener.local),
-                listener.path.name().to_owned(),
-                process.program.clone(),
-                process.pid.to_string(),
-                listener.fd.to_string(),
-                age_since(listener.opened_at_ns),
-            ]);
-        }
-    }
-    table
-}
-
 fn fallbacks(snapshot: &Snapshot) -> Table {
     let mut table = Table::new(&[
         ("PROGRAM", Align::Left),
@@ -287,6 +261,7 @@ pub fn age_since(at_ns: u64) -> String {
 mod tests {
     use stats_page::Role;
 
+    use super::without_page::WithoutPage;
     use super::*;
 
     fn directory(rack: &tempfile::TempDir) -> [PathBuf; 1] {
@@ -304,7 +279,7 @@ mod tests {
         let peer: SocketAddr = "127.77.0.2:41234".parse().unwrap();
         let local: SocketAddr = "127.77.0.1:6379".parse().unwrap();
         let open = |path, fd| {
-            let reason = (path == DataPath::Kernel).then_some(FallbackReason::PlainClient);
+            let reason = (path == DataPath::Kernel).then_some(FallbackReason::NoAnswer);
             let (role, local, peer) = (Role::Accept, Some(local), Some(peer));
             page.open_connection(&stats_page::NewConnection { path, role, fd, local, peer, reason })
         };
@@ -312,7 +287,7 @@ mod tests {
         slots[0].add_sent(2048);
         slots[0].add_received(10);
         slots[1].add_received(3);
-        page.count_fallback(FallbackReason::PlainClient);
+        page.count_fallback(FallbackReason::NoAnswer);
         page.note_lane_memory(65_536, 3 << 30);
         (rack, page, slots)
     }
@@ -322,7 +297,8 @@ mod tests {
         let (rack, page, _slots) = rack_with_traffic();
         assert!(page.is_published());
         let (snapshot, chosen) = (read(&directory(&rack)).unwrap(), RackChoice::Directory(rack.path().to_owned()));
-        let json = serde_json::to_value(Report::new(&snapshot, &Proxies::default(), Vec::new(), &chosen)).unwrap();
+        let json =
+            serde_json::to_value(Report::new(&snapshot, &Proxies::default(), WithoutPage::default(), &chosen)).unwrap();
         assert_eq!(json["schema"], "crosslane-stat/1");
         let process = &json["processes"][0];
         assert_eq!((&process["program"], &process["node"]), (&"redis-server".into(), &"a".into()));
@@ -352,7 +328,7 @@ mod tests {
         }
         assert_eq!(process["lane_memory_bytes"], 65_536);
         assert_eq!(process["lane_memory_bytes_max"], 3_u64 << 30);
-        assert_eq!(process["fallbacks"], serde_json::json!({"plain_client": 1}));
+        assert_eq!(process["fallbacks"], serde_json::json!({"no_answer": 1}));
     }
 
     #[test]
@@ -367,7 +343,7 @@ mod tests {
             "127.77.0.2:41234",
             "lane",
             "kernel",
-            "plain_client",
+            "no_answer",
             "FALLBACKS",
         ] {
             assert!(text.contains(word), "{word} in\n{text}");

@@ -16,7 +16,7 @@ use ratatui::{DefaultTerminal, Frame};
 use stats_page::reader::{Connection, Process, Snapshot};
 
 use crate::rack_choice::RackChoice;
-use crate::stat::unpublished::{self, UnpublishedProgram};
+use crate::stat::without_page::{self, WithoutPage};
 use crate::stat::{self, is_shown};
 
 /// Width of a column of addresses: an IPv4 address and a port.
@@ -82,7 +82,7 @@ struct Screen {
     rack: RackChoice,
     snapshot: Snapshot,
     /// Programs without a page, found only while there is no page at all.
-    unpublished: Vec<UnpublishedProgram>,
+    without_page: WithoutPage,
     sampled_at: Instant,
     processes: Rates<u32>,
     connections: Rates<ConnectionKey>,
@@ -94,7 +94,7 @@ impl Screen {
         let mut screen = Self {
             rack,
             snapshot: Snapshot::default(),
-            unpublished: Vec::new(),
+            without_page: WithoutPage::default(),
             sampled_at: Instant::now(),
             processes: Rates::default(),
             connections: Rates::default(),
@@ -126,9 +126,9 @@ impl Screen {
         let connections = shown(&snapshot).map(|(process, connection)| (key(process, connection), bytes(connection)));
         self.connections.record(connections, elapsed);
         // What cannot be found out is not shown.
-        let unpublished =
-            snapshot.processes.is_empty().then(|| unpublished::find(&self.rack.directories(), false).ok());
-        self.unpublished = unpublished.flatten().unwrap_or_default();
+        let without_page =
+            snapshot.processes.is_empty().then(|| without_page::find(&self.rack.directories(), false).ok());
+        self.without_page = without_page.flatten().unwrap_or_default();
         self.snapshot = snapshot;
     }
 
@@ -156,9 +156,9 @@ impl Screen {
         let [head, upper, lower] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(self.headline()), head);
         if self.snapshot.processes.is_empty() {
-            let text = match self.unpublished.is_empty() {
+            let text = match self.without_page.is_empty() {
                 true => stat::nothing_running(&self.rack),
-                false => unpublished::describe(&self.unpublished),
+                false => self.without_page.describe(),
             };
             frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), upper.union(lower));
             return;

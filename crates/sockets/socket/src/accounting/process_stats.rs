@@ -21,6 +21,11 @@ pub fn page() -> &'static StatsPage {
     })
 }
 
+/// Returns the page, if there is one.
+pub fn page_if_any() -> Option<&'static StatsPage> {
+    PAGE.get().copied()
+}
+
 /// Records the memory of lanes, if there is a page.
 pub(crate) fn note_lane_memory(bytes: u64, bytes_max: u64) {
     if let Some(page) = PAGE.get() {

@@ -112,7 +112,7 @@ fn attempt(
         Err(Errno::CONNREFUSED) => return Attempt::Stale,
         Err(Errno::ISCONN | Errno::ALREADY | Errno::INTR | Errno::BADF) => return Attempt::Done(connected),
         // Something keeps the socket from loopback addresses: a device, an address, a sandbox.
-        Err(_) => return Attempt::Refused(FallbackReason::UnsupportedCall),
+        Err(_) => return Attempt::Refused(FallbackReason::SocketOption),
     };
     let deadline_ns = now_ns().saturating_add(limit_ns);
     loop {

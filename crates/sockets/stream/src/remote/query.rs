@@ -59,8 +59,7 @@ fn wait_readable(fd: i32, limit_ns: u64) {
 pub fn reason_of(errno: Errno) -> FallbackReason {
     match errno {
         Errno::CONNREFUSED => FallbackReason::NoListener,
-        Errno::AGAIN => FallbackReason::BacklogFull,
-        Errno::ACCESS => FallbackReason::PeerRefused,
+        Errno::ACCESS => FallbackReason::AccessDenied,
         Errno::NETUNREACH => FallbackReason::LinkDown,
         Errno::ADDRINUSE => FallbackReason::PortInUse,
         _ => FallbackReason::HandshakeFailed,

@@ -50,7 +50,7 @@ struct Ratios {
     cpu: Ratio,
 }
 
-/// Connections of the runs over lanes, by what carried them.
+/// Busy connections of the runs over lanes, by what carried them. Others use kernel TCP and are not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Connections {
     /// Over lanes on this machine.
@@ -81,19 +81,24 @@ impl Connections {
     /// Returns the reasons for kernel TCP with their counts.
     pub fn reasons(&self) -> String {
         let reasons: Vec<String> = self.reasons.iter().map(|(name, count)| format!("{name} {count}")).collect();
-        if reasons.is_empty() { "no reason recorded".to_owned() } else { reasons.join(", ") }
+        reasons.join(", ")
     }
 
     fn sentence(&self) -> String {
+        if self.over_lanes() == 0 && self.reasons.is_empty() {
+            return "No connection used a lane: the client made none that carried three requests or more, or none. Both \
+                    sides are kernel TCP, once with the library and once without it."
+                .to_owned();
+        }
         let mut parts = vec![format!("{} over lanes", self.lane)];
         if self.window > 0 {
             parts.push(format!("{} over windows", self.window));
         }
-        match self.kernel {
-            0 => parts.push("none over kernel TCP".to_owned()),
-            kernel => parts.push(format!("{kernel} over kernel TCP nevertheless ({})", self.reasons())),
+        match self.reasons.is_empty() {
+            true => parts.push("none over kernel TCP".to_owned()),
+            false => parts.push(format!("{} over kernel TCP nevertheless ({})", self.kernel, self.reasons())),
         }
-        format!("Connections of the runs over lanes: {}.", parts.join(", "))
+        format!("Busy connections of the runs over lanes: {}.", parts.join(", "))
     }
 }
 
@@ -201,7 +206,7 @@ mod tests {
 
     #[test]
     fn ratios_are_formed_round_by_round_and_both_outputs_are_shown() {
-        let reasons = BTreeMap::from([("no_listener".to_owned(), 2)]);
+        let reasons = BTreeMap::from([("no_answer".to_owned(), 2)]);
         let connections = Connections { lane: 6, window: 0, kernel: 2, reasons };
         let (kernel, lanes) = (trials(&[2.0, 20.0, 2.0], "slow"), trials(&[0.5, 5.0, 0.5], "fast"));
         let report = Report::of("client".to_owned(), Machine::describe(None), Trials { kernel, lanes, connections });
@@ -212,11 +217,20 @@ mod tests {
             "2.00 s (2.00 s to 20.0 s)",
             "500 ms (500 ms to 5.00 s)",
             "smallest and largest",
-            "6 over lanes, 2 over kernel TCP nevertheless (no_listener 2)",
+            "6 over lanes, 2 over kernel TCP nevertheless (no_answer 2)",
             "  slow\n",
             "  fast\n",
         ] {
             assert!(text.contains(words), "{words:?} is missing:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_client_of_short_connections_is_compared_and_told_so() {
+        let connections = Connections::default();
+        let (kernel, lanes) = (trials(&[2.0], "one"), trials(&[2.0], "two"));
+        let trials = Trials { kernel, lanes, connections };
+        let text = Report::of("client".to_owned(), Machine::describe(None), trials).text();
+        assert!(text.contains("No connection used a lane") && text.contains("1.00x"), "{text}");
     }
 }

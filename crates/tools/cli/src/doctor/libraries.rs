@@ -123,11 +123,7 @@ mod tests {
 
     #[test]
     fn a_library_that_was_replaced_or_is_of_another_release_is_named() {
-        let library = |release: Option<&str>| Library {
-            path: "/l.so".into(),
-            release: release.map(str::to_owned),
-            keeps_kernel_connections: false,
-        };
+        let library = |release: Option<&str>| Library { path: "/l.so".into(), release: release.map(str::to_owned) };
         assert_eq!(difference(&library(None), Some("1")).unwrap(), "its library /l.so was replaced");
         assert_eq!(difference(&library(Some("2")), Some("1")).unwrap(), "/l.so of release 2");
         assert_eq!(difference(&library(Some("1")), Some("1")), None);

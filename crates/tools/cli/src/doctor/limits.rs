@@ -9,8 +9,8 @@ use socket::accounting::memory_budget;
 use super::Check;
 
 const DESCRIPTORS_FEW: u64 = 1024;
-/// Size of the file of a lane's memory, rounded up.
-const MEMORY_FILE_BYTES: u64 = 64 << 20;
+/// Size of the file with the memory of one end of a connection, rounded up.
+const MEMORY_FILE_BYTES: u64 = 8 << 20;
 /// A bound below which lanes of a few busy connections stay small.
 const LANE_MEMORY_LOW_BYTES: u64 = 64 << 20;
 const PORTS_FEW: u32 = 10_000;
@@ -60,7 +60,7 @@ fn address_space(limit_bytes: Option<u64>) -> Check {
 fn file_size(limit_bytes: Option<u64>) -> Check {
     match limit_bytes {
         Some(bytes) if bytes < MEMORY_FILE_BYTES => {
-            let found = format!("{}: connections stay at the speed of UNIX sockets", units::bytes(bytes));
+            let found = format!("{}: connections stay on kernel TCP", units::bytes(bytes));
             Check::note("file size", found, "ulimit -f unlimited (systemd: LimitFSIZE=infinity)")
         }
         Some(bytes) => Check::ok("file size", units::bytes(bytes)),

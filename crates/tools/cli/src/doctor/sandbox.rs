@@ -1,10 +1,13 @@
 //! Checks of what this process, and with it its programs, is confined by: filters, security modules, namespaces,
 //! private mounts.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use super::Check;
+use crate::processes::Processes;
+use crate::processes::program::folder_identity;
 
 /// Inode of the machine's own user namespace (include/linux/proc_ns.h).
 const USER_NAMESPACE_OF_MACHINE: &str = "user:[4026531837]";
@@ -20,7 +23,7 @@ pub fn checks(rack: &Path, denied: &[&str]) -> Vec<Check> {
         seccomp(&read("/proc/self/status"), denied),
         security_module(&read("/proc/self/attr/current")),
         user_namespace(&link("/proc/self/ns/user"), &read("/proc/self/uid_map")),
-        network_namespace(&link("/proc/self/ns/net"), rack),
+        network_namespace(&link("/proc/self/ns/net"), &namespaces_of(rack)),
         private_mount(&read("/proc/self/mountinfo"), rack),
         container(&marks),
     ]
@@ -43,15 +46,14 @@ fn seccomp(status: &str, denied: &[&str]) -> Check {
     Check::ok("seccomp", format!("{found}{privileges}"))
 }
 
-/// Reports the label of AppArmor, SELinux or Smack. Landlock cannot be seen from inside: a connect that it denies is
-/// counted as `connect_denied`.
+/// Reports the label of AppArmor, SELinux or Smack. Landlock cannot be seen from inside.
 fn security_module(label: &str) -> Check {
     let label = label.trim_matches(['\0', '\n', ' ']);
     if label.is_empty() || label == "unconfined" {
         return Check::ok("security module", "unconfined");
     }
-    let remedy = "only if stat counts connect_denied or handshake_failed: allow UNIX sockets and file descriptors \
-                  between the profiles of both programs";
+    let remedy = "only if stat counts sandbox or handshake_failed: allow UNIX sockets and file descriptors between \
+                  the profiles of both programs";
     Check::note("security module", format!("profile {label}"), remedy)
 }
 
@@ -68,24 +70,24 @@ fn user_namespace(namespace: &str, uid_map: &str) -> Check {
     Check::note("user namespace", format!("not the machine's{shown}"), remedy)
 }
 
-/// Compares the network namespace with those of the programs that have listened in the rack.
-fn network_namespace(namespace: &str, rack: &Path) -> Check {
+/// Returns the network namespaces of the programs that meet in the rack.
+fn namespaces_of(rack: &Path) -> Vec<u64> {
+    let (Some(rack), Ok(processes)) = (folder_identity(rack), Processes::scan()) else { return Vec::new() };
+    let members = processes.all().filter(|program| program.rack_identity() == Some(rack));
+    members.map(|program| program.namespace).collect()
+}
+
+/// Compares the network namespace with those of the programs that meet in the rack.
+fn network_namespace(namespace: &str, of_programs: &[u64]) -> Check {
     let own = namespace.trim_start_matches("net:[").trim_end_matches(']');
-    let folder = rack.join(socket::rendezvous::directory::VERSION);
-    let names = names_in(&folder);
-    let others = names.iter().filter_map(|name| name.strip_prefix("net-")).filter(|inode| *inode != own);
-    let others: Vec<&str> = others.filter(|inode| !names_in(&folder.join(format!("net-{inode}"))).is_empty()).collect();
+    let others: BTreeSet<String> = of_programs.iter().map(u64::to_string).filter(|inode| inode != own).collect();
     if others.is_empty() {
         return Check::ok("network namespace", own);
     }
-    let found = format!("{own}; programs of the rack also listen in {}", others.join(", "));
+    let others: Vec<String> = others.into_iter().collect();
+    let found = format!("{own}; programs of the rack also run in {}", others.join(", "));
     let remedy = "only programs of one network namespace get lanes: docker run --network container:NAME, or one pod";
     Check::note("network namespace", found, remedy)
-}
-
-fn names_in(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Checks that the rack is not in a directory of `PrivateTmp=`, which only one service sees.
@@ -128,7 +130,6 @@ mod tests {
     fn confinements_that_both_programs_must_share_are_reported() {
         let private = "30 1 0:5 / / rw - ext4 /dev/a rw\n\
                        31 30 0:5 /tmp/systemd-private-3f-redis.service-x/tmp /tmp rw - ext4 /dev/a rw\n";
-        let rack = tempfile::tempdir().unwrap();
         for (check, status, words) in [
             (seccomp("NoNewPrivs:\t1\nSeccomp:\t2\n", &[]), Status::Ok, "allows what lanes need; no new privileges"),
             (seccomp("Seccomp:\t2\n", &["memfd"]), Status::Note, "these fail: memfd"),
@@ -139,7 +140,8 @@ mod tests {
             (user_namespace(USER_NAMESPACE_OF_MACHINE, ""), Status::Ok, "machine"),
             (user_namespace("user:[4026532211]", "   0  100000  65536\n"), Status::Note, "user 0 is 100000 outside"),
             (user_namespace("user:[4026532211]", "   0  0  4294967295\n"), Status::Note, "not the machine's"),
-            (network_namespace("net:[7]", rack.path()), Status::Ok, "7"),
+            (network_namespace("net:[7]", &[7]), Status::Ok, "7"),
+            (network_namespace("net:[9]", &[7, 9, 7]), Status::Note, "9; programs of the rack also run in 7"),
             (private_mount(private, Path::new("/tmp/rack")), Status::Note, "PrivateTmp="),
             (private_mount(private, Path::new("/run/rack")), Status::Ok, "none"),
             (container(&["docker"]), Status::Note, "docker"),
@@ -148,16 +150,5 @@ mod tests {
             assert_eq!(check.status, status, "{check:?}");
             assert!(check.found.contains(words), "{words:?} is missing: {check:?}");
         }
-    }
-
-    #[test]
-    fn listeners_of_other_network_namespaces_are_named() {
-        let rack = tempfile::tempdir().unwrap();
-        let version = rack.path().join(socket::rendezvous::directory::VERSION);
-        fs::create_dir_all(version.join("net-7/0.0.0.0:80")).unwrap();
-        fs::create_dir_all(version.join("net-8")).unwrap();
-        assert_eq!(network_namespace("net:[7]", rack.path()).status, Status::Ok, "nobody listens in 8");
-        let check = network_namespace("net:[9]", rack.path());
-        assert_eq!((check.status, check.found.as_str()), (Status::Note, "9; programs of the rack also listen in 7"));
     }
 }

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rack::PortList;
+use socket::process::settings::Settings;
 use stats_page::{DataPath, FallbackReason};
 
 use super::reason::Reason;
 use super::socket::OtherSide;
-use crate::processes::program::folder_identity;
+use crate::processes::program::{exclusion, folder_identity};
 use crate::processes::tcp::TcpSocket;
 use crate::processes::{Obstacle, Processes, Program};
 use crate::rack_choice::RackChoice;
@@ -57,19 +57,24 @@ pub fn forecast<'a>(processes: &'a Processes, command: &[OsString], rack: Option
             return Err(WrongUse::of(format!("{} {what}", rack.shown())).into());
         }
     };
-    let reason = whole_program(&program, search.as_deref(), &rack);
-    let rules = PortRules::from_environment()?;
-    let mut destinations: Vec<Destination<'_>> =
-        processes.own_table().listeners().map(|socket| destination(processes, socket, &rack, &rules, reason)).collect();
+    let settings = Settings::from_env();
+    if let Some(mistake) = settings.mistakes.first() {
+        return Err(WrongUse::of(mistake.to_string()).into());
+    }
+    let reason = whole_program(&program, search.as_deref(), &rack, &settings);
+    let mut destinations: Vec<Destination<'_>> = processes
+        .own_table()
+        .listeners()
+        .map(|socket| destination(processes, socket, &rack, &settings, reason))
+        .collect();
     destinations.sort_by_key(|destination| (destination.address.port(), destination.address));
     destinations.dedup_by_key(|destination| destination.address);
     Ok(Forecast { program, rack, reason, destinations })
 }
 
 /// Returns why the program would have no lanes at all.
-fn whole_program(path: &Path, search: Option<&std::ffi::OsStr>, rack: &Path) -> Option<Reason> {
-    let off = std::env::var_os("CROSSLANE_OFF").and_then(|value| stats_page::switch(value.as_encoded_bytes()));
-    if off == Some(true) {
+fn whole_program(path: &Path, search: Option<&std::ffi::OsStr>, rack: &Path, settings: &Settings) -> Option<Reason> {
+    if settings.off {
         return Some(Reason::Program(Obstacle::OffByVariable));
     }
     if let Some(found) = program::obstacle(path, search) {
@@ -82,6 +87,9 @@ fn whole_program(path: &Path, search: Option<&std::ffi::OsStr>, rack: &Path) -> 
             program::Obstacle::Unknown(_) => Obstacle::NotLoaded,
         }));
     }
+    if settings.honours_filters {
+        return Some(Reason::Recorded(FallbackReason::PacketFilters));
+    }
     if lanes::are_off(rack) {
         return Some(Reason::Recorded(FallbackReason::SwitchedOff));
     }
@@ -89,42 +97,17 @@ fn whole_program(path: &Path, search: Option<&std::ffi::OsStr>, rack: &Path) -> 
     (!is_usable).then_some(Reason::Recorded(FallbackReason::RackUnavailable))
 }
 
-/// The port rules that the environment gives a program.
-struct PortRules {
-    only: Option<PortList>,
-    except: Option<PortList>,
-}
-
-impl PortRules {
-    fn from_environment() -> Result<Self> {
-        let list = |name: &str| -> Result<Option<PortList>> {
-            let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-            let text = value.to_string_lossy();
-            text.parse().map(Some).map_err(|error| WrongUse::of(format!("{name}='{text}': {error}")).into())
-        };
-        Ok(Self { only: list("CROSSLANE_ONLY")?, except: list("CROSSLANE_EXCEPT")? })
-    }
-
-    fn allow(&self, port: u16) -> bool {
-        let is_in = |list: &Option<PortList>, absent| list.as_ref().map_or(absent, |list| list.contains(port));
-        is_in(&self.only, true) && !is_in(&self.except, false)
-    }
-}
-
 fn destination<'a>(
     processes: &'a Processes,
     socket: &'a TcpSocket,
     rack: &Path,
-    rules: &PortRules,
+    settings: &Settings,
     reason: Option<Reason>,
 ) -> Destination<'a> {
     let program = processes.holder(socket.inode, 0);
     let other_side = OtherSide { program, uid: socket.uid, is_in_same_namespace: true, reason: None };
-    let reason = match reason {
-        Some(reason) => Some(reason),
-        None if !rules.allow(socket.local.port()) => Some(Reason::Recorded(FallbackReason::PortRule)),
-        None => obstacle_at(socket, program, rack),
-    };
+    let by_rule = || exclusion(settings, Some(socket.local.port())).map(Reason::Recorded);
+    let reason = reason.or_else(by_rule).or_else(|| obstacle_at(socket, program, rack));
     let path = if reason.is_some() { DataPath::Kernel } else { DataPath::Lane };
     Destination { address: socket.local, path, reason, other_side }
 }
@@ -134,19 +117,13 @@ fn obstacle_at(socket: &TcpSocket, server: Option<&Program>, rack: &Path) -> Opt
     if socket.uid != rustix::process::geteuid().as_raw() {
         return Some(Reason::Recorded(FallbackReason::OtherUser));
     }
-    let no_listener = Reason::Recorded(FallbackReason::NoListener);
-    let Some(server) = server else { return Some(no_listener) };
+    // A program that cannot be examined does not run as the user alone, or is the kernel.
+    let Some(server) = server else { return Some(Reason::Recorded(FallbackReason::NoAnswer)) };
     if let Some(obstacle) = server.obstacle() {
         return Some(Reason::Peer(obstacle));
     }
     if server.rack_identity().is_some_and(|other| folder_identity(rack) != Some(other)) {
         return Some(Reason::OtherRack);
     }
-    match server.recorded(socket.inode) {
-        Some(listener) if listener.path == DataPath::Kernel => {
-            listener.reason.map(Reason::Recorded).or(Some(no_listener))
-        }
-        Some(_) => None,
-        None => Some(no_listener),
-    }
+    exclusion(&server.settings(), Some(socket.local.port())).map(Reason::Recorded)
 }

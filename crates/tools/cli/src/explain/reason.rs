@@ -21,8 +21,6 @@ pub enum Reason {
     OtherRelease,
     /// The library of the program could not create its statistics page.
     Unpublished,
-    /// The library did not see how the socket was connected.
-    NotSeen,
     /// The connection has not proved busy, as far as is known.
     NotBusy,
 }
@@ -44,8 +42,7 @@ impl Reason {
     #[cfg(test)]
     pub fn all() -> impl Iterator<Item = Self> {
         let recorded = FallbackReason::ALL.iter().copied().map(Self::Recorded);
-        let others =
-            [Self::OtherRack, Self::NotConnected, Self::OtherRelease, Self::Unpublished, Self::NotSeen, Self::NotBusy];
+        let others = [Self::OtherRack, Self::NotConnected, Self::OtherRelease, Self::Unpublished, Self::NotBusy];
         recorded.chain(OBSTACLES.map(Self::Program)).chain(OBSTACLES.map(Self::Peer)).chain(others)
     }
 
@@ -59,7 +56,6 @@ impl Reason {
             Self::NotConnected => "not_connected".to_owned(),
             Self::OtherRelease => "other_release".to_owned(),
             Self::Unpublished => "unpublished".to_owned(),
-            Self::NotSeen => "not_seen".to_owned(),
             Self::NotBusy => "not_busy".to_owned(),
         }
     }
@@ -80,11 +76,8 @@ impl Reason {
                                   or where a limit forbids it: its lanes are not shown"
                     .to_owned()
             }
-            Self::NotSeen => {
-                "the library did not see it: another program passed it on, or raw system calls connected it".to_owned()
-            }
             Self::NotBusy => "it has carried only a few requests since this program opened it, another program has \
-                              passed it on, or a port rule or a socket option keeps it there"
+                              passed it on, or a socket option keeps it there"
                 .to_owned(),
         }
     }
@@ -95,11 +88,10 @@ impl Reason {
             Self::Recorded(reason) => reason.remedy(),
             Self::Program(obstacle) | Self::Peer(obstacle) => obstacle_remedy(obstacle),
             Self::OtherRack => "give both the same --rack or CROSSLANE_RACK",
-            Self::NotConnected => "nothing: connect and listen decide",
+            Self::NotConnected => "nothing: it is not used yet",
             Self::OtherRelease => "restart the program with the library of this release, or use that release's command",
             Self::Unpublished => "free space in the rack directory's file system and restart the program",
             Self::NotBusy => "nothing: a connection moves to a lane with its third request or later",
-            Self::NotSeen => "start the program that opens the socket with crosslane run too",
         }
     }
 }

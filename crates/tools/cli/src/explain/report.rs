@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use stats::{Align, Table};
-use stats_page::{DataPath, Role};
+use stats_page::DataPath;
 
 use super::beforehand::{Destination, Forecast};
 use super::reason::Reason;
-use super::socket::{OtherSide, Socket};
+use super::socket::{OtherSide, Role, Socket};
 use crate::processes::Program;
 use crate::processes::program::user_name;
 use crate::stat;

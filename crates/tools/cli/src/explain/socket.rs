@@ -1,15 +1,49 @@
 //! The TCP sockets of a program, each with its path and the reason for it.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 
 use socket::rendezvous::address::local_source;
-use socket::rendezvous::directory;
-use stats_page::reader::{Connection, PageError};
-use stats_page::{DataPath, FallbackReason, Role};
+use stats_page::reader::Connection;
+use stats_page::{DataPath, FallbackReason};
+use stream::remote::PROXY_NET;
 
 use super::reason::Reason;
+use crate::lanes;
+use crate::processes::program::exclusion;
 use crate::processes::tcp::{self, State, TcpSocket};
 use crate::processes::{Processes, Program};
+
+/// What a program does with a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It has connected it.
+    Connect,
+    /// It has accepted it.
+    Accept,
+    /// It listens.
+    Listen,
+}
+
+impl Role {
+    /// Returns the word that is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connect => stats_page::Role::Connect.name(),
+            Self::Accept => stats_page::Role::Accept.name(),
+            Self::Listen => "listen",
+        }
+    }
+}
+
+impl From<stats_page::Role> for Role {
+    fn from(role: stats_page::Role) -> Self {
+        match role {
+            stats_page::Role::Connect => Self::Connect,
+            stats_page::Role::Accept => Self::Accept,
+        }
+    }
+}
 
 /// A TCP socket of a program.
 pub struct Socket<'a> {
@@ -61,62 +95,113 @@ impl<'a> Examination<'a> {
         let recorded = self.program.recorded(inode);
         let table = self.processes.table(self.program.namespace);
         let in_kernel = table.and_then(|table| table.by_inode(inode));
-        match recorded.filter(|recorded| recorded.path != DataPath::Kernel) {
-            Some(recorded) => Some(self.with_lane(fd, recorded)),
-            None if in_kernel.is_some() || self.program.is_tcp(fd) => Some(self.in_kernel(fd, recorded, in_kernel)),
-            None => None,
+        if recorded.is_none() && in_kernel.is_none() && !self.program.is_tcp(fd) {
+            return None;
         }
+        let state = in_kernel.map_or(State::Unconnected, |socket| socket.state);
+        Some(match (recorded, state) {
+            (_, State::Listening) => self.listener(fd, in_kernel),
+            (Some(recorded), _)
+                if recorded.path != DataPath::Kernel && self.why_left_lanes(recorded, inode).is_none() =>
+            {
+                self.with_lane(fd, recorded, in_kernel)
+            }
+            _ => self.in_kernel((fd, inode), recorded, in_kernel),
+        })
     }
 
-    fn with_lane(&self, fd: i32, recorded: &Connection) -> Socket<'a> {
+    /// Returns why a connection that has met its other end has gone back to kernel TCP, if that is known. By what it
+    /// receives is noted only by its next receive.
+    fn why_left_lanes(&self, recorded: &Connection, inode: u64) -> Option<FallbackReason> {
+        if recorded.path == DataPath::Kernel || !recorded.sends_on_tcp {
+            return None;
+        }
+        if self.is_switched_off() {
+            return Some(FallbackReason::SwitchedOff);
+        }
+        if self.is_confined() {
+            return Some(FallbackReason::Sandbox);
+        }
+        self.processes.is_shared(inode).then_some(FallbackReason::SharedSocket)
+    }
+
+    /// Returns whether the program's library has counted that a sandbox denies it lanes, also by a filter that the
+    /// program has installed itself: all its connections use kernel TCP then.
+    fn is_confined(&self) -> bool {
+        self.program.page().is_some_and(|page| page.fallbacks.contains_key(FallbackReason::Sandbox.name()))
+    }
+
+    fn is_switched_off(&self) -> bool {
+        self.program.rack().is_some_and(|rack| lanes::are_off(&self.program.seen_from_here(&rack)))
+    }
+
+    fn with_lane(&self, fd: i32, recorded: &Connection, socket: Option<&'a TcpSocket>) -> Socket<'a> {
         let addresses = recorded.local.zip(recorded.peer);
-        let other = addresses.and_then(|(local, peer)| self.processes.other_side_of_lane(local, peer));
+        let by_page = addresses.and_then(|(local, peer)| self.processes.other_side_of_lane(local, peer));
+        let by_page = by_page.map(|program| OtherSide {
+            program: Some(program),
+            uid: program.uid,
+            is_in_same_namespace: program.namespace == self.program.namespace,
+            reason: None,
+        });
         Socket {
             program: self.program,
             fd,
             path: Some(recorded.path),
-            role: Some(recorded.role),
-            state: if recorded.role == Role::Listen { State::Listening } else { State::Connected },
+            role: Some(recorded.role.into()),
+            state: socket.map_or(State::Connected, |socket| socket.state),
             local: recorded.local,
             peer: recorded.peer,
             reason: None,
-            other_side: other.map(|program| OtherSide {
-                program: Some(program),
-                uid: program.uid,
-                is_in_same_namespace: program.namespace == self.program.namespace,
-                reason: None,
-            }),
+            other_side: by_page.or_else(|| self.other_side(socket?)),
         }
     }
 
-    fn in_kernel(&self, fd: i32, recorded: Option<&Connection>, socket: Option<&'a TcpSocket>) -> Socket<'a> {
-        let is_recorded = |role| recorded.is_some_and(|recorded| recorded.role == role);
-        let state = socket.map_or(State::Unconnected, |socket| socket.state);
-        let connected = socket.filter(|socket| socket.peer.port() != 0);
-        let listener = connected.and_then(|socket| kernel_listener(self.program, socket));
-        let role = match state {
-            State::Listening => Some(Role::Listen),
-            _ if is_recorded(Role::Accept) || listener.is_some() => Some(Role::Accept),
-            _ if is_recorded(Role::Connect) => Some(Role::Connect),
-            _ => connected.map(|socket| self.likely_role(socket)),
-        };
-        let other_side = connected.and_then(|socket| self.other_side(socket));
-        let is_known = state != State::Listening || !self.program.is_unpublished();
-        // A listener of such a library is the kernel's, and its clients may use lanes.
-        let accepts_lanes = state == State::Listening
-            && self.program.shows_busy_connections_only()
-            && self.program.obstacle().is_none();
-        let peer = connected.map(|socket| socket.peer);
-        let known = recorded.and_then(|recorded| recorded.reason).or(listener.and_then(|listener| listener.reason));
+    /// Describes a listening socket by what its clients may use.
+    fn listener(&self, fd: i32, socket: Option<&'a TcpSocket>) -> Socket<'a> {
+        let local = socket.map(|socket| socket.local);
+        let obstacle = self.program.obstacle().map(Reason::Program);
+        let reason = obstacle.or_else(|| self.of_program(local.map(|local| local.port())));
+        let path = if reason.is_some() { DataPath::Kernel } else { DataPath::Lane };
         Socket {
             program: self.program,
             fd,
-            path: is_known.then_some(if accepts_lanes { DataPath::Lane } else { DataPath::Kernel }),
+            path: (reason != Some(Reason::OtherRelease)).then_some(path),
+            role: Some(Role::Listen),
+            state: State::Listening,
+            local,
+            peer: None,
+            reason,
+            other_side: None,
+        }
+    }
+
+    fn in_kernel(
+        &self,
+        (fd, inode): (i32, u64),
+        recorded: Option<&Connection>,
+        socket: Option<&'a TcpSocket>,
+    ) -> Socket<'a> {
+        let connected = socket.filter(|socket| socket.peer.port() != 0);
+        let role = recorded.map(|recorded| recorded.role.into());
+        let role = role.or_else(|| connected.map(|socket| self.likely_role(socket)));
+        let other_side = connected.and_then(|socket| self.other_side(socket));
+        let known = recorded.and_then(|recorded| recorded.reason.or_else(|| self.why_left_lanes(recorded, inode)));
+        let reason = match known {
+            _ if connected.is_none() => self.program.obstacle().map_or(Reason::NotConnected, Reason::Program),
+            Some(known) => self.recorded_reason(known, connected, other_side.as_ref()),
+            None => self.unrecorded_reason((fd, inode), connected, other_side.as_ref()),
+        };
+        let is_known = !matches!(reason, Reason::OtherRelease | Reason::Unpublished);
+        Socket {
+            program: self.program,
+            fd,
+            path: is_known.then_some(DataPath::Kernel),
             role,
-            state,
+            state: socket.map_or(State::Unconnected, |socket| socket.state),
             local: socket.map(|socket| socket.local),
-            peer,
-            reason: (!accepts_lanes).then(|| self.reason(state, known, peer, other_side.as_ref())),
+            peer: connected.map(|socket| socket.peer),
+            reason: Some(reason),
             other_side,
         }
     }
@@ -135,93 +220,98 @@ impl<'a> Examination<'a> {
             program,
             uid: other.uid,
             is_in_same_namespace: namespace == self.program.namespace,
-            reason: program.and_then(|program| recorded_reason(program, other)),
+            reason: program.and_then(|program| program.recorded(other.inode)?.reason),
         })
     }
 
-    /// Returns the reason for a socket on kernel TCP, given the one that the library has recorded.
-    fn reason(
+    /// Returns the reason for a connection whose reason the library has recorded. That the other side does not look for
+    /// a lane, it has from that side's silence alone.
+    fn recorded_reason(
         &self,
-        state: State,
-        known: Option<FallbackReason>,
-        peer: Option<SocketAddr>,
+        known: FallbackReason,
+        socket: Option<&TcpSocket>,
+        other: Option<&OtherSide<'_>>,
+    ) -> Reason {
+        if known != FallbackReason::NoAnswer {
+            return Reason::Recorded(known);
+        }
+        let remote = socket.filter(|socket| other.is_none() && self.is_of_other_machine(socket.peer));
+        let own = Reason::Recorded(if remote.is_some() { FallbackReason::RemoteAddress } else { known });
+        self.of_other_side(socket, other).unwrap_or(own)
+    }
+
+    /// Returns the reason for a connection of which the library has recorded none.
+    fn unrecorded_reason(
+        &self,
+        (fd, inode): (i32, u64),
+        socket: Option<&TcpSocket>,
         other: Option<&OtherSide<'_>>,
     ) -> Reason {
         if let Some(obstacle) = self.program.obstacle() {
             return Reason::Program(obstacle);
         }
-        match (known, self.program.page()) {
-            (Some(reason), _) if is_about_the_other_side(reason) => {
-                self.refined(reason, peer, other).unwrap_or(Reason::Recorded(reason))
-            }
-            (Some(reason), _) => Reason::Recorded(reason),
-            _ if state == State::Unconnected => Reason::NotConnected,
-            _ if self.program.shows_busy_connections_only() => {
-                // A listener is the kernel's.
-                let of_other = other.and_then(|other| from_other_side(self.program, other));
-                of_other.unwrap_or(Reason::NotBusy)
-            }
-            (None, Some(page)) if page.fallbacks.contains_key(FallbackReason::Sandbox.name()) => {
-                Reason::Recorded(FallbackReason::Sandbox)
-            }
-            (None, Some(_)) => Reason::NotSeen,
-            (None, None) => self.without_page(),
+        let own = || self.of_program(socket.and_then(|socket| self.server_port(socket)));
+        let by_socket = || {
+            let option = self.program.raises_signals(fd).then_some(FallbackReason::SocketOption);
+            let sandbox = || self.is_confined().then_some(FallbackReason::Sandbox);
+            let shared = || self.processes.is_shared(inode).then_some(FallbackReason::SharedSocket);
+            option.or_else(sandbox).or_else(shared).map(Reason::Recorded)
+        };
+        let unpublished = || self.program.is_unpublished().then_some(Reason::Unpublished);
+        let of_other = || self.of_other_side(socket, other);
+        own().or_else(of_other).or_else(by_socket).or_else(unpublished).unwrap_or(Reason::NotBusy)
+    }
+
+    /// Returns why a connection has no lane, from what is known of its other side. A proxy says nothing of the program
+    /// for which it stands.
+    fn of_other_side(&self, socket: Option<&TcpSocket>, other: Option<&OtherSide<'_>>) -> Option<Reason> {
+        let socket = socket.filter(|socket| !is_of_proxy(socket.peer))?;
+        from_other_side(self.program, other?, self.server_port(socket))
+    }
+
+    /// Returns whether an address is none of the network namespace, as far as that can be known.
+    fn is_of_other_machine(&self, address: SocketAddr) -> bool {
+        let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
+        self.program.namespace == self.processes.own_namespace() && local_source(address.ip(), scope) == Ok(None)
+    }
+
+    /// Returns the server's port of a connection, as the programs' rules know it; `None` for another node's, of which
+    /// the kernel knows the port of a proxy.
+    fn server_port(&self, socket: &TcpSocket) -> Option<u16> {
+        match self.likely_role(socket) {
+            Role::Accept => Some(socket.local.port()),
+            _ => Some(socket.peer.port()).filter(|_| !is_of_proxy(socket.peer)),
         }
     }
 
-    /// Returns a more exact reason for a connection whose other side has no lanes. The library has only recorded that
-    /// it found no listener.
-    fn refined(
-        &self,
-        known: FallbackReason,
-        peer: Option<SocketAddr>,
-        other: Option<&OtherSide<'_>>,
-    ) -> Option<Reason> {
-        if let Some(reason) = other.and_then(|other| from_other_side(self.program, other)) {
-            return Some(reason);
+    /// Returns why a program that has loaded the library gets no lanes by a port of a server.
+    fn of_program(&self, port: Option<u16>) -> Option<Reason> {
+        if self.program.is_of_other_release() {
+            return Some(Reason::OtherRelease);
         }
-        let peer = peer.map(tcp::canonical).filter(|_| known == FallbackReason::NoListener)?;
-        let is_elsewhere = self.program.namespace == self.processes.own_namespace() && is_of_other_machine(peer);
-        if is_elsewhere {
-            return Some(Reason::Recorded(FallbackReason::RemoteAddress));
-        }
-        let rack = self.program.seen_from_here(&self.program.rack()?);
-        let names = rack.join(directory::VERSION).join(format!("net-{}", self.program.namespace));
-        let is_of_other_version = directory::has_other_version_at(&names, peer);
-        is_of_other_version.then_some(Reason::Recorded(FallbackReason::VersionMismatch))
+        let switched_off = || self.is_switched_off().then_some(FallbackReason::SwitchedOff);
+        let excluded = exclusion(&self.program.settings(), port).or_else(switched_off);
+        excluded.or_else(|| self.rack_obstacle()).map(Reason::Recorded)
     }
 
-    /// Returns the reason for a socket of a program whose page cannot be read, or that has none.
-    fn without_page(&self) -> Reason {
-        match self.program.page_error() {
-            Some(PageError::Version { .. } | PageError::Layout) => return Reason::OtherRelease,
-            Some(_) => return Reason::NotSeen,
-            None => {}
+    /// Returns why the program cannot use its rack directory, if it has no page there.
+    fn rack_obstacle(&self) -> Option<FallbackReason> {
+        if self.program.page().is_some() {
+            return None;
         }
-        let rack = self.program.rack().map(|rack| self.program.seen_from_here(&rack));
-        match rack.map(std::fs::symlink_metadata) {
-            Some(Ok(found)) if owner(&found) != self.program.uid => Reason::Recorded(FallbackReason::RackOfOtherUser),
-            Some(Ok(_)) if self.program.is_unpublished() => Reason::Unpublished,
-            Some(Ok(found)) if is_usable(&found) => Reason::NotSeen,
-            _ => Reason::Recorded(FallbackReason::RackUnavailable),
+        let rack = self.program.rack().map(|rack| self.program.seen_from_here(&rack))?;
+        match std::fs::symlink_metadata(rack) {
+            Ok(found) if owner(&found) != self.program.uid => Some(FallbackReason::RackOfOtherUser),
+            Ok(found) if is_usable(&found) => None,
+            // The library creates the default directory when it first needs it.
+            Err(error) if error.kind() == ErrorKind::NotFound && !self.program.names_rack() => None,
+            _ => Some(FallbackReason::RackUnavailable),
         }
     }
 }
 
-/// Returns the program's listener without lanes from which a connection was accepted.
-fn kernel_listener<'a>(program: &'a Program, socket: &TcpSocket) -> Option<&'a Connection> {
-    let mut without_lanes = program.page()?.listeners.iter().filter(|listener| listener.path == DataPath::Kernel);
-    without_lanes.find(|listener| listener.local.is_some_and(|local| local.port() == socket.local.port()))
-}
-
-/// Returns the reason that a program's library has recorded for a connection, or for the listener that accepted it.
-fn recorded_reason(program: &Program, socket: &TcpSocket) -> Option<FallbackReason> {
-    let recorded = program.recorded(socket.inode).or_else(|| kernel_listener(program, socket));
-    recorded.and_then(|recorded| recorded.reason)
-}
-
-/// Returns a more exact reason for a connection whose other side has no lanes, from what is known of that side.
-fn from_other_side(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
+/// Returns why a connection has no lane, from what is known of its other side.
+fn from_other_side(program: &Program, other: &OtherSide<'_>, port: Option<u16>) -> Option<Reason> {
     if other.uid != program.uid {
         return Some(Reason::Recorded(FallbackReason::OtherUser));
     }
@@ -236,19 +326,15 @@ fn from_other_side(program: &Program, other: &OtherSide<'_>) -> Option<Reason> {
     if racks.is_some_and(|(own, other)| own != other) {
         return Some(Reason::OtherRack);
     }
-    let own = other.reason.filter(|reason| !is_about_the_other_side(*reason));
-    own.map(Reason::Recorded)
+    let own = other.reason.filter(|reason| *reason != FallbackReason::NoAnswer);
+    let own = own.or_else(|| exclusion(&peer.settings(), port));
+    let release = || peer.is_of_other_release().then_some(FallbackReason::VersionMismatch);
+    own.or_else(release).map(Reason::Recorded)
 }
 
-/// Returns whether an address is none of this network namespace.
-fn is_of_other_machine(address: SocketAddr) -> bool {
-    let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
-    local_source(address.ip(), scope) == Ok(None)
-}
-
-/// Returns whether a reason says only that the other side has no lanes.
-fn is_about_the_other_side(reason: FallbackReason) -> bool {
-    matches!(reason, FallbackReason::NoListener | FallbackReason::PlainClient | FallbackReason::RemoteAddress)
+/// Returns whether an address is that of a node's proxy, which stands for a program of another node.
+fn is_of_proxy(address: SocketAddr) -> bool {
+    matches!(tcp::canonical(address).ip(), IpAddr::V4(v4) if v4.octets().starts_with(&PROXY_NET))
 }
 
 fn owner(found: &std::fs::Metadata) -> u32 {

@@ -11,17 +11,23 @@ use std::path::{Path, PathBuf};
 use procfs::ProcResult;
 use procfs::process::{FDTarget, LimitValue, MMapPath, Process};
 use socket::descriptor::hidden;
+use socket::process::settings::Settings;
+use stats_page::FallbackReason;
 use stats_page::reader::{self, Connection, PageError};
 
 use crate::elf::{self, Kind};
 use crate::rack_dir;
 
-/// The names of the library's file: the installed one, and the one that is to replace it.
-const LIBRARIES: [&str; 2] = ["libcrosslane.so", "libcrosslane_stream.so"];
+/// The name of the library's file.
+const LIBRARY: &str = "libcrosslane.so";
+/// The release of this command.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// What the kernel appends to the path of a mapped file that was removed.
 const DELETED: &str = " (deleted)";
 /// `AT_SECURE` of the auxiliary vector: the loader ignores LD_PRELOAD (getauxval(3)).
 const AT_SECURE: u64 = 23;
+/// `O_ASYNC` of `asm-generic/fcntl.h`.
+const O_ASYNC: u32 = 0o20000;
 /// The controller whose cgroup is named, where there is no cgroup of version 2.
 const CONTROLLER: &str = "memory";
 
@@ -57,8 +63,6 @@ pub struct Library {
     pub path: PathBuf,
     /// Its release; `None` if the file was replaced or removed, or cannot be read.
     pub release: Option<String>,
-    /// Connections are the kernel's until they are busy, and are not shown before.
-    pub keeps_kernel_connections: bool,
 }
 
 /// A statistics page that a program has mapped.
@@ -113,12 +117,11 @@ impl Program {
         let library = mapped().find(|path| is_library(path)).map(|path| Library {
             path: without_mark(path),
             release: if is_deleted(path) { None } else { elf::release(&within(&root, path)) },
-            keeps_kernel_connections: !is_deleted(path) && elf::keeps_kernel_connections(&within(&root, path)),
         });
         let page = mapped().find_map(|path| MappedPage::new(path, &root));
         let is_unpublished = page.is_none() && mapped().any(is_mark_of_unpublished);
         let contents = page.as_ref().and_then(|page| page.contents.as_ref().ok());
-        let entries = contents.into_iter().flat_map(|page| page.connections.iter().chain(&page.listeners));
+        let entries = contents.into_iter().flat_map(|page| &page.connections);
         let recorded: HashMap<u64, Connection> =
             entries.filter_map(|entry| Some((*sockets.get(&entry.fd)?, entry.clone()))).collect();
         leave_out_hidden(&mut sockets, &recorded, process);
@@ -178,25 +181,48 @@ impl Program {
         self.page.as_ref().and_then(|page| page.contents.as_ref().ok())
     }
 
+    /// Returns whether the program has a page, readable or not.
+    pub fn has_page(&self) -> bool {
+        self.page.is_some()
+    }
+
     /// Returns whether the program's library is active, but could not create a page in a rack directory that it uses.
     pub fn is_unpublished(&self) -> bool {
         let is_usable = |rack: PathBuf| rack_dir::is_usable(&self.seen_from_here(&rack), self.uid);
         self.is_unpublished && self.rack().is_some_and(is_usable)
     }
 
-    /// Returns whether the program's library shows connections only once they are busy.
-    pub fn shows_busy_connections_only(&self) -> bool {
-        self.library.as_ref().is_some_and(|library| library.keeps_kernel_connections)
+    /// Returns whether the program's library is of another release, so that what it does is not known.
+    pub fn is_of_other_release(&self) -> bool {
+        match &self.page {
+            Some(page) => matches!(page.contents, Err(PageError::Version { .. } | PageError::Layout)),
+            None => {
+                self.library.as_ref().and_then(|library| library.release.as_deref()).is_some_and(|it| it != RELEASE)
+            }
+        }
+    }
+
+    /// Returns the settings of the program's library, which it has read from the environment.
+    pub fn settings(&self) -> Settings {
+        Settings::from_variables(|name| self.variable(name).map(OsStr::to_owned))
+    }
+
+    /// Returns whether the program was given a rack directory, so that the library does not create it.
+    pub fn names_rack(&self) -> bool {
+        self.variable("CROSSLANE_RACK").is_some()
+    }
+
+    /// Returns whether a descriptor raises signals (`O_ASYNC`), as `proc_pid_fdinfo(5)` shows.
+    pub fn raises_signals(&self, fd: i32) -> bool {
+        let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.pid)).unwrap_or_default();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & O_ASYNC != 0)
     }
 
     /// Returns what the program publishes about the socket with an inode.
     pub fn recorded(&self, inode: u64) -> Option<&Connection> {
         self.recorded.get(&inode)
-    }
-
-    /// Returns why the page of the program cannot be read.
-    pub fn page_error(&self) -> Option<PageError> {
-        self.page.as_ref().and_then(|page| page.contents.as_ref().err()).copied()
     }
 
     /// Returns the rack directory of the program, as it sees the file system, if its library is active.
@@ -252,6 +278,14 @@ fn leave_out_hidden(sockets: &mut BTreeMap<i32, u64>, recorded: &HashMap<u64, Co
     });
 }
 
+/// Returns why settings keep a connection on kernel TCP by the port of its server, if they do.
+pub fn exclusion(settings: &Settings, port: Option<u16>) -> Option<FallbackReason> {
+    if settings.honours_filters {
+        return Some(FallbackReason::PacketFilters);
+    }
+    port.is_some_and(|port| !settings.applies_to(port)).then_some(FallbackReason::PortRule)
+}
+
 /// Returns the inode of a process's network namespace.
 pub fn network_namespace(process: &Process) -> ProcResult<u64> {
     let namespaces = process.namespaces()?;
@@ -299,7 +333,7 @@ fn is_mark_of_unpublished(path: &Path) -> bool {
 }
 
 fn is_library(path: &Path) -> bool {
-    without_mark(path).file_name().is_some_and(|name| LIBRARIES.iter().any(|library| name == *library))
+    without_mark(path).file_name().is_some_and(|name| name == LIBRARY)
 }
 
 fn names_library(list: &OsStr) -> bool {

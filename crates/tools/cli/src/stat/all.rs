@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use stats::{Align, Table};
 use stats_page::reader::{self, Process, Snapshot, Unreadable};
 
-use super::unpublished::{self, UnpublishedProgram};
-use super::{address, age_since, open_of_total};
+use super::without_page::{self, WithoutPage};
+use super::{age_since, open_of_total};
 use crate::processes::program::{folder_identity, user_name};
 use crate::processes::{Processes, Program};
 use crate::{lanes, rack_dir};
@@ -25,8 +25,10 @@ pub struct Rack<'a> {
     pub members: Vec<Member<'a>>,
     /// The pages that could not be read.
     pub unreadable: Vec<Unreadable>,
-    /// The programs that could not create a page.
-    pub unpublished: Vec<UnpublishedProgram>,
+    /// The programs that meet in it, as far as the caller may examine them.
+    pub programs: Vec<&'a Program>,
+    /// Those of them that have no page.
+    pub without_page: WithoutPage,
 }
 
 /// A process of a rack.
@@ -81,12 +83,12 @@ fn has_prefix(path: &Path, prefix: &str) -> bool {
 /// Reads a rack directory. Returns `None` if the caller may not read it, or no program has ever met in it.
 fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
     let uid = std::fs::metadata(&directory).ok()?.uid();
-    let unpublished = unpublished::of_directory(processes, &directory);
+    let without_page = WithoutPage::of_directory(processes, &directory);
     // Where a link leads, its owner decides.
     let mut folders = Path::new(stats_page::STAT_FOLDER).ancestors().filter(|folder| !folder.as_os_str().is_empty());
     let snapshot = match folders.all(|folder| is_folder_of(uid, &directory.join(folder))) {
         true => reader::read_foreign_rack(&directory).ok()?,
-        false if unpublished.is_empty() => return None,
+        false if without_page.is_empty() => return None,
         false => Snapshot::default(),
     };
     let member = |process: Process| {
@@ -98,7 +100,8 @@ fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
         uid,
         members: snapshot.processes.into_iter().map(member).collect(),
         unreadable: snapshot.unreadable,
-        unpublished,
+        programs: without_page::of_rack(processes, &directory).collect(),
+        without_page,
         directory,
     })
 }
@@ -120,16 +123,17 @@ pub fn describe(racks: &[Rack<'_>]) -> String {
     let rack = |rack: &Rack<'_>| {
         let off = if rack.lanes_off { ", lanes are switched off" } else { "" };
         let mut text = format!("Rack {} of user {}{off}\n", rack.directory.display(), user_name(rack.uid));
-        for table in [members(rack), listeners(rack)].into_iter().filter(|table| !table.is_empty()) {
+        let table = members(rack);
+        if !table.is_empty() {
             text += &format!("\n{}", table.render());
         }
         for page in &rack.unreadable {
             text += &format!("\nPage {} omitted: {}.\n", page.name, page.error);
         }
-        if rack.members.is_empty() && rack.unpublished.is_empty() {
+        if rack.members.is_empty() && rack.programs.is_empty() {
             text += "No program uses it.\n";
         }
-        text + &unpublished::describe(&rack.unpublished)
+        text + &rack.without_page.describe()
     };
     racks.iter().map(rack).collect::<Vec<_>>().join("\n")
 }
@@ -149,31 +153,24 @@ fn members(rack: &Rack<'_>) -> Table {
     ]);
     for member in &rack.members {
         let process = &member.process;
-        let mut row = vec![process.program.clone(), pid(member), user(member)];
+        let mut row = vec![process.program.clone(), pid(member), member.program.map_or_else(nothing, user)];
         row.extend([&process.lane, &process.window, &process.kernel].map(open_of_total));
-        row.extend([units::bytes(process.lane_memory_bytes), age_since(process.started_at_ns), cgroup(member)]);
+        row.extend([units::bytes(process.lane_memory_bytes), age_since(process.started_at_ns)]);
+        row.push(member.program.map_or_else(nothing, cgroup));
+        table.row(row);
+    }
+    for program in rack.programs.iter().filter(|program| !program.has_page()) {
+        let mut row = vec![program.name.clone(), program.pid.to_string(), user(program)];
+        row.extend(std::iter::repeat_with(nothing).take(5));
+        row.push(cgroup(program));
         table.row(row);
     }
     table
 }
 
-fn listeners(rack: &Rack<'_>) -> Table {
-    let mut table = Table::new(&[
-        ("LISTENER", Align::Left),
-        ("PATH", Align::Left),
-        ("PROGRAM", Align::Left),
-        ("PID", Align::Right),
-        ("USER", Align::Left),
-        ("CGROUP", Align::Left),
-    ]);
-    for member in &rack.members {
-        for listener in member.process.listeners.iter().filter(|listener| !listener.inherited) {
-            let path = listener.path.name().to_owned();
-            let program = member.process.program.clone();
-            table.row(vec![address(listener.local), path, program, pid(member), user(member), cgroup(member)]);
-        }
-    }
-    table
+/// What is shown in place of what is not known.
+fn nothing() -> String {
+    "-".to_owned()
 }
 
 /// The process number here, or in the process's own namespace where it is not known here.
@@ -181,10 +178,10 @@ fn pid(member: &Member<'_>) -> String {
     member.program.map_or_else(|| member.process.pid.to_string(), |program| program.pid.to_string())
 }
 
-fn user(member: &Member<'_>) -> String {
-    member.program.map_or_else(|| "-".to_owned(), |program| user_name(program.uid))
+fn user(program: &Program) -> String {
+    user_name(program.uid)
 }
 
-fn cgroup(member: &Member<'_>) -> String {
-    member.program.and_then(|program| program.cgroup.clone()).unwrap_or_else(|| "-".to_owned())
+fn cgroup(program: &Program) -> String {
+    program.cgroup.clone().unwrap_or_else(nothing)
 }

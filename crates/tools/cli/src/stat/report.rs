@@ -10,8 +10,9 @@ use stats_page::reader::{self, Connection, Process, Snapshot};
 
 use super::all::{Member, Rack};
 use super::proxies::{Proxies, ProxyReport};
-use super::unpublished::UnpublishedProgram;
+use super::without_page::{ProgramWithoutPage, WithoutPage};
 use crate::lanes;
+use crate::processes::Program;
 use crate::processes::program::user_name;
 use crate::rack_choice::RackChoice;
 
@@ -22,37 +23,40 @@ pub const SCHEMA: &str = "crosslane-stat/1";
 #[derive(Serialize)]
 pub struct Report<'a> {
     schema: &'static str,
-    /// Whether lanes are switched off for new connections in at least one directory of the rack.
+    /// Whether lanes are switched off in at least one directory of the rack.
     lanes_off: bool,
     processes: Vec<ProcessReport<'a>>,
     /// For a rack file, the proxy of each node on each of its links.
     proxies: &'a [ProxyReport],
     unreadable: Vec<UnreadableReport<'a>>,
     /// Programs that could not create a page.
-    unpublished: Vec<UnpublishedProgram>,
+    unpublished: Vec<ProgramWithoutPage>,
+    /// Programs of which no connection has proved busy.
+    idle: Vec<ProgramWithoutPage>,
     /// With --all, the rack directories.
     #[serde(skip_serializing_if = "Option::is_none")]
     racks: Option<Vec<RackReport<'a>>>,
 }
 
-/// A rack directory and what listens in it.
+/// A rack directory and the programs that meet in it.
 #[derive(Serialize)]
 struct RackReport<'a> {
     directory: &'a Path,
     uid: u32,
     user: String,
     lanes_off: bool,
-    listeners: Vec<RackListenerReport<'a>>,
+    programs: Vec<ProgramReport<'a>>,
 }
 
+/// A program as `/proc` shows it.
 #[derive(Serialize)]
-struct RackListenerReport<'a> {
-    #[serde(flatten)]
-    listener: ListenerReport,
-    pid: u32,
+struct ProgramReport<'a> {
+    pid: i32,
     program: &'a str,
-    #[serde(flatten)]
-    owner: OwnerReport<'a>,
+    uid: u32,
+    user: String,
+    cgroup: Option<&'a str>,
+    has_page: bool,
 }
 
 /// Who runs a process.
@@ -74,32 +78,12 @@ struct ProcessReport<'a> {
     program: &'a str,
     node: Option<String>,
     started_at_ns: u64,
-    listeners: Vec<ListenerReport>,
     connections: Vec<ConnectionReport>,
     connections_unlisted: u64,
     lane_memory_bytes: u64,
     lane_memory_bytes_max: u64,
     totals: TotalsReport,
     fallbacks: &'a BTreeMap<&'static str, u64>,
-}
-
-#[derive(Serialize)]
-struct ListenerReport {
-    fd: i32,
-    /// `lane`, or `kernel` if clients connect by kernel TCP only.
-    path: &'static str,
-    inherited: bool,
-    local: Option<SocketAddr>,
-    /// Why it has no lanes.
-    reason: Option<&'static str>,
-    opened_at_ns: u64,
-}
-
-impl ListenerReport {
-    fn new(listener: &Connection) -> Self {
-        let Connection { fd, path, inherited, local, reason, opened_at_ns, .. } = *listener;
-        Self { fd, path: path.name(), inherited, local, reason: reason.map(FallbackReason::name), opened_at_ns }
-    }
 }
 
 #[derive(Serialize)]
@@ -148,12 +132,7 @@ struct UnreadableReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub fn new(
-        snapshot: &'a Snapshot,
-        proxies: &'a Proxies,
-        unpublished: Vec<UnpublishedProgram>,
-        rack: &RackChoice,
-    ) -> Self {
+    pub fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, without_page: WithoutPage, rack: &RackChoice) -> Self {
         let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
         Self {
             schema: SCHEMA,
@@ -161,7 +140,8 @@ impl<'a> Report<'a> {
             processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
             proxies: &proxies.links,
             unreadable: snapshot.unreadable.iter().map(UnreadableReport::new).chain(silent).collect(),
-            unpublished,
+            unpublished: without_page.unpublished,
+            idle: without_page.idle,
             racks: None,
         }
     }
@@ -183,7 +163,8 @@ impl<'a> Report<'a> {
             processes: processes.collect(),
             proxies: &[],
             unreadable: unreadable.map(UnreadableReport::new).collect(),
-            unpublished: racks.iter().flat_map(|rack| rack.unpublished.clone()).collect(),
+            unpublished: racks.iter().flat_map(|rack| rack.without_page.unpublished.clone()).collect(),
+            idle: racks.iter().flat_map(|rack| rack.without_page.idle.clone()).collect(),
             racks: Some(racks.iter().map(RackReport::new).collect()),
         }
     }
@@ -191,21 +172,25 @@ impl<'a> Report<'a> {
 
 impl<'a> RackReport<'a> {
     fn new(rack: &'a Rack<'a>) -> Self {
-        let listeners = rack.members.iter().flat_map(|member| {
-            let own = member.process.listeners.iter().filter(|listener| !listener.inherited);
-            own.map(|listener| RackListenerReport {
-                listener: ListenerReport::new(listener),
-                pid: member.process.pid,
-                program: &member.process.program,
-                owner: OwnerReport::new(rack, member),
-            })
-        });
         Self {
             directory: &rack.directory,
             uid: rack.uid,
             user: user_name(rack.uid),
             lanes_off: rack.lanes_off,
-            listeners: listeners.collect(),
+            programs: rack.programs.iter().map(|program| ProgramReport::new(program)).collect(),
+        }
+    }
+}
+
+impl<'a> ProgramReport<'a> {
+    fn new(program: &'a Program) -> Self {
+        Self {
+            pid: program.pid,
+            program: &program.name,
+            uid: program.uid,
+            user: user_name(program.uid),
+            cgroup: program.cgroup.as_deref(),
+            has_page: program.has_page(),
         }
     }
 }
@@ -241,7 +226,6 @@ impl<'a> ProcessReport<'a> {
             program: &process.program,
             node: None,
             started_at_ns: process.started_at_ns,
-            listeners: process.listeners.iter().map(ListenerReport::new).collect(),
             connections: process.connections.iter().map(ConnectionReport::new).collect(),
             connections_unlisted: process.connections_unlisted,
             lane_memory_bytes: process.lane_memory_bytes,
