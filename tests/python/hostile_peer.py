@@ -21,7 +21,7 @@ WORDS = {name: int(offset) for name, offset in (word.split("=") for word in sys.
 SLOT_BYTES, LAP = 64, 128
 WORD = (1 << 64) - 1
 TAG_FACTOR = 0x9E37_79B9_7F4A_7C15
-DATA, SWITCH, OPEN, URGENT = 1 << 16, 2 << 16, 3 << 16, 4 << 16
+DATA, SWITCH, OPEN, UNKNOWN = 1 << 16, 2 << 16, 3 << 16, 4 << 16
 SYS_WRITE, SYS_SENDMSG = 1, 46
 SCM_MAX_FD = 253
 
@@ -218,7 +218,7 @@ def forge_everything():
         name = chance.choice(list(WORDS))
         connection[WORDS[name]] = chance.choice([0, 1, 2, WORD, chance.getrandbits(64), connection[WORDS[name]] + 1])
         if chance.random() < 0.3:
-            connection.record(chance.choice([DATA, SWITCH, OPEN, URGENT, 0]) | chance.getrandbits(16))
+            connection.record(chance.choice([DATA, SWITCH, OPEN, UNKNOWN, 0]) | chance.getrandbits(16))
         if chance.random() < 0.1:
             connection.send()
             connection.receive()
@@ -314,7 +314,8 @@ def steps():
         yield lambda first=first: forge_record(DATA | first, [])
     for ring in (0, 1, 2, 5, 10, 11, 255, 65_535):
         yield lambda ring=ring: forge_record(SWITCH | ring, [])
-    for header in (0, URGENT | 1, URGENT | 2, 5 << 16 | 1, 15 << 16, WORD):
+    above_kind = [kind | 1 | bit for kind in (DATA, SWITCH, OPEN) for bit in (1 << 20, 1 << 63)]
+    for header in (0, UNKNOWN | 1, UNKNOWN | 2, 5 << 16 | 1, 15 << 16, WORD, *above_kind):
         yield lambda header=header: forge_record(header, [])
     for name in ("Fin", "Down", "Ended", "Withdrawn", "Closed"):
         for value in (1, 2, 3, 12_345, WORD):

@@ -50,7 +50,6 @@ fn word_arguments() -> Vec<String> {
         ("Credit", SMALL_RING_OFFSET - 128),
         ("OpenRead", SMALL_RING_OFFSET - 120),
         ("ReceiverSleeps", SMALL_RING_OFFSET - 64),
-        ("Capacity", SMALL_RING_OFFSET - 56),
         ("Down", Word::Down as usize),
         ("Ended", Word::Ended as usize),
         ("EndsAt", Word::EndsAt as usize),

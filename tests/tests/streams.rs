@@ -184,7 +184,7 @@ fn facts_of_idle(rack: &Rack, connections: u64) -> impl Fn(&str) -> Vec<u64> {
 
 /// Descriptors of a process of the test that are no connections: the standard ones, the listener, an epoll instance,
 /// and what the library has once for a process.
-const OTHER_DESCRIPTORS_MAX: u64 = 10;
+const OTHER_DESCRIPTORS_MAX: u64 = 11;
 /// One page of each end.
 const TOUCHED_KIB: u64 = 8;
 

@@ -2,7 +2,7 @@
 
 use system_tests::script::ECHO;
 
-use super::nodes::{DIRECT, DIRECT_SETTINGS, Nodes, WRITE_COMBINED, assert_direct, path_of};
+use super::nodes::{DIRECT, DIRECT_SETTINGS, Nodes, WRITE_COMBINED, path_of};
 
 /// Connects and starts programs that receive the connection.
 const SENDER: &str = r#"
@@ -31,7 +31,7 @@ talk(server, b"before")
 fn run_sender(nodes: &Nodes, script: &str) -> String {
     let (_server, port) = nodes.serve(ECHO);
     let output = nodes.client(&format!("{SENDER}\n{script}"), port);
-    assert_direct(&nodes.wait_for_free_spans(0, 1));
+    nodes.assert_direct(&nodes.wait_for_free_spans(0, 1));
     output
 }
 

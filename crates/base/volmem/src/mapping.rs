@@ -58,6 +58,14 @@ impl Mapping {
         Self::protected(file, offset_bytes, len_bytes, READ_WRITE)
     }
 
+    /// Maps like [`Mapping::at`] memory that another party writes, for reading only.
+    ///
+    /// # Errors
+    /// As [`Mapping::at`].
+    pub fn read_only_at(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Self> {
+        Self::protected(file, offset_bytes, len_bytes, libc::PROT_READ)
+    }
+
     /// Maps like [`Mapping::new`] a file of which most is never accessed: none of its memory is locked or allocated in
     /// advance, even in a process that has called `mlockall(MCL_FUTURE)`.
     ///

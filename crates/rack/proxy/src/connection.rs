@@ -80,9 +80,11 @@ impl Due {
     pub(crate) const REFUSED: Self = Self(8);
     pub(crate) const CREDIT: Self = Self(16);
     pub(crate) const MOVE: Self = Self(32);
-    pub(crate) const FIN: Self = Self(64);
-    pub(crate) const CLOSE: Self = Self(128);
-    pub(crate) const RESET: Self = Self(256);
+    pub(crate) const LEFT: Self = Self(64);
+    pub(crate) const RING: Self = Self(128);
+    pub(crate) const FIN: Self = Self(256);
+    pub(crate) const CLOSE: Self = Self(512);
+    pub(crate) const RESET: Self = Self(1024);
     /// The frames that may be sent before the peer has resumed the connection.
     const BEFORE_RESUMED: Self = Self(Self::RESUME.0 | Self::OPEN.0);
     /// The frames that end a connection: sent last, and at most one of them.
@@ -118,6 +120,8 @@ pub(crate) struct Connection<L> {
     pub errno: u32,
     /// Whether it is a direct connection; see `engine::direct`.
     pub is_direct: bool,
+    /// Whether its programs may move its bytes to a span; see `engine::with_span`.
+    pub has_span: bool,
 
     /// The class of the partition in which this node sends.
     pub class: Class,
@@ -169,6 +173,7 @@ impl<L> Connection<L> {
             due: Due::default(),
             errno: 0,
             is_direct: false,
+            has_span: false,
             class: Class::Latency,
             is_yielding: false,
             class_next: Class::Latency,

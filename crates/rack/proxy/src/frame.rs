@@ -98,10 +98,15 @@ pub enum FrameKind {
     EndAck = 11,
     /// As `Opened`, for a direct connection in the span that its `Open` proposed.
     Placed = 12,
-    /// The sender's program has stored into the window of a direct connection whose other program sleeps.
+    /// The sender's program has stored into the window of a connection whose other program sleeps.
     Ring = 13,
     /// After a lost link: the sender still has this direct connection. Aux is the index of its span.
     ResumeDirect = 14,
+    /// As `Opened`, for a connection whose bytes the proxies forward until its programs move them to the span that its
+    /// `Open` proposed.
+    OpenedWithSpan = 15,
+    /// The sender's program does not use the span of such a connection any more.
+    Left = 16,
 }
 
 /// A frame without its payload.
@@ -149,7 +154,7 @@ pub enum FrameError {
 
 impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const KINDS: [FrameKind; 14] = [
+        const KINDS: [FrameKind; 16] = [
             FrameKind::Open,
             FrameKind::Opened,
             FrameKind::Refused,
@@ -164,6 +169,8 @@ impl FrameKind {
             FrameKind::Placed,
             FrameKind::Ring,
             FrameKind::ResumeDirect,
+            FrameKind::OpenedWithSpan,
+            FrameKind::Left,
         ];
         KINDS.get(usize::from(byte).checked_sub(1)?).copied()
     }
@@ -272,7 +279,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_header_is_decoded_as_encoded(number: u32, byte in 1..=14_u8, len_bytes in 1..=32_usize, aux: u32) {
+        fn a_header_is_decoded_as_encoded(number: u32, byte in 1..=16_u8, len_bytes in 1..=32_usize, aux: u32) {
             let kind = FrameKind::from_byte(byte).expect("a kind");
             let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
             let header = FrameHeader { connection: ConnectionNumber(number), kind, len_bytes, aux };
@@ -322,7 +329,7 @@ mod tests {
             FrameHeader::decode(&bytes, HEADER_BYTES).unwrap_err()
         };
         assert_eq!(changed(4, 0), FrameError::Kind(0));
-        assert_eq!(changed(4, 15), FrameError::Kind(15));
+        assert_eq!(changed(4, 17), FrameError::Kind(17));
         assert_eq!(changed(4, 10), FrameError::Payload { kind: FrameKind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
         assert_eq!(changed(8, 1), FrameError::Length { stated: 1, found: 0 });

@@ -83,6 +83,31 @@ pub trait LocalEndpoint: Sized {
     /// The server at the other node has accepted the connection that this program opened.
     fn opened(&mut self) {}
 
+    /// Returns whether this endpoint has accepted the span that the peer has proposed for a connection whose bytes it
+    /// forwards.
+    fn has_span(&self) -> bool {
+        false
+    }
+
+    /// The peer has accepted the span that this endpoint has proposed for such a connection. Returns `false` if it has
+    /// proposed none.
+    fn span_accepted(&mut self) -> bool {
+        false
+    }
+
+    /// Returns whether the program has rung for the program at the other node since the last call.
+    fn take_ring(&mut self) -> bool {
+        false
+    }
+
+    /// Returns once whether the program does not use its span any more.
+    fn take_left(&mut self) -> bool {
+        false
+    }
+
+    /// Tells the program that the other program does not use the span any more.
+    fn peer_left(&mut self) {}
+
     /// Returns whether this is a direct connection: then [`LocalEndpoint::input`] returns `Rang`, `Closed`, `Broken` or
     /// `Nothing`.
     fn is_direct(&self) -> bool {
@@ -100,7 +125,7 @@ pub trait LocalEndpoint: Sized {
         0
     }
 
-    /// Wakes the program of a direct connection, because the other program has stored into its window.
+    /// Wakes the program of a direct connection or of one with a span, because the other program has stored into its window.
     fn wake(&mut self) {}
 
     /// Tells the program of a direct connection that the other program has closed.

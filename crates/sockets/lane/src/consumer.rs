@@ -1,20 +1,16 @@
 //! The receiving endpoint of a lane.
 
-mod held;
 mod moves;
 mod records;
 mod scan;
 
-pub use scan::UrgentHandling;
-
 use crate::layout::Ring;
 use crate::producer::{WAKE_EVERY_SLOTS, open_read_mark};
-use crate::record::{HEADER_BYTES, INLINE_BYTES, Record, SHORT_SLOTS_MAX, SLOT_BYTES, Urgent, slots_of, stamp_of, tag};
+use crate::record::{HEADER_BYTES, INLINE_BYTES, Record, SHORT_SLOTS_MAX, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short, store_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use records::step_over;
-use std::cell::Cell;
 use std::ptr::NonNull;
 use volmem::Region;
 use volmem::sync::Ordering;
@@ -22,23 +18,18 @@ use volmem::sync::Ordering;
 // Offsets of the words of the receiver's own state. The first two words are loaded together.
 const HEAD: usize = 0;
 const RECORD_STATE: usize = 8;
+/// Not 0: a sender may sleep for room that was freed since the last check.
 const WAKE_DUE: usize = 16;
 const SLEEPS: usize = 24;
 const WAKES: usize = 32;
 
-// Fields of `RECORD_STATE`, from the lowest bit: the ring's number (8 bits), whether the record at the head is open,
-// whether it is a held one that counts as published, the record's length (24 bits from bit 16 on) and the read offset
-// in it (24 bits).
+// Fields of `RECORD_STATE`, from the lowest bit: the ring's number (8 bits), whether the record at the head is open, the
+// record's length (24 bits from bit 16 on) and the read offset in it (24 bits).
 const STATE_BITS: u32 = 24;
 const STATE_RING: u64 = 0xff;
 const STATE_OPEN: u64 = 1 << 8;
-const STATE_HELD: u64 = 1 << 9;
 const STATE_SHIFT: u32 = 16;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
-
-// Values of `WAKE_DUE`: wake a sleeping sender if it has the room that it needs, or in any case.
-const WAKE_IF_ROOM: u64 = 1;
-const WAKE_ALWAYS: u64 = 2;
 
 /// The receiving endpoint of a lane.
 ///
@@ -54,8 +45,6 @@ pub struct Consumer<I, O> {
     secret: u64,
     /// Length of the last peek, in memory of this process alone.
     peeked_bytes: usize,
-    /// Stamp of the last record whose header was loaded.
-    stamp: Cell<u64>,
 }
 
 /// Unread bytes of one record, in place.
@@ -87,19 +76,8 @@ struct Cursor {
     ring: u8,
     /// The sender may append to the record.
     is_open: bool,
-    /// The sender holds the record back, and it counts as published; see [`Consumer::publish_held`].
-    is_held: bool,
-    /// The record is one urgent byte. Not stored: the stored position is before or behind such a record.
-    is_urgent: bool,
     /// The position has passed a record whose credit is not returned yet.
     is_credit_due: bool,
-}
-
-impl Cursor {
-    /// Resets the position to before the record, as if its header had not been loaded.
-    fn reset_record(&mut self) {
-        (self.record_bytes, self.offset_bytes, self.is_urgent) = (0, 0, false);
-    }
 }
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
@@ -121,7 +99,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     pub fn with_state(inbound: I, outbound: O, own: Region, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
         assert_eq!(own.len_bytes(), Layout::CONSUMER_STATE_BYTES, "the state of a receiver");
-        Self { inbound, outbound, own, layout, secret, peeked_bytes: 0, stamp: Cell::new(0) }
+        Self { inbound, outbound, own, layout, secret, peeked_bytes: 0 }
     }
 
     /// Returns whether there may be something to read, with one load of the line that would carry it. Requires no
@@ -145,25 +123,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.load_record(&mut ahead).unwrap_or(true)
     }
 
-    /// Returns the [stamp](crate::Producer::set_stamp) of the last record that a read has found.
-    #[inline(always)]
-    pub fn last_stamp(&self) -> u64 {
-        self.stamp.get()
-    }
-
-    /// Returns the [stamp](crate::Producer::set_stamp) of the record that is read next.
-    pub fn next_stamp(&self) -> Option<u64> {
-        let mut cursor = self.cursor();
-        if !self.load_record(&mut cursor).unwrap_or(false) {
-            return None;
-        }
-        let slot = self.ring(&cursor).slot_offset(cursor.head);
-        Some(stamp_of(self.inbound.load_u64(slot + WORD_BYTES, Ordering::Relaxed)))
-    }
-
     /// Copies up to `len_bytes` unread bytes to `destination`; returns their number. It is 0 if nothing is unread now,
-    /// if the stream [has ended](Consumer::is_finished), or before an [urgent byte](Consumer::urgent), where each read
-    /// ends.
+    /// or if the stream [has ended](Consumer::is_finished).
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -177,10 +138,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let mut end = Ok(());
         while read_bytes < len_bytes {
             match self.load_record(&mut cursor) {
-                Ok(true) if cursor.is_urgent => {
-                    cursor.reset_record();
-                    break;
-                }
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(corrupt) => {
@@ -223,7 +180,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return ShortRead::Empty;
         }
         let [header, first, second] = self.inbound.load_words(slot + WORD_BYTES);
-        self.stamp.set(stamp_of(header));
         let Some(record_bytes) = Record::decode_inline(header) else {
             // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract.
             return unsafe { self.read_slots_to(header, ring, head, destination, len_bytes) };
@@ -300,50 +256,17 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         unsafe { self.read_to(destination.as_mut_ptr(), destination.len()) }
     }
 
-    /// Returns the next unread byte if it is urgent.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    pub fn urgent(&self) -> Result<Option<Urgent>, Corrupt> {
-        let mut cursor = self.cursor();
-        let is_urgent = self.load_record(&mut cursor)? && cursor.is_urgent;
-        Ok(is_urgent.then(|| self.load_urgent(&cursor)))
-    }
-
-    /// Consumes and returns the next unread byte if it is urgent.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    pub fn take_urgent(&mut self) -> Result<Option<Urgent>, Corrupt> {
-        let mut cursor = self.cursor();
-        if !self.load_record(&mut cursor)? || !cursor.is_urgent {
-            return Ok(None);
-        }
-        let urgent = self.load_urgent(&cursor);
-        self.advance(&mut cursor, 1);
-        self.store_cursor(&cursor);
-        Ok(Some(urgent))
-    }
-
-    fn load_urgent(&self, cursor: &Cursor) -> Urgent {
-        Urgent::of_word(self.inbound.load_u64(self.offset_of(cursor), Ordering::Relaxed))
-    }
-
-    /// Returns the unread bytes of the next record in place, or `None` if there are none or the next byte is urgent.
-    /// The peer can still change the bytes while they are read.
+    /// Returns the unread bytes of the next record in place, or `None` if there are none. The peer can still change the
+    /// bytes while they are read.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
         self.peeked_bytes = 0;
         let mut cursor = self.cursor();
-        let mut loaded = self.load_record(&mut cursor)?;
-        if cursor.is_urgent {
-            cursor.reset_record();
-            loaded = false;
-        }
+        let is_loaded = self.load_record(&mut cursor)?;
         self.store_cursor(&cursor);
-        if !loaded {
+        if !is_loaded {
             self.check_fin(&cursor)?;
             return Ok(None);
         }
@@ -384,22 +307,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(())
     }
 
-    /// Sets the receiver's share of the lane's capacity for unread bytes, initially 0; see
-    /// [`crate::Producer::set_capacity`]. This may give a sleeping sender room: call [`Consumer::take_wake_request`]
-    /// afterwards.
-    pub fn set_capacity(&mut self, bytes: usize) {
-        self.outbound.store_u64(self.layout.receiver_capacity(), bytes as u64, Ordering::Release);
-        self.set_word(WAKE_DUE, WAKE_ALWAYS);
-    }
-
-    /// Returns the credit for all records that were read, where credit is otherwise returned in quarters of a ring: for
-    /// a sender that must know whether everything was read.
-    pub fn return_all_credit(&self) {
-        if self.outbound.coherence() != Coherence::Coherent {
-            self.outbound.store_u64(self.layout.credit(), self.cursor().head, Ordering::Release);
-        }
-    }
-
     /// Asks the sender to ring the doorbell when something arrives. The caller must poll once more before it blocks.
     pub fn announce_sleep(&self) {
         wake::announce(&self.outbound, &self.own, self.layout.consumer_asleep(), SLEEPS);
@@ -417,18 +324,17 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     fn take_due_wake_request(&mut self) -> bool {
-        let due = self.word(WAKE_DUE);
         self.set_word(WAKE_DUE, 0);
         if self.layout.elastic.is_some() {
             let (asleep, head) = (self.layout.producer_asleep(), self.word(HEAD));
-            return wake::take_reached(&self.inbound, &self.own, asleep, WAKES, head, due == WAKE_ALWAYS);
+            return wake::take_reached(&self.inbound, &self.own, asleep, WAKES, head);
         }
         wake::take(&self.inbound, &self.own, self.layout.producer_asleep(), WAKES)
     }
 
     #[inline]
     fn is_published(&self, cursor: &Cursor) -> bool {
-        cursor.is_held || self.is_published_in(self.ring(cursor), cursor.head)
+        self.is_published_in(self.ring(cursor), cursor.head)
     }
 
     #[inline(always)]
@@ -496,7 +402,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let quarter = if self.layout.elastic.is_some() { WAKE_EVERY_SLOTS } else { ring.slots / 4 };
         let crossed = (head_before ^ head) & !(quarter - 1) != 0;
         if crossed {
-            self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
+            self.set_word(WAKE_DUE, 1);
         }
         // On coherent memory the credit line stays in this core's cache until the sender loads it, so returning credit
         // for every record is free.
@@ -524,8 +430,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             offset_bytes: ((state >> (STATE_SHIFT + STATE_BITS)) & STATE_MASK) as usize,
             ring: (state & STATE_RING) as u8,
             is_open: state & STATE_OPEN != 0 && self.layout.elastic.is_some(),
-            is_held: state & STATE_HELD != 0,
-            is_urgent: false,
             is_credit_due: false,
         }
     }
@@ -537,8 +441,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
         let record = (cursor.record_bytes as u64) << STATE_SHIFT
             | (cursor.offset_bytes as u64) << (STATE_SHIFT + STATE_BITS)
-            | if cursor.is_open { STATE_OPEN } else { 0 }
-            | if cursor.is_held { STATE_HELD } else { 0 };
+            | if cursor.is_open { STATE_OPEN } else { 0 };
         self.set_word(HEAD, cursor.head);
         self.set_word(RECORD_STATE, record | u64::from(cursor.ring));
     }
@@ -547,7 +450,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// of [`WAKE_EVERY_SLOTS`].
     #[cold]
     fn return_due_credit(&mut self, cursor: &Cursor) {
-        self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
+        self.set_word(WAKE_DUE, 1);
         self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
     }
 

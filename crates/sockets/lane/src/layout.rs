@@ -101,15 +101,15 @@ impl LargerRings {
 }
 
 impl Layout {
-    /// Bytes of the block at `forward_offset`: the end of the stream and held records, then the sleep of the sender.
+    /// Bytes of the block at `forward_offset`: the end of the stream, then the sleep of the sender.
     pub const FORWARD_BYTES: usize = 2 * LINE;
-    /// Bytes of the block at `back_offset`: credit, then the sleep and the capacity of the receiver.
+    /// Bytes of the block at `back_offset`: credit, then the sleep of the receiver.
     pub const BACK_BYTES: usize = 2 * LINE;
     /// Offset in the forward block of [`Layout::SPARE_BESIDE_FIN_WORDS`] words that the lane does not use: in the line
     /// that a receiver loads when it finds no record. The sender's side may write them.
     pub const SPARE_BESIDE_FIN: usize = 8;
     /// See [`Layout::SPARE_BESIDE_FIN`].
-    pub const SPARE_BESIDE_FIN_WORDS: usize = 5;
+    pub const SPARE_BESIDE_FIN_WORDS: usize = 7;
     /// Offset in either block of [`Layout::SPARE_BESIDE_SLEEP_WORDS`] words that the lane does not use: in the line
     /// with the announcement of sleep, which a sender loads with every message. The side that writes the block may
     /// write them.
@@ -134,13 +134,6 @@ impl Layout {
             big_slots,
             elastic: None,
         }
-    }
-
-    /// Returns the layout of a single elastic lane at the start of both windows, for tests. Of the small ring
-    /// `small_slots_used` slots are used in each lap.
-    pub const fn packed_elastic(small_slots: u64, small_slots_used: u64) -> Self {
-        let packed = Self::packed(small_slots, 0);
-        Self { small_slots_used, elastic: Some(LargerRings::in_a_row(packed.big_offset)), ..packed }
     }
 
     /// Returns the bytes that each window must have for this layout.
@@ -202,14 +195,6 @@ impl Layout {
     pub(crate) const fn fin(&self) -> usize {
         self.forward_offset
     }
-    /// Offset of the position of the first held record, plus 1.
-    pub(crate) const fn held(&self) -> usize {
-        self.forward_offset + 48
-    }
-    /// Offset of the time since which records are held, in milliseconds.
-    pub(crate) const fn held_since(&self) -> usize {
-        self.forward_offset + 56
-    }
     /// Offset of the number of the sender's announcement, which the position that it waits for follows.
     pub(crate) const fn producer_asleep(&self) -> usize {
         self.forward_offset + LINE
@@ -223,9 +208,6 @@ impl Layout {
     }
     pub(crate) const fn consumer_asleep(&self) -> usize {
         self.back_offset + LINE
-    }
-    pub(crate) const fn receiver_capacity(&self) -> usize {
-        self.back_offset + LINE + 8
     }
 }
 

@@ -3,8 +3,8 @@
 //! ```text
 //!   written by the sender                            written by the receiver
 //!   ┌ forward block ────────┐                        ┌ back block ───────────┐
-//!   │ fin, held records     │                        │ credit, open record   │
-//!   │ asleep                │   records              │ asleep, capacity      │
+//!   │ fin                   │                        │ credit, open record   │
+//!   │ asleep                │   records              │ asleep                │
 //!   ├ ring: 64-byte slots ──┤ ─────────────────────► └───────────────────────┘
 //!   │ ▓▓▓▓░░░░░░░░░░░░░░░░░ │   credit
 //!   └───────────────────────┘ ◄─────────────────────
@@ -26,23 +26,20 @@
 //!
 //! **Record.** A record is 1 to [`RECORD_BYTES_MAX`] bytes in contiguous slots. Its first slot starts with two words:
 //! the *tag* (derived from the position and the lane's secret, so that neither stale bytes nor payload are taken for a
-//! tag) and the *header* (length, kind and stamp). The first 48 bytes of payload share that cache line, so a small
+//! tag) and the *header* (length and kind). The first 48 bytes of payload share that cache line, so a small
 //! message moves in exactly one line, and the receiver polls the line that carries the data. The tag is stored last.
 //! Several records can be published as a batch: all of them are put in place with their tags, except for the first
 //! one's tag, which is stored last, so that one fence suffices.
 //!
 //! **Rings.** A lane starts in a small ring, so that an idle connection or one with short messages touches little
 //! memory. A lane with a big ring moves there permanently the first time it carries bulk data. An *elastic* lane has
-//! larger rings of doubling sizes: when a write or a lagging receiver requires more room, and the capacity that both
-//! endpoints set ([`Producer::set_capacity`]) allows it, the sender publishes a switch record ("continues in ring N")
-//! and continues there. Once everything is read, it can release the memory ([`Producer::release_memory`]) and continues
-//! in the small ring.
+//! larger rings of doubling sizes: when a write or a lagging receiver requires more room, and the capacity
+//! ([`Producer::set_capacity`]) allows it, the sender publishes a switch record ("continues in ring N") and continues
+//! there. Once everything is read, it can release the memory ([`Producer::release_memory`]) and continues in the small
+//! ring.
 //!
 //! **Open records.** While the receiver of an elastic lane lags, short writes share a record, whose length grows with
 //! each write until the record is closed. Otherwise a stream of single bytes would take 64 times its length.
-//!
-//! **Held records.** A sender can put records in place and keep them invisible for a while (`TCP_CORK`). The receiver
-//! may read them when they have waited for too long: it notes that in its own state.
 //!
 //! **Moves.** A stream can use the lane for parts of its bytes: a part ends at a position that the sender gives
 //! ([`Producer::end_move`]), or where the receiver stops ([`Consumer::frozen_cursor`]), whereupon the sender takes back
@@ -113,11 +110,11 @@ mod tests;
 mod wake;
 mod words;
 
-pub use consumer::{Chunk, Consumer, ShortRead, UrgentHandling};
+pub use consumer::{Chunk, Consumer, ShortRead};
 pub use draft::{Draft, Span};
 pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
-pub use producer::{Budget, HELD_MS_MAX, MemoryRelease, Producer, Reservation, UnreadBytes};
-pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES, STAMP_BITS, Urgent};
+pub use producer::{Budget, MemoryRelease, Producer, Reservation, UnreadBytes};
+pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES};
 
 /// The peer violated the protocol of the lane: the connection cannot continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

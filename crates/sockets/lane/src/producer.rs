@@ -1,21 +1,17 @@
 //! The sending endpoint of a lane.
 
 mod elastic;
-mod held;
 mod memory;
 mod moves;
 mod open;
 mod room;
 
-pub use held::HELD_MS_MAX;
 pub use memory::{Budget, MemoryRelease};
 pub use moves::UnreadBytes;
 
 use crate::batch::Batch;
 use crate::layout::Ring;
-use crate::record::{
-    HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, Urgent, slots_of, tag,
-};
+use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
@@ -39,20 +35,14 @@ const WAKES: usize = 48;
 const ENTRY: usize = 56;
 /// Length and slots of the open record at the tail; 0 if no record is open.
 const OPEN: usize = 64;
-/// Stamp of the open record.
-const OPEN_STAMP: usize = 72;
 /// Bitmap of the larger rings whose memory has been used since it was last released.
-const RINGS_USED: usize = 80;
+const RINGS_USED: usize = 72;
 /// The larger ring from which the lane returned to the small one. The switch record in it may still be unread.
-const LEFT_RING: usize = 88;
+const LEFT_RING: usize = 80;
 /// The [`open_read_mark`] that a receiver stores once it has read all of the record that was closed last.
-const CLOSED: usize = 96;
+const CLOSED: usize = 88;
 /// Position at which the lane was last restarted: 0 at first.
-const START: usize = 104;
-/// Position of the first held record, plus 1; 0 if no record is held. See [`held`].
-const HELD: usize = 112;
-/// State of the held records: the ring of the first one, their bytes, and the time since which they are held.
-const HELD_STATE: usize = 120;
+const START: usize = 96;
 
 /// A receiver of an elastic lane checks for a sleeping sender whenever it crosses a multiple of this number of slots.
 /// Under loom it is smaller, so that the small rings of a model contain several multiples.
@@ -72,11 +62,8 @@ pub struct Producer<O, I> {
     secret: u64,
     reserved: Option<Reserved>,
     batch: Batch,
-    stamp: u64,
     /// See [`Producer::set_prefers_waiting`].
     prefers_waiting: bool,
-    /// Records that are written now are held, and since this millisecond.
-    holding_ms: Option<u32>,
     /// The lane uses only memory that is charged: there was none for a larger ring or for more of the current one, or
     /// none may be used.
     is_growth_forbidden: bool,
@@ -154,20 +141,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             secret,
             reserved: None,
             batch: Batch::default(),
-            stamp: 0,
             prefers_waiting: false,
-            holding_ms: None,
             is_growth_forbidden: false,
             memory: Account::unlimited(),
         }
-    }
-
-    /// Sets the stamp of the records that follow. A receiver of several lanes compares stamps to find out which record
-    /// was sent first; see [`crate::Consumer::next_stamp`]. Only the lowest [`STAMP_BITS`](crate::STAMP_BITS) bits are
-    /// used.
-    #[inline(always)]
-    pub fn set_stamp(&mut self, stamp: u64) {
-        self.stamp = stamp;
     }
 
     /// Sets how an elastic lane grows. A sender that can wait for the receiver sets `true`: the lane then stays in a
@@ -231,7 +208,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return unsafe { self.write_slots_from(ring, tail, limit, source, len_bytes, is_awaited) };
         }
         let slot = ring.slot_offset(tail);
-        let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode(self.stamp));
+        let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode());
         if len_bytes <= WORDWISE_BYTES_MAX {
             // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and two
             // words hold them: `len_bytes` is at most `WORDWISE_BYTES_MAX`.
@@ -290,26 +267,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // SAFETY: a slice is readable for its length, and outside the window: nothing borrows memory that a peer can
         // write.
         unsafe { self.write_from(source.as_ptr(), source.len()) }
-    }
-
-    /// Sends an urgent byte as a separate record. Returns `false` if there is no room now. Elastic lanes only.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the receiver returned impossible credit.
-    ///
-    /// # Panics
-    /// If the lane is not elastic.
-    pub fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
-        assert!(self.layout.elastic.is_some(), "only an elastic lane carries urgent bytes");
-        self.publish_held();
-        let (mut cursor, payload, room_bytes) = self.locate_record(1)?;
-        if room_bytes == 0 {
-            return Ok(false);
-        }
-        self.outbound.store_u64(payload, urgent.to_word(), Ordering::Relaxed);
-        self.store_header_and_tag(self.ring(&cursor).slot_offset(cursor.tail), cursor.tail, Record::Urgent);
-        self.step_over(&mut cursor, 1);
-        Ok(true)
     }
 
     /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. Returns `None` if there is
@@ -371,9 +328,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(())
     }
 
-    /// Sets the sender's share of the lane's capacity for unread bytes; 0 means as many as the lane can hold. The
-    /// capacity of an elastic lane is the sum of both endpoints' shares. Any other lane has the capacity of its ring:
-    /// it does not move to the big ring if the sum is less than a quarter of that ring, and never moves back.
+    /// Sets the capacity of an elastic lane for unread bytes; 0 means as many as the lane can hold. Any other lane has
+    /// the capacity of its rings.
     pub fn set_capacity(&mut self, bytes: usize) {
         self.set_own_word(CAPACITY, bytes as u64);
         self.set_own_word(TAIL_LIMIT, 0);
@@ -510,9 +466,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Makes a record visible whose payload is in place.
     #[inline(always)] // Otherwise the compiler emits one copy for the cold callers too, which passes values in memory.
     fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
-        if let Some(now_ms) = self.holding_ms {
-            return self.hold_record(cursor, len_bytes, now_ms);
-        }
         self.store_header_and_tag(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
         self.step_over(cursor, len_bytes);
     }
@@ -522,14 +475,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub(crate) fn stage(&mut self, cursor: Cursor, line: &mut [u64], len_bytes: usize, is_whole: bool) {
         if let Some(Switch { from, position }) = cursor.switch {
             // The receiver reaches the switch before the record, so it is added first.
-            let switch = [tag(self.secret, position), Record::Switch(cursor.ring).encode(self.stamp)];
+            let switch = [tag(self.secret, position), Record::Switch(cursor.ring).encode()];
             let slot = Ring::of(&self.layout, from).slot_offset(position);
             self.batch.add(&self.outbound, slot, &switch, true);
             self.note_ring(&cursor, from);
         }
         let ring = self.ring(&cursor);
         line[0] = tag(self.secret, cursor.tail);
-        line[1] = Record::Data(len_bytes).encode(self.stamp);
+        line[1] = Record::Data(len_bytes).encode();
         self.batch.add(&self.outbound, ring.slot_offset(cursor.tail), line, is_whole);
         self.set_own_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
@@ -541,7 +494,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     unsafe fn publish_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
         let mut line = [0; SLOT_BYTES / WORD_BYTES];
         line[0] = tag(self.secret, cursor.tail);
-        line[1] = Record::Data(len_bytes).encode(self.stamp);
+        line[1] = Record::Data(len_bytes).encode();
         let payload = &mut line[HEADER_BYTES / WORD_BYTES..];
         for (word, at) in payload.iter_mut().zip((0..len_bytes).step_by(WORD_BYTES)) {
             // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
@@ -585,7 +538,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Stores a record's header, a fence and its tag, which makes the record visible.
     #[inline(always)]
     fn store_header_and_tag(&mut self, slot: usize, position: u64, record: Record) {
-        self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
+        self.outbound.store_u64(slot + 8, record.encode(), Ordering::Relaxed);
         self.outbound.fence();
         self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
     }

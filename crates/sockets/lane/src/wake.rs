@@ -28,24 +28,16 @@ pub(crate) fn announce_until(outbound: &impl Outbound, own: &Region, word: usize
     announce(outbound, own, word, count);
 }
 
-/// Takes the announcement of [`announce_until`] if `position` has reached its target, or in any case if `always` is
-/// set. Returns whether there was a new one to take. The target may already be that of the next announcement, which
-/// then replaces this one.
-pub(crate) fn take_reached(
-    inbound: &impl Inbound,
-    own: &Region,
-    word: usize,
-    taken: usize,
-    position: u64,
-    always: bool,
-) -> bool {
+/// Takes the announcement of [`announce_until`] if `position` has reached its target. Returns whether there was a new
+/// one to take. The target may already be that of the next announcement, which then replaces this one.
+pub(crate) fn take_reached(inbound: &impl Inbound, own: &Region, word: usize, taken: usize, position: u64) -> bool {
     sleep_fence();
     let number = inbound.load_u64(word, Ordering::Acquire);
     if number == 0 {
         return false;
     }
     let target = inbound.load_u64(word + TARGET, Ordering::Relaxed);
-    let is_reached = always || position.wrapping_sub(target) as i64 >= 0;
+    let is_reached = position.wrapping_sub(target) as i64 >= 0;
     is_reached && take_number(own, taken, number)
 }
 

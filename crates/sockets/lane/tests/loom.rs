@@ -14,7 +14,7 @@
 
 use fabric::{Coherence, MemoryInbound, MemoryOutbound, Outbound};
 use lane::mutation::{WithoutNumbers, WithoutSleepFences};
-use lane::{Consumer, Layout, MemoryRelease, Producer, SLOT_BYTES};
+use lane::{Budget, Consumer, ELASTIC_RINGS, LargerRings, Layout, MemoryRelease, Producer, SLOT_BYTES};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::collections::BTreeSet;
@@ -464,68 +464,12 @@ fn a_part_of_a_stream_is_read_to_its_end_and_the_next_from_its_start() {
 // --- elastic lanes ---------------------------------------------------------------------------------------------------
 
 /// The small ring and two larger rings, which have few slots under loom.
-const ELASTIC: Layout = Layout::packed_elastic(8, 8);
+const ELASTIC: Layout = {
+    let packed = Layout::packed(8, 0);
+    Layout { elastic: Some(LargerRings::in_a_row_of(packed.big_offset, ELASTIC_RINGS as u8)), ..packed }
+};
 /// Length of a message of six slots, which does not fit the small ring.
 const BULK_BYTES: usize = 5 * SLOT_BYTES;
-
-/// Publishes held records, and notes that the receiver did so.
-fn publish_held(consumer: &mut Receiver, has_published: &mut bool) -> bool {
-    let is_published = consumer.publish_held();
-    *has_published |= is_published;
-    is_published
-}
-
-/// Two messages are held, and a third one publishes them. The receiver's hold time may expire at any moment: it
-/// publishes the held records that it finds, and sleeps if it finds none. Each message is read once, in order.
-fn hold_back(forward: Flaw) {
-    explore_outcomes(2, &[false, true], move || {
-        let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
-        let bell = Doorbell::new();
-        let senders_bell = bell.clone();
-        let sender = thread::spawn(move || {
-            for (number, is_held) in [(1, true), (2, true), (3, false)] {
-                if is_held {
-                    producer.begin_hold(0);
-                }
-                assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
-                producer.end_hold(is_held, 1000);
-                if producer.take_wake_request() {
-                    senders_bell.ring();
-                }
-            }
-        });
-        let mut bytes = Vec::new();
-        let mut has_published = false;
-        let mut buffer = [0; 3 * MESSAGE_BYTES];
-        while bytes.len() < buffer.len() {
-            let read_bytes = consumer.read(&mut buffer).unwrap();
-            bytes.extend_from_slice(&buffer[..read_bytes]);
-            if read_bytes > 0 || publish_held(&mut consumer, &mut has_published) {
-                continue;
-            }
-            consumer.announce_sleep();
-            if consumer.may_have_data() || consumer.held_since_ms().is_some() {
-                consumer.cancel_sleep();
-            } else {
-                bell.wait();
-            }
-        }
-        assert_eq!(bytes, [message(1), message(2), message(3)].concat(), "not what was written");
-        sender.join().unwrap();
-        has_published
-    });
-}
-
-#[test]
-fn held_records_are_read_once_whether_the_sender_or_the_receiver_publishes_them() {
-    hold_back(Flaw::None);
-}
-
-#[test]
-#[should_panic(expected = "record header")]
-fn held_records_are_incomplete_when_stores_have_no_order() {
-    hold_back(Flaw::Unordered);
-}
 
 /// Explores `body`, whose threads share more words, with the given number of preemptions, or one more if
 /// `LOOM_MAX_PREEMPTIONS` is set. `body` returns its outcome, and each of `expected` must have occurred.
@@ -652,11 +596,26 @@ fn a_ring_is_not_reused_before_the_switch_out_of_it_is_read() {
     });
 }
 
+/// A budget without memory for larger rings.
+struct NoMemory;
+
+impl Budget for NoMemory {
+    fn charge(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    fn has_room(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    fn release(&self, _bytes: usize) {}
+}
+
 /// A sender sleeps for room, and the receiver returns just the credit that it announced.
 fn sender_sleeps_for_enough() {
     explore(|| {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
-        producer.forbid_growth();
+        producer.set_budget(&NoMemory);
         producer.set_prefers_waiting(true);
         for number in 0..7 {
             assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));

@@ -12,7 +12,7 @@ use meeting::bell::hang_up;
 use meeting::{Accepting, Answer, Endpoint, Key, Memory, Met, Offer, Policy, Proposal, Role, Step, counts, diag};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-const MEMORY: Memory = Memory { bytes: 65_536, secret: 1 };
+const MEMORY: Memory = Memory::own(65_536, 1);
 const ROUNDS: usize = 2000;
 
 fn memory() -> OwnedFd {

@@ -43,17 +43,24 @@ pub fn ring(bell: BorrowedFd<'_>) -> Result<(), Reason> {
 /// Removes the rings from a bell, without blocking, in one system call for up to 63 rings. Descriptors that come with
 /// them are closed.
 pub fn drain(bell: BorrowedFd<'_>) -> Drained {
+    take_rings(bell).0
+}
+
+/// As [`drain`]. Also returns whether there was a ring.
+pub fn take_rings(bell: BorrowedFd<'_>) -> (Drained, bool) {
     let mut bytes = [0_u8; DRAIN_BYTES];
+    let mut has_rung = false;
     for _ in 0..DRAINS_MAX {
         match receive_bytes(bell, &mut bytes, &mut discard) {
-            Ok(received) if received.count == DRAIN_BYTES => {}
-            Ok(received) if received.count == 0 => return Drained::HungUp,
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Drained::Empty,
+            Ok(received) if received.count == DRAIN_BYTES => has_rung = true,
+            Ok(received) if received.count == 0 => return (Drained::HungUp, has_rung),
+            Ok(_) => return (Drained::Empty, true),
+            Err(Errno::AGAIN | Errno::INTR) => return (Drained::Empty, has_rung),
             // `ECONNRESET`: the peer has hung up and left rings unread.
-            Err(_) => return Drained::HungUp,
+            Err(_) => return (Drained::HungUp, has_rung),
         }
     }
-    Drained::Empty
+    (Drained::Empty, has_rung)
 }
 
 /// Closes a bell that no other process holds, and what is unread in it. A process that shares the bell with its parent

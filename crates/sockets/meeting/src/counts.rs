@@ -98,13 +98,20 @@ impl Info {
         // The FIN is the last byte to be acknowledged: until then it is among those that are not.
         let (acked_fin, queued_fin) = if unacked == 0 { (is_shut, 0) } else { (0, is_shut) };
         let acked = self.bytes_acked.checked_sub(is_connected + acked_fin)?;
-        let received = self.bytes_received.checked_sub(u64::from(self.state == CLOSE_WAIT))?;
         Some(Counts {
             written: acked.checked_add(unacked.checked_sub(queued_fin)?)?,
             acked,
-            received,
-            consumed: received.checked_sub(unread)?,
+            received: self.received()?,
+            consumed: self.consumed(unread)?,
         })
+    }
+
+    fn received(self) -> Option<u64> {
+        self.bytes_received.checked_sub(u64::from(self.state == CLOSE_WAIT))
+    }
+
+    fn consumed(self, unread: u64) -> Option<u64> {
+        self.received()?.checked_sub(unread)
     }
 }
 
@@ -131,10 +138,59 @@ pub fn read(socket: BorrowedFd<'_>, role: Role) -> Result<Counts, Reason> {
     Err(Reason::Busy)
 }
 
-/// Returns whether the program may still write to a TCP socket: it is connected, and not shut down for sending.
-pub fn is_open_for_sending(socket: BorrowedFd<'_>) -> bool {
-    let state: Option<[u8; 1]> = system::option(socket, libc::IPPROTO_TCP, libc::TCP_INFO);
-    matches!(state, Some([ESTABLISHED | CLOSE_WAIT]))
+/// Returns the bytes that the kernel has not sent, or whose receipt the peer's kernel has not acknowledged.
+pub fn unacknowledged(socket: BorrowedFd<'_>) -> Option<u64> {
+    bytes::<SIOCOUTQ>(socket).ok()
+}
+
+/// Counts of the bytes that a program has written to a TCP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// All of them.
+    pub bytes: u64,
+    /// Those that the peer's kernel has not acknowledged.
+    pub unacked: u64,
+}
+
+/// Reads the counts of what was written to a TCP socket that is open for sending, as [`read`] does, in three system
+/// calls. What arrives does not change them, nor does an urgent byte.
+///
+/// # Errors
+/// As [`read`]; [`Reason::State`] if the socket is shut down for sending.
+pub fn read_written(socket: BorrowedFd<'_>, role: Role) -> Result<Written, Reason> {
+    let mut before = Info::read(socket)?;
+    for _ in 0..TRIES_MAX {
+        let unacked = bytes::<SIOCOUTQ>(socket)?;
+        let after = Info::read(socket)?;
+        if (after.state, after.bytes_acked) == (before.state, before.bytes_acked) {
+            let is_open = matches!(after.state, ESTABLISHED | CLOSE_WAIT);
+            let counts = after.counts(role, unacked, 0).filter(|_| is_open).ok_or(Reason::State)?;
+            return Ok(Written { bytes: counts.written, unacked });
+        }
+        before = after;
+    }
+    Err(Reason::Busy)
+}
+
+/// Reads the number of bytes that a program has consumed from a TCP socket, as [`read`] does, in five system calls.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_consumed(socket: BorrowedFd<'_>) -> Result<u64, Reason> {
+    let mut before = Info::read(socket)?;
+    for _ in 0..TRIES_MAX {
+        let unread = bytes::<FIONREAD>(socket)?;
+        let is_urgent = is_urgent(socket)?;
+        let after = Info::read(socket)?;
+        if (after.state, after.bytes_received) == (before.state, before.bytes_received) {
+            if is_urgent {
+                return Err(Reason::Urgent);
+            }
+            return after.consumed(unread).ok_or(Reason::State);
+        }
+        before = after;
+    }
+    Err(Reason::Busy)
 }
 
 fn bytes<const REQUEST: rustix::ioctl::Opcode>(socket: BorrowedFd<'_>) -> Result<u64, Reason> {

@@ -4,13 +4,14 @@
 //! the address, which is why the state has to be checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, socket_with};
 
 use crate::endpoint::{Endpoint, netns_cookie};
-use crate::system::Descriptor;
+use crate::system::{Descriptor, Kept};
 use crate::tuple::Tuple;
 
 const NLMSGHDR_BYTES: usize = 16;
@@ -23,8 +24,10 @@ const ROOM_BYTES: usize = 512;
 const BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST` (`linux/netlink.h`).
 const REQUEST: u16 = 1;
-/// Distinguishes an answer from one to an earlier request, of which there is none.
-const SEQUENCE: u32 = 1;
+/// The number of the last request, which distinguishes its answer from those to earlier ones.
+static SEQUENCE: AtomicU32 = AtomicU32::new(0);
+/// The socket of the last look-up: to make and close one takes as long as the look-up.
+static KEPT: Kept = Kept::new();
 /// `TCP_ESTABLISHED` (`linux/tcp_states.h`).
 const ESTABLISHED: u8 = 1;
 /// `TCP_LISTEN`.
@@ -67,17 +70,42 @@ pub enum LookUp {
     Found(Entry),
 }
 
-/// Looks up the other endpoint of a connection, in five system calls (seven if it is not found), without blocking.
+/// Looks up the other endpoint of a connection, in three system calls (five if it is not found), without blocking. The
+/// first time takes five calls more, after which the socket is kept.
 pub fn look_up_peer(endpoint: &Endpoint) -> LookUp {
-    let Ok(netlink) = open() else { return LookUp::Unavailable };
+    if let Some(kept) = KEPT.take() {
+        let found = look_up_peer_by(kept.as_fd(), endpoint);
+        if found != LookUp::Unavailable {
+            KEPT.keep(kept);
+            return found;
+        }
+        // It is of another namespace than the connection. Or a process that was created without this library's
+        // knowledge, and uses the same socket, has taken the answer.
+    }
+    let Ok(fresh) = open() else { return LookUp::Unavailable };
+    let found = look_up_peer_by(fresh.as_fd(), endpoint);
+    if found == LookUp::Unavailable {
+        drop(Descriptor::from(fresh));
+    } else if let Ok(hidden) = Descriptor::kept(fresh) {
+        KEPT.keep(hidden);
+    }
+    found
+}
+
+/// Closes the socket that is kept for look-ups: in the child of a fork, which shares it with its parent, and for a
+/// program that has no descriptors left.
+pub fn close_kept() {
+    drop(KEPT.take());
+}
+
+fn look_up_peer_by(netlink: BorrowedFd<'_>, endpoint: &Endpoint) -> LookUp {
     // A process can have moved to another namespace, in which the same addresses are those of another connection.
-    let ours = netns_cookie(netlink.as_fd());
-    if ours != endpoint.netns_cookie {
+    if netns_cookie(netlink) != endpoint.netns_cookie {
         return LookUp::Unavailable;
     }
-    match ask(netlink.as_fd(), endpoint.tuple.reversed()) {
+    match ask(netlink, endpoint.tuple.reversed()) {
         // A kernel without `tcp_diag` also says that there is no such socket, of this endpoint too.
-        Ok(LookUp::Nothing) if ask(netlink.as_fd(), endpoint.tuple) == Ok(LookUp::Nothing) => LookUp::Unavailable,
+        Ok(LookUp::Nothing) if ask(netlink, endpoint.tuple) == Ok(LookUp::Nothing) => LookUp::Unavailable,
         answer => answer.unwrap_or(LookUp::Unavailable),
     }
 }
@@ -85,7 +113,7 @@ pub fn look_up_peer(endpoint: &Endpoint) -> LookUp {
 /// Looks up the socket with a tuple in this process's network namespace. `None` if there is none, or the kernel does
 /// not answer.
 pub fn look_up(tuple: Tuple) -> Option<Entry> {
-    let netlink = open().ok()?;
+    let netlink = Descriptor::from(open().ok()?);
     match ask(netlink.as_fd(), tuple) {
         Ok(LookUp::Found(entry)) => Some(entry),
         _ => None,
@@ -95,7 +123,7 @@ pub fn look_up(tuple: Tuple) -> Option<Entry> {
 /// Looks up the socket that listens at an address in this process's network namespace, also one that listens at all
 /// addresses. `None` if there is none, or the kernel does not answer.
 pub fn look_up_listener(address: SocketAddr) -> Option<Entry> {
-    let netlink = open().ok()?;
+    let netlink = Descriptor::from(open().ok()?);
     // No connection has the port 0, so the kernel finds what a new one would reach.
     let tuple = Tuple::new(address, SocketAddr::new(address.ip(), 0));
     let mut room = [0_u8; ROOM_BYTES];
@@ -116,8 +144,8 @@ const DUMP: u16 = 0x300;
 const DUMP_BYTES: usize = 32 << 10;
 
 fn dump_listeners(family: Tuple) -> Result<Vec<(SocketAddr, u32)>, Errno> {
-    let netlink = open()?;
-    let mut request = request(family);
+    let netlink = Descriptor::from(open()?);
+    let mut request = request(family, next_sequence());
     request[6..8].copy_from_slice(&(REQUEST | DUMP).to_ne_bytes());
     request[NLMSGHDR_BYTES + 4..NLMSGHDR_BYTES + 8].copy_from_slice(&(1_u32 << LISTEN).to_ne_bytes());
     rustix::net::send(netlink.as_fd(), &request, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
@@ -148,9 +176,13 @@ fn local_of(message: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-fn open() -> Result<Descriptor, Errno> {
+fn open() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG)).map(Descriptor::from)
+    socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))
+}
+
+fn next_sequence() -> u32 {
+    SEQUENCE.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
 }
 
 /// Sends a request and receives its answer, which the kernel has queued before the send returns.
@@ -161,23 +193,28 @@ fn ask(netlink: BorrowedFd<'_>, tuple: Tuple) -> Result<LookUp, Errno> {
 }
 
 /// Returns the answer to a request.
+///
+/// # Errors
+/// Those of `send(2)` and `recv(2)`, and `BADMSG` for an answer to another request.
 fn request_answer<'a>(
     netlink: BorrowedFd<'_>,
     tuple: Tuple,
     room: &'a mut [u8; ROOM_BYTES],
 ) -> Result<&'a [u8], Errno> {
-    rustix::net::send(netlink, &request(tuple), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    let sequence = next_sequence();
+    rustix::net::send(netlink, &request(tuple, sequence), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
     let (length, _) = rustix::net::recv(netlink, &mut room[..], RecvFlags::DONTWAIT)?;
-    Ok(&room[..length.min(ROOM_BYTES)])
+    let answer = &room[..length.min(ROOM_BYTES)];
+    if answer.get(8..12) == Some(&sequence.to_ne_bytes()) { Ok(answer) } else { Err(Errno::BADMSG) }
 }
 
 /// Returns a `struct nlmsghdr` with a `struct inet_diag_req_v2` for any state and cookie.
-fn request(tuple: Tuple) -> [u8; REQUEST_BYTES] {
+fn request(tuple: Tuple, sequence: u32) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     bytes[..4].copy_from_slice(&(REQUEST_BYTES as u32).to_ne_bytes());
     bytes[4..6].copy_from_slice(&BY_FAMILY.to_ne_bytes());
     bytes[6..8].copy_from_slice(&REQUEST.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&SEQUENCE.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
     let body = &mut bytes[NLMSGHDR_BYTES..];
     // A socket of IPv6 with mapped addresses is found by its IPv4 addresses as well.
     body[0] = if tuple.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;

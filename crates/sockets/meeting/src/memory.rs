@@ -8,6 +8,8 @@ use crate::reason::Reason;
 
 /// The type of a memfd's file system without huge pages (`linux/magic.h`).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// Smaller than every huge page.
+const PAGE_BYTES: u64 = 4096;
 
 /// Checks whether a descriptor is a memfd that cannot shrink and has at least as many bytes as the peer states.
 ///
@@ -22,8 +24,13 @@ pub fn check(descriptor: BorrowedFd<'_>, stated_bytes: u64) -> Result<(), Reason
     if !seals.contains(SealFlags::SHRINK) {
         return Err(Reason::Memory);
     }
-    let file_system = fstatfs(descriptor).map_err(|_| Reason::Memory)?.f_type;
-    let size_bytes = fstat(descriptor).map_err(|_| Reason::Memory)?.st_size;
-    let is_large_enough = u64::try_from(size_bytes).is_ok_and(|size_bytes| size_bytes >= stated_bytes);
-    if file_system as u64 == TMPFS_MAGIC && is_large_enough { Ok(()) } else { Err(Reason::Memory) }
+    let stat = fstat(descriptor).map_err(|_| Reason::Memory)?;
+    let is_large_enough = u64::try_from(stat.st_size).is_ok_and(|size_bytes| size_bytes >= stated_bytes);
+    if is_large_enough && has_small_pages(descriptor, stat.st_blksize as u64)? { Ok(()) } else { Err(Reason::Memory) }
+}
+
+/// Returns whether a memory file has ordinary pages. The block size of hugetlbfs is that of its pages; so may be that
+/// of shared memory with transparent huge pages (`shmem_getattr`), which its file system tells apart.
+fn has_small_pages(descriptor: BorrowedFd<'_>, block_bytes: u64) -> Result<bool, Reason> {
+    Ok(block_bytes == PAGE_BYTES || fstatfs(descriptor).map_err(|_| Reason::Memory)?.f_type as u64 == TMPFS_MAGIC)
 }

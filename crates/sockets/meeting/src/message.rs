@@ -15,7 +15,11 @@
 //! | 32 | 32 | counts: written, acked, received, consumed |
 //! | 64 | 8 | bytes of the sender's memory; 0 with a *no* |
 //! | 72 | 8 | secret of the lane in the sender's memory; 0 with a *no* |
-//! | 80 | 16 | 0 |
+//! | 80 | 4 | kind of the window memory that is passed instead; 0 without |
+//! | 84 | 4 | 0 |
+//! | 88 | 16 | offsets in it of the receiver's inbound and outbound span |
+//! | 104 | 8 | secret of the lane in the outbound span |
+//! | 112 | 16 | 0 |
 //!
 //! Magic and version stay where they are in all releases. A message of another version is refused by that alone,
 //! whatever its length.
@@ -25,9 +29,9 @@ use crate::endpoint::Endpoint;
 use crate::reason::Reason;
 
 /// Version of the messages and of the memory whose descriptors they carry.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of each message of this version.
-pub const MESSAGE_BYTES: usize = 96;
+pub const MESSAGE_BYTES: usize = 128;
 /// The largest memory that an endpoint may state.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 32;
 
@@ -51,6 +55,30 @@ pub struct Memory {
     pub bytes: u64,
     /// A random number by which the reader recognizes records of the lane in it.
     pub secret: u64,
+    /// Where it is, if it is not a memory of its own.
+    pub window: Option<Window>,
+}
+
+impl Memory {
+    /// Returns a memory of its own, of which the descriptor is.
+    pub const fn own(bytes: u64, secret: u64) -> Self {
+        Self { bytes, secret, window: None }
+    }
+}
+
+/// Two spans of the windows of a proxy's node, which take the place of both endpoints' memories: the endpoint that is
+/// given them exchanges bytes with the program of another node, without the proxies. The descriptor is of the memory in
+/// which the windows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// What kind of memory it is; not 0.
+    pub kind: u32,
+    /// Offset of the span that the endpoint reads.
+    pub inbound_offset: u64,
+    /// Offset of the span that it writes.
+    pub outbound_offset: u64,
+    /// The secret of the lane in that.
+    pub outgoing_secret: u64,
 }
 
 /// A message of an endpoint.
@@ -99,6 +127,13 @@ impl Message {
         for (part, word) in bytes[16..80].chunks_exact_mut(8).zip(words) {
             part.copy_from_slice(&word.to_ne_bytes());
         }
+        if let Some(Window { kind, inbound_offset, outbound_offset, outgoing_secret }) = self.memory.window {
+            bytes[80..84].copy_from_slice(&kind.to_ne_bytes());
+            let words = [inbound_offset, outbound_offset, outgoing_secret];
+            for (part, word) in bytes[88..112].chunks_exact_mut(8).zip(words) {
+                part.copy_from_slice(&word.to_ne_bytes());
+            }
+        }
         bytes
     }
 
@@ -133,14 +168,22 @@ impl Message {
             2 => Role::Accepted,
             _ => return None,
         };
-        let zeros = bytes[14..16].iter().chain(&bytes[80..]);
+        let kind_of_window = u32::from_ne_bytes([bytes[80], bytes[81], bytes[82], bytes[83]]);
+        let window = (kind_of_window != 0).then(|| Window {
+            kind: kind_of_window,
+            inbound_offset: word(88),
+            outbound_offset: word(96),
+            outgoing_secret: word(104),
+        });
+        let behind = if window.is_some() { 112 } else { 80 };
+        let zeros = bytes[14..16].iter().chain(&bytes[84..88]).chain(&bytes[behind..]);
         zeros.copied().all(|byte| byte == 0).then(|| Self {
             kind,
             role,
             cookie: word(16),
             netns_cookie: word(24),
             counts: Counts { written: word(32), acked: word(40), received: word(48), consumed: word(56) },
-            memory: Memory { bytes: word(64), secret: word(72) },
+            memory: Memory { bytes: word(64), secret: word(72), window },
         })
     }
 
@@ -167,10 +210,19 @@ mod tests {
             (1..=u16::MAX).prop_map(|number| Kind::No(Reason::from_number(number))),
         ];
         let role = prop_oneof![Just(Role::Connected), Just(Role::Accepted)];
-        (kind, role, any::<[u64; 7]>(), 1..=MEMORY_BYTES_MAX).prop_map(|(kind, role, words, bytes)| {
+        let window = prop::option::of((1..=u32::MAX, any::<[u64; 3]>()).prop_map(|(kind, words)| {
+            let [inbound_offset, outbound_offset, outgoing_secret] = words;
+            Window { kind, inbound_offset, outbound_offset, outgoing_secret }
+        }));
+        let rest = (any::<[u64; 7]>(), 1..=MEMORY_BYTES_MAX, window);
+        (kind, role, rest).prop_map(|(kind, role, (words, bytes, window))| {
             let [cookie, netns_cookie, a, b, c, d, secret] = words;
             let counts = Counts { written: a.max(b), acked: a.min(b), received: c.max(d), consumed: c.min(d) };
-            let memory = if matches!(kind, Kind::No(_)) { Memory::default() } else { Memory { bytes, secret } };
+            let memory = if matches!(kind, Kind::No(_)) {
+                Memory::default()
+            } else {
+                Memory { window, ..Memory::own(bytes, secret) }
+            };
             Message { kind, role, cookie, netns_cookie, counts, memory }
         })
     }
@@ -218,7 +270,7 @@ mod tests {
     #[test]
     fn counts_and_memory_that_no_endpoint_has_are_malformed() {
         let counts = Counts { written: 5, acked: 5, received: 5, consumed: 5 };
-        let memory = Memory { bytes: 4096, secret: 1 };
+        let memory = Memory::own(4096, 1);
         let (role, kind) = (Role::Connected, Kind::Proposal);
         let valid = Message { kind, role, cookie: 1, netns_cookie: 1, counts, memory };
         let invalid = [

@@ -11,7 +11,8 @@ use crate::system::{self, Descriptor};
 pub struct Met {
     /// The bell (see [`bell`](crate::bell)). On Linux 6.16 and later it accepts no descriptors.
     pub bell: Descriptor,
-    /// The memory that the peer writes, checked by [`memory::check`](crate::memory::check).
+    /// The memory that the peer writes, checked by [`memory::check`](crate::memory::check); or that of the windows in
+    /// [`Met::incoming`], unchecked.
     pub peer_memory: Descriptor,
     /// The size that the peer states, which the memory has, and the secret of the lane in it.
     pub incoming: Memory,

@@ -92,8 +92,8 @@ impl Proposal {
         Ok(())
     }
 
-    /// Receives and verifies the answer, without blocking: one system call if there is none, 17 for a *yes* that is
-    /// looked up, 12 without the look-up.
+    /// Receives and verifies the answer, without blocking: one system call if there is none, 16 for a *yes* that is
+    /// looked up, 11 without the look-up.
     pub fn advance(&mut self, socket: BorrowedFd<'_>) -> Answer {
         let (Some(bell), Some((memory, before))) = (self.bell.as_fd(), self.sent) else { return Answer::Waiting };
         let (message, descriptor) = match receive(bell) {

@@ -69,6 +69,7 @@ reasons! {
     49 Malformed "the message is malformed"
     50 Descriptors "the message has no descriptor, more than one, or one that could not be received"
     51 Memory "the descriptor is not sealed memory of the stated size"
+    52 Window "the span of a window cannot be used"
     // What an endpoint may decide for itself.
     64 Off "lanes are off"
     65 Shared "another process may hold the socket as well"

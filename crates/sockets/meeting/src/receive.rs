@@ -35,11 +35,11 @@ pub enum Received {
     /// The peer has hung up.
     Ended,
     /// A message, with the memory of the peer: always with a proposal or a *yes*, and never with a *no*. It was checked
-    /// by [`memory::check`].
+    /// by [`memory::check`], unless it is a [`Window`](crate::message::Window).
     Message(Message, Option<Descriptor>),
 }
 
-/// Receives a message, without blocking, in one system call if there is no descriptor and five if there is one.
+/// Receives a message, without blocking, in one system call if there is no descriptor and four if there is one.
 ///
 /// A message is sent in one piece and fits into an empty queue, so a part of one is malformed: there is no rest to wait
 /// for.
@@ -81,6 +81,8 @@ fn parse(bytes: &[u8], first: Option<&Descriptor>, count: usize, is_cut: bool) -
     if is_cut || count != expected {
         return Err(Reason::Descriptors);
     }
+    // Only who knows that the peer is a proxy uses a window, and checks it.
+    let first = first.filter(|_| message.memory.window.is_none());
     first.map_or(Ok(()), |descriptor| memory::check(descriptor.as_fd(), message.memory.bytes))?;
     Ok(message)
 }

@@ -9,6 +9,7 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode};
@@ -52,6 +53,19 @@ impl Descriptor {
         Ok(Self(ManuallyDrop::new(Place::Hidden((numbers.hide)(fd)?, numbers))))
     }
 
+    /// Returns the slot of a descriptor that is hidden, and any other one itself, for an owner that closes it otherwise.
+    ///
+    /// # Errors
+    /// The descriptor, if it is not hidden.
+    pub fn into_hidden_slot(self) -> Result<u16, OwnedFd> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, and its place is not used again.
+        match unsafe { ManuallyDrop::take(&mut this.0) } {
+            Place::Number(fd) => Err(fd),
+            Place::Hidden(slot, _) => Ok(slot),
+        }
+    }
+
     /// Returns the descriptor for an owner that closes it otherwise.
     ///
     /// # Panics
@@ -62,6 +76,34 @@ impl Descriptor {
         match unsafe { ManuallyDrop::take(&mut this.0) } {
             Place::Number(fd) => fd,
             Place::Hidden(slot, numbers) => (numbers.release)(slot).expect("a slot in use has a descriptor"),
+        }
+    }
+}
+
+/// A descriptor that is kept between uses, of which there is one at a time.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The slot of a hidden descriptor plus one, or 0.
+    slot: AtomicU32,
+}
+
+impl Kept {
+    pub(crate) const fn new() -> Self {
+        Self { slot: AtomicU32::new(0) }
+    }
+
+    /// Takes the descriptor, if there is one and no other thread uses it.
+    pub(crate) fn take(&self) -> Option<Descriptor> {
+        let slot = self.slot.swap(0, Ordering::AcqRel).checked_sub(1)?;
+        HIDDEN_NUMBERS.get().map(|numbers| Descriptor(ManuallyDrop::new(Place::Hidden(slot as u16, numbers))))
+    }
+
+    /// Keeps a descriptor if the process hides such and keeps none. Otherwise it is closed.
+    pub(crate) fn keep(&self, descriptor: Descriptor) {
+        if let Place::Hidden(slot, _) = &*descriptor.0
+            && self.slot.compare_exchange(0, u32::from(*slot) + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            std::mem::forget(descriptor);
         }
     }
 }

@@ -182,7 +182,7 @@ mod tests {
             cookie: 22,
             netns_cookie: 7,
             counts: THEIRS,
-            memory: Memory { bytes: 4096, secret: 1 },
+            memory: Memory::own(4096, 1),
         };
         let mut window = Window { before: COUNTS, after: COUNTS };
         change(&mut endpoint, &mut message, &mut window);

@@ -46,7 +46,7 @@ impl Attack {
             Role::Accepted => (Kind::Proposal, &self.endpoints.0),
             Role::Connected => (Kind::Yes, &self.endpoints.1),
         };
-        Message::new(kind, endpoint, Counts::default(), Memory { bytes: MEMORY_BYTES, secret: 1 })
+        Message::new(kind, endpoint, Counts::default(), Memory::own(MEMORY_BYTES, 1))
     }
 
     fn address(&self) -> SocketAddr {

@@ -24,7 +24,7 @@ fn both_endpoints_have_the_others_memory_cookie_and_a_bell() {
         let (connected, accepted) = connection.meet();
         let (a, b) = connection.endpoints();
         assert_eq!((connected.peer_cookie, accepted.peer_cookie), (b.cookie, a.cookie), "{listening} {destination}");
-        let memories = [11, 22].map(|secret| Memory { bytes: MEMORY_BYTES, secret });
+        let memories = [11, 22].map(|secret| Memory::own(MEMORY_BYTES, secret));
         assert_eq!([connected.outgoing, connected.incoming], memories);
         assert_eq!([accepted.incoming, accepted.outgoing], memories);
         assert_eq!(connected.peer_pid, std::process::id() as i32);

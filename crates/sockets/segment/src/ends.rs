@@ -9,18 +9,24 @@
 //!
 //! ```text
 //! memory of an end                                          written          loaded by the peer
-//!    0  end of stream; down, ended, withdrawn; held records rarely           when it finds no record
+//!    0  down, ended, ends at, withdrawn                     rarely           when it finds no record
 //!   64  sender's sleep; ask; up, up at, start               rarely           when it returns room, and before a move
 //!  128  credit, open record                                 with each read   when its ring is full
-//!  192  receiver's sleep, capacity; frozen at; ok; closed   rarely           with each write
+//!  192  receiver's sleep; frozen at; ok; closed             rarely           with each write
 //!  256  small ring: 115 slots                               with each write  with each read
 //! 8192  larger rings: 32 KiB and each twice the previous    as needed        as needed
 //! ```
 //!
-//! Every line has one writer, and a line that changes with each
-//! message has nothing that the other end polls. A connection that carries little touches one page of each end, and
-//! both small rings fill less than half of a first-level cache of 32 KiB. The larger rings take address space until
-//! they are used, and there are only as many as the capacity requires.
+//! The first line begins with the lane's word for the end of a stream, which no end writes or looks for: TCP has it.
+//!
+//! Every line has one writer, and a line that changes with each message has nothing that the other end polls. A
+//! connection that carries little touches one page of each end, and both small rings fill less than half of a
+//! first-level cache of 32 KiB. The larger rings take address space until they are used, and there are only as many as
+//! the capacity requires.
+//!
+//! Between nodes, the memory of an end is a span of the other node's window ([`EndMemory::in_window`]): each end writes
+//! the other node's memory and reads its own. Its size is fixed, so that one ring of 256 KiB takes the place of the
+//! larger rings. Both spans are zeroed before either end has its own.
 //!
 //! How a direction moves to its lane and back, by these words, is the subject of the crate `path`. What belongs to a
 //! number of a move is stored before it ([`EndMemory::publish_start`] and its siblings).
@@ -37,12 +43,16 @@ pub use layout::{
 };
 
 use crate::CAPACITY_BYTES_MAX;
+use crate::layout::WINDOW_BYTES;
 use fabric::shm::{self, OwnMemory, ShmError};
 use layout::rings_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use volmem::Region;
 use volmem::sync::Ordering;
+
+/// Bytes of the ring of a lane in a window.
+pub const WINDOW_RING_BYTES: usize = crate::layout::BIG_BYTES;
 
 /// The memory that this end writes.
 #[derive(Debug, Clone)]
@@ -67,6 +77,20 @@ impl EndMemory {
     pub fn create(capacity_bytes: usize) -> Result<(Self, OwnedFd), ShmError> {
         let OwnMemory { mapping, descriptor, is_releasable } = shm::create_own(bytes_for(capacity_bytes))?;
         Ok((Self { region: Region::of_mapping(Arc::new(mapping)), is_releasable }, descriptor))
+    }
+
+    /// The memory of an end in a span of the other node's window, which this end writes.
+    ///
+    /// # Panics
+    /// If it is of another size than [`Segment::WINDOW_BYTES`](crate::Segment::WINDOW_BYTES).
+    pub fn in_window(span: Region) -> Self {
+        assert_eq!(span.len_bytes(), WINDOW_BYTES, "a connection's span of a window");
+        Self { region: span, is_releasable: false }
+    }
+
+    /// Returns whether this is a span of a window, whose lane has the capacity of its ring.
+    pub fn is_in_window(&self) -> bool {
+        self.region.len_bytes() == WINDOW_BYTES
     }
 
     /// Returns the memory, for [`lane::Producer::unread_from`].
@@ -117,6 +141,15 @@ impl PeerMemory {
         let is_size = |len_bytes| len_bytes <= bytes_max && rings_of(len_bytes).is_some();
         let mapping = shm::open_readable(descriptor, is_size)?;
         Ok(Self { region: Region::of_mapping(Arc::new(mapping)) })
+    }
+
+    /// The memory of the other end in a span of this node's window.
+    ///
+    /// # Panics
+    /// As [`EndMemory::in_window`].
+    pub fn in_window(span: Region) -> Self {
+        assert_eq!(span.len_bytes(), WINDOW_BYTES, "a connection's span of a window");
+        Self { region: span }
     }
 
     /// Loads a word of the other end, and all that was published before it.

@@ -11,7 +11,7 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// of it, a round trip of 1 KiB took 1.5 times as long.
 pub(crate) const SMALL_SLOTS: u64 = 128;
 /// Slots of the big ring of a lane between windows.
-const BIG_SLOTS: u64 = 4096;
+pub(crate) const BIG_SLOTS: u64 = 4096;
 
 const SMALL_BYTES: usize = SMALL_SLOTS as usize * lane::SLOT_BYTES;
 /// Slots of a small ring in a memfd that are used in each lap; with them, both rings exactly fill the pages of the
@@ -30,7 +30,7 @@ const SMALL_OFFSET: usize = 2 * ENDPOINT_BYTES;
 pub(crate) const RINGS_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES_USED;
 const _: () = assert!(RINGS_OFFSET == 4 * PAGE_BYTES);
 /// Bytes of the big ring of a lane between windows.
-const BIG_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
+pub(crate) const BIG_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
 /// Largest number of unread bytes in one direction.
 pub const CAPACITY_BYTES_MAX: usize = 16 << 20;
 

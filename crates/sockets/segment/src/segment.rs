@@ -263,17 +263,6 @@ impl Segment {
         Consumer::with_state(inbound.clone(), outbound.clone(), own, layout, self.incoming_secret())
     }
 
-    /// Stores, on behalf of the other endpoint of new memory, how many unread bytes that endpoint will hold.
-    ///
-    /// # Panics
-    /// As [`Segment::sender`].
-    pub fn presume_capacity(&self, bytes: usize) {
-        let Plain { inbound, outbound, peers } = self.plain();
-        // In a memfd, both windows of the lane are the whole memory.
-        let (own, layout, secret) = (receiver_state(peers), self.outgoing_layout(), self.outgoing_secret());
-        Consumer::with_state(inbound.clone(), outbound.clone(), own, layout, secret).set_capacity(bytes);
-    }
-
     fn outgoing_layout(&self) -> Layout {
         if self.is_in_windows { WINDOW_LAYOUT } else { layout_to(self.side.other()) }
     }

@@ -53,7 +53,7 @@ pub struct OwnSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum PeerStatus {
-    /// The last urgent byte that the peer has sent, encoded by [`lane::Urgent::to_word`]. Not used in windows.
+    /// The last urgent byte that the peer has sent. Not used in windows.
     Urgent = 72,
     /// 1: the peer dropped unread data, or requested a reset.
     Reset = 320,

@@ -22,7 +22,7 @@ mod remote;
 pub mod span_lease;
 #[cfg(test)]
 pub(crate) mod tests;
-mod window_segment;
+pub mod window_segment;
 
 pub use accept::{Accepted, HandshakeRejection, accept, receive_handshake};
 pub use connect::{connect, is_without_listener};

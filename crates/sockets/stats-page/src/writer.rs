@@ -538,6 +538,12 @@ impl ConnectionSlot {
         (self.slot.sender.bytes.load(Relaxed), self.slot.receiver.bytes.load(Relaxed))
     }
 
+    /// Forgets the bytes so far: those of a connection that has another slot from now on, which has counted them.
+    pub fn forget_bytes(&self) {
+        self.slot.sender.bytes.store(0, Relaxed);
+        self.slot.receiver.bytes.store(0, Relaxed);
+    }
+
     /// Counts a sleep of this side.
     pub fn count_sleep(&self) {
         self.slot.receiver.wakes_or_sleeps.fetch_add(1, Relaxed);

@@ -201,6 +201,21 @@ fn threads_lose_no_counts_and_share_no_slots() {
 }
 
 #[test]
+fn the_bytes_of_a_connection_that_gets_another_slot_count_once() {
+    let rack = rack();
+    let stats = stats_in(rack.path());
+    let before = stats.open_connection(&connection(DataPath::Kernel, 7));
+    before.add_sent(100);
+    let lane = stats.open_connection(&connection(DataPath::Lane, 7));
+    lane.add_by_tcp(100, 0);
+    before.forget_bytes();
+    before.close();
+    assert_eq!(only_process(rack.path()).kernel.bytes_sent, 100);
+    lane.close();
+    assert_eq!(only_process(rack.path()).kernel.bytes_sent, 100);
+}
+
+#[test]
 fn one_kernel_connection_may_be_counted_by_many_threads() {
     const SENDS: u64 = 200_000;
     let rack = rack();

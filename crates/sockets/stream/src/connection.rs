@@ -49,7 +49,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 pub use processes::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork, defers_handlers};
 pub use readiness::{Edges, LaneReport, Parked};
 pub use receive::Received;
-pub use relay::{Broken, Relay, RelayInput};
+pub use relay::{Broken, Relay, RelayInput, WindowOffer};
 pub use send::Sent;
 pub use sharing::after_failed_fork;
 
@@ -151,8 +151,7 @@ impl Connection {
             Transfer::Sent => self.sender.lock().is_some_and(|mut sender| sender.leave_young(number, bytes)),
             Transfer::Received => self.receiver.lock().is_some_and(|mut receiver| receiver.leave_young(number, bytes)),
         };
-        // A send was counted as a transfer when it began.
-        if is_known && bytes > 0 && transfer == Transfer::Received {
+        if is_known && bytes > 0 {
             self.count(Tcp(fd), transfer);
         }
     }

@@ -3,11 +3,13 @@
 use crate::kernel::Tcp;
 use crate::remote;
 use meeting::{Key, Policy, Reason, Role};
+use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
 use socket::rendezvous::directory::{self, Rack};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The key of the rack, once it was read.
 static KEY: Locked<Option<Key>> = Locked::new(None);
@@ -40,10 +42,24 @@ pub fn after_fork_in_child() {
     KEY.lock().reset();
 }
 
-/// Returns whether lanes are switched off in the rack (`crosslane lanes off`), in one system call.
+/// Time for which the library remembers that lanes are not switched off.
+const ON_TICKS: u64 = TICKS_PER_MILLISECOND;
+/// When they last were not, by the processor's clock; before the machine was started at first.
+static ON_SINCE: AtomicU64 = AtomicU64::new(1 << 63);
+
+/// Returns whether lanes are switched off in the rack (`crosslane lanes off`), or were a millisecond ago, in two system
+/// calls at most.
 pub fn is_switched_off() -> bool {
+    let now = ticks();
+    if now.wrapping_sub(ON_SINCE.load(Ordering::Relaxed)) < ON_TICKS {
+        return false;
+    }
     let rack = directory::rack_dir(rustix::process::geteuid().as_raw());
-    rustix::fs::stat(rack.join(stats_page::OFF_FILE)).is_ok()
+    let is_off = rustix::fs::stat(rack.join(stats_page::OFF_FILE)).is_ok();
+    if !is_off {
+        ON_SINCE.store(now, Ordering::Relaxed);
+    }
+    is_off
 }
 
 /// Returns whether the settings keep a connection on TCP: by its server port, or because packet filters are to see it.

@@ -20,17 +20,16 @@ fn message(spans: &[iovec]) -> libc::msghdr {
     message
 }
 
-/// Returns the bytes that an end has ever written to TCP; `None` if the kernel cannot tell now, or if the end has shut
-/// its sending direction down.
-pub fn bytes_written(tcp: Tcp, role: Role) -> Option<u64> {
-    let counts = counts::read(tcp.borrow(), role).ok()?;
-    counts::is_open_for_sending(tcp.borrow()).then_some(counts.written)
+/// Returns the bytes that an end has ever written to TCP, and the [room](Tcp::room) of the socket; `None` if the kernel
+/// cannot tell now, or if the end has shut its sending direction down.
+pub fn bytes_written_and_room(tcp: Tcp, role: Role) -> Option<(u64, usize)> {
+    let written = counts::read_written(tcp.borrow(), role).ok()?;
+    Some((written.bytes, tcp.room_besides(usize::try_from(written.unacked).ok()?)))
 }
 
 /// Returns the bytes that an end has ever read from TCP; `None` if the kernel cannot tell now.
 pub fn bytes_read(tcp: Tcp) -> Option<u64> {
-    // The role only matters for what was written.
-    counts::read(tcp.borrow(), Role::Accepted).ok().map(|counts| counts.consumed)
+    counts::read_consumed(tcp.borrow()).ok()
 }
 
 impl Tcp {
@@ -62,6 +61,15 @@ impl Tcp {
         let part = Part::new(spans, skip, usize::MAX);
         // SAFETY: the part is within spans that are readable, by this function's contract.
         unsafe { self.send(part.spans(), 0) }
+    }
+
+    /// Sends what Nagle's algorithm holds back: bytes that the program has sent before, when nothing of its own would
+    /// have held them.
+    pub fn push(self) {
+        if rustix::net::sockopt::tcp_nodelay(self.borrow()) == Ok(false) {
+            let _ = rustix::net::sockopt::set_tcp_nodelay(self.borrow(), true);
+            let _ = rustix::net::sockopt::set_tcp_nodelay(self.borrow(), false);
+        }
     }
 
     /// Receives without blocking. Returns 0 at the end of the stream.
@@ -173,10 +181,13 @@ impl Tcp {
     /// Returns how many bytes the socket takes at once, even if the peer receives none. The kernel counts its own
     /// structures too, less than half of the buffer.
     pub fn room(self) -> usize {
-        let buffer = rustix::net::sockopt::socket_send_buffer_size(self.borrow()).unwrap_or(0);
         let unacknowledged = self.number_by_ioctl(libc::TIOCOUTQ as usize);
-        let used = unacknowledged.map_or(buffer, |bytes| bytes.max(0) as usize);
-        buffer.saturating_sub(used) / 2
+        self.room_besides(unacknowledged.map_or(usize::MAX, |bytes| bytes.max(0) as usize))
+    }
+
+    fn room_besides(self, unacknowledged_bytes: usize) -> usize {
+        let buffer = rustix::net::sockopt::socket_send_buffer_size(self.borrow()).unwrap_or(0);
+        buffer.saturating_sub(unacknowledged_bytes) / 2
     }
 
     /// Returns the value of a timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`) in nanoseconds; 0 is no timeout.

@@ -35,19 +35,12 @@ pub struct Call {
     number: u32,
 }
 
-/// Counts a call that is about to transfer bytes in the kernel. A send is counted as a transfer here: the peer finds a
-/// proposal to meet when it receives what is sent now.
+/// Counts a call that is about to transfer bytes in the kernel.
 #[inline]
 pub fn begin(fd: RawFd, young: Young, transfer: Transfer) -> Begun {
-    let (mut young, mut is_counted) = (young, transfer == Transfer::Received);
+    let mut young = young;
     loop {
-        let (next, occasion) = if is_counted { (young, Occasion::None) } else { young.count(transfer) };
-        if occasion != Occasion::None {
-            is_counted = table::replace(fd, Entry::Young(young), Entry::Young(next));
-            if is_counted {
-                begin_to_meet(fd, next, occasion);
-            }
-        } else if let Some(next) = next.enter(transfer) {
+        if let Some(next) = young.enter(transfer) {
             if table::replace(fd, Entry::Young(young), Entry::Young(next)) {
                 return Begun::Counted(Call { transfer, number: next.number() });
             }
@@ -64,16 +57,16 @@ pub fn begin(fd: RawFd, young: Young, transfer: Transfer) -> Begun {
     }
 }
 
-/// Notes that a call that was counted has returned, and has sent or taken this number of bytes.
+/// Notes that a call that was counted has returned, and has sent or taken this number of bytes. A transfer is counted
+/// afterwards, so that what it is the occasion for is done while the peer works on what was sent.
 #[inline]
 pub fn end(fd: RawFd, call: &Call, bytes: usize) {
-    let is_counted = call.transfer == Transfer::Sent || bytes == 0;
     // Where the descriptor is another connection's by now, nobody counts the call any more.
     loop {
         match table::get(fd) {
             Entry::Young(young) if young.number() == call.number => {
                 let left = young.leave(call.transfer);
-                let (next, occasion) = if is_counted { (left, Occasion::None) } else { left.count(call.transfer) };
+                let (next, occasion) = if bytes == 0 { (left, Occasion::None) } else { left.count(call.transfer) };
                 if table::replace(fd, Entry::Young(young), Entry::Young(next)) {
                     if occasion != Occasion::None {
                         begin_to_meet(fd, next, occasion);

@@ -102,6 +102,7 @@ pub fn make_room() -> bool {
         return false;
     }
     leave_to_kernel(Connection::hang_up);
+    meeting::diag::close_kept();
     true
 }
 
@@ -170,6 +171,7 @@ pub fn after_fork_in_child() {
     connection::after_fork_in_child();
     sharing::after_fork_in_child();
     crate::identity::after_fork_in_child();
+    meeting::diag::close_kept();
     crate::remote::after_fork_in_child();
     statistics::after_fork_in_child();
     unblock_signals();

@@ -46,6 +46,13 @@ impl Counters {
         Self(Some(Arc::new(Counted { slot, has_lanes: false })))
     }
 
+    /// Forgets what TCP has carried so far: other counters of the connection have it.
+    pub fn forget_bytes(&self) {
+        if let Some(counted) = self.0.as_deref().filter(|counted| !counted.has_lanes) {
+            counted.slot.forget_bytes();
+        }
+    }
+
     fn with(&self, count: impl FnOnce(&ConnectionSlot)) {
         if let Some(counted) = self.0.as_deref().filter(|counted| counted.has_lanes) {
             count(&counted.slot);
@@ -184,7 +191,8 @@ fn shown(reason: Reason) -> FallbackReason {
         | Reason::Cookie
         | Reason::Malformed
         | Reason::Descriptors
-        | Reason::Memory => FallbackReason::HandshakeFailed,
+        | Reason::Memory
+        | Reason::Window => FallbackReason::HandshakeFailed,
     }
 }
 

@@ -4,7 +4,9 @@
 //! the connecting end sends after it has received, or where the accepting end receives after it has sent. A stream in
 //! one direction counts as a request for every [`TRANSFERS_PER_REQUEST`] transfers. The accepting end is ready to meet
 //! the other from its second request on. The connecting end tries to meet it at its third, then at its sixth, twelfth
-//! and so on: an attempt costs a few system calls, and the peer may never load this library.
+//! and so on: an attempt costs a few system calls, and the peer may never load this library. Both do so after they have
+//! sent, so that the peer does not wait for it: the connecting end its request, the accepting end its answer. If the
+//! accepting end was slow to announce itself, the connecting end finds it at its fourth request.
 
 use crate::holders::Hold;
 use meeting::Role;
@@ -192,10 +194,12 @@ impl Young {
         let is_request = if is_same { run == TRANSFERS_PER_REQUEST } else { begins_requests };
         let run = if run == TRANSFERS_PER_REQUEST { 0 } else { run };
         let requests = (self.requests() + u32::from(is_request)).min(REQUESTS_MAX);
+        // The peer waits for what this end sends, a request or an answer.
+        let is_occasion = if is_same { is_request } else { transfer == Transfer::Sent };
         let counters =
             direction << DIRECTION_SHIFT | u64::from(run) << RUN_SHIFT | u64::from(requests) << REQUESTS_SHIFT;
         let next = Self(self.0 & KEPT | counters);
-        (next, if is_request { self.occasion(requests) } else { Occasion::None })
+        (next, if is_occasion { self.occasion(requests) } else { Occasion::None })
     }
 
     fn count_shared(self) -> (Self, Occasion) {
@@ -211,8 +215,9 @@ impl Young {
             Role::Connected => PROPOSED_AT,
         };
         let is_doubled = requests.is_multiple_of(first) && (requests / first).is_power_of_two();
+        let is_second_try = self.role() == Role::Connected && requests == first + 1;
         match () {
-            () if is_doubled => Occasion::Meet,
+            () if is_doubled || is_second_try => Occasion::Meet,
             () if requests > first && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS)) => {
                 Occasion::Check
             }
@@ -261,15 +266,15 @@ mod tests {
     }
 
     #[test]
-    fn an_accepting_end_announces_itself_with_its_second_request() {
+    fn an_accepting_end_announces_itself_after_its_second_answer() {
         let found = occasions(Role::Accepted, requests(Role::Accepted, 20), Occasion::Meet);
-        assert_eq!(found, [3, 7, 15, 31]);
+        assert_eq!(found, [4, 8, 16, 32]);
     }
 
     #[test]
-    fn a_connecting_end_proposes_with_its_third_request_and_then_ever_more_rarely() {
+    fn a_connecting_end_proposes_with_its_third_and_fourth_request_and_then_ever_more_rarely() {
         let found = occasions(Role::Connected, requests(Role::Connected, 30), Occasion::Meet);
-        assert_eq!(found, [5, 11, 23, 47]);
+        assert_eq!(found, [5, 7, 11, 23, 47]);
     }
 
     #[test]
@@ -291,7 +296,7 @@ mod tests {
     #[test]
     fn an_announced_end_checks_often_at_first_and_rarely_later() {
         let found = occasions(Role::Accepted, requests(Role::Accepted, 100), Occasion::Check);
-        assert_eq!(found[..4], [5, 9, 11, 13]);
+        assert_eq!(found[..4], [6, 10, 12, 14]);
         assert!(found.len() < 18, "{found:?}");
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use meeting::{Answer, Endpoint, Key, Memory, Offer, Policy, Proposal, Role};
 use segment::ends::{self, EndMemory, PeerMemory};
 use stream::connection::{Broken, Relay, RelayInput};
+use volmem::sync::Ordering;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -196,7 +197,7 @@ impl Hostile {
         let endpoint = Endpoint::of(socket.as_fd(), Role::Connected).expect("a connection");
         let mut proposal = Proposal::connect(&Key::from([7; 16]), &endpoint, &policy).expect("an announcement");
         let (mine, descriptor) = EndMemory::create(3 << 20).expect("memory");
-        let memory = Memory { bytes: mine.region().len_bytes() as u64, secret: 5 };
+        let memory = Memory::own(mine.region().len_bytes() as u64, 5);
         proposal.send(socket.as_fd(), &Offer { descriptor: descriptor.as_fd(), memory }).expect("a peer");
         relay.note_events();
         assert!(relay.has_met());
@@ -213,12 +214,19 @@ impl Hostile {
         std::mem::forget(met);
         Self { _socket: socket, mine, producer }
     }
+
+    fn write_of_unknown_kind(&mut self) {
+        let index = self.producer.position() % ends::SMALL_RING_SLOTS.next_power_of_two() as u64;
+        let slot = ends::SMALL_RING_OFFSET + index as usize * lane::SLOT_BYTES;
+        assert_eq!(self.producer.write(b"!"), Ok(1));
+        self.mine.region().store_u64(slot + 8, 1 | 4 << 16, Ordering::Release);
+    }
 }
 
 #[test]
 fn a_peer_that_writes_what_no_correct_one_does_is_reset_at_once() {
     let forge: [fn(&mut Hostile); 3] = [
-        |peer| assert_eq!(peer.producer.write_urgent(lane::Urgent { byte: b'!', number: 1 }), Ok(true)),
+        |peer| peer.write_of_unknown_kind(),
         |peer| peer.mine.publish(ends::Word::Ended, path_end(2)),
         |peer| peer.mine.publish(ends::Word::Ended, path_end(1) | 1),
     ];

@@ -328,7 +328,7 @@ fn sliced(settings: EngineSettings, slice_bytes: Option<u64>) -> EngineSettings 
 }
 
 /// Returns a random number that is not zero.
-fn new_secret() -> u64 {
+pub(super) fn new_secret() -> u64 {
     let mut bytes = [0; 8];
     // Without random numbers, use one that no program sees.
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -17,11 +17,17 @@ const PORTS_OF_NODES: u8 = 6;
 const OFFER_BYTES: usize = 16 + 4;
 const _: () = assert!(IPV4_BYTES + OFFER_BYTES <= OPEN_PAYLOAD_BYTES_MAX);
 
+/// The bit of an index that says for what a span is proposed. A proxy that does not know it finds no such span, and
+/// forwards the connection.
+const FOR_TCP: u32 = 1 << 31;
+
 /// A span that is proposed for a connection, and the secrets of its lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SpanOffer {
     pub(super) index: u32,
     pub(super) secrets: Secrets,
+    /// The connection is a kernel TCP connection at both nodes.
+    pub(super) is_for_tcp: bool,
 }
 
 /// The address of an endpoint as the payload has it: without an IP address, it is its node's.
@@ -68,7 +74,8 @@ pub(super) fn encode(
         }
         _ => return None,
     }
-    if let Some(SpanOffer { index, secrets }) = offer {
+    if let Some(SpanOffer { index, secrets, is_for_tcp }) = offer {
+        let index = if is_for_tcp { index | FOR_TCP } else { index };
         bytes.extend(secrets.to_acceptor.to_le_bytes());
         bytes.extend(secrets.to_connector.to_le_bytes());
         bytes.extend(index.to_le_bytes());
@@ -98,7 +105,8 @@ pub(super) fn decode(payload: &OpenPayload) -> Option<OpenRequest> {
 fn decode_offer(bytes: &[u8; OFFER_BYTES]) -> SpanOffer {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
     let index = u32::from_le_bytes(std::array::from_fn(|index| bytes[16 + index]));
-    SpanOffer { index, secrets: Secrets { to_acceptor: word(0), to_connector: word(8) } }
+    let secrets = Secrets { to_acceptor: word(0), to_connector: word(8) };
+    SpanOffer { index: index & !FOR_TCP, secrets, is_for_tcp: index & FOR_TCP != 0 }
 }
 
 #[cfg(test)]
@@ -113,7 +121,8 @@ mod tests {
         let secrets = Secrets { to_acceptor: 1 << 63 | 2, to_connector: 3 << 56 };
         for tuple in tuples {
             let nodes = [tuple.local, tuple.peer].map(|endpoint| Some(endpoint.ip()));
-            for offer in [None, Some(SpanOffer { index: 0x0102_0304, secrets })] {
+            let offer = |is_for_tcp| Some(SpanOffer { index: 0x0102_0304, secrets, is_for_tcp });
+            for offer in [None, offer(false), offer(true)] {
                 let encoded = encode(&tuple, nodes, offer).expect("the nodes' addresses");
                 let decoded = decode(&encoded).expect("a valid payload");
                 let addresses = [decoded.source.at_node(nodes[0]), decoded.destination.at_node(nodes[1])];

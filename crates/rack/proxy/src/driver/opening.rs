@@ -5,6 +5,7 @@ use super::connecting::ConnectingServers;
 use super::direct_endpoint::DirectEndpoint;
 use super::engine_table::EngineTable;
 use super::epoll_set::EpollSet;
+use super::link_engine::new_secret;
 use super::open_payload::{self, OpenRequest, SpanOffer};
 use super::program_endpoint::ProgramEndpoint;
 use super::segment_endpoint::SegmentEndpoint;
@@ -18,6 +19,7 @@ use crate::table::ConnectionKey;
 use control::proxy::Access;
 use fabric::device::Device;
 use rustix::io::Errno;
+use segment::Secrets;
 use socket::process::clock::now_ns;
 use socket::rendezvous::address::{Opener, Tuple};
 use socket::rendezvous::{self, ConnectRequest, NoLane};
@@ -175,14 +177,19 @@ impl Opening {
                 let tuple = accepted.tuple.reversed();
                 let secrets = segment.secrets();
                 let proposal = device.and_then(|device| self.shared.span_pool(peer)?.propose(device));
-                let offer = proposal.as_ref().map(|proposal| SpanOffer { index: proposal.index(), secrets });
+                let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets, is_for_tcp: false });
                 let endpoint = SegmentEndpoint::new(segment, accepted.lifeline, true).to(tuple.peer);
                 (ProgramEndpoint::Forwarded(Box::new(endpoint.proposing(proposal))), tuple, offer)
             }
             ProgramEnd::Tcp(client) => {
                 let TcpClient { relay, tuple, cookie, .. } = *client;
+                let pool = device.zip(self.shared.span_pool(peer)).filter(|_| relay.may_meet());
+                let pool = pool.filter(|(device, pool)| pool.may_serve_tcp(device));
+                let proposal = pool.and_then(|(device, pool)| pool.propose(device));
+                let secrets = Secrets { to_acceptor: new_secret(), to_connector: new_secret() };
+                let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets, is_for_tcp: true });
                 let endpoint = TcpEndpoint::of_client(relay, tuple.peer, cookie, Arc::clone(&self.shared.table));
-                (ProgramEndpoint::Tcp(Box::new(endpoint)), tuple, None)
+                (ProgramEndpoint::Tcp(Box::new(endpoint.proposing(proposal, secrets))), tuple, offer)
             }
         }
     }
@@ -217,11 +224,17 @@ fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequ
     let destination = request.destination.at_node(shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
     let connect = ConnectRequest { destination, source: Some(source), node: None, opener: Opener::Proxy };
     // Without a lane listener, the server's connections may be kernel TCP connections.
+    let offer = request.offer.zip(shared.span_pool(peer));
     let by_tcp = |no_lane: NoLane| match no_lane.reason {
-        FallbackReason::NoListener => connect_tcp(shared, peer, source, destination).map(Server::ByTcp),
+        FallbackReason::NoListener => {
+            let connecting = connect_tcp(shared, peer, source, destination)?;
+            let offer = offer.filter(|(offer, pool)| offer.is_for_tcp && pool.may_serve_tcp(device));
+            let span = offer.and_then(|(offer, pool)| Some((pool.accept(device, offer.index)?, offer.secrets)));
+            Ok(Server::ByTcp(connecting.with_span(span)))
+        }
         _ => Err(errno_of(&no_lane)),
     };
-    if let Some((offer, pool)) = request.offer.zip(shared.span_pool(peer))
+    if let Some((offer, pool)) = offer.filter(|(offer, _)| !offer.is_for_tcp)
         && let Some(acceptance) = pool.accept(device, offer.index)
     {
         let spans = (acceptance.spans, offer.secrets);

@@ -222,6 +222,28 @@ impl LocalEndpoint for ProgramEndpoint {
         }
     }
 
+    fn has_span(&self) -> bool {
+        if let Self::Tcp(endpoint) = self { endpoint.has_span() } else { false }
+    }
+
+    fn span_accepted(&mut self) -> bool {
+        if let Self::Tcp(endpoint) = self { endpoint.span_accepted() } else { false }
+    }
+
+    fn take_ring(&mut self) -> bool {
+        if let Self::Tcp(endpoint) = self { endpoint.take_ring() } else { false }
+    }
+
+    fn take_left(&mut self) -> bool {
+        if let Self::Tcp(endpoint) = self { endpoint.take_left() } else { false }
+    }
+
+    fn peer_left(&mut self) {
+        if let Self::Tcp(endpoint) = self {
+            endpoint.peer_left();
+        }
+    }
+
     fn is_direct(&self) -> bool {
         matches!(self, Self::Direct(_))
     }
@@ -246,8 +268,10 @@ impl LocalEndpoint for ProgramEndpoint {
     }
 
     fn wake(&mut self) {
-        if let Self::Direct(endpoint) = self {
-            DirectEndpoint::wake(endpoint);
+        match self {
+            Self::Direct(endpoint) => DirectEndpoint::wake(endpoint),
+            Self::Tcp(endpoint) => endpoint.wake(),
+            Self::Forwarded(_) => {}
         }
     }
 

@@ -121,6 +121,11 @@ impl SpanGrant {
         !std::mem::replace(&mut state.has_logged, true)
     }
 
+    /// Counts a program that has begun to use its span.
+    pub(super) fn note_attached(&self) {
+        self.pool.lock().total += 1;
+    }
+
     /// Returns the description by which the monitor retains the connection.
     pub(super) fn retained(&self, number: ConnectionNumber) -> RetainedConnection {
         RetainedConnection { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
@@ -254,6 +259,11 @@ impl SpanPool {
         });
         self.lock().missed += u64::from(proposal.is_none());
         proposal
+    }
+
+    /// Returns whether kernel TCP connections may move to spans: in ordinary memory, whose writer can read it too.
+    pub(super) fn may_serve_tcp(&self, device: &Device) -> bool {
+        self.timing.is_none() && device.caching() == Caching::Cached
     }
 
     /// Accepts the span that the other node proposes. The index is hostile. Returns `None` if the span is not free.

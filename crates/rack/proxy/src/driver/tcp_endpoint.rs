@@ -1,16 +1,22 @@
 //! The proxy's endpoint of a kernel TCP connection with a program, which stands in for the program of the other node.
+//!
+//! With `trust = "direct"` it may have a span of the windows, which its program gets when the two meet.
 
 use super::epoll_set::EpollSet;
 use super::source_ports::SourcePort;
+use super::span_pool::{SpanAcceptance, SpanGrant, SpanProposal};
 use crate::local::{Broken, Input, LocalEndpoint};
 use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
-use lane::{Draft, Span};
+use lane::Draft;
+use meeting::{Memory, Window};
 use rustix::io::Errno;
+use segment::Secrets;
+use socket::rendezvous::handshake::WindowSpans;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use stream::connection::{Relay, RelayInput};
+use stream::connection::{Relay, RelayInput, WindowOffer};
 use stream::remote::{TableWriter, Verdict};
 
 /// Where the descriptors of an endpoint are watched.
@@ -38,6 +44,7 @@ pub(super) struct TcpEndpoint {
     /// `None` once it was closed.
     relay: Option<Relay>,
     client: Option<Client>,
+    span: Span,
     /// The port from which the proxy has connected, held until the end.
     _source_port: Option<SourcePort>,
     watch: Option<Watch>,
@@ -45,11 +52,65 @@ pub(super) struct TcpEndpoint {
     has_reported_close: bool,
 }
 
+/// The span of an endpoint.
+#[derive(Debug)]
+enum Span {
+    None,
+    /// Proposed to the other proxy, which has not answered.
+    Proposed(Box<SpanProposal>, Secrets),
+    /// Accepted by both proxies, until the connection is over at this node.
+    Granted {
+        grant: SpanGrant,
+        is_attached: bool,
+    },
+}
+
 impl TcpEndpoint {
+    /// Sets the span that is proposed to the other proxy.
+    pub(super) fn proposing(mut self, proposal: Option<SpanProposal>, secrets: Secrets) -> Self {
+        if let (Some(proposal), Some(relay)) = (proposal, &mut self.relay) {
+            relay.await_window();
+            self.span = Span::Proposed(Box::new(proposal), secrets);
+        }
+        self
+    }
+
+    /// Sets the span that was accepted for the other proxy.
+    pub(super) fn with_span(mut self, accepted: Option<(SpanAcceptance, Secrets)>) -> Self {
+        if let Some((SpanAcceptance { grant, spans, lease, .. }, secrets)) = accepted {
+            let secrets = [secrets.to_acceptor, secrets.to_connector];
+            self.give(grant, spans, lease, secrets);
+        }
+        self
+    }
+
+    fn take_proposal(&mut self) -> Option<(Box<SpanProposal>, Secrets)> {
+        match std::mem::replace(&mut self.span, Span::None) {
+            Span::Proposed(proposal, secrets) => Some((proposal, secrets)),
+            other => {
+                self.span = other;
+                None
+            }
+        }
+    }
+
+    /// Lets the program have a span once it meets this end. The secrets are those of the lanes to it and from it.
+    fn give(&mut self, grant: SpanGrant, spans: WindowSpans, descriptor: OwnedFd, secrets: [u64; 2]) -> bool {
+        let (Some(relay), Some(kind)) = (&mut self.relay, spans.kind()) else { return false };
+        let [secret, outgoing_secret] = secrets;
+        let WindowSpans { inbound_offset, outbound_offset, .. } = spans;
+        let window = Some(Window { kind, inbound_offset, outbound_offset, outgoing_secret });
+        let memory = Memory { window, ..Memory::own(spans.span_bytes() as u64, secret) };
+        relay.offer_window(Some(WindowOffer { descriptor, memory }));
+        self.span = Span::Granted { grant, is_attached: false };
+        true
+    }
+
     fn new(relay: Relay, client: Option<Client>, source_port: Option<SourcePort>) -> Self {
         Self {
             relay: Some(relay),
             client,
+            span: Span::None,
             _source_port: source_port,
             watch: None,
             has_reported_end: false,
@@ -171,7 +232,7 @@ impl LocalEndpoint for TcpEndpoint {
     }
 
     #[inline]
-    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, bytes: &lane::Span<'_, I>) -> Result<usize, Broken> {
         self.with(Err(Broken), |relay| relay.write_span(bytes).map_err(|_| Broken))
     }
 
@@ -219,6 +280,47 @@ impl LocalEndpoint for TcpEndpoint {
 
     fn poll_lifeline(&mut self) {
         self.with((), Relay::note_events);
+        if let (Span::Granted { grant, is_attached: is_attached @ false }, Some(relay)) =
+            (&mut self.span, &mut self.relay)
+            && relay.is_attached()
+        {
+            *is_attached = true;
+            grant.note_attached();
+        }
+    }
+
+    fn has_span(&self) -> bool {
+        matches!(self.span, Span::Granted { .. })
+    }
+
+    fn span_accepted(&mut self) -> bool {
+        let Some((proposal, secrets)) = self.take_proposal() else { return false };
+        if let Some(SpanProposal { grant, spans, descriptor, .. }) = proposal.marked_leased() {
+            let secrets = [secrets.to_connector, secrets.to_acceptor];
+            self.give(grant, spans, descriptor, secrets);
+        } else {
+            self.with((), |relay| relay.offer_window(None));
+        }
+        // The other program finds nothing in its span if this one has none.
+        true
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.relay.as_mut().is_some_and(Relay::take_ring)
+    }
+
+    fn take_left(&mut self) -> bool {
+        self.relay.as_mut().is_some_and(Relay::take_left)
+    }
+
+    fn peer_left(&mut self) {
+        self.with((), Relay::hang_up);
+    }
+
+    fn wake(&mut self) {
+        if let Some(relay) = &self.relay {
+            relay.wake();
+        }
     }
 
     fn is_broken(&mut self) -> bool {
@@ -226,6 +328,10 @@ impl LocalEndpoint for TcpEndpoint {
     }
 
     fn opened(&mut self) {
+        if let Some(proposal) = self.take_proposal() {
+            proposal.0.refused();
+            self.with((), |relay| relay.offer_window(None));
+        }
         self.publish(Verdict::Accepted);
     }
 }

@@ -2,11 +2,13 @@
 
 use super::shared::Shared;
 use super::source_ports::SourcePort;
+use super::span_pool::SpanAcceptance;
 use super::tcp_endpoint::TcpEndpoint;
 use super::tcp_listener::own_uid;
 use meeting::{Role, diag};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket_with, sockopt};
+use segment::Secrets;
 use socket::process::blocking;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,11 +19,18 @@ use stream::connection::Relay;
 pub(super) struct Connecting {
     socket: OwnedFd,
     source: SourcePort,
+    /// The span that was accepted for the connection, and the secrets of its lanes.
+    span: Option<(SpanAcceptance, Secrets)>,
 }
 
 impl Connecting {
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Sets the span that was accepted for the connection.
+    pub(super) fn with_span(self, span: Option<(SpanAcceptance, Secrets)>) -> Self {
+        Self { span, ..self }
     }
 
     /// Returns the endpoint once the server's kernel has accepted the connection.
@@ -34,7 +43,8 @@ impl Connecting {
             return Err((Errno::AGAIN, Some(self)));
         }
         sockopt::socket_error(&self.socket).and_then(|error| error).map_err(|errno| (errno, None))?;
-        Ok(TcpEndpoint::of_server(Relay::new(self.socket, Role::Connected, shared.meeting_key()), self.source))
+        let relay = Relay::new(self.socket, Role::Connected, shared.meeting_key());
+        Ok(TcpEndpoint::of_server(relay, self.source).with_span(self.span))
     }
 }
 
@@ -58,7 +68,7 @@ pub(super) fn connect_tcp(
     let (socket, source) = shared.source_ports.bind(at.ip())?;
     shared.table.set_client(source.port, peer, client.port(), server.port());
     match connect(&socket, &at) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(Connecting { socket, source }),
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(Connecting { socket, source, span: None }),
         Err(errno) => Err(errno),
     }
 }

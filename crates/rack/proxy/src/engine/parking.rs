@@ -21,6 +21,11 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         let Some(connection) = self.table.get(key) else { return };
         let Some(local) = &mut connection.local else { return };
         local.poll_lifeline();
+        if self.forward_bell(key) {
+            return;
+        }
+        let Some(connection) = self.table.get(key) else { return };
+        let Some(local) = &mut connection.local else { return };
         if connection.wait_state == WaitState::Parked {
             local.unpark();
             connection.wait_state = WaitState::Idle;

@@ -196,7 +196,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             FrameKind::Close => self.handle_end(key, StreamEnd::Closed, header.aux),
             FrameKind::Move => self.handle_move(key, partition, header.aux),
             FrameKind::Placed => self.handle_placed(key),
-            FrameKind::Ring => Err("a Ring for a connection that is not direct"),
+            FrameKind::OpenedWithSpan => self.handle_opened_with_span(key, header.aux),
+            FrameKind::Ring | FrameKind::Left => self.handle_span_frame(key, header.kind),
             FrameKind::Reset => {
                 self.handle_reset(key);
                 Ok(())

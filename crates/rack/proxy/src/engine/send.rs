@@ -372,7 +372,10 @@ fn control_frame<L: LocalEndpoint>(connection: &mut Connection<L>, due: Due, cre
         Due::OPEN => (FrameKind::Open, connection.granted as u32),
         Due::OPENED if connection.is_direct => (FrameKind::Placed, 0),
         Due::CREDIT if connection.is_direct => (FrameKind::Ring, 0),
+        Due::OPENED if connection.has_span => (FrameKind::OpenedWithSpan, connection.granted as u32),
         Due::OPENED => (FrameKind::Opened, connection.granted as u32),
+        Due::LEFT => (FrameKind::Left, 0),
+        Due::RING => (FrameKind::Ring, 0),
         Due::REFUSED => (FrameKind::Refused, connection.errno),
         Due::CREDIT => {
             connection.granted = connection.granted.max(connection.delivered() + u64::from(credit_bytes));

@@ -128,6 +128,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
                 self.begin_direct(key);
             }
             Ok(local) => {
+                connection.has_span = local.has_span();
                 connection.local = Some(local);
                 connection.phase = Phase::Open;
                 connection.granted = credit_bytes;

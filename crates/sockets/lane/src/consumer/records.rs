@@ -4,7 +4,7 @@
 use super::{Consumer, Cursor};
 use crate::Corrupt;
 use crate::layout::Ring;
-use crate::record::{RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, stamp_of};
+use crate::record::{RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of};
 use crate::words::WORD_BYTES;
 use fabric::{Inbound, Outbound};
 use volmem::sync::Ordering;
@@ -35,7 +35,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let (so_far, is_open) = match Record::decode(word, ring.slots_to_end(cursor.head))? {
             Record::Open(len_bytes) => (len_bytes, true),
             Record::Data(len_bytes) => (len_bytes, false),
-            Record::Switch(_) | Record::Urgent => return Err(Corrupt { what: "open record", value: word }),
+            Record::Switch(_) => return Err(Corrupt { what: "open record", value: word }),
         };
         if so_far < cursor.record_bytes {
             return Err(Corrupt { what: "open record", value: word });
@@ -55,7 +55,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let slot = ring.slot_offset(cursor.head);
         // Acquire: an open record's header is stored after the bytes that its length covers.
         let word = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
-        self.stamp.set(stamp_of(word));
         match Record::decode(word, ring.slots_to_end(cursor.head))? {
             Record::Data(len_bytes) => {
                 self.inbound.invalidate(slot + SLOT_BYTES, (slots_of(len_bytes) as usize - 1) * SLOT_BYTES);
@@ -66,13 +65,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
                 (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (len_bytes, 0, true);
                 Ok(true)
             }
-            Record::Urgent if self.layout.elastic.is_some() => {
-                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (1, 0, false);
-                cursor.is_urgent = true;
-                Ok(true)
-            }
             Record::Switch(ring) => self.follow_switch(cursor, ring, word),
-            Record::Open(_) | Record::Urgent => Err(Corrupt { what: "record header", value: word }),
+            Record::Open(_) => Err(Corrupt { what: "record header", value: word }),
         }
     }
 
@@ -84,7 +78,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if !is_known || !leads_on {
             return Err(Corrupt { what: "a ring switch", value: word });
         }
-        (cursor.ring, cursor.is_held) = (ring, false);
+        cursor.ring = ring;
         cursor.head = self.ring(cursor).used_position(cursor.head.wrapping_add(1));
         cursor.is_credit_due = true;
         if !self.is_published(cursor) {
@@ -126,11 +120,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         !is_any_left && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
     }
 
-    /// Returns whether the sender has finished, even if bytes are unread.
-    pub fn has_fin(&self) -> bool {
-        self.fin(Ordering::Acquire) != 0
-    }
-
     /// Returns the position of the end of the stream, plus 1; 0 if the sender has not finished.
     #[inline]
     pub(super) fn fin(&self, order: Ordering) -> u64 {
@@ -160,7 +149,6 @@ pub(super) fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
         return false;
     }
     cursor.head = ring.used_position(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
-    cursor.reset_record();
-    cursor.is_held = false;
+    (cursor.record_bytes, cursor.offset_bytes) = (0, 0);
     true
 }

@@ -3,39 +3,21 @@
 use super::records::step_over;
 use super::{Consumer, Cursor};
 use crate::Corrupt;
-use crate::record::{SLOT_BYTES, Urgent};
+use crate::record::SLOT_BYTES;
 use fabric::{Inbound, Outbound};
 
-/// How a scan of unread bytes treats an urgent byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UrgentHandling {
-    /// It is treated like any other byte.
-    Include,
-    /// It is skipped.
-    Skip,
-    /// The scan stops before it.
-    Stop,
-}
-
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
-    /// Copies unread bytes from `skip_bytes` on without consuming them; returns their number. `at_urgent` decides how
-    /// an urgent byte is treated; its second argument says whether that byte is the first unread one.
+    /// Copies unread bytes from `skip_bytes` on without consuming them; returns their number.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes` and outside the lane's memory.
-    pub unsafe fn peek_to(
-        &self,
-        skip_bytes: usize,
-        destination: *mut u8,
-        len_bytes: usize,
-        at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
-    ) -> Result<usize, Corrupt> {
+    pub unsafe fn peek_to(&self, skip_bytes: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut skip_bytes = skip_bytes;
         let mut read_bytes = 0;
-        let end = self.scan_unread_with(at_urgent, |record| {
+        let end = self.scan_unread(|record| {
             let left_bytes = record.record_bytes - record.offset_bytes;
             let skipped_bytes = left_bytes.min(skip_bytes);
             skip_bytes -= skipped_bytes;
@@ -53,22 +35,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(read_bytes)
     }
 
-    /// Returns the number of unread bytes in the lane now, including urgent ones.
+    /// Returns the number of unread bytes in the lane now.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        self.unread_bytes_with(|_, _| UrgentHandling::Include)
-    }
-
-    /// Returns the number of unread bytes. `at_urgent` decides how an urgent byte is treated; its second argument says
-    /// whether that byte is the first unread one.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the sender published an impossible record.
-    pub fn unread_bytes_with(&self, at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling) -> Result<usize, Corrupt> {
         let mut unread_bytes = 0;
-        self.scan_unread_with(at_urgent, |record| {
+        self.scan_unread(|record| {
             unread_bytes += record.record_bytes - record.offset_bytes;
             true
         })?;
@@ -99,26 +72,5 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             step_over(&mut cursor, ring); // Stays in an open record, to which bytes may have been appended.
         }
         Ok(cursor)
-    }
-
-    /// Scans the unread records, and calls `at_urgent` to decide how an urgent byte is treated.
-    fn scan_unread_with(
-        &self,
-        mut at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
-        mut visit: impl FnMut(&Cursor) -> bool,
-    ) -> Result<Cursor, Corrupt> {
-        let mut is_first = true;
-        self.scan_unread(|record| {
-            let kind =
-                if record.is_urgent { at_urgent(self.load_urgent(record), is_first) } else { UrgentHandling::Include };
-            match kind {
-                UrgentHandling::Stop => false,
-                UrgentHandling::Skip => true,
-                UrgentHandling::Include => {
-                    is_first = false;
-                    visit(record)
-                }
-            }
-        })
     }
 }

@@ -268,13 +268,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         })
     }
 
-    /// Returns the lane's capacity: the sum of both endpoints' shares.
+    /// Returns the lane's capacity.
     pub(super) fn capacity_slots(&self) -> u64 {
-        let sender_bytes = self.own_word(CAPACITY);
-        let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
+        let bytes = self.own_word(CAPACITY);
         let largest = self.layout.elastic.map_or(0, |rings| rings.slots_largest()).max(2 * WAKE_EVERY_SLOTS);
-        let slots = sender_bytes.saturating_add(receiver_bytes).div_ceil(SLOT_BYTES as u64);
-        if sender_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
+        let slots = bytes.div_ceil(SLOT_BYTES as u64);
+        if bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
     }
 
     /// Returns the number of unread slots from which the receiver lags. A sender that prefers waiting never shares

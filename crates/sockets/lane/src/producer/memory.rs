@@ -95,12 +95,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.memory.budget = budget;
     }
 
-    /// Forbids an elastic lane to grow beyond its current ring. For tests.
-    #[doc(hidden)]
-    pub fn forbid_growth(&mut self) {
-        self.is_growth_forbidden = true;
-    }
-
     /// Returns the memory of larger rings to the system if everything is read; the lane then continues in its small
     /// ring. Takes one or two system calls for each ring that was used. The page at the receiver's position may be
     /// kept.

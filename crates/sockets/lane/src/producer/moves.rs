@@ -8,9 +8,7 @@
 //! not returned the credit ([`Producer::credited_cursor`]). The next part begins with [`Producer::restart`] and
 //! [`crate::Consumer::restart`].
 
-use super::{
-    CLOSED, CREDIT_SEEN, ENTRY, HELD_STATE, LEFT_RING, Producer, RING, START, TAIL, TAIL_LIMIT, open_read_mark,
-};
+use super::{CLOSED, CREDIT_SEEN, ENTRY, LEFT_RING, Producer, RING, START, TAIL, TAIL_LIMIT, open_read_mark};
 use crate::consumer::Chunk;
 use crate::layout::Ring;
 use crate::record::{FrozenCursor, HEADER_BYTES, Record, slots_of, tag};
@@ -21,11 +19,10 @@ use volmem::Region;
 use volmem::sync::Ordering;
 
 impl<O: Outbound, I: Inbound> Producer<O, I> {
-    /// Publishes all staged and held records, and closes the open one. Returns the position of the end, which the
+    /// Publishes all staged records, and closes the open one. Returns the position of the end, which the
     /// caller publishes with release order.
     pub fn end_move(&mut self) -> u64 {
         self.publish_staged();
-        self.publish_held();
         self.close_open_record();
         self.outbound.fence();
         self.position()
@@ -45,10 +42,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         for field in [TAIL, CREDIT_SEEN, START, ENTRY] {
             self.set_own_word(field, start);
         }
-        for field in [RING, TAIL_LIMIT, LEFT_RING, CLOSED, HELD_STATE] {
+        for field in [RING, TAIL_LIMIT, LEFT_RING, CLOSED] {
             self.set_own_word(field, 0);
         }
-        (self.reserved, self.holding_ms) = (None, None);
+        self.reserved = None;
         start
     }
 
@@ -135,7 +132,6 @@ impl Records<'_> {
             match self.load(place)? {
                 Record::Data(len_bytes) if place.offset_bytes < len_bytes => return Some(len_bytes),
                 Record::Data(len_bytes) if place.offset_bytes == len_bytes => self.step_over(place, len_bytes),
-                Record::Urgent if place.offset_bytes == 0 => return Some(1),
                 Record::Switch(ring) if place.offset_bytes == 0 && usize::from(ring) <= self.layout.rings_larger() => {
                     place.ring = ring;
                     place.head = self.ring(place).used_position(place.head.wrapping_add(1));

@@ -1,6 +1,6 @@
 //! Open records, which short writes share while the receiver of an elastic lane lags.
 
-use super::{CLOSED, CREDIT_SEEN, Cursor, OPEN, OPEN_STAMP, Producer, TAIL, TAIL_LIMIT, open_read_mark};
+use super::{CLOSED, CREDIT_SEEN, Cursor, OPEN, Producer, TAIL, TAIL_LIMIT, open_read_mark};
 use crate::Corrupt;
 use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of};
 use crate::words::WORD_BYTES;
@@ -28,7 +28,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Returns whether a write shares a record with others: short writes do while the receiver lags.
     pub(super) fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
         let never = self.layout.elastic.is_none() || self.prefers_waiting || len_bytes >= SHARED_BYTES_MAX;
-        if never || cursor.switch.is_some() || self.holding_ms.is_some() {
+        if never || cursor.switch.is_some() {
             return Ok(false);
         }
         let lag_slots = self.lag_slots(self.capacity_slots());
@@ -89,7 +89,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_own_word(TAIL, cursor.tail);
         self.set_own_word(TAIL_LIMIT, 0);
         self.set_own_word(OPEN, len_bytes as u64 | slots << 32);
-        self.set_own_word(OPEN_STAMP, self.stamp);
     }
 
     /// Appends as many bytes to the open record as it has room for, and closes it if some are left.
@@ -115,7 +114,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
             let so_far = open.len_bytes + appended_bytes;
             self.outbound.fence();
-            let header = Record::Open(so_far).encode(self.own_word(OPEN_STAMP));
+            let header = Record::Open(so_far).encode();
             self.outbound.store_u64(slot + WORD_BYTES, header, Ordering::Release);
             self.set_own_word(OPEN, so_far as u64 | open.slots << 32);
         }
@@ -151,7 +150,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // A peer that has corrupted the record loses only its own bytes.
         let Ok(Open { len_bytes, .. }) = open else { return };
         let ring = self.ring(&cursor);
-        let header = Record::Data(len_bytes).encode(self.own_word(OPEN_STAMP));
+        let header = Record::Data(len_bytes).encode();
         self.outbound.store_u64(ring.slot_offset(cursor.tail) + WORD_BYTES, header, Ordering::Release);
         self.set_own_word(CLOSED, open_read_mark(cursor.tail, len_bytes));
         self.set_own_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));

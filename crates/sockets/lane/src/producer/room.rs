@@ -1,6 +1,6 @@
 //! The room of a lane: what the receiver's credit leaves free, and when a sender counts as writable.
 
-use super::{CAPACITY, CLOSED, CREDIT_SEEN, Cursor, ENTRY, OPEN, Producer, START, Switch, TAIL_LIMIT, open_read_mark};
+use super::{CLOSED, CREDIT_SEEN, Cursor, ENTRY, OPEN, Producer, START, Switch, TAIL_LIMIT, open_read_mark};
 use crate::Corrupt;
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, SLOT_BYTES, slots_of};
@@ -17,7 +17,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if self.layout.elastic.is_some() {
             return self.is_elastic_writable(&cursor, false);
         }
-        if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.own_word(CREDIT_SEEN))? {
+        if self.can_grow(&cursor) || self.has_room_to_wake(&cursor, self.own_word(CREDIT_SEEN))? {
             return Ok(true);
         }
         let credit = self.reload_credit(&cursor)?;
@@ -94,7 +94,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             free_slots = self.writable_slots(cursor, credit)?;
         }
         let is_bulk = wanted_bytes / SLOT_BYTES > self.layout.small_slots as usize / 2;
-        if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
+        if (is_bulk || free_slots < wanted_slots) && self.can_grow(cursor) {
             self.move_to(cursor, 1);
             free_slots = self.writable_slots(cursor, self.own_word(CREDIT_SEEN))?;
         }
@@ -171,14 +171,5 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     fn can_grow(&self, cursor: &Cursor) -> bool {
         self.layout.big_slots != 0 && cursor.ring == 0
-    }
-
-    fn may_grow(&self, cursor: &Cursor) -> bool {
-        let sender_bytes = self.own_word(CAPACITY);
-        let is_bounded = || {
-            let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
-            sender_bytes.saturating_add(receiver_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4
-        };
-        self.can_grow(cursor) && (sender_bytes == 0 || !is_bounded())
     }
 }

@@ -207,13 +207,8 @@ impl Victim {
 
     fn peek_to(&self, skip_bytes: usize, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
-        let treat = |urgent: lane::Urgent, is_first| match (urgent.number % 3, is_first) {
-            (0, true) => lane::UrgentHandling::Stop,
-            (1, _) => lane::UrgentHandling::Skip,
-            _ => lane::UrgentHandling::Include,
-        };
         // SAFETY: a vector is writable for its length, and the windows have their own memory.
-        let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, treat) };
+        let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes) };
         if let Ok(peeked_bytes) = peeked {
             assert!(peeked_bytes <= len_bytes);
         }
@@ -254,14 +249,11 @@ impl Victim {
         // Any result is accepted; a call that does not terminate is the failure.
         let _ = self.consumer.may_have_data();
         let _ = self.consumer.is_finished();
-        let _ = self.consumer.has_fin();
         let _ = self.consumer.take_wake_request();
         self.consumer.cancel_sleep();
         let _ = self.producer.is_writable();
         let _ = self.producer.is_ring_writable();
         let _ = self.producer.release_memory();
-        let _ = self.consumer.next_stamp();
-        let _ = self.consumer.urgent();
         let _ = self.producer.is_drained();
         let _ = self.producer.position();
         self.producer.publish_staged();

@@ -51,8 +51,7 @@ fn op() -> impl Strategy<Value = Op> {
         40 => Just(Op::ProducerSleeps),
         40 => Just(Op::ConsumerSleeps),
         1 => Just(Op::Finish),
-        20 => (any::<bool>(), any::<u16>())
-            .prop_map(|(by_producer, bytes)| Op::SetCapacity { by_producer, bytes }),
+        20 => any::<u16>().prop_map(Op::SetCapacity),
         20 => any::<bool>().prop_map(Op::Patience),
         20 => Just(Op::GiveBack),
         80 => any::<u8>().prop_map(Op::Drain),
@@ -106,8 +105,6 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => size().prop_map(Step::Write),
         12 => size().prop_map(Step::WriteShort),
-        4 => size().prop_map(Step::Hold),
-        3 => Just(Step::PublishHeld),
         12 => size().prop_map(Step::Read),
         12 => size().prop_map(Step::ReadShort),
         2 => any::<bool>().prop_map(Step::Patience),

@@ -1,8 +1,9 @@
 //! A stream that moves to the lane and away from it, against an oracle. Each endpoint writes only its own memory.
 
+use crate::oracle::ELASTIC;
 use crate::windows::{self, SECRET};
 use fabric::{MemoryInbound, MemoryOutbound};
-use lane::{Consumer, Layout, Producer, SHORT_BYTES_MAX, ShortRead};
+use lane::{Consumer, Producer, SHORT_BYTES_MAX, ShortRead};
 use std::collections::VecDeque;
 use volmem::Region;
 
@@ -13,17 +14,13 @@ pub enum Step {
     Write(u16),
     /// Write this number of bytes with the short path, if they are short and there is room.
     WriteShort(u16),
-    /// Write this number of bytes as held records.
-    Hold(u16),
-    /// The receiver publishes held records.
-    PublishHeld,
     /// Read into a buffer of this number of bytes.
     Read(u16),
     /// Read a short record into a buffer of this number of bytes.
     ReadShort(u16),
     /// The sender sets whether it prefers waiting to using more memory.
     Patience(bool),
-    /// The sender sets its share of the capacity.
+    /// The sender sets the capacity.
     SetCapacity(u16),
     /// The memory of larger rings is released if everything is read.
     Release,
@@ -58,14 +55,12 @@ struct History {
     consumer: Consumer<MemoryInbound, MemoryOutbound>,
     /// Bytes that are written and not read.
     unread: VecDeque<u8>,
-    /// The last of them that are held, and not visible.
-    held_bytes: usize,
     written_bytes: u64,
 }
 
 impl History {
     fn new() -> Self {
-        let layout = Layout::packed_elastic(128, 115);
+        let layout = ELASTIC;
         let (senders, receivers) = (windows::memory(&layout), windows::memory(&layout));
         let [outbound, back] = [&senders, &receivers].map(|memory| MemoryOutbound::new(memory.clone()));
         let [inbound, forward] = [&receivers, &senders].map(|memory| MemoryInbound::new(memory.clone()));
@@ -74,7 +69,6 @@ impl History {
             consumer: Consumer::new(forward, back, layout, SECRET),
             senders,
             unread: VecDeque::new(),
-            held_bytes: 0,
             written_bytes: 0,
         }
     }
@@ -83,12 +77,6 @@ impl History {
         match step {
             Step::Write(len_bytes) => self.write(len_bytes.into()),
             Step::WriteShort(len_bytes) => self.write_short(len_bytes.into()),
-            Step::Hold(len_bytes) => self.hold(len_bytes.into()),
-            Step::PublishHeld => {
-                let is_next = self.held_bytes > 0 && self.held_bytes == self.unread.len();
-                assert_eq!(self.consumer.publish_held(), is_next);
-                self.held_bytes = if is_next { 0 } else { self.held_bytes };
-            }
             Step::Read(len_bytes) => self.read(len_bytes.into()),
             Step::ReadShort(len_bytes) => self.read_short(len_bytes.into()),
             Step::Patience(prefers_waiting) => self.producer.set_prefers_waiting(prefers_waiting),
@@ -103,7 +91,7 @@ impl History {
             Step::Freeze => self.freeze(),
             Step::ForgedFreeze { slots, place } => self.forge_cursor(slots, place),
         }
-        assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len() - self.held_bytes));
+        assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
     }
 
     fn next_bytes(&self, len_bytes: usize) -> Vec<u8> {
@@ -117,15 +105,13 @@ impl History {
 
     fn write(&mut self, len_bytes: usize) {
         let bytes = self.next_bytes(len_bytes);
-        self.producer.publish_held();
-        self.held_bytes = 0;
         let written = self.producer.write(&bytes).expect("an honest receiver");
         self.written(&bytes[..written]);
     }
 
     fn write_short(&mut self, len_bytes: usize) {
         let bytes = self.next_bytes(len_bytes);
-        if len_bytes > SHORT_BYTES_MAX || self.held_bytes > 0 {
+        if len_bytes > SHORT_BYTES_MAX {
             return;
         }
         // SAFETY: a vector is readable for its length, and the lane has its own memory.
@@ -134,22 +120,10 @@ impl History {
         }
     }
 
-    fn hold(&mut self, len_bytes: usize) {
-        let bytes = self.next_bytes(len_bytes);
-        self.producer.begin_hold(1);
-        let written = self.producer.write(&bytes).expect("an honest receiver");
-        self.producer.end_hold(true, usize::MAX);
-        // Once the receiver has published the first held records, those behind them are visible, too.
-        let are_hidden =
-            self.producer.held_bytes() > 0 && self.consumer.unread_bytes() == Ok(self.unread.len() - self.held_bytes);
-        self.written(&bytes[..written]);
-        self.held_bytes = if are_hidden { self.held_bytes + written } else { 0 };
-    }
-
     fn read(&mut self, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         let read_bytes = self.consumer.read(&mut bytes).expect("an honest sender");
-        assert_eq!(read_bytes, len_bytes.min(self.unread.len() - self.held_bytes));
+        assert_eq!(read_bytes, len_bytes.min(self.unread.len()));
         self.has_read(&bytes[..read_bytes]);
     }
 
@@ -158,7 +132,7 @@ impl History {
         // SAFETY: a vector is writable for its length, and the lane has its own memory.
         match unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
             ShortRead::Read(read_bytes) => self.has_read(&bytes[..read_bytes]),
-            ShortRead::Empty => assert_eq!(self.unread.len(), self.held_bytes),
+            ShortRead::Empty => assert!(self.unread.is_empty(), "a record was not found"),
             ShortRead::UseReadTo => {}
         }
     }
@@ -170,7 +144,6 @@ impl History {
     /// The sender ends the part, and the receiver reads all of it.
     fn move_away(&mut self) {
         let end = self.producer.end_move();
-        self.held_bytes = 0;
         while !self.consumer.has_reached(end).expect("an honest sender") {
             assert!(!self.unread.is_empty(), "the end is not reached although everything is read");
             self.read(777);
@@ -185,7 +158,6 @@ impl History {
         let mut bytes = vec![0; unread.len_bytes() + 1];
         let read_bytes = unread.read(&mut bytes);
         assert!(self.unread.drain(..).eq(bytes[..read_bytes].iter().copied()), "other bytes than those written");
-        self.held_bytes = 0;
         let start = self.producer.restart();
         self.consumer.restart(start).expect("an honest sender");
     }
@@ -197,6 +169,5 @@ impl History {
             let mut bytes = vec![0; unread.len_bytes() + 1];
             assert_eq!(unread.read(&mut bytes), bytes.len() - 1);
         }
-        self.held_bytes = 0; // The move was ended.
     }
 }

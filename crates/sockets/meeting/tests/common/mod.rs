@@ -104,5 +104,5 @@ pub fn sealed(bytes: u64, seals: SealFlags) -> OwnedFd {
 }
 
 pub fn offer(memory: &OwnedFd, secret: u64) -> Offer<'_> {
-    Offer { descriptor: memory.as_fd(), memory: Memory { bytes: MEMORY_BYTES, secret } }
+    Offer { descriptor: memory.as_fd(), memory: Memory::own(MEMORY_BYTES, secret) }
 }

@@ -1,6 +1,6 @@
 //! The lanes between two ends.
 
-use super::layout::{self, RECEIVER_STATE_OFFSET, SENDER_STATE_OFFSET, rings_of};
+use super::layout::{self, RECEIVER_STATE_OFFSET, SENDER_STATE_OFFSET};
 use super::{EndMemory, OWN_STATE_BYTES, PeerMemory};
 use crate::{Receiver, Sender};
 use fabric::{MemoryInbound, MemoryOutbound};
@@ -32,5 +32,5 @@ pub fn receiver(mine: &EndMemory, peers: &PeerMemory, own: &Region, secret: u64)
 
 /// Returns the layout of the lane whose sender writes this memory.
 fn layout_in(memory: &Region) -> Layout {
-    layout::layout(rings_of(memory.len_bytes()).expect("the size was checked when the memory was created or opened"))
+    layout::layout_in(memory.len_bytes()).expect("the size was checked when the memory was created or opened")
 }

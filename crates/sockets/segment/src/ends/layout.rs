@@ -1,6 +1,6 @@
 //! Where the parts of an end's memory, and of its own state, lie.
 
-use crate::layout::{PAGE_BYTES, SMALL_SLOTS, SMALL_SLOTS_USED};
+use crate::layout::{BIG_BYTES, BIG_SLOTS, PAGE_BYTES, SMALL_SLOTS, SMALL_SLOTS_USED, WINDOW_BYTES};
 use lane::{ELASTIC_RINGS, LargerRings, Layout, SLOT_BYTES};
 
 /// Version of the layout and of the meaning of its words. Ends of different versions do not meet.
@@ -12,6 +12,10 @@ const SMALL_OFFSET: usize = BACK_OFFSET + Layout::BACK_BYTES;
 const SMALL_BYTES: usize = SMALL_SLOTS_USED as usize * SLOT_BYTES;
 const RINGS_OFFSET: usize = (SMALL_OFFSET + SMALL_BYTES).next_multiple_of(PAGE_BYTES);
 const _: () = assert!(RINGS_OFFSET == 2 * PAGE_BYTES);
+
+/// Offset of the big ring in a span of a window, behind a small ring of which all slots are used.
+const BIG_IN_WINDOW_OFFSET: usize = (SMALL_OFFSET + SMALL_SLOTS as usize * SLOT_BYTES).next_multiple_of(PAGE_BYTES);
+const _: () = assert!(BIG_IN_WINDOW_OFFSET + BIG_BYTES <= WINDOW_BYTES);
 
 const BESIDE_FIN: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_FIN;
 const BESIDE_SENDERS_SLEEP: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_SLEEP;
@@ -91,8 +95,25 @@ pub(super) fn rings_of(len_bytes: usize) -> Option<u8> {
     (1..=ELASTIC_RINGS as u8).find(|rings| bytes_with(*rings) == len_bytes)
 }
 
+/// Returns the layout of the lane whose sender writes memory of this size; `None` if no end has such memory.
+pub(super) fn layout_in(len_bytes: usize) -> Option<Layout> {
+    if len_bytes == WINDOW_BYTES { Some(in_window()) } else { rings_of(len_bytes).map(layout) }
+}
+
+/// Returns the layout of the lane whose sender writes a span of a window, which has one large ring: spans have a fixed
+/// size.
+const fn in_window() -> Layout {
+    Layout {
+        small_slots_used: SMALL_SLOTS,
+        big_offset: BIG_IN_WINDOW_OFFSET,
+        big_slots: BIG_SLOTS,
+        elastic: None,
+        ..layout(1)
+    }
+}
+
 /// Returns the layout of the lane whose sender writes memory with this number of larger rings.
-pub(super) const fn layout(rings: u8) -> Layout {
+const fn layout(rings: u8) -> Layout {
     Layout {
         forward_offset: FORWARD_OFFSET,
         back_offset: BACK_OFFSET,

@@ -73,6 +73,20 @@ impl WindowSpans {
         Segment::window_bytes(self.model.is_some())
     }
 
+    /// Returns the number of the kind of memory, for [`WindowSpans::of_kind`]; `None` for spans that only endpoints of
+    /// this crate can use: those of a modelled link, and in memory that is not ordinary memory.
+    pub fn kind(self) -> Option<u32> {
+        let is_ordinary = self.model.is_none() && !self.has_local_state();
+        is_ordinary.then(|| Self::flags(Some(self)))
+    }
+
+    /// Returns spans in memory of a [kind](WindowSpans::kind); `None` for a number that no such kind has.
+    pub fn of_kind(kind: u32, inbound_offset: u64, outbound_offset: u64) -> Option<Self> {
+        let alignment = Self::alignment_in(kind);
+        let spans = Self { alignment, ..Self::new(inbound_offset, outbound_offset) };
+        (spans.kind() == Some(kind)).then_some(spans)
+    }
+
     /// Encodes everything but the offsets and the model in a number that is zero only without spans.
     pub(crate) fn flags(spans: Option<Self>) -> u32 {
         let Some(spans) = spans else { return 0 };

@@ -127,6 +127,26 @@ fn map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<[Region; 2], 
     Ok([span(spans.inbound_offset).map_err(errno)?, span(spans.outbound_offset).map_err(errno)?])
 }
 
+/// Maps spans of ordinary memory for an endpoint that only reads its inbound span: that one first.
+///
+/// # Errors
+/// Those of [`try_map_spans`]; `OPNOTSUPP` for other memory.
+pub fn map_for_reader(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<[Region; 2], Errno> {
+    if spans.kind().is_none() {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if spans.alignment.is_some() {
+        // One unit may contain both.
+        return map_spans(memory, spans);
+    }
+    check_spans(memory, spans)?;
+    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+    let span_bytes = spans.span_bytes();
+    let inbound = Mapping::read_only_at(memory, spans.inbound_offset, span_bytes).map_err(errno)?;
+    let outbound = Mapping::at(memory, spans.outbound_offset, span_bytes).map_err(errno)?;
+    Ok([inbound, outbound].map(|mapping| Region::of_mapping(Arc::new(mapping))))
+}
+
 /// Checks whether a program could use spans of the memory, by mapping and unmapping them without access.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::kernel::Tcp;
 use fabric::{Inbound, MemoryInbound};
-use lane::{Chunk, Corrupt, MemoryRelease, ShortRead, Span, UrgentHandling};
+use lane::{Chunk, Corrupt, MemoryRelease, ShortRead, Span};
 use libc::iovec;
 use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
@@ -11,6 +11,8 @@ use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
 use segment::{Receiver, Sender};
 use socket::accounting::memory_budget;
 use socket::descriptor::hidden;
+use socket::rendezvous::handshake::WindowSpans;
+use socket::rendezvous::window_segment;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
@@ -41,7 +43,7 @@ impl OwnMemory {
         let mut secret = [0_u8; 8];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let bytes = memory.region().len_bytes() as u64;
-        let offered = Memory { bytes, secret: u64::from_ne_bytes(secret) | 1 };
+        let offered = Memory::own(bytes, u64::from_ne_bytes(secret) | 1);
         Ok(Self { memory, descriptor: Some(descriptor), offered })
     }
 
@@ -62,12 +64,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Maps the memory of the peer.
+    /// Maps the memory of the peer, or the spans of windows that take the place of both memories: only a proxy has
+    /// those.
     ///
     /// # Errors
     /// `INVAL` if it is not what it has to be.
-    pub fn open(own: OwnMemory, met: &Met) -> Result<Self, Errno> {
+    pub fn open(own: OwnMemory, met: &Met, is_peer_proxy: bool) -> Result<Self, Errno> {
         memory_budget::init_limits();
+        if let Some(window) = met.incoming.window {
+            let spans = WindowSpans::of_kind(window.kind, window.inbound_offset, window.outbound_offset);
+            let spans = spans.filter(|_| is_peer_proxy).ok_or(Errno::INVAL)?;
+            let [inbound, outbound] = window_segment::map_for_reader(met.peer_memory.as_fd(), spans)?;
+            let (mine, peers) = (EndMemory::in_window(outbound), PeerMemory::in_window(inbound));
+            return Ok(Self { mine, peers, state: Region::heap(OWN_STATE_BYTES) });
+        }
         let peers = PeerMemory::open(met.peer_memory.as_fd(), CAPACITY_BYTES_MAX).map_err(|_| Errno::INVAL)?;
         Ok(Self { mine: own.memory, peers, state: Region::heap(OWN_STATE_BYTES) })
     }
@@ -134,11 +144,22 @@ impl OutLane {
 
     /// Returns whether TCP has so much room that a move may begin. The lane holds no more than TCP has room for at
     /// every moment, so that the direction can go back at once.
-    pub fn may_begin(&mut self, tcp: Tcp) -> bool {
-        let room = tcp.room();
+    pub fn may_begin(&mut self, room: usize) -> bool {
         if room >= ROOM_BYTES_MIN {
-            self.producer.set_capacity(room.min(CAPACITY_BYTES_MAX_OWN));
+            self.set_room(room);
         }
+        room >= ROOM_BYTES_MIN
+    }
+
+    /// Bounds the lane by what TCP has room for. Returns whether that is enough for the lane.
+    fn set_room(&mut self, room: usize) -> bool {
+        if self.mine.is_in_window() {
+            // The large ring has a fixed size. Without room for that, a lane that begins stays in the small one.
+            let is_enough = room >= ends::WINDOW_RING_BYTES;
+            self.producer.set_capacity(if is_enough { room } else { 1 });
+            return is_enough;
+        }
+        self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
         room >= ROOM_BYTES_MIN
     }
 
@@ -196,9 +217,7 @@ impl OutLane {
 
     /// Notes that the socket may have room for another number of bytes. Returns whether that is enough for a lane.
     pub fn note_send_buffer(&mut self, tcp: Tcp) -> bool {
-        let room = tcp.room();
-        self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
-        room >= ROOM_BYTES_MIN
+        self.set_room(tcp.room())
     }
 
     /// Returns whether the lane has ended since the last call: the kernel is to report room from then on.
@@ -456,18 +475,9 @@ impl InLane {
             match self.consumer.read_short_to(destination, len_bytes) {
                 lane::ShortRead::Read(bytes) => Ok(bytes),
                 lane::ShortRead::Empty => Ok(0),
-                lane::ShortRead::UseReadTo => match self.consumer.read_to(destination, len_bytes)? {
-                    0 => self.refuse_urgent().map(|()| 0),
-                    bytes => Ok(bytes),
-                },
+                lane::ShortRead::UseReadTo => self.consumer.read_to(destination, len_bytes),
             }
         }
-    }
-
-    /// Refuses an urgent byte, which no end of this release sends by a lane.
-    fn refuse_urgent(&self) -> Result<(), Corrupt> {
-        let urgent = self.consumer.urgent()?;
-        urgent.map_or(Ok(()), |urgent| Err(Corrupt { what: "an urgent byte", value: urgent.to_word() }))
     }
 
     /// # Errors
@@ -477,10 +487,7 @@ impl InLane {
     /// As `lane::Consumer::peek_to`.
     pub unsafe fn peek_to(&self, skip: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: as this function's contract says.
-        match unsafe { self.consumer.peek_to(skip, destination, len_bytes, |_, _| UrgentHandling::Stop) }? {
-            0 if skip == 0 => self.refuse_urgent().map(|()| 0),
-            bytes => Ok(bytes),
-        }
+        unsafe { self.consumer.peek_to(skip, destination, len_bytes) }
     }
 
     /// Ends [`InLane::announce_sleep`].
@@ -497,11 +504,7 @@ impl InLane {
         if self.is_corrupt {
             return Err(Corrupt { what: "the beginning of a lane", value: self.peers.load(ends::Word::Start) });
         }
-        match self.consumer.peek()? {
-            // No end of this release sends one, and nobody would receive it.
-            None if self.consumer.urgent()?.is_some() => Err(Corrupt { what: "an urgent byte", value: 0 }),
-            chunk => Ok(chunk),
-        }
+        self.consumer.peek()
     }
 
     /// Returns the bytes of such a piece.
@@ -523,10 +526,7 @@ impl InLane {
     pub fn discard(&mut self, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut done = 0;
         while done < len_bytes {
-            let Some(chunk) = self.consumer.peek()? else {
-                self.refuse_urgent()?;
-                break;
-            };
+            let Some(chunk) = self.consumer.peek()? else { break };
             let bytes = chunk.len_bytes.min(len_bytes - done);
             self.consumer.consume(bytes)?;
             done += bytes;

@@ -8,10 +8,12 @@ use super::{Connection, MEETINGS, Use};
 use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
+use crate::remote;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
-use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
+use meeting::{Accepting, Answer, Descriptor, Endpoint, Met, Proposal, Reason, Role, Step};
 use path::SendBy;
+use rustix::io::Errno;
 use socket::descriptor::hidden::{HiddenFd, Need};
 use socket::process::blocking;
 use socket::process::clock::now_ns;
@@ -63,8 +65,10 @@ pub(super) struct Proposed {
 impl Meeting {
     /// Returns the state of a connection that has not met its other end.
     pub fn new(young: Young) -> Self {
-        let state = Sharing::of(young).map_or(State::Alone, State::Shared);
-        Self { young: Some(young.taken_over()), state, bell: None, failure: None }
+        match Sharing::of(young) {
+            None => Self { young: Some(young), ..Self::default() },
+            Some(sharing) => Self { young: Some(young.taken_over()), state: State::Shared(sharing), ..Self::default() },
+        }
     }
 
     /// Counts requests from the beginning.
@@ -163,6 +167,15 @@ impl Connection {
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
             self.allow_moves();
+            self.consent(tcp);
+        }
+    }
+
+    /// Consents to a move for which the peer may have asked already, so that what it sends next goes by the lane.
+    fn consent(&self, tcp: Tcp) {
+        if let Some(mut receiver) = self.receiver.lock() {
+            // A violation is found again by the next receive, which reports it.
+            let _ = receiver.prepare(tcp);
         }
     }
 
@@ -216,16 +229,34 @@ impl Connection {
         if tcp.has_ended() {
             return false;
         }
-        let Ok(shared) = Shared::open(memory, &met) else { return false };
+        let is_peer_proxy = met.incoming.window.is_some() && remote::peer_address(tcp.0).is_some();
+        let Ok(shared) = Shared::open(memory, &met, is_peer_proxy) else {
+            self.note_unusable(tcp, met);
+            return false;
+        };
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = met;
-        let Ok(bell) = HiddenFd::hide(bell.into_fd(), Need::Required) else { return false };
+        let Ok(bell) = hidden(bell) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
         install_incoming(&mut receiver, &shared, incoming.secret, counters.clone());
-        install_outgoing(&mut sender, &shared, outgoing.secret, counters, (tcp, self.role()));
+        let outgoing_secret = incoming.window.map_or(outgoing.secret, |window| window.outgoing_secret);
+        install_outgoing(&mut sender, &shared, outgoing_secret, counters, (tcp, self.role()));
+        drop((sender, receiver));
+        if incoming.window.is_some() {
+            // The proxy learns that the span is in use, and wakes the program of the other node.
+            self.ring();
+        }
         true
+    }
+
+    /// Hangs up on a peer whose memory cannot be used.
+    #[cold]
+    fn note_unusable(&self, tcp: Tcp, met: Met) {
+        let reason = if met.incoming.window.is_some() { Reason::Window } else { Reason::NoMemory };
+        meeting::bell::hang_up(met.bell);
+        self.note_failure(tcp, reason, &mut None);
     }
 
     /// Prepares for a `shutdown`: see [`crate::lifecycle::before_shutdown`].
@@ -329,6 +360,14 @@ impl Connection {
             receiver.note_hang_up();
         }
         self.bell_slot.store(-1, Ordering::Release);
+    }
+}
+
+/// Returns a descriptor that a meeting has kept as one of this crate's: it is hidden already.
+fn hidden(descriptor: Descriptor) -> Result<HiddenFd, Errno> {
+    match descriptor.into_hidden_slot() {
+        Ok(slot) => Ok(HiddenFd::from_slot(slot)),
+        Err(fd) => HiddenFd::hide(fd, Need::Required),
     }
 }
 

@@ -298,8 +298,10 @@ impl Use {
     }
 
     fn leave_kernel(self, bytes: usize) {
-        if let Ok((mut receiver, _)) = self.receiver() {
+        if let Ok((mut receiver, tcp)) = self.receiver() {
             receiver.leave_kernel(bytes);
+            // The peer may have asked for a move during the call. A violation is found again by the next receive.
+            let _ = receiver.prepare(tcp);
         }
     }
 }

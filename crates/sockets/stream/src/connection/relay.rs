@@ -16,7 +16,7 @@ use super::sender::Sender;
 use crate::kernel::Tcp;
 use growth::Growth;
 use lane::Chunk;
-use meet::State;
+use meet::{State, Windows};
 use meeting::bell::{self, Drained};
 use meeting::{Descriptor, Endpoint, Key, Role};
 use rustix::net::{Shutdown, shutdown, sockopt};
@@ -25,6 +25,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 pub use input::RelayInput;
+pub use meet::WindowOffer;
 
 /// Events after which the kernel has nothing more to report than the end.
 const ENDED: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
@@ -57,6 +58,7 @@ pub struct Relay {
     /// Occasions on which this end might have proposed to meet its peer.
     occasions: u32,
     bell: Option<Descriptor>,
+    windows: Windows,
     sender: Sender,
     receiver: Receiver,
     /// The kernel may have bytes.
@@ -113,6 +115,7 @@ impl Relay {
             endpoint: None,
             occasions: 0,
             bell: None,
+            windows: Windows::Unused,
             sender: Sender::default(),
             receiver: Receiver::default(),
             is_readable: true,
@@ -149,8 +152,14 @@ impl Relay {
         let events = blocking::poll_now(tcp.0, libc::POLLIN | libc::POLLRDHUP);
         self.is_readable |= events & libc::POLLIN != 0;
         self.ended |= events & ENDED;
-        if self.bell.as_ref().is_some_and(|bell| bell::drain(bell.as_fd()) == Drained::HungUp) {
-            self.note_peer_left();
+        if let Some((drained, has_rung)) = self.bell.as_ref().map(|bell| bell::take_rings(bell.as_fd())) {
+            if let Some(given) = self.windows.given() {
+                given.is_attached |= has_rung;
+                given.has_rung |= has_rung;
+            }
+            if drained == Drained::HungUp {
+                self.note_peer_left();
+            }
         }
         self.resend();
         self.meet(events & libc::POLLIN != 0);
@@ -165,6 +174,11 @@ impl Relay {
             bell::hang_up(bell);
         }
         self.state = State::Stays;
+        let has_ended = self.has_input_end;
+        if let Some(given) = self.windows.given() {
+            given.has_left = true;
+            given.is_closed |= has_ended && tcp.is_peer_closed(role);
+        }
         // The receiver looks once more.
         self.is_readable = true;
     }
@@ -238,6 +252,9 @@ impl Relay {
 
     /// Closes the connection in good order.
     pub fn close(mut self) {
+        if self.windows.given().is_some() {
+            return self.close_given();
+        }
         if let Some(lane) = self.sender.lane() {
             lane.note_closed();
         }
@@ -254,6 +271,19 @@ impl Relay {
         self.close_socket();
     }
 
+    /// Closes the connection of a peer that has been given windows. Its bell hangs up first: a peer that has left bytes
+    /// in its lane then writes them to TCP, and they, unread here, draw a reset, as if the other program had not
+    /// received them.
+    fn close_given(mut self) {
+        self.hang_up();
+        let has_unsent = meeting::counts::unacknowledged(self.socket.as_fd()) != Some(0);
+        if has_unsent {
+            // The reset would overtake these.
+            self.tcp().drop_bytes(DRAIN_BYTES_MAX as u64);
+        }
+        let _ = sockopt::set_socket_linger(&self.socket, None);
+    }
+
     fn close_socket(self) {
         self.tcp().drop_bytes(DRAIN_BYTES_MAX as u64);
         let _ = sockopt::set_socket_linger(&self.socket, None);
@@ -268,8 +298,9 @@ impl Relay {
         self.is_broken || self.ended & libc::POLLERR != 0
     }
 
-    /// Returns whether both streams have ended.
+    /// Returns whether both streams have ended, or the peer of this end has closed its socket.
     pub fn is_over(&self) -> bool {
-        self.has_input_end && self.output_end == OutputEnd::Done
+        let is_closed = matches!(&self.windows, Windows::Given(given) if given.is_closed);
+        self.has_input_end && (self.output_end == OutputEnd::Done || is_closed)
     }
 }

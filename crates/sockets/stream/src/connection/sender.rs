@@ -112,8 +112,11 @@ impl Words for SendIo<'_> {
 
 impl SenderIo for SendIo<'_> {
     fn bytes_written(&mut self) -> Result<Option<u64>, Infallible> {
-        let may_begin = self.is_alone && self.lane.may_begin(self.tcp);
-        Ok(if may_begin { kernel::bytes_written(self.tcp, self.role) } else { None })
+        if !self.is_alone {
+            return Ok(None);
+        }
+        let known = kernel::bytes_written_and_room(self.tcp, self.role);
+        Ok(known.filter(|(_, room)| self.lane.may_begin(*room)).map(|(bytes, _)| bytes))
     }
 
     fn publish_begin(&mut self, bytes_written: u64) -> Result<(), Infallible> {
@@ -134,7 +137,7 @@ impl Sender {
     pub fn install(&mut self, lane: OutLane, counters: Counters, tcp: Tcp, role: Role) {
         // Field by field: a whole sender on the stack would be too large for the smallest stacks of threads.
         self.lane = Some(lane);
-        self.counters = counters;
+        self.set_counters(counters);
         self.asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
         self.with_io(tcp, role, |path, io| {
             let Ok(()) = path.ask(io);
@@ -143,6 +146,7 @@ impl Sender {
 
     /// Counts what TCP carries before the ends meet.
     pub fn set_counters(&mut self, counters: Counters) {
+        self.counters.forget_bytes();
         self.counters = counters;
     }
 
@@ -450,6 +454,10 @@ impl Sender {
         loop {
             let count = lane.unread_after(self.bytes_resent, &mut spans)?;
             if count == 0 {
+                if self.bytes_resent > 0 {
+                    // The last request by TCP is not acknowledged with its answer if that came by a lane.
+                    tcp.push();
+                }
                 self.bytes_resent = 0;
                 self.path.note_resent();
                 return Ok(Resent::All);

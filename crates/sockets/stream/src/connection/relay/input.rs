@@ -16,6 +16,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 const BUFFER_BYTES: usize = 64 << 10;
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
 
+/// How long after the end of its stream a peer's socket turns out to be closed at the latest, if the peer has been given
+/// windows.
+const CLOSE_DELAY_NS: u64 = 200_000;
+
 /// How long after the end of its stream a dead peer's bell hangs up at the latest.
 const BELL_DELAY_NS: u64 = 1_000_000;
 
@@ -165,6 +169,19 @@ impl Relay {
     /// as TCP does: the kernel does so once these bytes are written to TCP. That it has died shows by its bell, a
     /// moment after the end.
     fn end(&mut self) -> Result<RelayInput, Broken> {
+        let (tcp, role) = (self.tcp(), self.role);
+        if let Some(given) = self.windows.given()
+            && !given.is_closed
+        {
+            given.is_closed = tcp.is_peer_closed(role);
+            let is_held = self.bell.as_ref().is_some_and(|bell| !is_hung_up(bell.as_fd()));
+            let seen_ns = *self.end_seen_ns.get_or_insert_with(now_ns);
+            if !given.is_closed && is_held && now_ns().saturating_sub(seen_ns) < CLOSE_DELAY_NS {
+                self.is_readable = true;
+                self.ended |= libc::POLLRDHUP;
+                return Ok(RelayInput::Nothing);
+            }
+        }
         let is_by_lane = self.sender.is_by_lane();
         if is_by_lane && self.sender.lane().is_some_and(|lane| lane.unsent_bytes() > 0) {
             if self.bell.as_ref().is_some_and(|bell| is_hung_up(bell.as_fd())) {

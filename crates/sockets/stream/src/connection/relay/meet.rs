@@ -5,8 +5,8 @@ use super::super::meet::is_final;
 use super::{Broken, Relay};
 use crate::identity;
 use crate::statistics::Counters;
-use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
-use std::os::fd::{AsFd, BorrowedFd};
+use meeting::{Accepting, Answer, Endpoint, Memory, Met, Offer, Proposal, Reason, Role, Step, bell};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The first occasions, on each of which a connecting end proposes to meet a peer that has sent.
 const EAGER_OCCASIONS: u32 = 32;
@@ -15,13 +15,108 @@ const EAGER_OCCASIONS: u32 = 32;
 pub(super) enum State {
     Alone,
     Announced(Box<Accepting>),
-    Proposed(Box<(Proposal, OwnMemory)>),
+    /// With memory of its own, unless it has proposed a window.
+    Proposed(Box<(Proposal, Option<OwnMemory>)>),
     Met,
     /// The connection stays on TCP.
     Stays,
 }
 
+/// Two spans of windows for the peer, which takes them in place of both memories: its bytes then do not pass this relay.
+#[derive(Debug)]
+pub struct WindowOffer {
+    /// Of the memory in which the windows are. It is closed once the peer has its own.
+    pub descriptor: OwnedFd,
+    /// Where the spans are, with the secret of the lane that the peer reads.
+    pub memory: Memory,
+}
+
+impl WindowOffer {
+    fn offer(&self) -> Offer<'_> {
+        Offer { descriptor: self.descriptor.as_fd(), memory: self.memory }
+    }
+}
+
+/// What a relay has to do with windows.
+#[derive(Debug, Default)]
+pub(super) enum Windows {
+    /// Its peer gets memory of this process.
+    #[default]
+    Unused,
+    /// Not known yet: the ends do not meet before [`Relay::offer_window`].
+    Awaited,
+    /// Its peer gets these.
+    Offered(WindowOffer),
+    /// Its peer has them.
+    Given(Given),
+}
+
+/// What the peer of a relay has reported since it was given windows.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// It uses them.
+    pub is_attached: bool,
+    /// It has rung for the program of the other node.
+    pub has_rung: bool,
+    /// No process holds its bell any more, which is to be reported.
+    pub has_left: bool,
+    /// Its socket is closed.
+    pub is_closed: bool,
+}
+
+impl Windows {
+    pub fn given(&mut self) -> Option<&mut Given> {
+        if let Self::Given(given) = self { Some(given) } else { None }
+    }
+}
+
 impl Relay {
+    /// Does not meet the peer until [`Relay::offer_window`].
+    pub fn await_window(&mut self) {
+        self.windows = Windows::Awaited;
+    }
+
+    /// Gives the peer windows as soon as the ends meet, or memory of this process.
+    pub fn offer_window(&mut self, offer: Option<WindowOffer>) {
+        self.windows = offer.map_or(Windows::Unused, Windows::Offered);
+        self.meet(true);
+    }
+
+    /// Returns whether the peer may meet this end.
+    pub fn may_meet(&self) -> bool {
+        !matches!(self.state, State::Stays)
+    }
+
+    /// Returns whether the peer uses the windows that it was given.
+    pub fn is_attached(&mut self) -> bool {
+        self.windows.given().is_some_and(|given| given.is_attached)
+    }
+
+    /// Returns whether the peer has rung for the program of the other node since the last call.
+    pub fn take_ring(&mut self) -> bool {
+        self.windows.given().is_some_and(|given| std::mem::take(&mut given.has_rung))
+    }
+
+    /// Returns once whether the peer does not use the windows any more.
+    pub fn take_left(&mut self) -> bool {
+        self.windows.given().is_some_and(|given| std::mem::take(&mut given.has_left))
+    }
+
+    /// Wakes the peer for the program of the other node.
+    pub fn wake(&self) {
+        self.ring();
+    }
+
+    /// Tells the peer that the program of the other node does not use the windows any more.
+    pub fn hang_up(&mut self) {
+        if let Some(bell) = self.bell.take() {
+            bell::hang_up(bell);
+        }
+        if matches!(self.state, State::Met) {
+            self.state = State::Stays;
+        }
+    }
+
     /// Returns the descriptor to be watched for input besides the socket. It changes as the ends meet.
     pub fn meeting_descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
@@ -43,7 +138,7 @@ impl Relay {
     /// Proceeds with the meeting. A connecting end proposes it on the first occasions on which its peer has sent, and
     /// then ever more rarely: the peer may never load the library.
     pub fn meet(&mut self, has_peer_sent: bool) {
-        if matches!(self.state, State::Met | State::Stays) {
+        if matches!(self.state, State::Met | State::Stays) || matches!(self.windows, Windows::Awaited) {
             return;
         }
         self.state = match std::mem::replace(&mut self.state, State::Stays) {
@@ -82,21 +177,35 @@ impl Relay {
             return Ok(State::Announced(Box::new(accepting)));
         }
         let mut proposal = Proposal::connect(&self.key, &endpoint, &policy)?;
+        if let Windows::Offered(window) = &self.windows {
+            proposal.send(socket, &window.offer())?;
+            return Ok(State::Proposed(Box::new((proposal, None))));
+        }
         let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
         memory.pass(|offer| proposal.send(socket, offer))?;
-        Ok(State::Proposed(Box::new((proposal, memory))))
+        Ok(State::Proposed(Box::new((proposal, Some(memory)))))
     }
 
     fn agree(&mut self, accepting: Accepting) -> State {
+        if let Windows::Offered(window) = &self.windows {
+            let met = accepting.accept(&window.offer());
+            return met.map_or_else(after, |met| self.use_memory(met, None));
+        }
         let Ok(mut memory) = OwnMemory::create() else { return State::Stays };
         match memory.pass(|offer| accepting.accept(offer)) {
-            Ok(met) => self.use_memory(met, memory),
+            Ok(met) => self.use_memory(met, Some(memory)),
             Err(reason) => after(reason),
         }
     }
 
-    fn use_memory(&mut self, met: Met, memory: OwnMemory) -> State {
-        let Ok(shared) = Shared::open(memory, &met) else { return State::Stays };
+    fn use_memory(&mut self, met: Met, memory: Option<OwnMemory>) -> State {
+        let Some(memory) = memory else {
+            // The peer's own memory is not used, and this process keeps no access to the spans.
+            self.windows = Windows::Given(Given::default());
+            self.bell = Some(met.bell);
+            return State::Met;
+        };
+        let Ok(shared) = Shared::open(memory, &met, false) else { return State::Stays };
         let (tcp, role) = (self.tcp(), self.role);
         let Met { bell, outgoing, incoming, .. } = met;
         self.bell = Some(bell);
