@@ -190,7 +190,6 @@ mod tests {
             node: None,
             started_at_ns: 0,
             connections: Vec::new(),
-            listeners: Vec::new(),
             lane: sent(0),
             kernel: sent(1),
             window: sent(bytes),
