@@ -522,8 +522,11 @@ impl ConnectionSlot {
     /// [`ConnectionSlot::add_sent`] and [`ConnectionSlot::add_received`].
     #[inline]
     pub fn add_by_tcp(&self, sent_bytes: u64, received_bytes: u64) {
-        self.slot.sender.bytes_by_tcp.fetch_add(sent_bytes, Relaxed);
-        self.slot.receiver.bytes_by_tcp.fetch_add(received_bytes, Relaxed);
+        for (side, bytes) in [(&self.slot.sender, sent_bytes), (&self.slot.receiver, received_bytes)] {
+            if bytes > 0 {
+                side.bytes_by_tcp.fetch_add(bytes, Relaxed);
+            }
+        }
     }
 
     /// Sets whether this side's sends use kernel TCP at present, although the connection has a lane.
@@ -543,6 +546,10 @@ impl ConnectionSlot {
 
     /// Forgets the bytes so far: those of a connection that has another slot from now on, which has counted them.
     pub fn forget_bytes(&self) {
+        // The counters of those that are not listed are together.
+        if self.index == UNLISTED {
+            return;
+        }
         self.slot.sender.bytes.store(0, Relaxed);
         self.slot.receiver.bytes.store(0, Relaxed);
     }
