@@ -518,6 +518,18 @@ impl ConnectionSlot {
         self.slot.receiver.add(bytes, self.single_writer);
     }
 
+    /// Counts a transfer of a connection by kernel TCP, sent or received: that of 0 bytes was none. `is_only_thread` says
+    /// that no other thread counts meanwhile.
+    #[inline]
+    pub fn add_by_kernel(&self, sent_bytes: u64, received_bytes: u64, is_only_thread: bool) {
+        let single_writer = is_only_thread && self.index != UNLISTED;
+        for (side, bytes) in [(&self.slot.sender, sent_bytes), (&self.slot.receiver, received_bytes)] {
+            if bytes > 0 {
+                side.add(bytes, single_writer);
+            }
+        }
+    }
+
     /// Adds bytes that kernel TCP has carried for a connection with a lane; the bytes of the lane are counted by
     /// [`ConnectionSlot::add_sent`] and [`ConnectionSlot::add_received`].
     #[inline]
