@@ -518,8 +518,8 @@ impl ConnectionSlot {
         self.slot.receiver.add(bytes, self.single_writer);
     }
 
-    /// Counts a transfer of a connection by kernel TCP, sent or received: that of 0 bytes was none. `is_only_thread` says
-    /// that no other thread counts meanwhile.
+    /// Counts a transfer of a connection by kernel TCP, sent or received: that of 0 bytes was none. `is_only_thread`
+    /// says that no other thread counts meanwhile.
     #[inline]
     pub fn add_by_kernel(&self, sent_bytes: u64, received_bytes: u64, is_only_thread: bool) {
         let single_writer = is_only_thread && self.index != UNLISTED;
