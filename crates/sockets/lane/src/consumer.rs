@@ -23,8 +23,8 @@ const WAKE_DUE: usize = 16;
 const SLEEPS: usize = 24;
 const WAKES: usize = 32;
 
-// Fields of `RECORD_STATE`, from the lowest bit: the ring's number (8 bits), whether the record at the head is open, the
-// record's length (24 bits from bit 16 on) and the read offset in it (24 bits).
+// Fields of `RECORD_STATE`, from the lowest bit: the ring's number (8 bits), whether the record at the head is open,
+// the record's length (24 bits from bit 16 on) and the read offset in it (24 bits).
 const STATE_BITS: u32 = 24;
 const STATE_RING: u64 = 0xff;
 const STATE_OPEN: u64 = 1 << 8;

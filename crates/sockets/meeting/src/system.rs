@@ -53,7 +53,7 @@ impl Descriptor {
         Ok(Self(ManuallyDrop::new(Place::Hidden((numbers.hide)(fd)?, numbers))))
     }
 
-    /// Returns the slot of a descriptor that is hidden, and any other one itself, for an owner that closes it otherwise.
+    /// Returns the slot of a descriptor that is hidden, for an owner that closes it otherwise.
     ///
     /// # Errors
     /// The descriptor, if it is not hidden.

@@ -39,7 +39,7 @@ mod tests;
 pub use lanes::{receiver, sender};
 pub use layout::{
     LAYOUT_VERSION, OWN_STATE_BYTES, OWN_WORDS, OWN_WORDS_OFFSET, RECEIVER_STATE_OFFSET, SENDER_STATE_OFFSET,
-    SMALL_RING_OFFSET, SMALL_RING_SLOTS, Word, bytes_for,
+    SMALL_RING_OFFSET, SMALL_RING_SLOTS, Word, bytes_for, is_span_of_ends, set_span_of_ends,
 };
 
 use crate::CAPACITY_BYTES_MAX;

@@ -515,12 +515,27 @@ impl ConnectionSlot {
         self.slot.receiver.add(bytes, self.single_writer);
     }
 
+    /// Counts a transfer of a connection by kernel TCP, sent or received: that of 0 bytes was none. `is_only_thread`
+    /// says that no other thread counts meanwhile.
+    #[inline]
+    pub fn add_by_kernel(&self, sent_bytes: u64, received_bytes: u64, is_only_thread: bool) {
+        let single_writer = is_only_thread && self.index != UNLISTED;
+        for (side, bytes) in [(&self.slot.sender, sent_bytes), (&self.slot.receiver, received_bytes)] {
+            if bytes > 0 {
+                side.add(bytes, single_writer);
+            }
+        }
+    }
+
     /// Adds bytes that kernel TCP has carried for a connection with a lane; the bytes of the lane are counted by
     /// [`ConnectionSlot::add_sent`] and [`ConnectionSlot::add_received`].
     #[inline]
     pub fn add_by_tcp(&self, sent_bytes: u64, received_bytes: u64) {
-        self.slot.sender.bytes_by_tcp.fetch_add(sent_bytes, Relaxed);
-        self.slot.receiver.bytes_by_tcp.fetch_add(received_bytes, Relaxed);
+        for (side, bytes) in [(&self.slot.sender, sent_bytes), (&self.slot.receiver, received_bytes)] {
+            if bytes > 0 {
+                side.bytes_by_tcp.fetch_add(bytes, Relaxed);
+            }
+        }
     }
 
     /// Sets whether this side's sends use kernel TCP at present, although the connection has a lane.
@@ -540,6 +555,10 @@ impl ConnectionSlot {
 
     /// Forgets the bytes so far: those of a connection that has another slot from now on, which has counted them.
     pub fn forget_bytes(&self) {
+        // The counters of those that are not listed are together.
+        if self.index == UNLISTED {
+            return;
+        }
         self.slot.sender.bytes.store(0, Relaxed);
         self.slot.receiver.bytes.store(0, Relaxed);
     }

@@ -10,6 +10,7 @@ use crate::{identity, remote};
 use meeting::{Met, Reason, Role};
 use socket::accounting::process_stats::{page, page_if_any};
 use socket::process::settings::settings;
+use socket::process::threads;
 use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -77,12 +78,7 @@ impl Counters {
         if *has_lanes {
             return slot.add_by_tcp(sent_bytes as u64, received_bytes as u64);
         }
-        if sent_bytes > 0 {
-            slot.add_sent(sent_bytes as u64);
-        }
-        if received_bytes > 0 {
-            slot.add_received(received_bytes as u64);
-        }
+        slot.add_by_kernel(sent_bytes as u64, received_bytes as u64, threads::is_single());
     }
 
     /// Notes by what this end sends now.

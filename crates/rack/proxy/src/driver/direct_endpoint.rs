@@ -154,7 +154,7 @@ mod tests {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let (lifeline, programs) = pair.expect("a pair");
-        let proposal = pool.propose(device).expect("a free span");
+        let proposal = pool.propose(device, false).expect("a free span");
         let number = ConnectionNumber::new(1, LinkSide::Lower);
         let (endpoint, spans, lease) = DirectEndpoint::proposed(proposal, number, Arc::new(lifeline)).expect("a lock");
         (endpoint, programs, spans, lease)

@@ -176,7 +176,7 @@ impl Opening {
                 let (accepted, segment) = *end;
                 let tuple = accepted.tuple.reversed();
                 let secrets = segment.secrets();
-                let proposal = device.and_then(|device| self.shared.span_pool(peer)?.propose(device));
+                let proposal = device.and_then(|device| self.shared.span_pool(peer)?.propose(device, false));
                 let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets, is_for_tcp: false });
                 let endpoint = SegmentEndpoint::new(segment, accepted.lifeline, true).to(tuple.peer);
                 (ProgramEndpoint::Forwarded(Box::new(endpoint.proposing(proposal))), tuple, offer)
@@ -185,7 +185,7 @@ impl Opening {
                 let TcpClient { relay, tuple, cookie, .. } = *client;
                 let pool = device.zip(self.shared.span_pool(peer)).filter(|_| relay.may_meet());
                 let pool = pool.filter(|(device, pool)| pool.may_serve_tcp(device));
-                let proposal = pool.and_then(|(device, pool)| pool.propose(device));
+                let proposal = pool.and_then(|(device, pool)| pool.propose(device, true));
                 let secrets = Secrets { to_acceptor: new_secret(), to_connector: new_secret() };
                 let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets, is_for_tcp: true });
                 let endpoint = TcpEndpoint::of_client(relay, tuple.peer, cookie, Arc::clone(&self.shared.table));
@@ -229,13 +229,13 @@ fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequ
         FallbackReason::NoListener => {
             let connecting = connect_tcp(shared, peer, source, destination)?;
             let offer = offer.filter(|(offer, pool)| offer.is_for_tcp && pool.may_serve_tcp(device));
-            let span = offer.and_then(|(offer, pool)| Some((pool.accept(device, offer.index)?, offer.secrets)));
+            let span = offer.and_then(|(offer, pool)| Some((pool.accept(device, offer.index, true)?, offer.secrets)));
             Ok(Server::ByTcp(connecting.with_span(span)))
         }
         _ => Err(errno_of(&no_lane)),
     };
     if let Some((offer, pool)) = offer.filter(|(offer, _)| !offer.is_for_tcp)
-        && let Some(acceptance) = pool.accept(device, offer.index)
+        && let Some(acceptance) = pool.accept(device, offer.index, false)
     {
         let spans = (acceptance.spans, offer.secrets);
         return match rendezvous::connect_in_windows(&shared.rack, &connect, spans, acceptance.lease.as_fd()) {

@@ -15,7 +15,7 @@ use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, NodeSlot};
 use fabric::timed::{LinkTiming, Pacer};
 use rustix::io::Errno;
 use segment::model::{LinkModel, map_pace};
-use segment::{Endpoint, Segment};
+use segment::{Endpoint, Segment, ends};
 use socket::process::clock::now_ns;
 use socket::rendezvous::handshake::WindowSpans;
 use socket::rendezvous::span_lease;
@@ -119,6 +119,13 @@ impl SpanGrant {
         state.entries[self.index].expected = None;
         state.missed += 1;
         !std::mem::replace(&mut state.has_logged, true)
+    }
+
+    /// Notes in this node's window whether the span is for a kernel TCP connection. Each node does so before it lets a
+    /// program have the span.
+    pub(super) fn note_use(&self, device: &Device, is_for_tcp: bool) {
+        let (inbound, _) = self.pool.spans_of(device, self.index);
+        ends::set_span_of_ends(&inbound, is_for_tcp);
     }
 
     /// Counts a program that has begun to use its span.
@@ -246,8 +253,9 @@ impl SpanPool {
     }
 
     /// Proposes a span for a program that connects. Returns `None`, and counts it, if none is free.
-    pub(super) fn propose(self: &Arc<Self>, device: &Device) -> Option<SpanProposal> {
+    pub(super) fn propose(self: &Arc<Self>, device: &Device, is_for_tcp: bool) -> Option<SpanProposal> {
         let proposal = self.take_any(device).and_then(|grant| {
+            grant.note_use(device, is_for_tcp);
             let (memory, spans) = self.window_spans(device, grant.index);
             let descriptor = span_lease::reopen(memory).ok()?;
             if spans.has_local_state() {
@@ -267,8 +275,9 @@ impl SpanPool {
     }
 
     /// Accepts the span that the other node proposes. The index is hostile. Returns `None` if the span is not free.
-    pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32) -> Option<SpanAcceptance> {
+    pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32, is_for_tcp: bool) -> Option<SpanAcceptance> {
         let grant = self.take(device, usize::try_from(index).ok()?)?;
+        grant.note_use(device, is_for_tcp);
         let (inbound, outbound) = self.spans_of(device, grant.index);
         let (memory, spans) = self.window_spans(device, grant.index);
         // No program of either node can access the span now: the other proxy has checked its own node. If each cache
@@ -316,7 +325,9 @@ impl SpanPool {
     pub(super) fn reset_orphans(&self, device: &Device) {
         let count = self.lock().entries.len();
         let is_orphan = |index: &usize| !self.lock().entries[*index].is_in_use && self.is_leased(device, *index);
-        for index in (0..count).filter(is_orphan) {
+        // Kernel TCP connections are reset with their proxies' sockets.
+        let is_of_ends = |index: &usize| ends::is_span_of_ends(&self.spans_of(device, *index).0);
+        for index in (0..count).filter(is_orphan).filter(|index| !is_of_ends(index)) {
             self.endpoint(device, index).note_reset();
         }
     }
@@ -446,14 +457,14 @@ pub(super) mod tests {
     #[test]
     fn a_freed_span_is_quarantined_while_there_are_others() {
         let (device, pool, _monitor) = node();
-        let first = pool.propose(&device).expect("a free span");
+        let first = pool.propose(&device, false).expect("a free span");
         let (index, before_ns) = (first.index(), now_ns());
         first.refused();
         let until_ns = std::mem::replace(&mut pool.lock().entries[index as usize].quarantined_until_ns, u64::MAX);
         assert!(until_ns >= before_ns + QUARANTINE_NS);
-        let others = [(); 2].map(|()| pool.propose(&device).expect("another span"));
+        let others = [(); 2].map(|()| pool.propose(&device, false).expect("another span"));
         assert!(others.iter().all(|other| other.index() != index));
-        assert_eq!(pool.propose(&device).expect("the quarantined span").index(), index);
+        assert_eq!(pool.propose(&device, false).expect("the quarantined span").index(), index);
     }
 
     /// Otherwise a hung program at the other node would cost every connection its span whose proposal comes after the
@@ -461,11 +472,11 @@ pub(super) mod tests {
     #[test]
     fn a_refused_span_is_proposed_last_even_after_its_quarantine() {
         let (device, pool, _monitor) = node();
-        let first = pool.propose(&device).expect("a free span");
+        let first = pool.propose(&device, false).expect("a free span");
         let index = first.index();
         first.refused();
         pool.lock().entries.iter_mut().for_each(|entry| entry.quarantined_until_ns = 0);
-        let others = [(); 2].map(|()| pool.propose(&device).expect("another span").index());
+        let others = [(); 2].map(|()| pool.propose(&device, false).expect("another span").index());
         assert!(others.iter().all(|other| *other != index), "{others:?}");
     }
 }

@@ -1,7 +1,9 @@
 //! Where the parts of an end's memory, and of its own state, lie.
 
-use crate::layout::{BIG_BYTES, BIG_SLOTS, PAGE_BYTES, SMALL_SLOTS, SMALL_SLOTS_USED, WINDOW_BYTES};
+use crate::layout::{BIG_BYTES, BIG_SLOTS, PAGE_BYTES, SMALL_SLOTS, SMALL_SLOTS_USED, WINDOW_BYTES, WINDOW_LAYOUT};
+use fabric::Inbound;
 use lane::{ELASTIC_RINGS, LargerRings, Layout, SLOT_BYTES};
+use volmem::sync::Ordering;
 
 /// Version of the layout and of the meaning of its words. Ends of different versions do not meet.
 pub const LAYOUT_VERSION: u32 = 1;
@@ -16,6 +18,24 @@ const _: () = assert!(RINGS_OFFSET == 2 * PAGE_BYTES);
 /// Offset of the big ring in a span of a window, behind a small ring of which all slots are used.
 const BIG_IN_WINDOW_OFFSET: usize = (SMALL_OFFSET + SMALL_SLOTS as usize * SLOT_BYTES).next_multiple_of(PAGE_BYTES);
 const _: () = assert!(BIG_IN_WINDOW_OFFSET + BIG_BYTES <= WINDOW_BYTES);
+
+/// Offset in a span of a window of a word that neither layout of spans has: the node's proxy notes there that the span
+/// is that of two ends. See [`set_span_of_ends`].
+const SPAN_OF_ENDS_OFFSET: usize = BIG_IN_WINDOW_OFFSET - SLOT_BYTES;
+const _: () = assert!(SMALL_OFFSET + SMALL_SLOTS as usize * SLOT_BYTES <= SPAN_OF_ENDS_OFFSET);
+const _: () = assert!(WINDOW_LAYOUT.small_offset + SMALL_SLOTS as usize * SLOT_BYTES <= SPAN_OF_ENDS_OFFSET);
+const _: () = assert!(SPAN_OF_ENDS_OFFSET + 8 <= WINDOW_LAYOUT.big_offset);
+
+/// For this node's proxy: notes in a span of its window whether two ends have it. In a span that is used otherwise,
+/// proxies write other words.
+pub fn set_span_of_ends(span: &impl Inbound, is_of_ends: bool) {
+    span.store_u64(SPAN_OF_ENDS_OFFSET, u64::from(is_of_ends), Ordering::Release);
+}
+
+/// Returns what [`set_span_of_ends`] has noted.
+pub fn is_span_of_ends(span: &impl Inbound) -> bool {
+    span.load_u64(SPAN_OF_ENDS_OFFSET, Ordering::Acquire) != 0
+}
 
 const BESIDE_FIN: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_FIN;
 const BESIDE_SENDERS_SLEEP: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_SLEEP;

@@ -39,6 +39,16 @@ fn pair() -> [End; 2] {
     pair_with_descriptors().0
 }
 
+/// Two ends in spans of windows.
+fn pair_in_windows() -> [End; 2] {
+    let [a, b] = [(); 2].map(|()| Region::heap(WINDOW_BYTES));
+    let [to_b, to_a] = SECRETS;
+    [
+        End::new(EndMemory::in_window(a.clone()), PeerMemory::in_window(b.clone()), [to_b, to_a]),
+        End::new(EndMemory::in_window(b), PeerMemory::in_window(a), [to_a, to_b]),
+    ]
+}
+
 /// The stream of one direction, as an oracle: bytes that were written and not read.
 #[derive(Debug, Default)]
 struct Stream {
@@ -102,6 +112,18 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Moves back to TCP with what the sender does not know to be read.
+    fn go_back(&mut self, from: &mut End) {
+        let cursor = from.sender.credited_cursor(&from.mine.region).expect("an honest receiver");
+        let mut unread = from.sender.unread_from(&from.mine.region, cursor).expect("an honest receiver");
+        let mut bytes = vec![0; unread.len_bytes()];
+        assert_eq!(unread.read(&mut bytes), bytes.len());
+        let known_bytes = bytes.len().checked_sub(self.unread.len()).expect("all that is unread");
+        assert!(self.unread.drain(..).eq(bytes[known_bytes..].iter().copied()), "other bytes");
+    }
+}
+
 /// One step of a history: the direction, and what happens there.
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -110,6 +132,7 @@ enum Step {
     Release,
     Move,
     Freeze,
+    GoBack,
 }
 
 fn step() -> impl Strategy<Value = (bool, Step)> {
@@ -120,6 +143,7 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
         1 => Just(Step::Release),
         1 => Just(Step::Move),
         1 => Just(Step::Freeze),
+        1 => Just(Step::GoBack),
     ];
     (any::<bool>(), step)
 }
@@ -128,8 +152,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_directions_carry_their_bytes_through_moves_and_rings(steps in prop::collection::vec(step(), 0..150)) {
-        let (mut ends, mut streams) = (pair(), [Stream::default(), Stream::default()]);
+    fn both_directions_carry_their_bytes_through_moves_and_rings(
+        is_in_windows in any::<bool>(),
+        steps in prop::collection::vec(step(), 0..150),
+    ) {
+        let mut ends = if is_in_windows { pair_in_windows() } else { pair() };
+        let mut streams = [Stream::default(), Stream::default()];
         for (direction, stream) in streams.iter_mut().enumerate() {
             let [from, to] = in_direction(&mut ends, direction);
             stream.move_up(from, to);
@@ -152,6 +180,10 @@ proptest! {
                     stream.freeze(from, to);
                     stream.move_up(from, to);
                 }
+                Step::GoBack => {
+                    stream.go_back(from);
+                    stream.move_up(from, to);
+                }
             }
         }
         for (direction, stream) in streams.iter_mut().enumerate() {
@@ -163,9 +195,10 @@ proptest! {
     /// A hostile end stores anything in its own memory: the victim's calls return bytes or an error.
     #[test]
     fn words_of_a_hostile_end_are_survived(
+        is_in_windows in any::<bool>(),
         pokes in prop::collection::vec((0..1200_usize, forged(), 0..7_u8, 0..40_000_usize), 0..150),
     ) {
-        let [mut victim, hostile] = pair();
+        let [mut victim, hostile] = if is_in_windows { pair_in_windows() } else { pair() };
         let memory = hostile.mine.region();
         for (word, forged, act, len_bytes) in pokes {
             let own = victim.own.sub(RECEIVER_STATE_OFFSET, 16);
