@@ -168,6 +168,10 @@ fallback_reasons! {
     ProxyCannotListen => "proxy_cannot_listen",
         "the proxy of this node cannot listen for that server; see its log",
         "free the address on this node";
+    /// The connection's span of a window could not be mapped.
+    WindowUnmapped => "window_unmapped",
+        "its span of a window cannot be mapped in one of the two programs",
+        "give the program access to the device or the shared memory of the windows";
     /// `crosslane lanes off`.
     SwitchedOff => "switched_off",
         "lanes are switched off in the rack",
@@ -189,7 +193,6 @@ impl FallbackReason {
     pub const PeerRefused: Self = Self::AccessDenied;
     pub const PlainClient: Self = Self::NoAnswer;
     pub const UnsupportedCall: Self = Self::SocketOption;
-    pub const WindowUnmapped: Self = Self::ResourceLimit;
     pub const ConnectDenied: Self = Self::Sandbox;
     pub const NoFreePort: Self = Self::ResourceLimit;
     pub const NameTaken: Self = Self::HandshakeFailed;

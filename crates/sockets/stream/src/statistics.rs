@@ -187,8 +187,8 @@ fn shown(reason: Reason) -> FallbackReason {
         | Reason::Cookie
         | Reason::Malformed
         | Reason::Descriptors
-        | Reason::Memory
-        | Reason::Window => FallbackReason::HandshakeFailed,
+        | Reason::Memory => FallbackReason::HandshakeFailed,
+        Reason::Window => FallbackReason::WindowUnmapped,
     }
 }
 

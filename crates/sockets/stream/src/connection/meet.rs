@@ -35,8 +35,16 @@ pub(super) struct Meeting {
     pub(super) state: State,
     /// The bell, while the ends have met.
     pub(super) bell: Option<HiddenFd>,
-    /// Why the last attempt has failed.
-    failure: Option<Reason>,
+    failures: Failures,
+}
+
+/// Attempts to meet that have failed.
+#[derive(Default)]
+struct Failures {
+    /// Why the last one has failed.
+    last: Option<Reason>,
+    /// The reason with which the connection is shown.
+    shown: Option<Reason>,
 }
 
 #[derive(Default)]
@@ -128,7 +136,7 @@ impl Connection {
                     None
                 }
                 Err(reason) => {
-                    self.note_failure(tcp, reason, &mut meeting.failure);
+                    self.note_failure(tcp, reason, &mut meeting.failures);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -137,7 +145,7 @@ impl Connection {
                 Step::Proposed => agree(*accepting).ok(),
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
-                        self.note_failure(tcp, reason, &mut meeting.failure);
+                        self.note_failure(tcp, reason, &mut meeting.failures);
                     }
                     meeting.state = State::Announced(accepting);
                     None
@@ -150,7 +158,7 @@ impl Connection {
                     None
                 }
                 Answer::Refused(reason) => {
-                    self.note_failure(tcp, reason, &mut meeting.failure);
+                    self.note_failure(tcp, reason, &mut meeting.failures);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
                 }
@@ -182,9 +190,14 @@ impl Connection {
     /// Counts an attempt to meet that has failed, and shows the connection with the reason.
     #[cold]
     #[inline(never)]
-    fn note_failure(&self, tcp: Tcp, reason: Reason, last: &mut Option<Reason>) {
+    fn note_failure(&self, tcp: Tcp, reason: Reason, failures: &mut Failures) {
+        let is_repeated = failures.last.replace(reason) == Some(reason);
+        // The peer may announce itself a moment later.
+        if reason == Reason::Nobody && !is_repeated {
+            return;
+        }
         statistics::count_failure(reason);
-        if last.replace(reason) == Some(reason) {
+        if failures.shown.replace(reason) == Some(reason) {
             return;
         }
         let counters = Counters::open_on_tcp(tcp.0, self.role(), reason);
@@ -196,7 +209,7 @@ impl Connection {
 
     /// Returns why the last attempt to meet has failed.
     pub fn failure(&self) -> Option<Reason> {
-        self.meeting.lock().and_then(|meeting| meeting.failure)
+        self.meeting.lock().and_then(|meeting| meeting.failures.last)
     }
 
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
@@ -256,7 +269,7 @@ impl Connection {
     fn note_unusable(&self, tcp: Tcp, met: Met) {
         let reason = if met.incoming.window.is_some() { Reason::Window } else { Reason::NoMemory };
         meeting::bell::hang_up(met.bell);
-        self.note_failure(tcp, reason, &mut None);
+        self.note_failure(tcp, reason, &mut Failures::default());
     }
 
     /// Prepares for a `shutdown`: see [`crate::lifecycle::before_shutdown`].
