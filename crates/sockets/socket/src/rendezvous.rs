@@ -29,5 +29,4 @@ pub use connect::{connect, is_without_listener};
 pub use local::*;
 pub use proxy_reply::{ProxyReply, send_reply};
 pub use remote::{ConnectProgress, RemoteConnect, connect_in_windows, is_connected_to_proxy, listen_for_remote};
-pub(crate) use window_segment::{adopt as adopt_in_windows, adopt_on_device};
 pub use window_segment::{may_lease, try_map_spans};

@@ -65,7 +65,7 @@ impl ConnectingServers {
                     endpoint.watch(epoll, engine, key).map(|()| endpoint)
                 }
                 Err((Errno::AGAIN, Some(connecting))) if now_ns.saturating_sub(since_ns) < LIMIT_NS => {
-                    self.all.push(Waiting { engine, epoch, key, connecting, since_ns });
+                    self.all.push(Waiting { engine, epoch, key, connecting: *connecting, since_ns });
                     continue;
                 }
                 Err((errno, _)) => Err(errno),

@@ -96,7 +96,7 @@ impl Opening {
                 Ok(endpoint) => Ok(ProgramEndpoint::Tcp(Box::new(endpoint))),
                 Err((Errno::AGAIN, Some(connecting))) => {
                     let epoch = engines.link(engine).map(|link| link.epoch).ok_or(Errno::AGAIN);
-                    let added = epoch.and_then(|epoch| self.connecting.add((engine, epoch), key, connecting, epoll));
+                    let added = epoch.and_then(|epoch| self.connecting.add((engine, epoch), key, *connecting, epoll));
                     return added.err().map(Err);
                 }
                 Err((errno, _)) => Err(errno),

@@ -38,9 +38,9 @@ impl Connecting {
     /// # Errors
     /// `AGAIN`, with the connect, if that has not answered: the server's queue is full, and the kernel tries again.
     /// Otherwise the error of the connect.
-    pub(super) fn advance(self, shared: &Shared) -> Result<TcpEndpoint, (Errno, Option<Self>)> {
+    pub(super) fn advance(self, shared: &Shared) -> Result<TcpEndpoint, (Errno, Option<Box<Self>>)> {
         if blocking::poll_now(self.socket.as_raw_fd(), libc::POLLOUT) == 0 {
-            return Err((Errno::AGAIN, Some(self)));
+            return Err((Errno::AGAIN, Some(Box::new(self))));
         }
         sockopt::socket_error(&self.socket).and_then(|error| error).map_err(|errno| (errno, None))?;
         let relay = Relay::new(self.socket, Role::Connected, shared.meeting_key());

@@ -505,13 +505,6 @@ pub(crate) fn send_with_descriptor(
     let sent = rustix::net::sendmsg(lifeline, &[IoSlice::new(bytes)], &mut control, flags)?;
     if sent == bytes.len() { Ok(()) } else { Err(Errno::PROTO) }
 }
-
-/// Returns the tuple of a lifeline that was accepted before, as its connecting endpoint sees it, and the kind of that
-/// process.
-pub(crate) fn peer_of(lifeline: BorrowedFd<'_>, key: &NameKey) -> Option<(Tuple, Opener)> {
-    rustix::net::getpeername(lifeline).ok().flatten().and_then(|name| tuple_of(&name, key))
-}
-
 /// Returns the tuple in the address of a connecting endpoint, as seen from there, and the kind of that process.
 pub(super) fn tuple_of(address: &SocketAddrAny, key: &NameKey) -> Option<(Tuple, Opener)> {
     match sun_path(address)? {

@@ -13,8 +13,7 @@ use segment::{Secrets, Segment, Side};
 use volmem::{Alignment, Mapping, Region};
 
 use super::handshake::WindowSpans;
-use super::local_page::{self, LocalPage, MemoryFds};
-use super::span_lease;
+use super::local_page::{self, MemoryFds};
 use crate::descriptor::received::discard;
 
 /// The type of sysfs, whose resource files are the BARs of PCI devices.
@@ -72,43 +71,6 @@ fn open_spans(
 fn device_memory(regions: [Region; 2], spans: WindowSpans) -> Result<(DeviceMemory, DeviceMemory), Errno> {
     let [inbound, outbound] = regions.map(|region| DeviceMemory::new(region, spans.caching));
     inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)
-}
-
-/// Adopts the endpoint of a connection in windows that another process has set up, by its [lease](span_lease).
-///
-/// # Errors
-/// `INVAL` for a descriptor that is not a lease or a model that no link can have, and `NOTCONN` if no process has set
-/// up the endpoint.
-#[inline(never)] // Its variables are not to add to the caller's on a small stack.
-pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let spans = span_lease::spans_of(lease).ok_or(Errno::INVAL)?;
-    let [inbound, outbound] = map_spans(lease, spans)?;
-    let segment = Segment::adopt_in_windows(&inbound, &outbound, None)?;
-    if !span_lease::is_modelled(lease) {
-        return Ok(segment);
-    }
-    let model = segment.model().ok_or(Errno::INVAL)?;
-    let [inbound, outbound] = map_spans(lease, WindowSpans { model: Some(model), ..spans })?;
-    Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(lease, model)?))
-}
-
-/// Adopts an endpoint whose connection lies in the memory of a device, by its local page and a descriptor of that
-/// memory.
-///
-/// # Errors
-/// `INVAL` for a descriptor that is not a local page, or for memory of another device, and `NOTCONN` if no process has
-/// set up the endpoint.
-#[inline(never)] // Its variables are not to add to the caller's on a small stack.
-pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let LocalPage { spans, .. } =
-        LocalPage::read(memfd.as_fd()).filter(|page| page.describes(memory)).ok_or(Errno::INVAL)?;
-    let regions = map_spans(memory, spans)?;
-    if spans.has_local_state() {
-        let (inbound, outbound) = device_memory(regions, spans)?;
-        return Segment::adopt_with_local_page(inbound, outbound, &local_page::map(memfd)?);
-    }
-    let [inbound, outbound] = regions;
-    Segment::adopt_in_windows(&inbound, &outbound, None)
 }
 
 fn map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<[Region; 2], Errno> {
@@ -199,9 +161,6 @@ pub fn may_lease(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
 pub(super) mod tests {
     use super::*;
     use crate::rendezvous::directory::tests::Scratch;
-    use fabric::device::Caching;
-    use fabric::timed::LinkTiming;
-    use segment::model::LinkModel;
 
     pub(in super::super) fn segment_in(
         memory: BorrowedFd<'_>,
@@ -210,74 +169,6 @@ pub(super) mod tests {
         secrets: Secrets,
     ) -> Result<Segment, Errno> {
         open_spans(memory, spans, side, secrets).map(|(segment, _page)| segment)
-    }
-
-    /// The memory has two pages for pacing, and two spans.
-    #[test]
-    fn a_process_that_adopts_an_endpoint_of_a_modelled_link_finds_the_model_in_its_span() {
-        const SPAN_BYTES: u64 = Segment::TIMED_WINDOW_BYTES as u64;
-        const FIRST: u64 = 2 * 4096;
-        let (memory, _mapping) = shm::create((FIRST + 2 * SPAN_BYTES) as usize).unwrap();
-        let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
-        let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
-        let spans = |own: u64| WindowSpans {
-            model: Some(LinkModel { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
-            ..WindowSpans::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
-        };
-        let open = |spans, side| segment_in(memory.as_fd(), spans, side, secrets);
-        let one = open(spans(0), Side::Connector).unwrap();
-        open(spans(1), Side::Acceptor).unwrap();
-        let successor = adopt(span_lease::lease(memory.as_fd(), spans(1)).unwrap().as_fd()).unwrap();
-        assert_eq!(
-            (successor.model(), successor.side(), successor.secrets()),
-            (spans(1).model, Side::Acceptor, secrets)
-        );
-        assert_eq!(one.timed_sender().unwrap().write(b"to the successor"), Ok(16));
-        successor.wait_for_arrivals();
-        let mut bytes = [0; 16];
-        assert_eq!(successor.timed_receiver().unwrap().read(&mut bytes), Ok(16));
-        assert_eq!(&bytes, b"to the successor");
-        // A link without a model has none, whatever a peer writes.
-        let plain = WindowSpans { model: None, ..spans(1) };
-        assert!(adopt(span_lease::lease(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
-        let beyond = |offset| {
-            let model = spans(0).model.map(|model| LinkModel { inbound_pace_offset: offset, ..model });
-            open(WindowSpans { model, ..spans(0) }, Side::Connector).map(|_| ()).unwrap_err()
-        };
-        assert_eq!([FIRST + 2 * SPAN_BYTES, 1, u64::MAX].map(beyond), [Errno::INVAL; 3]);
-    }
-
-    #[test]
-    fn a_process_that_adopts_an_endpoint_with_a_local_page_continues_where_it_was() {
-        let _no_child = test_support::spawn::forbid();
-        let (memory, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
-        let span_bytes = Segment::WINDOW_BYTES as u64;
-        let secrets = Secrets { to_acceptor: 9, to_connector: 10 };
-        for caching in [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
-            let spans = WindowSpans { caching, ..WindowSpans::new(0, span_bytes) };
-            let back = WindowSpans { caching, ..WindowSpans::new(span_bytes, 0) };
-            let lease = span_lease::lease(memory.as_fd(), spans).unwrap();
-            let (one, fds) = open_in_windows(lease, spans, Side::Connector, secrets).unwrap();
-            let device = fds.device.as_ref().unwrap().try_clone().unwrap();
-            let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
-            assert_eq!(one.local_page_sender().unwrap().write(b"first "), Ok(6));
-            let successor = adopt_on_device(&fds.memfd, device.as_fd()).unwrap();
-            assert_eq!(
-                (successor.side(), successor.secrets(), successor.is_adopted()),
-                (Side::Connector, secrets, true)
-            );
-            assert_eq!(successor.local_page_sender().unwrap().write(b"second"), Ok(6));
-            let mut bytes = [0; 12];
-            assert_eq!(other.local_page_receiver().unwrap().read(&mut bytes), Ok(12));
-            assert_eq!(&bytes, b"first second");
-            // Memory of another device, and a local page that no process has set up.
-            let (other_device, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
-            assert_eq!(adopt_on_device(&fds.memfd, other_device.as_fd()).unwrap_err(), Errno::INVAL);
-            let (empty, _region) = local_page::create(spans, memory.as_fd()).unwrap();
-            assert_eq!(adopt_on_device(&empty, memory.as_fd()).unwrap_err(), Errno::NOTCONN);
-            drop((one, other, successor, fds, device));
-            assert!(!span_lease::is_leased(memory.as_fd(), spans).unwrap());
-        }
     }
 
     #[test]

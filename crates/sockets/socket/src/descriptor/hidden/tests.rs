@@ -5,13 +5,6 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-impl HiddenFd {
-    /// Releases an optional descriptor, as when the program takes its number and no other is free.
-    pub(crate) fn release(&self) {
-        assert!(release_if_optional(&DESCRIPTORS[usize::from(self.slot)]));
-    }
-}
-
 /// Serializes the tests that depend on numbers, which belong to the whole process.
 fn serialize() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
