@@ -43,7 +43,6 @@ extern "C" fn missing() -> isize {
 real! {
     __sysv_signal(signal: c_int, handler: usize) -> usize;
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
-    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     clone(run: extern "C" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void,
         parent_tid: *mut c_int, tls: *mut c_void, child_tid: *mut c_int) -> c_int;
     close(fd: c_int) -> c_int;
@@ -73,7 +72,6 @@ real! {
     io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int;
     io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, parameters: *mut c_void) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
-    listen(fd: c_int, backlog: c_int) -> c_int;
     pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
@@ -83,8 +81,6 @@ real! {
     posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int;
-    posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int;
-    posix_spawn_file_actions_init(actions: *mut c_void) -> c_int;
     posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
