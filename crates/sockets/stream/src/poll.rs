@@ -381,7 +381,7 @@ fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> R
 #[inline(never)]
 unsafe fn sleep(
     call: &mut Call,
-    began: SignalCheckpoint,
+    mut began: SignalCheckpoint,
     deadline_ns: Option<u64>,
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
@@ -396,8 +396,12 @@ unsafe fn sleep(
         let ready = unsafe { call.ask(if is_ready { Some(0) } else { left_ns }, mask) };
         drop(parked);
         match ready? {
-            0 if left_ns != Some(0) => {}
+            0 if deadline_ns.is_none_or(|deadline_ns| now_ns() < deadline_ns) => {}
             ready => return Ok(ready),
+        }
+        if !mask.is_null() {
+            // The handlers that ran since were kept out until the kernel's wait was over.
+            began = SignalCheckpoint::now();
         }
     }
 }

@@ -190,6 +190,8 @@ impl Connection {
         {
             return Received::Done(Ok(bytes));
         }
+        // Bytes that a peek has found, which a later attempt finds again.
+        let mut peeked = 0;
         // It receives by TCP itself: the number may be another file's once the call has slept.
         let mut by_itself = false;
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
@@ -197,7 +199,7 @@ impl Connection {
             let what = if call.done > 0 || by_itself { WaitFor::MoreData } else { WaitFor::Data };
             let events = match self.wait_to_receive(&mut blocking, &mut deadline, may_block, what, &mut spin) {
                 Ok(events) => events,
-                Err(error) => return finish(call.done, error),
+                Err(error) => return finish(call.done.max(peeked), error),
             };
             // SAFETY: every span is writable for its length, by this function's contract.
             let mut attempt = unsafe { self.attempt(&call, events) };
@@ -230,7 +232,7 @@ impl Connection {
                         if has_ended || !may_block || self.nap(&mut blocking, &mut deadline).is_err() {
                             return Received::Done(Ok(call.done));
                         }
-                        call.done = 0;
+                        peeked = std::mem::take(&mut call.done);
                     }
                 }
                 Ok(Attempt::End) => return Received::Done(Ok(call.done)),
