@@ -1,5 +1,5 @@
-//! Random conversations between two nodes: each end sends and receives a stream that it knows, in pieces of random sizes
-//! and in random ways, and forks meanwhile.
+//! Random conversations between two nodes: each end sends and receives a stream that it knows, in pieces of random
+//! sizes and in random ways, and forks meanwhile.
 
 use system_tests::{Process, WAIT_MAX};
 

@@ -7,8 +7,8 @@
 //! * `send`: frames to the peer, and which connection sends next.
 //! * `parking`: polling local endpoints, parking them, and preparing for sleep.
 //! * `resume`: leaving a lost link, and resuming over another transport.
-//! * `direct`: connections whose programs store into the windows themselves; `with_span`: those whose programs may do so
-//!   for parts of the streams.
+//! * `direct`: connections whose programs store into the windows themselves; `with_span`: those whose programs may do
+//!   so for parts of the streams.
 //! * `state`: the engine's state, which all of the above extend.
 //! * `partition`: lanes, queues and the order of publishing; `yielding`: when to yield the processor; `settings`,
 //!   `event`.

@@ -125,7 +125,8 @@ pub trait LocalEndpoint: Sized {
         0
     }
 
-    /// Wakes the program of a direct connection or of one with a span, because the other program has stored into its window.
+    /// Wakes the program of a direct connection, or of one with a span, because the other program has stored into its
+    /// window.
     fn wake(&mut self) {}
 
     /// Tells the program of a direct connection that the other program has closed.

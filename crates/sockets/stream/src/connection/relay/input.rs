@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 const BUFFER_BYTES: usize = 64 << 10;
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
 
-/// How long after the end of its stream a peer's socket turns out to be closed at the latest, if the peer has been given
-/// windows.
+/// How long after the end of its stream a peer's socket turns out to be closed at the latest, if the peer has been
+/// given windows.
 const CLOSE_DELAY_NS: u64 = 200_000;
 
 /// How long after the end of its stream a dead peer's bell hangs up at the latest.

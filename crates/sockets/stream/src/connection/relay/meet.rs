@@ -22,7 +22,8 @@ pub(super) enum State {
     Stays,
 }
 
-/// Two spans of windows for the peer, which takes them in place of both memories: its bytes then do not pass this relay.
+/// Two spans of windows for the peer, which takes them in place of both memories: its bytes then do not pass this
+/// relay.
 #[derive(Debug)]
 pub struct WindowOffer {
     /// Of the memory in which the windows are. It is closed once the peer has its own.
