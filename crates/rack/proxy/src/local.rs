@@ -125,7 +125,7 @@ pub trait LocalEndpoint: Sized {
         0
     }
 
-    /// Wakes the program of a direct connection or of one with a span, because the other program has stored into its
+    /// Wakes the program of a direct connection, or of one with a span, because the other program has stored into its
     /// window.
     fn wake(&mut self) {}
 
