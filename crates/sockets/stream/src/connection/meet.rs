@@ -142,7 +142,7 @@ impl Connection {
                 }
             },
             State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
-                Step::Proposed => agree(*accepting).ok(),
+                Step::Proposed => agree(accepting).ok(),
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
                         self.note_failure(tcp, reason, &mut meeting.failures);
@@ -398,7 +398,8 @@ fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters:
 
 /// Accepts a proposal, with memory of this end.
 #[inline(never)]
-fn agree(accepting: Accepting) -> Result<(Met, OwnMemory), Reason> {
+#[allow(clippy::boxed_local, reason = "it would be moved on the stack of the caller")]
+fn agree(accepting: Box<Accepting>) -> Result<(Met, OwnMemory), Reason> {
     let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     let met = memory.pass(|offer| accepting.accept(offer))?;
     Ok((met, memory))
