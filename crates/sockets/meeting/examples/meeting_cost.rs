@@ -50,7 +50,12 @@ impl Parts {
     }
 }
 
-fn meet(parts: &mut Parts, sockets: &(TcpStream, TcpStream), memories: &[OwnedFd; 2], policy: &Policy) -> (Met, Met) {
+fn meet(
+    parts: &mut Parts,
+    sockets: &(TcpStream, TcpStream),
+    memories: &[OwnedFd; 2],
+    policy: &Policy,
+) -> (Box<Met>, Box<Met>) {
     let key = Key::from([9; 16]);
     let (connected, accepted) = (sockets.0.as_fd(), sockets.1.as_fd());
     let offers = memories.each_ref().map(|memory| Offer { descriptor: memory.as_fd(), memory: MEMORY });

@@ -192,7 +192,7 @@ impl Accepting {
     /// # Errors
     /// [`Reason::Nobody`] without a proposal, [`Reason::Gone`] if the peer has hung up, and the reasons of other errors
     /// of `sendmsg(2)`.
-    pub fn accept(mut self, offer: &Offer<'_>) -> Result<Met, Reason> {
+    pub fn accept(mut self, offer: &Offer<'_>) -> Result<Box<Met>, Reason> {
         let state = std::mem::replace(&mut self.state, State::Announced);
         let State::Proposed { mut caller, message, descriptor, after } = state else { return Err(Reason::Nobody) };
         let yes = Message::new(Kind::Yes, &self.endpoint, after, offer.memory);

@@ -35,9 +35,10 @@ impl Met {
         outgoing: Memory,
         own_counts: Counts,
         peer_pid: i32,
-    ) -> Self {
+    ) -> Box<Self> {
         let Message { counts, cookie, memory, .. } = *message;
-        Self {
+        // In a box, because threads may have 16 KiB of stack.
+        Box::new(Self {
             bell,
             peer_memory,
             incoming: memory,
@@ -46,7 +47,7 @@ impl Met {
             peer_counts: counts,
             peer_cookie: cookie,
             peer_pid,
-        }
+        })
     }
 }
 

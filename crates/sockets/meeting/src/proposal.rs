@@ -36,12 +36,11 @@ pub struct Proposal {
 
 /// The result of a step of the connecting endpoint.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "it is taken apart at once, and a box would be allocated in the program")]
 pub enum Answer {
     /// The answer has not arrived, or nothing was sent.
     Waiting,
     /// The other endpoint has agreed, and is the other endpoint.
-    Met(Met),
+    Met(Box<Met>),
     /// The other endpoint has refused or hung up, or is not the other endpoint. This is final.
     Refused(Reason),
 }

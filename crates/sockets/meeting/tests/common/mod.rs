@@ -73,7 +73,7 @@ impl Connection {
     }
 
     /// Lets both endpoints meet in this process.
-    pub fn meet(&self) -> (Met, Met) {
+    pub fn meet(&self) -> (Box<Met>, Box<Met>) {
         let memories = [memory(), memory()];
         let mut accepting = self.announce();
         assert_eq!(accepting.advance(self.accepted.as_fd()), Step::Waiting);

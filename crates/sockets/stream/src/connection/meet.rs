@@ -11,7 +11,7 @@ use crate::kernel::Tcp;
 use crate::remote;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
-use meeting::{Accepting, Answer, Descriptor, Endpoint, Met, Proposal, Reason, Role, Step};
+use meeting::{Accepting, Answer, Descriptor, Endpoint, Key, Met, Policy, Proposal, Reason, Role, Step};
 use path::SendBy;
 use rustix::io::Errno;
 use socket::descriptor::hidden::{HiddenFd, Need};
@@ -222,23 +222,15 @@ impl Connection {
         let policy = identity::policy();
         let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
         match self.role() {
-            Role::Accepted => {
-                let accepting = Accepting::announce(&key, tcp.borrow(), &endpoint, &policy)?;
-                Ok(State::Announced(Box::new(accepting)))
-            }
-            Role::Connected => {
-                let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
-                let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
-                memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
-                Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
-            }
+            Role::Accepted => Ok(State::Announced(announce(tcp, &key, &endpoint, &policy)?)),
+            Role::Connected => Ok(State::Proposed(propose(tcp, &key, &endpoint, &policy)?)),
         }
     }
 
     /// Begins to use the memory of both ends. Returns `false` if there are no resources for that, or the peer has ended
     /// its stream: nothing is gained then.
     #[inline(never)]
-    fn use_memory(&'static self, tcp: Tcp, met: Met, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
+    fn use_memory(&'static self, tcp: Tcp, met: Box<Met>, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
         if tcp.has_ended() {
             return false;
         }
@@ -248,7 +240,7 @@ impl Connection {
             return false;
         };
         let counters = Counters::open(tcp.0, self.role(), &met);
-        let Met { bell, outgoing, incoming, .. } = met;
+        let Met { bell, outgoing, incoming, .. } = *met;
         let Ok(bell) = hidden(bell) else { return false };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
         *place = Some(bell);
@@ -266,7 +258,7 @@ impl Connection {
 
     /// Hangs up on a peer whose memory cannot be used.
     #[cold]
-    fn note_unusable(&self, tcp: Tcp, met: Met) {
+    fn note_unusable(&self, tcp: Tcp, met: Box<Met>) {
         let reason = if met.incoming.window.is_some() { Reason::Window } else { Reason::NoMemory };
         meeting::bell::hang_up(met.bell);
         self.note_failure(tcp, reason, &mut Failures::default());
@@ -396,10 +388,25 @@ fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters:
     sender.install(shared.outgoing(secret), counters, tcp, role);
 }
 
+/// Announces the accepting end.
+#[inline(never)] // As `begin`.
+fn announce(tcp: Tcp, key: &Key, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Accepting>, Reason> {
+    Accepting::announce(key, tcp.borrow(), endpoint, policy).map(Box::new)
+}
+
+/// Proposes to meet the accepting end.
+#[inline(never)] // As `begin`.
+fn propose(tcp: Tcp, key: &Key, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Proposed>, Reason> {
+    let mut proposal = Proposal::connect(key, endpoint, policy)?;
+    let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
+    memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
+    Ok(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX }))
+}
+
 /// Accepts a proposal, with memory of this end.
 #[inline(never)]
 #[allow(clippy::boxed_local, reason = "it would be moved on the stack of the caller")]
-fn agree(accepting: Box<Accepting>) -> Result<(Met, OwnMemory), Reason> {
+fn agree(accepting: Box<Accepting>) -> Result<(Box<Met>, OwnMemory), Reason> {
     let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     let met = memory.pass(|offer| accepting.accept(offer))?;
     Ok((met, memory))

@@ -199,7 +199,7 @@ impl Relay {
         }
     }
 
-    fn use_memory(&mut self, met: Met, memory: Option<OwnMemory>) -> State {
+    fn use_memory(&mut self, met: Box<Met>, memory: Option<OwnMemory>) -> State {
         let Some(memory) = memory else {
             // The peer's own memory is not used, and this process keeps no access to the spans.
             self.windows = Windows::Given(Given::default());
@@ -208,7 +208,7 @@ impl Relay {
         };
         let Ok(shared) = Shared::open(memory, &met, false) else { return State::Stays };
         let (tcp, role) = (self.tcp(), self.role);
-        let Met { bell, outgoing, incoming, .. } = met;
+        let Met { bell, outgoing, incoming, .. } = *met;
         self.bell = Some(bell);
         self.receiver.install(shared.incoming(incoming.secret), Counters::default());
         self.receiver.allow_moves();
