@@ -11,7 +11,7 @@ use crate::kernel::Tcp;
 use crate::remote;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
-use meeting::{Accepting, Answer, Endpoint, Met, Proposal, Reason, Role, Step};
+use meeting::{Accepting, Answer, Endpoint, Key, Met, Policy, Proposal, Reason, Role, Step};
 use path::SendBy;
 use socket::descriptor::hidden::{HiddenFd, Need};
 use socket::process::blocking;
@@ -140,13 +140,13 @@ impl Connection {
                     None
                 }
             },
-            State::Proposed(mut proposed) => match proposed.proposal.advance(tcp.borrow()) {
-                Answer::Met(met) => Some((met, proposed.memory)),
-                Answer::Waiting => {
+            State::Proposed(proposed) => match answer_to(proposed, tcp) {
+                Answered::Met(met) => Some(met),
+                Answered::Waiting(proposed) => {
                     meeting.state = State::Proposed(proposed);
                     None
                 }
-                Answer::Refused(reason) => {
+                Answered::Refused(reason) => {
                     self.note_failure(tcp, reason, &mut meeting.failure);
                     meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
                     None
@@ -157,8 +157,8 @@ impl Connection {
                 None
             }
         };
-        if let Some((met, memory)) = met {
-            let has_met = self.use_memory(tcp, met, memory, &mut meeting.bell);
+        if let Some(met) = met {
+            let has_met = self.use_both(tcp, met, &mut meeting.bell);
             meeting.state = if has_met { State::Met } else { State::Stays };
             drop(meeting);
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
@@ -197,17 +197,16 @@ impl Connection {
         let policy = identity::policy();
         let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
         match self.role() {
-            Role::Accepted => {
-                let accepting = Accepting::announce(&key, tcp.borrow(), &endpoint, &policy)?;
-                Ok(State::Announced(Box::new(accepting)))
-            }
-            Role::Connected => {
-                let mut proposal = Proposal::connect(&key, &endpoint, &policy)?;
-                let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
-                memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
-                Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
-            }
+            Role::Accepted => announce(&key, tcp, &endpoint, &policy),
+            Role::Connected => propose(&key, tcp, &endpoint, &policy),
         }
+    }
+
+    /// As [`Connection::use_memory`].
+    #[inline(never)] // As above.
+    fn use_both(&'static self, tcp: Tcp, both: Box<(Met, OwnMemory)>, place: &mut Option<HiddenFd>) -> bool {
+        let (met, memory) = *both;
+        self.use_memory(tcp, met, memory, place)
     }
 
     /// Begins to use the memory of both ends. Returns `false` if there are no resources for that, or the peer has ended
@@ -363,13 +362,45 @@ fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters:
     sender.install(shared.outgoing(secret), counters, tcp, role);
 }
 
+/// Announces an accepting end.
+#[inline(never)]
+fn announce(key: &Key, tcp: Tcp, endpoint: &Endpoint, policy: &Policy) -> Result<State, Reason> {
+    let accepting = Accepting::announce(key, tcp.borrow(), endpoint, policy)?;
+    Ok(State::Announced(Box::new(accepting)))
+}
+
+/// Proposes to meet, with memory of this end.
+#[inline(never)]
+fn propose(key: &Key, tcp: Tcp, endpoint: &Endpoint, policy: &Policy) -> Result<State, Reason> {
+    let mut proposal = Proposal::connect(key, endpoint, policy)?;
+    let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
+    memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
+    Ok(State::Proposed(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX })))
+}
+
+/// The answer to a proposal.
+enum Answered {
+    Waiting(Box<Proposed>),
+    Met(Box<(Met, OwnMemory)>),
+    Refused(Reason),
+}
+
+#[inline(never)]
+fn answer_to(mut proposed: Box<Proposed>, tcp: Tcp) -> Answered {
+    match proposed.proposal.advance(tcp.borrow()) {
+        Answer::Met(met) => Answered::Met(Box::new((met, proposed.memory))),
+        Answer::Waiting => Answered::Waiting(proposed),
+        Answer::Refused(reason) => Answered::Refused(reason),
+    }
+}
+
 /// Accepts a proposal, with memory of this end.
 #[inline(never)]
 #[allow(clippy::boxed_local, reason = "it would be moved on the stack of the caller")]
-fn agree(accepting: Box<Accepting>) -> Result<(Met, OwnMemory), Reason> {
+fn agree(accepting: Box<Accepting>) -> Result<Box<(Met, OwnMemory)>, Reason> {
     let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     let met = memory.pass(|offer| accepting.accept(offer))?;
-    Ok((met, memory))
+    Ok(Box::new((met, memory)))
 }
 
 /// Returns whether a reason will not change while the connection lives.
