@@ -152,6 +152,18 @@ impl Relay {
         let events = blocking::poll_now(tcp.0, libc::POLLIN | libc::POLLRDHUP);
         self.is_readable |= events & libc::POLLIN != 0;
         self.ended |= events & ENDED;
+        self.take_rings();
+        self.resend();
+        let had_met = self.has_met();
+        self.meet(events & libc::POLLIN != 0);
+        if !had_met && self.has_met() {
+            // A ring that came with the peer's answer is not reported again.
+            self.take_rings();
+        }
+    }
+
+    /// Takes the rings from the bell, and notes its end.
+    fn take_rings(&mut self) {
         if let Some((drained, has_rung)) = self.bell.as_ref().map(|bell| bell::take_rings(bell.as_fd())) {
             if let Some(given) = self.windows.given() {
                 given.is_attached |= has_rung;
@@ -161,8 +173,6 @@ impl Relay {
                 self.note_peer_left();
             }
         }
-        self.resend();
-        self.meet(events & libc::POLLIN != 0);
     }
 
     /// Notes that no process holds the peer's bell any more.
