@@ -36,6 +36,7 @@ pub struct Proposal {
 
 /// The result of a step of the connecting endpoint.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "it is destructured at once")]
 pub enum Answer {
     /// The answer has not arrived, or nothing was sent.
     Waiting,

@@ -103,6 +103,8 @@ impl TcpEndpoint {
         let memory = Memory { window, ..Memory::own(spans.span_bytes() as u64, secret) };
         relay.offer_window(Some(WindowOffer { descriptor, memory }));
         self.span = Span::Granted { grant, is_attached: false };
+        // A program that has proposed before has just met this end.
+        self.follow_meeting();
         true
     }
 

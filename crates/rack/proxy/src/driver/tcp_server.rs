@@ -20,7 +20,7 @@ pub(super) struct Connecting {
     socket: OwnedFd,
     source: SourcePort,
     /// The span that was accepted for the connection, and the secrets of its lanes.
-    span: Option<(SpanAcceptance, Secrets)>,
+    span: Option<Box<(SpanAcceptance, Secrets)>>,
 }
 
 impl Connecting {
@@ -30,7 +30,7 @@ impl Connecting {
 
     /// Sets the span that was accepted for the connection.
     pub(super) fn with_span(self, span: Option<(SpanAcceptance, Secrets)>) -> Self {
-        Self { span, ..self }
+        Self { span: span.map(Box::new), ..self }
     }
 
     /// Returns the endpoint once the server's kernel has accepted the connection.
@@ -44,7 +44,7 @@ impl Connecting {
         }
         sockopt::socket_error(&self.socket).and_then(|error| error).map_err(|errno| (errno, None))?;
         let relay = Relay::new(self.socket, Role::Connected, shared.meeting_key());
-        Ok(TcpEndpoint::of_server(relay, self.source).with_span(self.span))
+        Ok(TcpEndpoint::of_server(relay, self.source).with_span(self.span.map(|span| *span)))
     }
 }
 

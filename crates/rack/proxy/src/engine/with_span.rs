@@ -42,7 +42,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
                 connection.due.add(due);
             }
         }
-        let is_all = has_rung && !has_left && !local.may_have_input() && !local.is_broken();
+        let is_all =
+            has_rung && !has_left && connection.undelivered.is_empty() && !local.may_have_input() && !local.is_broken();
         if has_rung || has_left {
             self.queue_control(key);
         }
