@@ -268,7 +268,7 @@ fn changes_are_applied_while_connections_continue() {
     let status = machine.status();
     for (name, peer) in [("b", 1), ("c", 1)] {
         let carried = &node(&status, name)["monitor"]["links"][peer]["carried"];
-        assert_eq!((&carried["direct_total"], &carried["bytes_sent"]), (&json!(1), &json!(0)), "{status:#}");
+        assert_eq!(carried["connections_total"], 1, "{status:#}");
     }
     machine.python(0, 1, CLIENT, port).wait(WAIT_MAX).must_succeed();
     assert_talks(&talker);
