@@ -10,7 +10,7 @@ use socket::process::memory;
 use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use stream::connection::{Connection, Sent};
+use stream::connection::{Connection, Received, Sent};
 use stream::pipe::PipeEnd;
 use stream::requirement;
 use stream::table::{self, Entry};
@@ -160,19 +160,48 @@ pub unsafe extern "C" fn splice(
         if is_refused || len == 0 {
             return real::splice(input, input_offset, output, output_offset, len, flags);
         }
-        if let Entry::Connection(from) = table::get(input) {
-            let flags = SpliceFlags::from_bits_retain(flags);
-            if let Some(moved) = from.splice_to(input, BorrowedFd::borrow_raw(output), len, flags) {
-                return count_or_errno(moved);
-            }
-        }
         let call = || real::splice(input, input_offset, output, output_offset, len, flags);
+        if let Entry::Connection(from) = table::get(input) {
+            return splice_from(from, input, output, len, flags, call);
+        }
         if let Entry::Connection(to) = table::get(output)
             && let Some(pipe) = PipeEnd::to_read(BorrowedFd::borrow_raw(input), flags & libc::SPLICE_F_NONBLOCK != 0)
         {
             return send_pipe(to, output, pipe, len, call);
         }
-        receive_by_path(input, 0, || NO_SPANS, || send_by_path(output, 0, || NO_SPANS, call))
+        let moved = receive_by_path(input, 0, || NO_SPANS, || send_by_path(output, 0, || NO_SPANS, call));
+        if moved == 0
+            && let Entry::Connection(from) = table::get(input)
+        {
+            // It has just proved busy, and the library has received into no spans.
+            return splice_from(from, input, output, len, flags, call);
+        }
+        moved
+    }
+}
+
+/// Moves bytes from a connection to a pipe.
+fn splice_from(
+    from: &'static Connection,
+    input: c_int,
+    output: c_int,
+    len: usize,
+    flags: c_uint,
+    in_kernel: impl FnOnce() -> isize,
+) -> isize {
+    cancellation_point();
+    if let Err(error) = requirement::check(input, from) {
+        return fail(error);
+    }
+    // SAFETY: the number is that of a pipe; a call on a closed one fails.
+    let pipe = unsafe { BorrowedFd::borrow_raw(output) };
+    match from.splice_to(input, pipe, len, SpliceFlags::from_bits_retain(flags)) {
+        Received::Done(moved) => count_or_errno(moved),
+        Received::Kernel(call) => {
+            let moved = in_kernel();
+            keeping_errno(|| from.use_of(input, call).note_received(usize::try_from(moved).unwrap_or(0)));
+            moved
+        }
     }
 }
 

@@ -117,6 +117,10 @@ impl Connection {
         let occasion = self.meeting.lock().and_then(|mut meeting| meeting.count(transfer));
         if let Some(occasion) = occasion {
             self.meet(tcp, occasion);
+            // Not within `meet`: before a call of the program, the call itself consents, or is one that cannot.
+            if self.has_met() {
+                self.consent(tcp);
+            }
         }
     }
 
@@ -175,7 +179,6 @@ impl Connection {
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
             self.allow_moves();
-            self.consent(tcp);
         }
     }
 

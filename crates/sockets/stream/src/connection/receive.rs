@@ -302,8 +302,11 @@ impl Use {
     fn leave_kernel(self, bytes: usize) {
         if let Ok((mut receiver, tcp)) = self.receiver() {
             receiver.leave_kernel(bytes);
-            // The peer may have asked for a move during the call. A violation is found again by the next receive.
-            let _ = receiver.prepare(tcp);
+            if bytes > 0 {
+                // The peer may have asked for a move during the call. A violation is found again by the next receive.
+                // Where nothing was taken, the program's own call may still follow, as in `splice_to`.
+                let _ = receiver.prepare(tcp);
+            }
         }
     }
 }

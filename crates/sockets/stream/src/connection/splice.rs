@@ -14,36 +14,35 @@ use super::Received;
 const STEP_BYTES: usize = 65_536;
 
 impl Connection {
-    /// Moves up to `len_bytes` to a pipe, unless receives are the kernel's alone. `None` then: the kernel does it.
-    ///
-    /// # Errors
-    /// Those of `recv(2)`, and of `write(2)` to the pipe.
+    /// Moves up to `len_bytes` to a pipe, or leaves that to the kernel, if receives are the kernel's alone: the direction
+    /// does not move during the call then.
     pub fn splice_to(
         &'static self,
         fd: RawFd,
         pipe: BorrowedFd<'_>,
         len_bytes: usize,
         flags: SpliceFlags,
-    ) -> Option<Result<usize, Errno>> {
-        let is_plain = self.receiver.lock().is_none_or(|receiver| receiver.is_plain());
-        if is_plain {
-            return None;
+    ) -> Received {
+        let this = self.current_use(fd);
+        match this.receiver() {
+            Ok((mut receiver, _)) if receiver.is_plain() => {
+                receiver.enter_kernel();
+                return Received::Kernel(this.generation());
+            }
+            Ok(_) => {}
+            Err(error) => return Received::Done(Err(error)),
         }
         let mut bytes = vec![0_u8; len_bytes.min(STEP_BYTES)];
         let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
         let peek = MessageFlags::PEEK;
         // SAFETY: the span is that of a vector.
         let peeked = match unsafe { self.receive(fd, &spans, peek) } {
-            Received::Kernel(call) => {
-                self.use_of(fd, call).note_received(0);
-                return None;
-            }
             Received::Done(Ok(peeked)) => peeked,
-            Received::Done(Err(error)) => return Some(Err(error)),
+            kernels_or_failed => return kernels_or_failed,
         };
         let written = match write_to(pipe, &bytes[..peeked], flags) {
             Ok(written) => written,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Received::Done(Err(error)),
         };
         // What the pipe has taken is consumed; nobody else receives meanwhile, or the program has a race of its own.
         let taken = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: written }];
@@ -55,7 +54,7 @@ impl Connection {
                 let _ = unsafe { self.use_of(fd, call).receive_by_tcp(&taken, 0, flags) };
             }
         }
-        Some(Ok(written))
+        Received::Done(Ok(written))
     }
 }
 
