@@ -237,7 +237,9 @@ impl Lab {
     /// Returns the kernel modules that a guest needs, without their dependencies.
     pub(crate) fn modules(&self) -> Vec<&'static str> {
         let network: &[&str] = if self.has_network { &["virtio_pci", "virtio_net"] } else { &[] };
-        self.device.modules().iter().chain(network).copied().collect()
+        // A machine loads it when a program or a proxy looks a connection up; a guest has no such loader.
+        let look_ups = &["tcp_diag"];
+        self.device.modules().iter().chain(network).chain(look_ups).copied().collect()
     }
 
     /// Returns QEMU's arguments for a network device, which sends frames as datagrams between two sockets in a folder.
