@@ -14,8 +14,8 @@ use super::Received;
 const STEP_BYTES: usize = 65_536;
 
 impl Connection {
-    /// Moves up to `len_bytes` to a pipe, or leaves that to the kernel, if receives are the kernel's alone: the direction
-    /// does not move during the call then.
+    /// Moves up to `len_bytes` to a pipe, or leaves that to the kernel, if receives are the kernel's alone: the
+    /// direction does not move during the call then.
     pub fn splice_to(&'static self, fd: RawFd, pipe: BorrowedFd<'_>, len_bytes: usize, flags: SpliceFlags) -> Received {
         let this = self.current_use(fd);
         match this.receiver() {
