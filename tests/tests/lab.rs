@@ -246,8 +246,7 @@ fn redis(device: Device) {
 }
 
 #[test]
-#[ignore = "direct connections over a PCI device are forwarded, and end with their proxy: docs/results/connections.md"]
-fn killed_and_passed_on_direct_connections_under_vfio_do_not_block_the_device() {
+fn killed_stopped_and_passed_on_programs_under_vfio_do_not_block_the_device() {
     let report = committed("direct.sh").built(hand_on()).run().unwrap().must_succeed();
     must_be_passed_on(&report, 1);
 }
