@@ -186,18 +186,6 @@ fallback_reasons! {
         "remove the limit, and limit memory by the cgroup instead (MemoryMax=)";
 }
 
-/// Names that crate `socket` still has for what no program meets any more.
-#[allow(missing_docs, non_upper_case_globals)]
-impl FallbackReason {
-    pub const BacklogFull: Self = Self::HandshakeFailed;
-    pub const PeerRefused: Self = Self::AccessDenied;
-    pub const PlainClient: Self = Self::NoAnswer;
-    pub const UnsupportedCall: Self = Self::SocketOption;
-    pub const ConnectDenied: Self = Self::Sandbox;
-    pub const NoFreePort: Self = Self::ResourceLimit;
-    pub const NameTaken: Self = Self::HandshakeFailed;
-}
-
 const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);
 
 impl fmt::Display for FallbackReason {

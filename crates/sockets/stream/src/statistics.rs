@@ -106,11 +106,6 @@ impl Counters {
     pub fn count_wake(&self) {
         self.with(ConnectionSlot::count_wake);
     }
-
-    /// Notes another descriptor of the program for the connection.
-    pub fn note_descriptor(&self, fd: RawFd) {
-        self.with(|slot| slot.set_fd(fd));
-    }
 }
 
 fn open_slot(fd: RawFd, role: Role, reason: Option<FallbackReason>) -> ConnectionSlot {

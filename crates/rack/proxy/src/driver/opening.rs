@@ -258,8 +258,8 @@ fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequ
 fn errno_of(no_lane: &NoLane) -> Errno {
     match no_lane.reason {
         FallbackReason::NoListener => Errno::CONNREFUSED,
-        FallbackReason::BacklogFull => Errno::AGAIN,
-        FallbackReason::PeerRefused => Errno::ACCESS,
+        FallbackReason::HandshakeFailed => Errno::AGAIN,
+        FallbackReason::AccessDenied => Errno::ACCESS,
         _ => no_lane.errno.unwrap_or(Errno::CONNREFUSED),
     }
 }

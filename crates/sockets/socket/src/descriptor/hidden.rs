@@ -439,17 +439,6 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
         None
     })
 }
-
-/// Whether the process has had a connection or a listener with lanes, which a program that a child runs may inherit.
-static HAS_INHERITABLE: AtomicBool = AtomicBool::new(false);
-/// Creates the marker if there is anything that a program which a child runs could inherit. Otherwise that program
-/// would examine all of its descriptors in vain.
-pub fn prepare_inheritance() {
-    if HAS_INHERITABLE.load(Ordering::Relaxed) {
-        let _ = ensure_marker();
-    }
-}
-
 /// Creates the marker by which a program after `exec` knows that descriptors were left for it; see [`inherited`].
 ///
 /// # Errors

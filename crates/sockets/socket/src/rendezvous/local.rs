@@ -191,7 +191,7 @@ impl NoLane {
     pub(super) fn of_bind_error(errno: Errno) -> Self {
         match errno {
             Errno::ADDRINUSE => Self::with_errno(FallbackReason::PortInUse, errno),
-            Errno::ADDRNOTAVAIL => Self::with_errno(FallbackReason::NoFreePort, errno),
+            Errno::ADDRNOTAVAIL => Self::with_errno(FallbackReason::ResourceLimit, errno),
             _ => Self::resource_limit_or(FallbackReason::HandshakeFailed)(errno),
         }
     }
@@ -256,7 +256,7 @@ impl ConnectRequest {
         };
         let source = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
             Some(ip) if ip.is_ipv4() != destination.is_ipv4() => {
-                return Err(NoLane::new(FallbackReason::UnsupportedCall));
+                return Err(NoLane::new(FallbackReason::SocketOption));
             }
             Some(ip) => ip,
             None => {
@@ -345,7 +345,7 @@ pub(super) fn connect_lifeline(
 pub(super) fn check_trusted(lifeline: BorrowedFd<'_>) -> Result<(), NoLane> {
     match is_trusted(lifeline, None).map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))? {
         true => Ok(()),
-        false => Err(NoLane::with_errno(FallbackReason::PeerRefused, Errno::PERM)),
+        false => Err(NoLane::with_errno(FallbackReason::AccessDenied, Errno::PERM)),
     }
 }
 
@@ -430,9 +430,9 @@ pub(super) fn connect_to_first(
                 let _ = rack.try_remove_if_stale(name);
             }
             Err(Errno::NOENT) => {}
-            Err(errno @ Errno::AGAIN) => outcome = NoLane::with_errno(FallbackReason::BacklogFull, errno),
+            Err(errno @ Errno::AGAIN) => outcome = NoLane::with_errno(FallbackReason::HandshakeFailed, errno),
             Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
-                outcome = NoLane::with_errno(FallbackReason::PeerRefused, errno)
+                outcome = NoLane::with_errno(FallbackReason::AccessDenied, errno)
             }
             Err(errno) => outcome = NoLane::resource_limit_or(FallbackReason::HandshakeFailed)(errno),
         }

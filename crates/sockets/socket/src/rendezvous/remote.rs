@@ -67,7 +67,7 @@ impl ConnectRequest {
         let bound = self.source.map(canonical);
         let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
         if source.is_ipv4() != destination.is_ipv4() {
-            return Err(NoLane::new(FallbackReason::UnsupportedCall));
+            return Err(NoLane::new(FallbackReason::SocketOption));
         }
         Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
     }
@@ -333,8 +333,8 @@ fn apply_reply(mut connected: Box<Connected>, received: ReceivedReply) -> Result
             Ok(connected)
         }
         (ProxyReply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::new(FallbackReason::NoListener)),
-        (ProxyReply::Refused(Errno::AGAIN), None) => Err(NoLane::new(FallbackReason::BacklogFull)),
-        (ProxyReply::Refused(Errno::ACCESS), None) => Err(NoLane::new(FallbackReason::PeerRefused)),
+        (ProxyReply::Refused(Errno::AGAIN), None) => Err(NoLane::new(FallbackReason::HandshakeFailed)),
+        (ProxyReply::Refused(Errno::ACCESS), None) => Err(NoLane::new(FallbackReason::AccessDenied)),
         (ProxyReply::Refused(Errno::NETUNREACH), None) => Err(NoLane::new(FallbackReason::LinkDown)),
         (ProxyReply::Refused(errno @ Errno::ADDRINUSE), None) => {
             Err(NoLane::with_errno(FallbackReason::PortInUse, errno))

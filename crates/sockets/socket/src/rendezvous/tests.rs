@@ -146,7 +146,7 @@ fn sources_and_destinations_are_those_of_tcp() {
         let port = source.map_or(0, |source| address(source).port());
         assert!(port == 0 || tuple.local.port() == port);
     }
-    assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some("[::1]:9"))), FallbackReason::UnsupportedCall);
+    assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some("[::1]:9"))), FallbackReason::SocketOption);
     for bound in ["127.0.0.1:80", "0.0.0.0:80"] {
         assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some(bound))), FallbackReason::ToItself);
     }
@@ -158,7 +158,7 @@ fn a_source_port_of_an_existing_connection_is_in_use() {
     let _listener = fixture.listen("127.0.0.1:80");
     let _first = fixture.connect_from("127.0.0.1:80", Some("127.0.0.1:9")).unwrap();
     assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some("127.0.0.1:9"))), FallbackReason::PortInUse);
-    assert_eq!(NoLane::of_bind_error(Errno::ADDRNOTAVAIL).reason, FallbackReason::NoFreePort);
+    assert_eq!(NoLane::of_bind_error(Errno::ADDRNOTAVAIL).reason, FallbackReason::ResourceLimit);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn a_full_backlog_is_not_waited_for() {
         }
         assert!(waiting.len() < 10);
     };
-    assert_eq!(refusal.reason, FallbackReason::BacklogFull);
+    assert_eq!(refusal.reason, FallbackReason::HandshakeFailed);
 }
 
 /// Connects to a listener as a program without the library does; `name` is bound before.

@@ -149,12 +149,12 @@ fn the_reason_for_a_missing_lane_is_reported() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
-    let monitor = monitor(&rack, ListenerResponse::Unavailable(FallbackReason::PeerRefused), || ());
-    assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PeerRefused);
+    let monitor = monitor(&rack, ListenerResponse::Unavailable(FallbackReason::AccessDenied), || ());
+    assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::AccessDenied);
     monitor.join().unwrap();
     for (errno, reason) in [
         (Errno::CONNREFUSED, FallbackReason::NoListener),
-        (Errno::AGAIN, FallbackReason::BacklogFull),
+        (Errno::AGAIN, FallbackReason::HandshakeFailed),
         (Errno::NETUNREACH, FallbackReason::LinkDown),
         (Errno::IO, FallbackReason::HandshakeFailed),
     ] {
