@@ -19,12 +19,6 @@ use system_tests::process::{Stopped, signal};
 use system_tests::script::{CLIENT, ECHO};
 use system_tests::{LocalNodes, Process, WAIT_MAX, paths, wait_for};
 
-/// Skips the tests that do not pass yet.
-fn is_pending(reason: &str) -> bool {
-    println!("pending: {reason}");
-    true
-}
-
 /// Room for two windows of the usual size.
 const FILE_BYTES: u64 = 16 << 20;
 
@@ -222,9 +216,6 @@ fn wait_for_words(client: &Process, what: &str, before: usize) {
 
 #[test]
 fn direct_connections_survive_killed_proxies_and_monitors() {
-    if crate::is_pending("its connections are not direct: they end with their proxies") {
-        return;
-    }
     let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(1, ECHO);
     let client = pair.client(TALK, port, "words");

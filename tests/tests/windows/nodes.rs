@@ -16,8 +16,8 @@ use fabric::{Coherence, Link, train_both};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
-use segment::Segment;
-use socket::rendezvous::monitor::{ListenerResponse, PACKET_BYTES_MAX, SOCKET_NAME, decode_query};
+use segment::SPAN_BYTES;
+use socket::rack::monitor::{ListenerResponse, PACKET_BYTES_MAX, SOCKET_NAME, decode_query};
 use system_tests::script::{COMMON, client_that};
 use system_tests::{Process, Rack, WAIT_MAX, paths, port, wait_for};
 use tempfile::TempDir;
@@ -26,7 +26,6 @@ pub const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;
 const CONTROL_BYTES: u64 = 64 << 10;
 const DATA_BYTES: u64 = 4 << 20;
-const PAGE_BYTES: u64 = 4096;
 
 /// Connections through the proxies, and connections whose programs store into windows themselves: over links as fast as
 /// their memory, over a modelled link, and over memory that is not ordinary memory, for both nodes or for one of them.
@@ -364,12 +363,7 @@ impl Node {
         let entry = |slot: usize| NodeEntry { name: NODES[slot].to_owned(), address: address(slot).into() };
         let partition = |class| Partition { class, core: settings.core };
         let end_bytes = CONTROL_BYTES + DATA_BYTES;
-        let is_modelled = settings.timing.is_some();
-        let spans = Spans {
-            offset_bytes: if is_modelled { end_bytes + PAGE_BYTES } else { end_bytes },
-            span_bytes: Segment::window_bytes(is_modelled) as u64,
-            count: settings.spans,
-        };
+        let spans = Spans { offset_bytes: end_bytes, span_bytes: SPAN_BYTES as u64, count: settings.spans };
         monitor.send(&ToProxy::Configure(Box::new(Configuration {
             version: VERSION,
             own_slot: own as u8,

@@ -161,9 +161,11 @@ impl Channel {
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(some) = message {
-                // The last close of a socket with this option waits.
+                // The last close of a socket with a time for this option waits. Without a time it resets at once.
                 descriptors.extend(some.inspect(|one| {
-                    let _ = sockopt::set_socket_linger(one, None);
+                    if sockopt::socket_linger(one).is_ok_and(|limit| limit.is_some_and(|limit| !limit.is_zero())) {
+                        let _ = sockopt::set_socket_linger(one, None);
+                    }
                 }));
             }
         }
@@ -221,6 +223,20 @@ mod tests {
         assert!(matches!(other.receive::<String>(), Ok(Received::Nothing)));
         drop(one);
         assert!(matches!(other.receive::<String>(), Ok(Received::Ended)));
+    }
+
+    #[test]
+    fn a_socket_that_resets_when_it_is_closed_still_does_after_it_was_passed() {
+        let (one, other) = Channel::pair().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let passed = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        sockopt::set_socket_linger(&passed, Some(std::time::Duration::ZERO)).unwrap();
+        one.send(&"socket", &[passed.as_fd()]).unwrap();
+        drop(passed);
+        let Received::Message(_, descriptors) = other.receive::<String>().unwrap() else { panic!("nothing came") };
+        drop(descriptors);
+        assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! * [`SilenceTimer`]: when a peer that is not heard counts as lost.
 //!
 //! Programs query the listeners of other nodes at the same socket as the command line. The format of these queries is
-//! in `socket::rendezvous::monitor`, which must not depend on libc.
+//! in `socket::rack::monitor`, which must not depend on libc.
 
 mod channel;
 pub mod command;

@@ -18,7 +18,7 @@
 //!                                  ◄──────────────────────── PeerLeft{peer, epoch}: the peer has left the epoch
 //!   device again, when a peer's bells have changed ───────►   updates its mapping
 //!   Change{nodes, access} ────────────────────────────────►   nodes that have joined, rules for new connections
-//!                                  ◄──────────────────────── Deposit{connection}, with a descriptor: outlives it
+//!                                  ◄──────────────────────── Deposit{connection}, with descriptors: outlives it
 //!                                  ◄──────────────────────── Withdraw{peer, span}: the connection has ended
 //!   Stop ─────────────────────────────────────────────────►   ends
 //! ```
@@ -27,11 +27,10 @@
 //! and kills a proxy that does not answer in time. If the proxy ends by itself, the monitor takes all links down,
 //! starts another proxy and trains the links again.
 //!
-//! Direct connections, whose programs store into the windows themselves, survive the end of the monitor or the proxy.
-//! For each of them the monitor holds a duplicate of the remote endpoint of the lifeline, and sends it to the next
-//! proxy ([`ToProxy::Retained`]). If the channel closes without a `Stop`, the monitor has died. A proxy with
-//! connections that can be retained then continues, and waits at [`Configuration::successor_socket`] for the next
-//! monitor:
+//! Connections whose programs store into the windows themselves survive the end of the monitor or the proxy. For each
+//! of them the monitor holds duplicates of the proxy's two descriptors, and sends them to the next proxy
+//! ([`ToProxy::Retained`]). If the channel closes without a `Stop`, the monitor has died. A proxy with connections that
+//! can be retained then continues, and waits at [`Configuration::successor_socket`] for the next monitor:
 //!
 //! ```text
 //!   next monitor                                               proxy
@@ -52,7 +51,7 @@ use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError, counters};
 
 /// Version of the protocol. Monitor and proxy must be of the same release.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The proxy's endpoint of the channel: standard input, a number that needs no agreement with the parent.
 pub const DESCRIPTOR: i32 = 0;
 /// Maximum number of descriptors of a device: memory, registers, and a bell for each vector of each client.
@@ -63,7 +62,8 @@ const DEVICE_DESCRIPTORS_MAX: usize = 16_384;
 pub enum ToProxy {
     /// The configuration. It is the first message.
     Configure(Box<Configuration>),
-    /// Retained connections of an earlier proxy, with a descriptor for each in the same order. Sent before the device.
+    /// Retained connections of an earlier proxy, with the descriptors of each in the same order. Sent before the
+    /// device.
     #[serde(rename = "Kept")]
     Retained(Vec<RetainedConnection>),
     /// Carries some of the descriptors of the device that follows.
@@ -181,11 +181,11 @@ pub enum FromProxy {
     },
     /// Counters of the proxy.
     Report(Report),
-    /// The monitor is to hold the attached descriptor for the next proxy.
+    /// The monitor is to hold the attached descriptors for the next proxy ([`RetainedDescriptors`]).
     Deposit(RetainedConnection),
-    /// Several [`FromProxy::Deposit`], with a descriptor for each in the same order, sent to a new monitor.
+    /// Several [`FromProxy::Deposit`], with the descriptors of each in the same order, sent to a new monitor.
     Deposits(Vec<RetainedConnection>),
-    /// The monitor is to close the descriptor of a connection.
+    /// The monitor is to close the descriptors of a connection.
     Withdraw {
         /// The peer's slot.
         peer: u8,
@@ -208,8 +208,8 @@ pub enum LinkLossPolicy {
     RetainAll,
 }
 
-/// A direct connection that outlives a proxy. Together with the remote endpoint of the program's lifeline, a
-/// descriptor, it is all that another proxy needs to continue.
+/// A connection with a span that outlives a proxy. Together with its [`RetainedDescriptors`], it is all that another
+/// proxy needs to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetainedConnection {
     /// The peer's slot.
@@ -218,10 +218,47 @@ pub struct RetainedConnection {
     pub span: u32,
     /// Number of the connection, which both proxies use.
     pub number: u32,
+    /// Ports of the client and of the server, by which programs know the connection.
+    pub ports: [u16; 2],
+}
+
+/// The descriptors of a retained connection: the TCP socket to the program of this node, and the bell by which both
+/// wake each other. While they are open, the connection stays, whatever the proxy does.
+#[derive(Clone, Debug)]
+pub struct RetainedDescriptors<F = OwnedFd> {
+    /// The TCP socket.
+    pub socket: F,
+    /// The bell.
+    pub bell: F,
+}
+
+impl<F> RetainedDescriptors<F> {
+    /// Returns the descriptors of connections from those of a message about them.
+    pub fn of_message(descriptors: Vec<F>) -> impl Iterator<Item = Self> {
+        let mut descriptors = descriptors.into_iter();
+        std::iter::from_fn(move || Some(Self { socket: descriptors.next()?, bell: descriptors.next()? }))
+    }
+}
+
+impl RetainedDescriptors {
+    /// Returns duplicates of both.
+    ///
+    /// # Errors
+    /// The error of the kernel.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self { socket: self.socket.try_clone()?, bell: self.bell.try_clone()? })
+    }
+}
+
+impl<F: AsFd> RetainedDescriptors<F> {
+    /// Returns both, in the order of a message.
+    pub fn as_fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.socket.as_fd(), self.bell.as_fd()]
+    }
 }
 
 /// A message from a proxy whose monitor has died to the next monitor. The first one contains the configuration. If the
-/// monitor does not adopt the proxy, further ones contain retained connections with a descriptor for each in the same
+/// monitor does not adopt the proxy, further ones contain retained connections with the descriptors of each in the same
 /// order, until the channel closes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Handover {
@@ -490,12 +527,12 @@ pub fn send_device(channel: &Channel, bytes: Vec<u8>, descriptors: &[OwnedFd]) -
 /// As [`Channel::send`].
 pub fn send_retained<M: Serialize>(
     channel: &Channel,
-    connections: &[(RetainedConnection, BorrowedFd<'_>)],
+    connections: &[(RetainedConnection, [BorrowedFd<'_>; 2])],
     message_of: impl Fn(Vec<RetainedConnection>) -> M,
 ) -> Result<(), ChannelError> {
-    for some in connections.chunks(DESCRIPTORS_MAX) {
-        let (batch, descriptors): (Vec<RetainedConnection>, Vec<BorrowedFd<'_>>) = some.iter().copied().unzip();
-        channel.send(&message_of(batch), &descriptors)?;
+    for some in connections.chunks(DESCRIPTORS_MAX / 2) {
+        let (batch, descriptors): (Vec<RetainedConnection>, Vec<[BorrowedFd<'_>; 2]>) = some.iter().copied().unzip();
+        channel.send(&message_of(batch), descriptors.as_flattened())?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use control::monitor::{Request, Response};
 use control::proxy::ToProxy;
-use socket::rendezvous::monitor::ListenerResponse;
+use socket::rack::monitor::ListenerResponse;
 use stats_page::FallbackReason;
 use tracing::info;
 

@@ -50,7 +50,7 @@ impl Clients {
     /// number is the error.
     pub fn next_request(&mut self, number: u64) -> Result<Option<ClientRequest>, u64> {
         let Some(packet) = self.0.receive_packet(number).map_err(|Ended| number)? else { return Ok(None) };
-        if let Some(address) = socket::rendezvous::monitor::decode_query(&packet) {
+        if let Some(address) = socket::rack::monitor::decode_query(&packet) {
             return Ok(Some(ClientRequest::RemoteListener(address)));
         }
         match Versioned::decode(&packet, VERSION) {
@@ -65,7 +65,7 @@ impl Clients {
     }
 
     /// Answers the query of a program.
-    pub fn answer_query(&self, number: u64, answer: socket::rendezvous::monitor::ListenerResponse) {
+    pub fn answer_query(&self, number: u64, answer: socket::rack::monitor::ListenerResponse) {
         if let Some(channel) = self.0.channel(number) {
             // Sending fails if the program has ended, or if it does not read its answers.
             let _ = channel.send_packet(answer.encode().as_bytes(), &[]);
@@ -104,13 +104,13 @@ mod tests {
         clients.accept();
         let number = only(&clients);
         let address = "127.77.0.2:80".parse().unwrap();
-        program.send_packet(socket::rendezvous::monitor::encode_query(address).as_bytes(), &[]).unwrap();
+        program.send_packet(socket::rack::monitor::encode_query(address).as_bytes(), &[]).unwrap();
         assert!(
             matches!(clients.next_request(number), Ok(Some(ClientRequest::RemoteListener(found))) if found == address)
         );
         clients.answer_query(
             number,
-            socket::rendezvous::monitor::ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() },
+            socket::rack::monitor::ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() },
         );
         let Received::Message(packet, _) = program.receive_packet().unwrap() else { panic!("no answer") };
         assert_eq!(packet, b"ready 127.77.0.1");

@@ -3,14 +3,11 @@
 use std::path::Path;
 
 use fabric::Coherence;
-use fabric::device::{Device, DeviceConfig, DeviceError, DeviceLayout, NodeSlot, PciAccess, VECTORS_MAX};
+use fabric::device::{Caching, Device, DeviceConfig, DeviceError, DeviceLayout, NodeSlot, PciAccess, VECTORS_MAX};
 use rack::{Backend, PciMode, Rack, RunDir, Trust};
-use segment::Segment;
-use socket::rendezvous;
-use socket::rendezvous::handshake::WindowSpans;
+use segment::window::{self, WindowSpans};
 
-const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
-const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u64);
+const _: () = assert!(rack::SPAN_BYTES == segment::SPAN_BYTES as u64);
 
 /// Returns the bytes of memory for all windows of a rack.
 ///
@@ -138,8 +135,14 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     if let Some(obstacle) = device.lease_obstacle() {
         return Some(obstacle.to_owned());
     }
+    if rack.link.is_some() {
+        return Some("its link is modelled, and programs read back what they have written".to_owned());
+    }
+    if device.caching() != Caching::Cached {
+        return Some(format!("its memory is {}, and programs read back what they have written", device.caching()));
+    }
     let (memory, _) = device.windows_in_memory(peer);
-    match rendezvous::may_lease(memory) {
+    match window::may_lease(memory) {
         Ok(true) => span_obstacle(rack, device, peer),
         Ok(false) => Some("its memory is a file, which could be truncated while programs use it".to_owned()),
         Err(errno) => Some(format!("its memory cannot be examined: {errno}")),
@@ -156,13 +159,9 @@ fn span_obstacle(rack: &Rack, device: &Device, peer: NodeSlot) -> Option<String>
         return Some(format!("its {end_bytes} bytes are not a multiple of the alignment of {align_bytes} bytes"));
     }
     let offset_bytes = rack.window_layout().spans?.offset_bytes;
-    let place = WindowSpans {
-        alignment,
-        caching: device.caching(),
-        ..WindowSpans::new(inbound + offset_bytes, outbound + offset_bytes)
-    };
+    let place = WindowSpans { alignment, ..WindowSpans::new(inbound + offset_bytes, outbound + offset_bytes) };
     let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
-    rendezvous::try_map_spans(memory, place).err().map(failed)
+    window::map(memory, place).err().map(failed)
 }
 
 #[cfg(test)]
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_not_given_memory_of_a_file_that_can_be_truncated() {
+    fn programs_are_not_given_memory_that_can_be_truncated_or_read_wrongly() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
         let obstacle = |coherence, trust| {
@@ -216,8 +215,11 @@ mod tests {
             direct_obstacle(&rack, &device)
         };
         assert_eq!(obstacle(rack::Coherence::Coherent, Trust::Proxy), None);
-        for coherence in [rack::Coherence::Coherent, rack::Coherence::NonCoherent] {
-            assert!(obstacle(coherence, Trust::Direct).unwrap().contains("is a file"));
+        for (coherence, why) in
+            [(rack::Coherence::Coherent, "is a file"), (rack::Coherence::NonCoherent, "is non-coherent")]
+        {
+            let obstacle = obstacle(coherence, Trust::Direct).unwrap();
+            assert!(obstacle.contains(why), "{obstacle}");
         }
     }
 

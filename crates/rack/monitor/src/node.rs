@@ -33,6 +33,7 @@ use crate::rack_subscription::RackSubscription;
 use crate::registry::Registry;
 use crate::retained_connections::RetainedConnections;
 use crate::settings::MonitorSettings;
+use socket::rack::key::RackKey;
 
 /// Interval at which state is polled that has no descriptor to wait for.
 const POLL_INTERVAL_NS: u64 = 1_000_000_000;
@@ -47,7 +48,6 @@ pub struct Monitor {
     polled_at_ns: u64,
     heartbeat_sent_at_ns: u64,
     /// Whether inotify has reported the end of a listener of this node.
-    listener_may_be_gone: bool,
     /// The node's lock, held while this monitor lives.
     _pid: File,
 }
@@ -62,8 +62,9 @@ impl Monitor {
         let run_dir = settings.node_run_dir();
         let node = settings.node().clone();
         let directory = run_dir.directory.display().to_string();
-        let registry = Registry::open(&run_dir.directory, settings.rack.nodes.len(), settings.serves_all_users())
-            .map_err(system_error(&directory))?;
+        // Creates the directory too.
+        RackKey::of_rack(&run_dir.directory).map_err(system_error(&directory))?;
+        let registry = Registry::new(settings.rack.nodes.len(), settings.serves_all_users());
         let pid = lock_pid_file(&run_dir, &node.name)?;
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let subscription = RackSubscription::acquire(&settings, started_at_ns)?;
@@ -99,15 +100,7 @@ impl Monitor {
             direct_obstacle,
             is_stopping: false,
         };
-        Ok(Self {
-            state,
-            started: Instant::now(),
-            doorbell,
-            polled_at_ns: 0,
-            heartbeat_sent_at_ns: 0,
-            listener_may_be_gone: false,
-            _pid: pid,
-        })
+        Ok(Self { state, started: Instant::now(), doorbell, polled_at_ns: 0, heartbeat_sent_at_ns: 0, _pid: pid })
     }
 
     /// Runs the event loop until a client requests to stop, or `stop` is readable.
@@ -155,7 +148,7 @@ impl Monitor {
         let now_ns = self.now_ns();
         let remaining_ns = self.due_ns(now_ns).saturating_sub(now_ns);
         let state = &self.state;
-        let mut descriptors = vec![stop, state.registry.descriptor()];
+        let mut descriptors = vec![stop];
         let (listener, clients) = state.clients.descriptors();
         descriptors.push(listener);
         descriptors.extend(clients.map(|(_, descriptor)| descriptor));
@@ -171,8 +164,7 @@ impl Monitor {
             Timespec { tv_sec: (remaining_ns / 1_000_000_000) as i64, tv_nsec: (remaining_ns % 1_000_000_000) as i64 };
         // The result is not needed: the next iteration checks everything.
         let _ = poll(&mut polled, Some(&timeout));
-        let [stopped, listener_gone] = [0, 1].map(|index: usize| !polled[index].revents().is_empty());
-        (self.state.is_stopping, self.listener_may_be_gone) = (stopped, listener_gone);
+        self.state.is_stopping = !polled[0].revents().is_empty();
     }
 
     /// Returns the earliest deadline.
@@ -199,14 +191,14 @@ impl Monitor {
             self.heartbeat_sent_at_ns = now_ns;
             state.device.heartbeat();
         }
-        if !self.listener_may_be_gone && now_ns < self.polled_at_ns + POLL_INTERVAL_NS {
+        if now_ns < self.polled_at_ns + POLL_INTERVAL_NS {
             return;
         }
         self.polled_at_ns = now_ns;
         if !state.proxy.check_alive(now_ns) {
             state.end_proxy("killed because it hangs", now_ns);
         }
-        if state.registry.has_subscriptions() || self.listener_may_be_gone {
+        if state.registry.has_subscriptions() {
             let vanished = state.registry.vanished();
             state.neighbours.withdraw(vanished);
         }

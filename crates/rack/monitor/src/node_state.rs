@@ -6,7 +6,7 @@ use control::MetricsServer;
 use control::proxy::ToProxy;
 use fabric::Epoch;
 use fabric::device::{Device, DeviceEvent};
-use socket::rendezvous::monitor::ListenerResponse;
+use socket::rack::monitor::ListenerResponse;
 use tracing::{error, info, warn};
 
 use crate::clients::Clients;

@@ -274,11 +274,10 @@ impl ProxyChild {
                         self.report.clone_from(report);
                     }
                     FromProxy::Deposit(connection) => {
-                        descriptors.into_iter().for_each(|lifeline| self.retained.deposit(*connection, lifeline));
+                        self.retained.deposit_all(vec![*connection], descriptors);
                     }
                     FromProxy::Deposits(all) => {
-                        let all = all.iter().zip(descriptors);
-                        all.for_each(|(connection, lifeline)| self.retained.deposit(*connection, lifeline));
+                        self.retained.deposit_all(all.clone(), descriptors);
                     }
                     FromProxy::Withdraw { peer, span } => self.retained.withdraw(*peer, *span),
                     _ => {}

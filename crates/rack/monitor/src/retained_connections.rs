@@ -1,12 +1,14 @@
-//! Connections that outlive a proxy: the remote endpoints of the lifelines of direct connections. While such an
-//! endpoint is open, the program's descriptor stays connected.
+//! Connections that outlive a proxy: the descriptors of the connections whose programs store into windows themselves.
+//! While these are open, the program's socket stays connected.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use control::proxy::{Configuration, Handover, RetainedConnection, ToProxy, VERSION, send_retained};
+use control::proxy::{
+    Configuration, Handover, RetainedConnection, RetainedDescriptors, ToProxy, VERSION, send_retained,
+};
 use control::{Channel, ChannelError, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
@@ -21,7 +23,7 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Retained connections by peer and span, which identify a connection.
 #[derive(Debug, Default)]
 pub struct RetainedConnections {
-    connections: BTreeMap<(u8, u32), (RetainedConnection, OwnedFd)>,
+    connections: BTreeMap<(u8, u32), (RetainedConnection, RetainedDescriptors)>,
 }
 
 impl RetainedConnections {
@@ -71,10 +73,7 @@ impl RetainedConnections {
                     }
                 }
                 Received::Message(Handover { version: VERSION, connections, .. }, descriptors) => {
-                    connections
-                        .into_iter()
-                        .zip(descriptors)
-                        .for_each(|(connection, lifeline)| self.deposit(connection, lifeline));
+                    self.deposit_all(connections, descriptors);
                 }
                 Received::Message(Handover { version, .. }, _) => {
                     return Err(format!("it is of another release (version {version}, here {VERSION})"));
@@ -90,11 +89,13 @@ impl RetainedConnections {
         }
     }
 
-    /// Adds a connection with the remote endpoint of its lifeline.
-    pub fn deposit(&mut self, connection: RetainedConnection, lifeline: OwnedFd) {
-        let key = (connection.peer, connection.span);
-        if self.connections.len() < RETAINED_MAX || self.connections.contains_key(&key) {
-            self.connections.insert(key, (connection, lifeline));
+    /// Adds connections with the descriptors that a message had for them.
+    pub fn deposit_all(&mut self, connections: Vec<RetainedConnection>, descriptors: Vec<OwnedFd>) {
+        for (connection, descriptors) in connections.into_iter().zip(RetainedDescriptors::of_message(descriptors)) {
+            let key = (connection.peer, connection.span);
+            if self.connections.len() < RETAINED_MAX || self.connections.contains_key(&key) {
+                self.connections.insert(key, (connection, descriptors));
+            }
         }
     }
 
@@ -118,8 +119,8 @@ impl RetainedConnections {
     /// # Errors
     /// As [`Channel::send`].
     pub fn send_all(&self, channel: &Channel) -> Result<(), ChannelError> {
-        let all: Vec<(RetainedConnection, BorrowedFd<'_>)> =
-            self.connections.values().map(|(connection, lifeline)| (*connection, lifeline.as_fd())).collect();
+        let all: Vec<(RetainedConnection, [BorrowedFd<'_>; 2])> =
+            self.connections.values().map(|(connection, descriptors)| (*connection, descriptors.as_fds())).collect();
         send_retained(channel, &all, ToProxy::Retained)
     }
 }
@@ -137,16 +138,17 @@ fn kill_peer(channel: &Channel) {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     fn connection(span: u32) -> RetainedConnection {
-        RetainedConnection { peer: 1, span, number: 100 + span }
+        RetainedConnection { peer: 1, span, number: 100 + span, ports: [40_000, 80] }
     }
 
-    /// Returns both endpoints of a lifeline: the program's and the proxy's.
-    fn lifeline() -> (UnixStream, OwnedFd) {
-        let (program, proxy_end) = UnixStream::pair().unwrap();
-        (program, proxy_end.into())
+    /// Returns the program's end of a connection, and the descriptors of the proxy's.
+    fn ends() -> ([UnixStream; 2], [OwnedFd; 2]) {
+        let [(socket, proxys), (bell, other)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        ([socket, bell], [proxys.into(), other.into()])
     }
 
     #[test]
@@ -154,42 +156,44 @@ mod tests {
         let mut retained = RetainedConnections::default();
         let mut programs = Vec::new();
         for span in 0..450 {
-            let (program, proxy_end) = lifeline();
-            retained.deposit(connection(span), proxy_end);
+            let (program, proxys) = ends();
+            retained.deposit_all(vec![connection(span)], proxys.into());
             programs.push(program);
         }
         retained.withdraw(1, 7);
         retained.withdraw(2, 8);
-        assert_eq!((retained.len(), programs[7].read(&mut [0]).unwrap()), (449, 0));
+        assert_eq!((retained.len(), programs[7][1].read(&mut [0]).unwrap()), (449, 0));
         let (own, proxys) = Channel::pair().unwrap();
         retained.send_all(&own).unwrap();
         retained.clear();
         let mut given = Vec::new();
         while let Received::Message(ToProxy::Retained(some), descriptors) = proxys.receive().unwrap() {
-            given.extend(some.into_iter().zip(descriptors));
+            given.extend(some.into_iter().zip(RetainedDescriptors::of_message(descriptors)));
         }
         assert!(given.iter().map(|(connection, _)| *connection).eq((0..450).filter(|span| *span != 7).map(connection)));
-        for (connection, proxy_end) in given {
-            UnixStream::from(proxy_end).write_all(&connection.span.to_le_bytes()).unwrap();
-            let mut bytes = [0; 4];
-            programs[connection.span as usize].read_exact(&mut bytes).unwrap();
-            assert_eq!(u32::from_le_bytes(bytes), connection.span);
+        for (connection, RetainedDescriptors { socket, bell }) in given {
+            for (which, descriptor) in [socket, bell].into_iter().enumerate() {
+                UnixStream::from(descriptor).write_all(&connection.span.to_le_bytes()).unwrap();
+                let mut bytes = [0; 4];
+                programs[connection.span as usize][which].read_exact(&mut bytes).unwrap();
+                assert_eq!(u32::from_le_bytes(bytes), connection.span);
+            }
         }
     }
 
     #[test]
     fn a_handover_is_accepted_from_the_same_release_only() {
         let _no_child = test_support::spawn::forbid();
-        let (program, proxy_end) = lifeline();
+        let (program, proxys) = ends();
         let (one, other) = Channel::pair().unwrap();
         let hand_over = |connections| Handover { version: VERSION, configuration: None, connections };
-        send_retained(&one, &[(connection(3), proxy_end.as_fd())], hand_over).unwrap();
-        drop((one, proxy_end));
+        send_retained(&one, &[(connection(3), proxys.each_ref().map(AsFd::as_fd))], hand_over).unwrap();
+        drop((one, proxys));
         let mut retained = RetainedConnections::default();
         assert_eq!(retained.take_over(&other, None, HANDOVER_TIMEOUT), Ok(false));
         assert_eq!(retained.len(), 1);
-        program.set_nonblocking(true).unwrap();
-        assert!((&program).read(&mut [0]).is_err(), "not at its end");
+        program[0].set_nonblocking(true).unwrap();
+        assert!((&program[0]).read(&mut [0]).is_err(), "not at its end");
 
         let (one, other) = Channel::pair().unwrap();
         one.send(&Handover { version: VERSION + 1, ..hand_over(Vec::new()) }, &[]).unwrap();

@@ -32,7 +32,7 @@ impl NodeState {
             proxy: self.proxy.process().map(|(pid, is_ready)| Proxy { pid, is_ready }),
             proxy_restarts: self.proxy.restarts(),
             links: self.neighbours.iter().map(|neighbour| self.link(neighbour)).collect(),
-            listeners: self.registry.listeners(LISTENERS_SHOWN_MAX),
+            listeners: self.registry.listeners(node.address).into_iter().take(LISTENERS_SHOWN_MAX).collect(),
             remote_listeners: self.listener_queries.ready().take(LISTENERS_SHOWN_MAX).collect(),
             etcd: self.subscription.as_ref().map(|subscription| subscription.status.clone()),
         }

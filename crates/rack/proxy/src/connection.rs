@@ -1,6 +1,6 @@
 //! The state of one connection in an engine.
 
-use crate::frame::{ConnectionNumber, OPEN_PAYLOAD_BYTES_MAX, Resumption};
+use crate::frame::{Carried, ConnectionNumber, OPEN_PAYLOAD_BYTES_MAX, Resumption};
 use crate::local::{Broken, Input, LocalEndpoint};
 use crate::placement::{Class, TrafficHistory};
 use crate::retransmit::RetransmitBuffer;
@@ -59,7 +59,7 @@ pub(crate) enum StreamEnd {
 /// What a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitState {
-    /// A frame of the peer, or an event of its lifeline.
+    /// A frame of the peer, or an event of its descriptors.
     Idle,
     /// Input of the program, for which every poll checks.
     Polled,
@@ -118,15 +118,11 @@ pub(crate) struct Connection<L> {
     pub due: Due,
     /// The error number of a refusal or a reset.
     pub errno: u32,
-    /// Whether it is a direct connection; see `engine::direct`.
-    pub is_direct: bool,
     /// Whether its programs may move its bytes to a span; see `engine::with_span`.
     pub has_span: bool,
 
     /// The class of the partition in which this node sends.
     pub class: Class,
-    /// Whether its program was asked to yield between copies.
-    pub is_yielding: bool,
     /// The class that the next `Move` announces.
     pub class_next: Class,
     pub sent: u64,
@@ -134,7 +130,7 @@ pub(crate) struct Connection<L> {
     pub retransmit: RetransmitBuffer,
     /// After a lost link: the peer has not resumed the connection yet.
     pub is_resuming: bool,
-    /// When that link was lost; only for direct connections.
+    /// When that link was lost; only for connections with a span.
     pub lost_ns: u64,
     /// The frame that ends the connection, once it is over.
     pub final_frame: Due,
@@ -172,10 +168,8 @@ impl<L> Connection<L> {
             local: None,
             due: Due::default(),
             errno: 0,
-            is_direct: false,
             has_span: false,
             class: Class::Latency,
-            is_yielding: false,
             class_next: Class::Latency,
             sent: 0,
             retransmit: RetransmitBuffer::default(),
@@ -204,6 +198,11 @@ impl<L> Connection<L> {
     #[inline]
     pub(crate) fn credit_bytes(&self) -> usize {
         usize::try_from(self.send_limit.saturating_sub(self.sent)).unwrap_or(usize::MAX)
+    }
+
+    /// Returns whether the peer has to confirm what was carried before anything is (`engine::suspended`).
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.has_span && self.is_resuming
     }
 
     /// Returns the due frames that may be sent now.
@@ -239,8 +238,19 @@ impl<L> Connection<L> {
     }
 
     /// Returns this end's state for a `Resume`, other than the position received.
-    pub(crate) fn resumption(&self) -> Resumption {
+    fn resumption(&self) -> Resumption {
         Resumption { limit: self.granted as u32, has_end: self.in_end == StreamEnd::Finished }
+    }
+
+    /// Returns the payload of the frame by which this end resumes.
+    pub(crate) fn resumption_payload(&mut self) -> Vec<u8>
+    where
+        L: LocalEndpoint,
+    {
+        if !self.has_span {
+            return self.resumption().encode().to_vec();
+        }
+        self.local.as_mut().and_then(L::carried).unwrap_or(Carried::UNKNOWN).encode().to_vec()
     }
 
     /// Returns the number of bytes that were consumed from the program and must be sent, for the first time or again.

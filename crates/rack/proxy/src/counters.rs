@@ -28,7 +28,7 @@ counters! {
         pub moves: u64,
         /// Times that a connection was parked.
         pub parks: u64,
-        /// Lifeline events.
+        /// Events of descriptors of connections.
         pub wakes: u64,
         /// Times that the peer slept and was woken.
         pub rings_peer: u64,

@@ -12,11 +12,10 @@
 //!   `idle` (when it blocks) and `coarse_clock`.
 //! * `link_engine`: an engine over the partitions of a link (`dyn_engine`, `link_partitions`).
 //! * `failover`: engines that have lost their link, over kernel TCP.
-//! * `awaiting_link`: direct connections without a link.
-//! * `program_endpoint`: the proxy's endpoint of a connection: a `segment_endpoint`, whose bytes the proxies forward, a
-//!   `direct_endpoint`, with a span of the `span_pool`, or a `tcp_endpoint`, whose bytes the proxies forward too. Its
-//!   program has connected to a `tcp_listener`, or is a server to which `tcp_server` has connected, from one of the
-//!   `source_ports`; `connecting`: connects to servers whose queue is full.
+//! * `awaiting_link`: connections with a span without a link.
+//! * `tcp_endpoint`: the proxy's endpoint of a connection, which may have a span of the `span_pool`. Its program has
+//!   connected to a `tcp_listener`, or is a server to which `tcp_server` has connected, from one of the `source_ports`;
+//!   `connecting`: connects to servers whose queue is full.
 //! * `shared`: what all threads share; `engine_plan`, `open_payload`, `monitor_channel`, `wakeup`, `error`.
 
 mod acceptor;
@@ -24,7 +23,6 @@ mod awaiting_link;
 mod coarse_clock;
 mod command;
 mod connecting;
-mod direct_endpoint;
 mod dyn_engine;
 mod engine_plan;
 mod engine_table;
@@ -39,8 +37,6 @@ mod monitor_channel;
 mod open_payload;
 mod opening;
 mod process;
-mod program_endpoint;
-mod segment_endpoint;
 mod shared;
 mod source_ports;
 mod span_pool;

@@ -96,17 +96,16 @@ pub enum FrameKind {
     Resume = 10,
     /// Acknowledges a `Refused`, `Close` or `Reset`, which then need not be repeated.
     EndAck = 11,
-    /// As `Opened`, for a direct connection in the span that its `Open` proposed.
-    Placed = 12,
-    /// The sender's program has stored into the window of a connection whose other program sleeps.
-    Ring = 13,
-    /// After a lost link: the sender still has this direct connection. Aux is the index of its span.
-    ResumeDirect = 14,
     /// As `Opened`, for a connection whose bytes the proxies forward until its programs move them to the span that its
     /// `Open` proposed.
-    OpenedWithSpan = 15,
+    OpenedWithSpan = 12,
+    /// The sender's program has stored into the window of such a connection, whose other program sleeps.
+    Ring = 13,
     /// The sender's program does not use the span of such a connection any more.
-    Left = 16,
+    Left = 14,
+    /// After a lost link: the sender still has such a connection. Aux is the index of its span, the payload a
+    /// [`Carried`].
+    ResumeWithSpan = 15,
 }
 
 /// A frame without its payload.
@@ -154,7 +153,7 @@ pub enum FrameError {
 
 impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const KINDS: [FrameKind; 16] = [
+        const KINDS: [FrameKind; 15] = [
             FrameKind::Open,
             FrameKind::Opened,
             FrameKind::Refused,
@@ -166,11 +165,10 @@ impl FrameKind {
             FrameKind::Move,
             FrameKind::Resume,
             FrameKind::EndAck,
-            FrameKind::Placed,
-            FrameKind::Ring,
-            FrameKind::ResumeDirect,
             FrameKind::OpenedWithSpan,
+            FrameKind::Ring,
             FrameKind::Left,
+            FrameKind::ResumeWithSpan,
         ];
         KINDS.get(usize::from(byte).checked_sub(1)?).copied()
     }
@@ -180,6 +178,7 @@ impl FrameKind {
             Self::Open => (1..=OPEN_PAYLOAD_BYTES_MAX).contains(&len_bytes),
             Self::Data => (1..=PAYLOAD_BYTES_MAX).contains(&len_bytes),
             Self::Resume => len_bytes == Resumption::BYTES,
+            Self::ResumeWithSpan => len_bytes == Carried::BYTES,
             _ => len_bytes == 0,
         }
     }
@@ -264,6 +263,41 @@ impl Resumption {
     }
 }
 
+/// The bytes that a node has carried for one of its programs: the payload of a `ResumeWithSpan`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Bytes that were taken from the program.
+    pub taken: u64,
+    /// Bytes that were given to it.
+    pub given: u64,
+}
+
+impl Carried {
+    /// Length of the encoding.
+    pub const BYTES: usize = 16;
+    /// What no node has carried: the kernel has ended the connection.
+    pub const UNKNOWN: Self = Self { taken: u64::MAX, given: u64::MAX };
+
+    /// Returns the bytes to send.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.taken.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.given.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes bytes that a peer wrote.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Self {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        Self { taken: word(0), given: word(8) }
+    }
+
+    /// Returns what the other node has carried if no byte is on its way.
+    pub fn of_other_end(&self) -> Self {
+        Self { taken: self.given, given: self.taken }
+    }
+}
+
 fn half_word(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
     let mut copy = [0; 4];
     copy.copy_from_slice(&bytes[at..at + 4]);
@@ -279,9 +313,10 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_header_is_decoded_as_encoded(number: u32, byte in 1..=16_u8, len_bytes in 1..=32_usize, aux: u32) {
+        fn a_header_is_decoded_as_encoded(number: u32, byte in 1..=15_u8, len_bytes in 1..=32_usize, aux: u32) {
             let kind = FrameKind::from_byte(byte).expect("a kind");
-            let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
+            let lengths = [0, len_bytes, Resumption::BYTES, Carried::BYTES];
+            let len_bytes = lengths.into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
             let header = FrameHeader { connection: ConnectionNumber(number), kind, len_bytes, aux };
             prop_assert_eq!(FrameHeader::decode(&header.encode(), HEADER_BYTES + len_bytes), Ok(header));
         }
@@ -329,7 +364,7 @@ mod tests {
             FrameHeader::decode(&bytes, HEADER_BYTES).unwrap_err()
         };
         assert_eq!(changed(4, 0), FrameError::Kind(0));
-        assert_eq!(changed(4, 17), FrameError::Kind(17));
+        assert_eq!(changed(4, 16), FrameError::Kind(16));
         assert_eq!(changed(4, 10), FrameError::Payload { kind: FrameKind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
         assert_eq!(changed(8, 1), FrameError::Length { stated: 1, found: 0 });

@@ -1,6 +1,6 @@
 //! The engine's interface to the proxy's endpoint of a connection, whose other endpoint a program of this node holds.
 
-use crate::frame::ConnectionNumber;
+use crate::frame::{Carried, ConnectionNumber};
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
 
@@ -15,8 +15,6 @@ pub enum Input {
     Finished,
     /// Everything has been read, and the program's last descriptor is closed.
     Closed,
-    /// The program of a direct connection has rung for the program at the other node.
-    Rang,
     /// The program has reset the connection, was killed with bytes unread, or has corrupted the memory.
     Broken,
 }
@@ -51,9 +49,6 @@ pub trait LocalEndpoint: Sized {
         false
     }
 
-    /// Tells the program whether it should yield its processor between copies, because short messages wait for it.
-    fn set_yielding(&mut self, _should_yield: bool) {}
-
     /// Tells the program that no bytes follow.
     fn finish(&mut self) {}
 
@@ -72,8 +67,8 @@ pub trait LocalEndpoint: Sized {
     /// Ends what [`LocalEndpoint::park`] began.
     fn unpark(&mut self) {}
 
-    /// Drains the rings from the lifeline, and checks whether it has ended.
-    fn poll_lifeline(&mut self) {}
+    /// Takes what the kernel has reported of the program: rings of its bell, input, and ends.
+    fn note_events(&mut self) {}
 
     /// Returns whether the program has reset the connection or was killed: earlier bytes may then be discarded.
     fn is_broken(&mut self) -> bool {
@@ -83,15 +78,9 @@ pub trait LocalEndpoint: Sized {
     /// The server at the other node has accepted the connection that this program opened.
     fn opened(&mut self) {}
 
-    /// Returns whether this endpoint has accepted the span that the peer has proposed for a connection whose bytes it
-    /// forwards.
-    fn has_span(&self) -> bool {
-        false
-    }
-
-    /// The peer has accepted the span that this endpoint has proposed for such a connection. Returns `false` if it has
-    /// proposed none.
-    fn span_accepted(&mut self) -> bool {
+    /// The connection `number` has begun, and the peer has accepted the span that this endpoint has proposed, or may
+    /// use the one that it has proposed itself. Returns whether there is such a span.
+    fn begin_with_span(&mut self, _number: ConnectionNumber) -> bool {
         false
     }
 
@@ -108,27 +97,21 @@ pub trait LocalEndpoint: Sized {
     /// Tells the program that the other program does not use the span any more.
     fn peer_left(&mut self) {}
 
-    /// Returns whether this is a direct connection: then [`LocalEndpoint::input`] returns `Rang`, `Closed`, `Broken` or
-    /// `Nothing`.
-    fn is_direct(&self) -> bool {
+    /// Wakes the program of a connection with a span, because the other program has stored into its window.
+    fn wake(&mut self) {}
+
+    /// Returns whether a connection with a span can be resumed over another link.
+    fn may_outlive_link(&mut self) -> bool {
         false
     }
 
-    /// The connection `number` is direct: in the span that this endpoint has proposed, or in the one that it has
-    /// already. Returns `false` if it has no span and has proposed none.
-    fn move_to_span(&mut self, _number: ConnectionNumber) -> bool {
-        false
-    }
-
-    /// Returns the index of the span of a direct connection, which must be the same at both nodes.
+    /// Returns the index of the span, which must be the same at both nodes.
     fn span_index(&self) -> u32 {
         0
     }
 
-    /// Wakes the program of a direct connection, or of one with a span, because the other program has stored into its
-    /// window.
-    fn wake(&mut self) {}
-
-    /// Tells the program of a direct connection that the other program has closed.
-    fn peer_closed(&mut self) {}
+    /// Returns the kernel's counts of what was carried for the program; `None` if the kernel has ended the connection.
+    fn carried(&mut self) -> Option<Carried> {
+        None
+    }
 }

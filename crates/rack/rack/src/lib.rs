@@ -37,4 +37,4 @@ pub use ports::PortList;
 pub use publish::Publish;
 pub use run_dir::{NodeRunDir, RunDir};
 pub use schema::{Access, Backend, Class, Coherence, PciMode, Timing, Trust};
-pub use window_layout::{SPAN_BYTES, SPANS_MAX, Spans, TIMED_SPAN_BYTES, WindowLayout};
+pub use window_layout::{SPAN_BYTES, SPANS_MAX, Spans, WindowLayout};

@@ -4,7 +4,6 @@
 //! ```text
 //!   0        the control partition
 //!   64 KiB   data partitions of equal size
-//!   ...      a page for the link's rate, if the link is modelled (trust = "direct")
 //!   ...      spans, one for each connection (trust = "direct")
 //! ```
 
@@ -12,8 +11,6 @@ use crate::{CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, MODELLED_PARTITIO
 
 /// Bytes of a window that a direct connection of two programs occupies.
 pub const SPAN_BYTES: u64 = 268 << 10;
-/// Bytes of a span of a modelled link, which also contains the arrival times of stores.
-pub const TIMED_SPAN_BYTES: u64 = 316 << 10;
 /// Maximum number of spans of a window.
 pub const SPANS_MAX: u64 = 1 << 16;
 /// Maximum useful size of a data partition in bytes. A larger partition would only leave less room for spans.
@@ -30,8 +27,7 @@ pub struct WindowLayout {
     pub spans: Option<Spans>,
 }
 
-/// Spans for connections whose programs write windows. If the link is modelled, the page before the first span holds
-/// the link's rate.
+/// Spans for connections whose programs write windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spans {
     /// Offset of the first span in the window.
@@ -62,19 +58,9 @@ impl Rack {
         let used_bytes = partitions * of_each;
         let half_bytes = (rest_bytes / 2).next_multiple_of(PAGE_BYTES);
         let data_bytes = half_bytes.min(used_bytes).max(partitions * self.partition_bytes_min());
-        let (span_bytes, shaper_bytes) = (self.span_bytes(), self.shaper_bytes());
-        let count = (rest_bytes.saturating_sub(data_bytes + shaper_bytes) / span_bytes).min(SPANS_MAX);
-        let end_bytes = CONTROL_PARTITION_BYTES + data_bytes;
-        let spans = Spans { offset_bytes: end_bytes + shaper_bytes, span_bytes, count };
+        let count = (rest_bytes.saturating_sub(data_bytes) / SPAN_BYTES).min(SPANS_MAX);
+        let spans = Spans { offset_bytes: CONTROL_PARTITION_BYTES + data_bytes, span_bytes: SPAN_BYTES, count };
         WindowLayout { data_bytes, spans: (count > 0).then_some(spans) }
-    }
-
-    fn span_bytes(&self) -> u64 {
-        if self.link.is_some() { TIMED_SPAN_BYTES } else { SPAN_BYTES }
-    }
-
-    fn shaper_bytes(&self) -> u64 {
-        if self.link.is_some() { PAGE_BYTES } else { 0 }
     }
 
     /// Returns the minimum size of a data partition in bytes.
@@ -85,7 +71,7 @@ impl Rack {
     /// Returns the size in bytes of the smallest window that holds the partitions and, with direct trust, one span.
     pub(crate) fn window_bytes_min(&self) -> u64 {
         let data_bytes = self.data_partitions().len() as u64 * self.partition_bytes_min();
-        let span_bytes = if self.trust == Trust::Direct { self.span_bytes() + self.shaper_bytes() } else { 0 };
+        let span_bytes = if self.trust == Trust::Direct { SPAN_BYTES } else { 0 };
         let rest_bytes = if span_bytes > data_bytes { 2 * span_bytes } else { data_bytes + span_bytes };
         (CONTROL_PARTITION_BYTES + rest_bytes).next_multiple_of(2 * PAGE_BYTES)
     }
@@ -124,8 +110,7 @@ mod tests {
             prop_assume!(rack.device.window_bytes >= rack.window_bytes_min());
             prop_assert!(layout.data_bytes >= u64::from(count) * DATA_PARTITION_BYTES_MIN);
             let spans = layout.spans.expect("room for one");
-            let shaper_bytes = if is_modelled { PAGE_BYTES } else { 0 };
-            prop_assert!(spans.count >= 1 && spans.offset_bytes == layout.link_bytes() + shaper_bytes);
+            prop_assert!(spans.count >= 1 && spans.offset_bytes == layout.link_bytes());
             prop_assert_eq!((spans.offset_bytes % PAGE_BYTES, spans.span_bytes % PAGE_BYTES), (0, 0));
             prop_assert!(spans.offset_bytes + spans.count * spans.span_bytes <= rack.device.window_bytes);
         }

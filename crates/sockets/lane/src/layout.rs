@@ -57,13 +57,8 @@ impl LargerRings {
     /// Bytes of [`ELASTIC_RINGS`] rings together.
     pub const BYTES: usize = Self::bytes_together(ELASTIC_RINGS as u8);
 
-    /// Returns [`ELASTIC_RINGS`] contiguous rings from `offset` on.
-    pub const fn in_a_row(offset: usize) -> Self {
-        Self::in_a_row_of(offset, ELASTIC_RINGS as u8)
-    }
-
     /// Returns `count` contiguous rings from `offset` on.
-    pub const fn in_a_row_of(offset: usize, count: u8) -> Self {
+    pub const fn in_a_row(offset: usize, count: u8) -> Self {
         Self { origin: offset.wrapping_sub(Self::BYTES_MIN), unit: Self::BYTES_MIN, count }
     }
 

@@ -21,7 +21,7 @@ const SECRET: u64 = 0x5EC7;
 /// An elastic lane at the start of both windows, whose small ring skips positions.
 const ELASTIC: Layout = {
     let packed = Layout::packed(128, 0);
-    let rings = LargerRings::in_a_row_of(packed.big_offset, ELASTIC_RINGS as u8);
+    let rings = LargerRings::in_a_row(packed.big_offset, ELASTIC_RINGS as u8);
     Layout { small_slots_used: 115, elastic: Some(rings), ..packed }
 };
 
@@ -523,7 +523,7 @@ fn a_layout_that_only_overflowing_would_fit_is_a_bug() {
 
 #[test]
 fn the_slots_of_a_lane_are_those_of_all_its_rings() {
-    let with_rings = |count| Layout { elastic: Some(LargerRings::in_a_row_of(1 << 14, count)), ..ELASTIC };
+    let with_rings = |count| Layout { elastic: Some(LargerRings::in_a_row(1 << 14, count)), ..ELASTIC };
     let elastic = (1..=ELASTIC_RINGS as u8).map(with_rings);
     for layout in elastic.chain([Layout::packed(8, 0), Layout::packed(8, 64)]) {
         let rings = (0..=layout.rings_larger()).map(|ring| Ring::of(&layout, ring as u8).slots);

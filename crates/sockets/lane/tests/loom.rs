@@ -466,7 +466,7 @@ fn a_part_of_a_stream_is_read_to_its_end_and_the_next_from_its_start() {
 /// The small ring and two larger rings, which have few slots under loom.
 const ELASTIC: Layout = {
     let packed = Layout::packed(8, 0);
-    Layout { elastic: Some(LargerRings::in_a_row_of(packed.big_offset, ELASTIC_RINGS as u8)), ..packed }
+    Layout { elastic: Some(LargerRings::in_a_row(packed.big_offset, ELASTIC_RINGS as u8)), ..packed }
 };
 /// Length of a message of six slots, which does not fit the small ring.
 const BULK_BYTES: usize = 5 * SLOT_BYTES;

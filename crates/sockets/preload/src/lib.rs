@@ -61,7 +61,7 @@ extern "C" fn load() {
     socket::process::blocking::set_blocking_calls(real::recv, real::poll, real::epoll_pwait);
     socket::process::blocking::set_masked_blocking_calls(real::ppoll, real::pselect);
     socket::process::threads::find_single_threaded();
-    socket::rendezvous::directory::remember_environment();
+    socket::rack::location::remember_environment();
     identity::note_process();
     socket::environment::check();
     if settings().off {

@@ -1,7 +1,7 @@
 //! `dlopen` and `dlmopen` without `RTLD_DEEPBIND`.
 //!
 //! A plug-in that is loaded with that flag, as by PHP and Apache's runtime, finds libc's functions before those of this
-//! library and would read and write the lifelines of connections. Without the flag, it finds these first, like the
+//! library and would miss the bytes of lanes. Without the flag, it finds these first, like the
 //! functions of any library that the program is linked to.
 
 use crate::real;

@@ -7,7 +7,7 @@ use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::process::memory;
 use socket::process::settings::settings;
-use socket::rendezvous::address::{encode_sockaddr, read_sockaddr, write_sockaddr};
+use socket::rack::address::{encode_sockaddr, read_sockaddr, write_sockaddr};
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use stream::sharing::Epoch;

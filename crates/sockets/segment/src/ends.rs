@@ -37,14 +37,15 @@ mod layout;
 mod tests;
 
 pub use lanes::{receiver, sender};
+pub(crate) use layout::SPAN_BYTES;
 pub use layout::{
     LAYOUT_VERSION, OWN_STATE_BYTES, OWN_WORDS, OWN_WORDS_OFFSET, RECEIVER_STATE_OFFSET, SENDER_STATE_OFFSET,
-    SMALL_RING_OFFSET, SMALL_RING_SLOTS, Word, bytes_for, is_span_of_ends, set_span_of_ends,
+    SMALL_RING_OFFSET, SMALL_RING_SLOTS, Word, bytes_for,
 };
 
 use crate::CAPACITY_BYTES_MAX;
-use crate::layout::WINDOW_BYTES;
 use fabric::shm::{self, OwnMemory, ShmError};
+use fabric::{Inbound, Outbound};
 use layout::rings_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -52,7 +53,7 @@ use volmem::Region;
 use volmem::sync::Ordering;
 
 /// Bytes of the ring of a lane in a window.
-pub const WINDOW_RING_BYTES: usize = crate::layout::BIG_BYTES;
+pub const WINDOW_RING_BYTES: usize = layout::BIG_BYTES;
 
 /// The memory that this end writes.
 #[derive(Debug, Clone)]
@@ -82,15 +83,15 @@ impl EndMemory {
     /// The memory of an end in a span of the other node's window, which this end writes.
     ///
     /// # Panics
-    /// If it is of another size than [`Segment::WINDOW_BYTES`](crate::Segment::WINDOW_BYTES).
+    /// If it is of another size than [`SPAN_BYTES`](crate::SPAN_BYTES).
     pub fn in_window(span: Region) -> Self {
-        assert_eq!(span.len_bytes(), WINDOW_BYTES, "a connection's span of a window");
+        assert_eq!(span.len_bytes(), SPAN_BYTES, "a connection's span of a window");
         Self { region: span, is_releasable: false }
     }
 
     /// Returns whether this is a span of a window, whose lane has the capacity of its ring.
     pub fn is_in_window(&self) -> bool {
-        self.region.len_bytes() == WINDOW_BYTES
+        self.region.len_bytes() == SPAN_BYTES
     }
 
     /// Returns the memory, for [`lane::Producer::unread_from`].
@@ -148,7 +149,7 @@ impl PeerMemory {
     /// # Panics
     /// As [`EndMemory::in_window`].
     pub fn in_window(span: Region) -> Self {
-        assert_eq!(span.len_bytes(), WINDOW_BYTES, "a connection's span of a window");
+        assert_eq!(span.len_bytes(), SPAN_BYTES, "a connection's span of a window");
         Self { region: span }
     }
 
@@ -162,6 +163,17 @@ impl PeerMemory {
     pub fn frozen_cursor(&self) -> [u64; 2] {
         [Word::FrozenHead, Word::FrozenPlace].map(|word| self.load(word))
     }
+}
+
+/// Clears the words of an end in a span of this node's window.
+pub fn clear_span(inbound: &impl Inbound) {
+    layout::words().for_each(|at| inbound.store_u64(at, 0, Ordering::Relaxed));
+}
+
+/// As [`clear_span`], for a span of the other node's window.
+pub fn clear_remote_span(outbound: &impl Outbound) {
+    layout::words().for_each(|at| outbound.store_u64(at, 0, Ordering::Relaxed));
+    outbound.flush();
 }
 
 const _: () = assert!(layout::capacity_of(ELASTIC_RINGS_ALL) == CAPACITY_BYTES_MAX);

@@ -2,7 +2,7 @@
 
 use crate::process::settings::settings;
 use crate::process::warning::warn_user;
-use crate::rendezvous::directory;
+use crate::rack::location;
 
 /// The exit status of a program whose environment is not valid.
 const EXIT_WRONG_USE: i32 = 2;
@@ -18,7 +18,7 @@ pub fn check() {
         // SAFETY: `_exit` ends the process without running any other code, and the program has not started yet.
         unsafe { libc::_exit(EXIT_WRONG_USE) };
     }
-    if let Some(line) = directory::missing_configured_directory() {
+    if let Some(line) = location::missing_configured_directory() {
         warn_user(&format_args!("{line}; there are no lanes without it"));
     }
 }

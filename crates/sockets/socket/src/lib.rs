@@ -7,7 +7,7 @@
 //! The modules from the bottom up; each uses only those before it:
 //!
 //! * [`process`]: system calls, settings, signals, locks; [`descriptor`]: the descriptors that are the library's own.
-//! * [`rendezvous`]: the rack directory, and how programs reach other nodes.
+//! * [`rack`]: the rack directory, and how programs ask for listeners of other nodes.
 //! * [`accounting`]: the memory budget and the counters.
 
 // The crate handles raw descriptors, buffers of C callers, and objects that C programs share between threads.
@@ -17,4 +17,4 @@ pub mod accounting;
 pub mod descriptor;
 pub mod environment;
 pub mod process;
-pub mod rendezvous;
+pub mod rack;

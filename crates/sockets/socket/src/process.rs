@@ -13,7 +13,6 @@ pub mod pool;
 pub mod sandbox;
 pub mod settings;
 pub mod signals;
-pub mod socket_option;
 pub mod system;
 pub mod threads;
 pub mod warning;

@@ -26,7 +26,7 @@ mod writer;
 
 pub use backing::UNPUBLISHED_NAME;
 pub use layout::{SLOTS, VERSION};
-pub use rack::{KEEP_PAGES, OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
+pub use rack::{KEEP_PAGES, OFF_FILE, STAT_FOLDER, rack_dir};
 pub use switch::switch;
 pub use terms::{DataPath, FallbackReason, Role, node_address, node_name};
 pub use variables::{RULES, VARIABLES, Variable};

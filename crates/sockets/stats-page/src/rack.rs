@@ -22,10 +22,6 @@ pub const KEEP_PAGES: u32 = 0o1000;
 /// The file in a rack directory that switches its lanes off: while it exists, new connections use kernel TCP.
 pub const OFF_FILE: &str = "lanes-off";
 
-/// The bit in the mode of a directory of listeners that tells processes to check for [`OFF_FILE`]; they read the mode
-/// at each `connect` and `listen` anyway.
-pub const OFF_HINT: u32 = 0o1000;
-
 #[cfg(test)]
 mod tests {
     use super::*;

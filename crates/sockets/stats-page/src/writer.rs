@@ -17,7 +17,7 @@ use crate::layout::{
 };
 use crate::terms::{DataPath, FallbackReason, Role};
 
-/// Longest path of a rack directory in which a page is published. Paths of rendezvous sockets are bounded more tightly.
+/// Longest path of a rack directory in which a page is published.
 const RACK_PATH_BYTES_MAX: usize = 512;
 /// Index of a connection for which no slot was free.
 const UNLISTED: u32 = u32::MAX;

@@ -6,7 +6,8 @@ use meeting::{Key, Policy, Reason, Role};
 use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
-use socket::rendezvous::directory::{self, Rack};
+use socket::rack::key::RackKey;
+use socket::rack::location;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,13 +27,12 @@ pub fn key() -> Result<Key, Reason> {
         return Ok(known);
     }
     let uid = rustix::process::geteuid().as_raw();
-    let directory = directory::ensure_rack_dir(uid);
-    // Not kept open: a program near its descriptor limit is to have all numbers.
-    let rack = Rack::open(&directory).map_err(|_| match rustix::fs::stat(&directory) {
+    let directory = location::ensure_rack_dir(uid);
+    let of_rack = RackKey::of_rack(&directory).map_err(|_| match rustix::fs::stat(&directory) {
         Ok(found) if found.st_uid != uid => Reason::RackUser,
         _ => Reason::Rack,
     })?;
-    let key = Key::from(rack.key().to_bytes());
+    let key = Key::from(of_rack.to_bytes());
     KEY.with(|known| *known = Some(key));
     Ok(key)
 }
@@ -54,7 +54,7 @@ pub fn is_switched_off() -> bool {
     if now.wrapping_sub(ON_SINCE.load(Ordering::Relaxed)) < ON_TICKS {
         return false;
     }
-    let rack = directory::rack_dir(rustix::process::geteuid().as_raw());
+    let rack = location::rack_dir(rustix::process::geteuid().as_raw());
     let is_off = rustix::fs::stat(rack.join(stats_page::OFF_FILE)).is_ok();
     if !is_off {
         ON_SINCE.store(now, Ordering::Relaxed);

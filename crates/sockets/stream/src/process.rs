@@ -5,7 +5,7 @@ use crate::epoll;
 use crate::holders;
 use crate::table::{self, Entry};
 use crate::{lifecycle, sharing, statistics};
-use socket::descriptor::hidden::{self, HiddenFd, Need};
+use socket::descriptor::hidden::{self, HiddenFd};
 use socket::process::settings::settings;
 use socket::process::{identity, sandbox, signals, system};
 use std::cell::Cell;
@@ -23,7 +23,7 @@ thread_local! {
 pub fn note_load() {
     hidden::hide_above_limit();
     meeting::hide_descriptors(meeting::HiddenNumbers {
-        hide: |fd| HiddenFd::hide(fd, Need::Required).map(HiddenFd::into_slot),
+        hide: |fd| HiddenFd::hide(fd).map(HiddenFd::into_slot),
         number: hidden::number_at,
         release: |slot| HiddenFd::from_slot(slot).unhide(),
     });

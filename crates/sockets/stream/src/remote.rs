@@ -21,7 +21,7 @@ use rustix::net::sockopt;
 use socket::process::clock::now_ns;
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
-use socket::rendezvous::directory;
+use socket::rack::location;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn table() -> Option<&'static ProxyTable> {
             Known::AbsentSince(since_ns) if now_ns().saturating_sub(*since_ns) < ABSENT_NS => return None,
             Known::Nothing | Known::AbsentSince(_) => {}
         }
-        let path = directory::rack_dir(rustix::process::geteuid().as_raw()).join(table::FILE_NAME);
+        let path = location::rack_dir(rustix::process::geteuid().as_raw()).join(table::FILE_NAME);
         match ProxyTable::open(&path) {
             Ok(table) => {
                 // It lives as long as the process: threads and children use it without a lock.

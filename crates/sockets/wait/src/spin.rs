@@ -52,7 +52,7 @@ const SHORT_YIELD_TICKS_MIN: u64 = 7 * TICKS_PER_MICROSECOND / 10;
 const AWAKE_US: u64 = 50;
 /// The limit including short yields, which do not count: the other thread may produce what the wait is for.
 const AWAKE_US_MAX: u64 = 300;
-/// Interval of polls of the lifeline, each of which is a system call.
+/// Interval of polls of the bell, each of which is a system call.
 const KERNEL_POLL_US: u64 = 5;
 /// Number of waits in a row that were awake and then blocked, after which waits block at once.
 const FAILED_SPINS_MAX: u64 = 8;

@@ -1,27 +1,23 @@
-//! Direct connections that wait for their link to come up again.
+//! Connections with a span that wait for their link to come up again.
 
-use super::program_endpoint::ProgramEndpoint;
+use super::tcp_endpoint::TcpEndpoint;
 use crate::engine::SuspendedConnection;
 use crate::local::LocalEndpoint;
-use control::proxy::RetainedConnection;
-use std::os::fd::OwnedFd;
+use control::proxy::{RetainedConnection, RetainedDescriptors};
 
-/// A direct connection that waits for a link.
+/// A connection with a span that waits for a link.
 #[derive(Debug)]
 pub(super) struct AwaitingLink {
     pub(super) peer: u8,
     /// The plan of the engine that had it.
     pub(super) plan: usize,
-    pub(super) suspended: SuspendedConnection<ProgramEndpoint>,
+    pub(super) suspended: SuspendedConnection<TcpEndpoint>,
 }
 
 impl AwaitingLink {
     /// Returns what another monitor needs to retain the connection.
-    pub(super) fn into_retained(self) -> Option<(RetainedConnection, OwnedFd)> {
-        match self.suspended.local {
-            ProgramEndpoint::Direct(endpoint) => endpoint.into_retained(self.suspended.number),
-            ProgramEndpoint::Forwarded(_) | ProgramEndpoint::Tcp(_) => None,
-        }
+    pub(super) fn into_retained(self) -> Option<(RetainedConnection, RetainedDescriptors)> {
+        self.suspended.local.into_retained()
     }
 }
 

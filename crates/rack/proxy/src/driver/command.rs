@@ -3,12 +3,11 @@
 use super::awaiting_link::AwaitingLink;
 use super::tcp_listener::TcpListener;
 use super::wakeup::WakeupFd;
-use control::proxy::{LinkLossPolicy, PeerReport, RetainedConnection};
+use control::proxy::{LinkLossPolicy, PeerReport, RetainedConnection, RetainedDescriptors};
 use fabric::device::Device;
 use rustix::io::Errno;
-use socket::rendezvous::LaneListener;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 
 /// A command to a thread.
@@ -25,14 +24,12 @@ pub(super) enum Command {
     AwaitLink(Vec<AwaitingLink>),
     /// The monitor is gone: do not access windows any more.
     ReleaseWindows { done: mpsc::Sender<()> },
-    /// As [`Command::ReleaseWindows`], then return the direct connections and stop.
-    ReleaseAndStop { done: mpsc::Sender<Vec<(RetainedConnection, OwnedFd)>> },
-    /// Accept programs at a remote listener.
-    AddListener { peer: u8, address: SocketAddr, listener: Arc<LaneListener> },
-    /// Accept programs at a TCP listener that stands in for a remote one.
-    AddTcpListener { peer: u8, address: SocketAddr, listener: Arc<TcpListener> },
-    /// Stop to accept at a remote listener.
-    RemoveListener { address: SocketAddr, done: mpsc::Sender<()> },
+    /// As [`Command::ReleaseWindows`], then return the connections that another proxy can continue, and stop.
+    ReleaseAndStop { done: mpsc::Sender<Vec<(RetainedConnection, RetainedDescriptors)>> },
+    /// Accept programs at a listener that stands in for one of another node.
+    AddListener { peer: u8, address: SocketAddr, listener: Arc<TcpListener> },
+    /// Stop to accept at the listeners that stand in for an address.
+    RemoveListeners { address: SocketAddr, done: mpsc::Sender<()> },
     /// Return the counters, by peer.
     Report { done: mpsc::Sender<Vec<(u8, PeerReport)>> },
     /// Stop.

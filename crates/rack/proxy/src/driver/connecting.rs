@@ -3,7 +3,6 @@
 
 use super::engine_table::EngineTable;
 use super::epoll_set::EpollSet;
-use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
 use super::tcp_server::Connecting;
 use crate::table::ConnectionKey;
@@ -60,10 +59,7 @@ impl ConnectingServers {
             let Waiting { engine, epoch, key, connecting, since_ns } = waiting;
             let Some(link) = engines.link(engine).filter(|link| link.epoch == epoch) else { continue };
             let answer = match connecting.advance(shared) {
-                Ok(endpoint) => {
-                    let mut endpoint = ProgramEndpoint::Tcp(Box::new(endpoint));
-                    endpoint.watch(epoll, engine, key).map(|()| endpoint)
-                }
+                Ok(mut endpoint) => endpoint.watch(epoll, engine, key).map(|()| endpoint),
                 Err((Errno::AGAIN, Some(connecting))) if now_ns.saturating_sub(since_ns) < LIMIT_NS => {
                     self.all.push(Waiting { engine, epoch, key, connecting: *connecting, since_ns });
                     continue;

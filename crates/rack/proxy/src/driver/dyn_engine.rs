@@ -1,6 +1,6 @@
 //! The engine as a trait object: it runs over a device's windows, or over windows that are slowed down to a model.
 
-use super::program_endpoint::ProgramEndpoint;
+use super::tcp_endpoint::TcpEndpoint;
 use crate::connection::OpenPayload;
 use crate::counters::EngineCounters;
 use crate::engine::{DetachedEngine, Engine, EngineEvent, LinkFault, PollOutcome, SuspendedConnection};
@@ -15,26 +15,26 @@ pub(super) trait DynEngine: Send {
     fn park_all(&mut self);
     fn end_sleep(&mut self);
     fn reclaim(&mut self);
-    fn lifeline_ready(&mut self, key: ConnectionKey);
-    fn next_event(&mut self) -> Option<EngineEvent<ProgramEndpoint>>;
-    fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEndpoint, u32>);
-    fn open(&mut self, payload: OpenPayload, make: &mut dyn FnMut(ConnectionKey) -> ProgramEndpoint);
-    fn resume_direct(
+    fn endpoint_ready(&mut self, key: ConnectionKey);
+    fn next_event(&mut self) -> Option<EngineEvent<TcpEndpoint>>;
+    fn answer(&mut self, key: ConnectionKey, answer: Result<TcpEndpoint, u32>);
+    fn open(&mut self, payload: OpenPayload, make: &mut dyn FnMut(ConnectionKey) -> TcpEndpoint);
+    fn resume_suspended(
         &mut self,
         number: ConnectionNumber,
         lost_ns: u64,
-        make: &mut dyn FnMut(ConnectionKey) -> ProgramEndpoint,
+        make: &mut dyn FnMut(ConnectionKey) -> TcpEndpoint,
     ) -> Option<ConnectionKey>;
-    fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEndpoint>>;
+    fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<TcpEndpoint>>;
     fn unresumed(&mut self) -> usize;
     fn reset_lost_before(&mut self, lost_ns: u64);
     fn take_down(&mut self);
-    fn detach(self: Box<Self>) -> DetachedEngine<ProgramEndpoint>;
+    fn detach(self: Box<Self>) -> DetachedEngine<TcpEndpoint>;
     fn connections(&self) -> usize;
     fn counters(&self) -> EngineCounters;
 }
 
-impl<I: Inbound, O: Outbound> DynEngine for Engine<I, O, ProgramEndpoint> {
+impl<I: Inbound, O: Outbound> DynEngine for Engine<I, O, TcpEndpoint> {
     fn poll(&mut self, now_ns: u64, is_oversubscribed: bool) -> Result<PollOutcome, LinkFault> {
         self.set_oversubscribed(is_oversubscribed);
         Engine::poll(self, now_ns)
@@ -56,32 +56,32 @@ impl<I: Inbound, O: Outbound> DynEngine for Engine<I, O, ProgramEndpoint> {
         Engine::reclaim(self);
     }
 
-    fn lifeline_ready(&mut self, key: ConnectionKey) {
-        Engine::lifeline_ready(self, key);
+    fn endpoint_ready(&mut self, key: ConnectionKey) {
+        Engine::endpoint_ready(self, key);
     }
 
-    fn next_event(&mut self) -> Option<EngineEvent<ProgramEndpoint>> {
+    fn next_event(&mut self) -> Option<EngineEvent<TcpEndpoint>> {
         Engine::next_event(self)
     }
 
-    fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEndpoint, u32>) {
+    fn answer(&mut self, key: ConnectionKey, answer: Result<TcpEndpoint, u32>) {
         Engine::answer(self, key, answer);
     }
 
-    fn open(&mut self, payload: OpenPayload, make: &mut dyn FnMut(ConnectionKey) -> ProgramEndpoint) {
+    fn open(&mut self, payload: OpenPayload, make: &mut dyn FnMut(ConnectionKey) -> TcpEndpoint) {
         Engine::open(self, payload, make);
     }
 
-    fn resume_direct(
+    fn resume_suspended(
         &mut self,
         number: ConnectionNumber,
         lost_ns: u64,
-        make: &mut dyn FnMut(ConnectionKey) -> ProgramEndpoint,
+        make: &mut dyn FnMut(ConnectionKey) -> TcpEndpoint,
     ) -> Option<ConnectionKey> {
-        Engine::resume_direct(self, number, lost_ns, make)
+        Engine::resume_suspended(self, number, lost_ns, make)
     }
 
-    fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEndpoint>> {
+    fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<TcpEndpoint>> {
         Engine::suspend(self, now_ns)
     }
 
@@ -97,7 +97,7 @@ impl<I: Inbound, O: Outbound> DynEngine for Engine<I, O, ProgramEndpoint> {
         Engine::take_down(self);
     }
 
-    fn detach(self: Box<Self>) -> DetachedEngine<ProgramEndpoint> {
+    fn detach(self: Box<Self>) -> DetachedEngine<TcpEndpoint> {
         Engine::detach(*self)
     }
 

@@ -11,12 +11,11 @@ use super::shared::Shared;
 use crate::counters::EngineCounters;
 use crate::engine::{LinkFault, PollOutcome};
 use crate::table::ConnectionKey;
-use control::proxy::{FromProxy, LinkLossPolicy, PeerReport, RetainedConnection};
+use control::proxy::{FromProxy, LinkLossPolicy, PeerReport, RetainedConnection, RetainedDescriptors};
 use fabric::device::{Device, Vector, VectorDoorbell};
 use rustix::event::epoll::EventFlags;
 use socket::process::clock::now_ns;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The engines of a thread. An engine keeps its index when it loses its link, as long as it has connections.
@@ -29,7 +28,7 @@ pub(super) struct EngineTable {
     links: Vec<Option<LinkEngine>>,
     /// Engines that have lost their link and continue over TCP, by the same indexes.
     failover: FailoverEngines,
-    /// Direct connections that wait for a link.
+    /// Connections with a span that wait for a link.
     awaiting: AwaitingLinks,
     /// The last engine of a link that got a connection, for round robin.
     last_engine: usize,
@@ -155,11 +154,11 @@ impl EngineTable {
         }
     }
 
-    /// Handles an event of a connection's lifeline.
-    pub(super) fn lifeline_ready(&mut self, index: usize, key: ConnectionKey) {
+    /// Handles an event of a connection's descriptors.
+    pub(super) fn endpoint_ready(&mut self, index: usize, key: ConnectionKey) {
         match self.links.get_mut(index).and_then(Option::as_mut).and_then(LinkEngine::engine) {
-            Some(engine) => engine.lifeline_ready(key),
-            None => self.failover.lifeline_ready(index, key),
+            Some(engine) => engine.endpoint_ready(key),
+            None => self.failover.endpoint_ready(index, key),
         }
     }
 
@@ -294,8 +293,8 @@ impl EngineTable {
         self.shared.notify_monitor(&FromProxy::Broken { peer, epoch, what });
     }
 
-    /// Removes an engine's link. Direct connections wait for the next link; with failover, the engine continues over
-    /// TCP; all other connections are reset.
+    /// Removes an engine's link. Connections with a span wait for the next link; with failover, the engine continues
+    /// over TCP; all other connections are reset.
     fn drop_link(&mut self, index: usize, epoll: &EpollSet) {
         let Some(mut link) = self.links[index].take() else { return };
         let (peer, plan) = (link.peer, link.plan);
@@ -303,10 +302,8 @@ impl EngineTable {
         if self.is_stopping {
             return link.take_down();
         }
-        for suspended in link.suspend(now_ns()) {
-            if let Some(lifeline) = suspended.local.lifeline() {
-                epoll.remove(lifeline);
-            }
+        for mut suspended in link.suspend(now_ns()) {
+            suspended.local.unwatch();
             self.awaiting.extend([AwaitingLink { peer, plan, suspended }]);
         }
         if let (Some(lost), Some(address)) = (link.detach(), self.shared.address(peer)) {
@@ -328,10 +325,7 @@ impl EngineTable {
         let (peer, plan) = (link.peer, link.plan);
         for AwaitingLink { suspended, .. } in self.awaiting.take(|it| (it.peer, it.plan) == (peer, plan)) {
             // Events since the link was lost are reported at once.
-            link.resume_direct(suspended, |key, endpoint| {
-                let lifeline = endpoint.lifeline();
-                _ = lifeline.map(|lifeline| epoll.add_lifeline(lifeline, index, key));
-            });
+            link.resume_suspended(suspended, |key, endpoint| _ = endpoint.watch(epoll, index, key));
         }
     }
 
@@ -372,8 +366,8 @@ impl EngineTable {
         (0..self.links.len()).for_each(|index| self.drop_link(index, epoll));
     }
 
-    /// Removes all links, and returns all direct connections for the next monitor.
-    pub(super) fn release_direct(&mut self, epoll: &EpollSet) -> Vec<(RetainedConnection, OwnedFd)> {
+    /// Removes all links, and returns all connections with a span for the next monitor.
+    pub(super) fn release_retained(&mut self, epoll: &EpollSet) -> Vec<(RetainedConnection, RetainedDescriptors)> {
         self.release_windows(epoll);
         self.awaiting.take(|_| true).into_iter().filter_map(AwaitingLink::into_retained).collect()
     }

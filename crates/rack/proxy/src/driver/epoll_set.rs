@@ -15,11 +15,11 @@ pub(super) const ENGINES_MAX: usize = 255;
 /// Position of an engine's index in a token: above the index of a connection, of which there are less than 2^24.
 const ENGINE_SHIFT: u32 = 24;
 const ENGINE_MASK: u64 = 0xFF << ENGINE_SHIFT;
-/// The index that no engine has: the token is not a lifeline's.
+/// The index that no engine has: the token is not a connection's.
 const NO_ENGINE: u64 = 0xFF;
 
-/// The events of interest of a lifeline.
-const LIFELINE_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+/// The events of interest of a connection's descriptors.
+const EVENTS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// What a registered descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,20 +28,16 @@ pub(super) enum EpollToken {
     Commands,
     /// The doorbell of this thread.
     Doorbell,
-    /// A remote listener, by its number.
+    /// A listener that stands in for one of another node, by its number.
     Listener(u32),
-    /// The lifeline of an accepted program whose handshake has not arrived, by its number.
-    Handshake(u32),
     /// The TCP listener for proxies that have lost a link.
     FailoverListener,
     /// An accepted TCP connection whose handshake has not arrived, by its number.
     FailoverHandshake(u32),
     /// The TCP connection that an engine uses instead of a link, by the engine's index.
     FailoverSocket(u32),
-    /// A TCP listener for programs that connect to another node, by its number.
-    TcpListener(u32),
-    /// The lifeline of a connection, or its TCP socket.
-    Lifeline { engine: usize, key: ConnectionKey },
+    /// The TCP socket of a connection, or the descriptor by which its ends meet and wake each other.
+    Endpoint { engine: usize, key: ConnectionKey },
 }
 
 impl EpollToken {
@@ -51,12 +47,10 @@ impl EpollToken {
             Self::Commands => other(0, 0),
             Self::Doorbell => other(1, 0),
             Self::Listener(number) => other(2, number),
-            Self::Handshake(number) => other(3, number),
             Self::FailoverListener => other(4, 0),
             Self::FailoverHandshake(number) => other(5, number),
             Self::FailoverSocket(index) => other(6, index),
-            Self::TcpListener(number) => other(7, number),
-            Self::Lifeline { engine, key } => {
+            Self::Endpoint { engine, key } => {
                 debug_assert!(key.to_word() & ENGINE_MASK == 0);
                 key.to_word() | (engine as u64) << ENGINE_SHIFT
             }
@@ -70,12 +64,10 @@ impl EpollToken {
             (NO_ENGINE, 0) => Self::Commands,
             (NO_ENGINE, 1) => Self::Doorbell,
             (NO_ENGINE, 2) => Self::Listener(value),
-            (NO_ENGINE, 3) => Self::Handshake(value),
             (NO_ENGINE, 4) => Self::FailoverListener,
             (NO_ENGINE, 5) => Self::FailoverHandshake(value),
-            (NO_ENGINE, 7) => Self::TcpListener(value),
             (NO_ENGINE, _) => Self::FailoverSocket(value),
-            _ => Self::Lifeline { engine: engine as usize, key: ConnectionKey::from_word(word & !ENGINE_MASK) },
+            _ => Self::Endpoint { engine: engine as usize, key: ConnectionKey::from_word(word & !ENGINE_MASK) },
         }
     }
 }
@@ -94,19 +86,14 @@ impl EpollSet {
         epoll::add(&self.0, descriptor.as_fd(), EventData::new_u64(token.encode()), flags)
     }
 
-    /// Registers a lifeline, edge-triggered. An event that is pending already is reported at once.
-    pub(super) fn add_lifeline(
-        &self,
-        lifeline: BorrowedFd<'_>,
-        engine: usize,
-        key: ConnectionKey,
-    ) -> Result<(), Errno> {
-        self.add(lifeline, EpollToken::Lifeline { engine, key }, LIFELINE_EVENTS)
+    /// Registers a bell, edge-triggered. An event that is pending already is reported at once.
+    pub(super) fn add_bell(&self, bell: BorrowedFd<'_>, engine: usize, key: ConnectionKey) -> Result<(), Errno> {
+        self.add(bell, EpollToken::Endpoint { engine, key }, EVENTS)
     }
 
     /// Registers the TCP socket of a connection, edge-triggered, also for room.
     pub(super) fn add_socket(&self, socket: BorrowedFd<'_>, engine: usize, key: ConnectionKey) -> Result<(), Errno> {
-        self.add(socket, EpollToken::Lifeline { engine, key }, LIFELINE_EVENTS | EventFlags::OUT)
+        self.add(socket, EpollToken::Endpoint { engine, key }, EVENTS | EventFlags::OUT)
     }
 
     /// Removes a descriptor, if it is registered.
@@ -137,18 +124,16 @@ mod tests {
 
     #[test]
     fn tokens_are_decoded_as_they_were_encoded() {
-        let lifeline = |engine, word| EpollToken::Lifeline { engine, key: ConnectionKey::from_word(word) };
+        let endpoint = |engine, word| EpollToken::Endpoint { engine, key: ConnectionKey::from_word(word) };
         for token in [
             EpollToken::Commands,
             EpollToken::Doorbell,
             EpollToken::Listener(7),
-            EpollToken::Handshake(u32::MAX),
             EpollToken::FailoverListener,
             EpollToken::FailoverHandshake(8),
             EpollToken::FailoverSocket(254),
-            EpollToken::TcpListener(9),
-            lifeline(0, 0),
-            lifeline(254, 5 << 32 | 0xFF_FFFF),
+            endpoint(0, 0),
+            endpoint(254, 5 << 32 | 0xFF_FFFF),
         ] {
             assert_eq!(EpollToken::decode(token.encode()), token);
         }

@@ -199,21 +199,11 @@ impl EventLoop {
                 EpollToken::Commands => has_commands = true,
                 EpollToken::Doorbell => self.engines.clear_doorbell(),
                 EpollToken::Listener(number) => {
-                    for program in self.acceptor.accept(number, &self.epoll) {
+                    for program in self.acceptor.accept(number) {
                         self.opening.open(&mut self.engines, program, &self.epoll);
                     }
                 }
-                EpollToken::TcpListener(number) => {
-                    for program in self.acceptor.accept_by_tcp(number) {
-                        self.opening.open(&mut self.engines, program, &self.epoll);
-                    }
-                }
-                EpollToken::Handshake(number) => {
-                    if let Some(program) = self.acceptor.receive_handshake(number, &self.epoll) {
-                        self.opening.open(&mut self.engines, program, &self.epoll);
-                    }
-                }
-                EpollToken::Lifeline { engine, key } => self.engines.lifeline_ready(engine, key),
+                EpollToken::Endpoint { engine, key } => self.engines.endpoint_ready(engine, key),
                 EpollToken::FailoverListener => self.engines.failover().accept(&self.epoll),
                 EpollToken::FailoverHandshake(number) => self.engines.receive_failover_handshake(number, &self.epoll),
                 EpollToken::FailoverSocket(index) => self.engines.failover().socket_ready(index as usize),
@@ -248,17 +238,14 @@ impl EventLoop {
                 let _ = done.send(());
             }
             Command::ReleaseAndStop { done } => {
-                let _ = done.send(self.engines.release_direct(epoll));
+                let _ = done.send(self.engines.release_retained(epoll));
                 self.stop();
             }
             Command::AddListener { peer, address, listener } => {
                 self.acceptor.add_listener(peer, address, listener, epoll);
             }
-            Command::AddTcpListener { peer, address, listener } => {
-                self.acceptor.add_tcp_listener(peer, address, listener, epoll);
-            }
-            Command::RemoveListener { address, done } => {
-                self.acceptor.remove_listener(address, epoll);
+            Command::RemoveListeners { address, done } => {
+                self.acceptor.remove_listeners(address, epoll);
                 let _ = done.send(());
             }
             Command::Report { done } => _ = done.send(self.engines.report()),

@@ -307,11 +307,11 @@ impl FailoverEngines {
         self.engines.insert(index, engine);
     }
 
-    /// Handles an event of a connection's lifeline.
-    pub(super) fn lifeline_ready(&mut self, index: usize, key: ConnectionKey) {
+    /// Handles an event of a connection's descriptors.
+    pub(super) fn endpoint_ready(&mut self, index: usize, key: ConnectionKey) {
         match self.engines.get_mut(&index).map(|engine| &mut engine.state) {
-            Some(State::Accepting(detached) | State::Connecting { detached, .. }) => detached.poll_lifeline(key),
-            Some(State::Running(engine, _) | State::Draining(engine)) => engine.lifeline_ready(key),
+            Some(State::Accepting(detached) | State::Connecting { detached, .. }) => detached.note_events(key),
+            Some(State::Running(engine, _) | State::Draining(engine)) => engine.endpoint_ready(key),
             None => {}
         }
     }

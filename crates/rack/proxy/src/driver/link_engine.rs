@@ -17,8 +17,8 @@
 use super::dyn_engine::DynEngine;
 use super::failover::contact::{EngineId, FailoverContact, FailoverToken, LostEngine};
 use super::link_partitions::{LaneSecrets, LinkPartitions, TimedWindows};
-use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
+use super::tcp_endpoint::TcpEndpoint;
 use crate::connection::OpenPayload;
 use crate::counters::EngineCounters;
 use crate::engine::{Engine, EngineSettings, LinkFault, PollOutcome, SuspendedConnection};
@@ -239,31 +239,31 @@ impl LinkEngine {
     }
 
     /// As [`Engine::open`].
-    pub(super) fn open(&mut self, payload: OpenPayload, mut make: impl FnMut(ConnectionKey) -> ProgramEndpoint) {
+    pub(super) fn open(&mut self, payload: OpenPayload, mut make: impl FnMut(ConnectionKey) -> TcpEndpoint) {
         if let Some(engine) = &mut self.engine {
             engine.open(payload, &mut make);
         }
     }
 
-    /// As [`Engine::resume_direct`]. Called before the first poll of the engine.
-    pub(super) fn resume_direct(
+    /// As [`Engine::resume_suspended`]. Called before the first poll of the engine.
+    pub(super) fn resume_suspended(
         &mut self,
-        suspended: SuspendedConnection<ProgramEndpoint>,
-        mut register: impl FnMut(ConnectionKey, &ProgramEndpoint),
+        suspended: SuspendedConnection<TcpEndpoint>,
+        mut register: impl FnMut(ConnectionKey, &mut TcpEndpoint),
     ) {
         let SuspendedConnection { number, local, lost_ns } = suspended;
         let mut local = Some(local);
         let make = &mut |key| {
-            let local = local.take().expect("`resume_direct` calls it at most once");
-            register(key, &local);
+            let mut local = local.take().expect("`resume_suspended` calls it at most once");
+            register(key, &mut local);
             local
         };
-        self.engine.as_mut().map(|engine| engine.resume_direct(number, lost_ns, make));
-        local.map(ProgramEndpoint::reset).unwrap_or_default();
+        self.engine.as_mut().map(|engine| engine.resume_suspended(number, lost_ns, make));
+        local.map(LocalEndpoint::reset).unwrap_or_default();
     }
 
     /// As [`Engine::suspend`]. With failover, [`LinkEngine::detach`] keeps all connections instead.
-    pub(super) fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEndpoint>> {
+    pub(super) fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<TcpEndpoint>> {
         let engine = self.engine.as_mut().filter(|_| !self.settings.is_failover);
         engine.map_or_else(Vec::new, |engine| engine.suspend(now_ns))
     }

@@ -2,8 +2,7 @@
 
 use crate::connection::OpenPayload;
 use crate::frame::OPEN_PAYLOAD_BYTES_MAX;
-use segment::Secrets;
-use socket::rendezvous::address;
+use meeting::Tuple;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Bytes of two IPv4 addresses with their ports.
@@ -17,17 +16,21 @@ const PORTS_OF_NODES: u8 = 6;
 const OFFER_BYTES: usize = 16 + 4;
 const _: () = assert!(IPV4_BYTES + OFFER_BYTES <= OPEN_PAYLOAD_BYTES_MAX);
 
-/// The bit of an index that says for what a span is proposed. A proxy that does not know it finds no such span, and
-/// forwards the connection.
+/// The bit of an index that every proposal has: earlier releases proposed spans of another layout without it.
 const FOR_TCP: u32 = 1 << 31;
+
+/// The secrets by which the records of each lane are distinguished from other bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Secrets {
+    pub(super) to_acceptor: u64,
+    pub(super) to_connector: u64,
+}
 
 /// A span that is proposed for a connection, and the secrets of its lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SpanOffer {
     pub(super) index: u32,
     pub(super) secrets: Secrets,
-    /// The connection is a kernel TCP connection at both nodes.
-    pub(super) is_for_tcp: bool,
 }
 
 /// The address of an endpoint as the payload has it: without an IP address, it is its node's.
@@ -55,11 +58,7 @@ pub(super) struct OpenRequest {
 
 /// Encodes the addresses of a connection, seen from the program that connects, and the span proposed for it. `nodes`
 /// are the addresses of its node and of the other one. Returns `None` for IPv6 addresses other than these.
-pub(super) fn encode(
-    tuple: &address::Tuple,
-    nodes: [Option<IpAddr>; 2],
-    offer: Option<SpanOffer>,
-) -> Option<OpenPayload> {
+pub(super) fn encode(tuple: &Tuple, nodes: [Option<IpAddr>; 2], offer: Option<SpanOffer>) -> Option<OpenPayload> {
     let mut bytes = Vec::with_capacity(IPV4_BYTES + OFFER_BYTES);
     match (tuple.local, tuple.peer) {
         (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
@@ -74,11 +73,10 @@ pub(super) fn encode(
         }
         _ => return None,
     }
-    if let Some(SpanOffer { index, secrets, is_for_tcp }) = offer {
-        let index = if is_for_tcp { index | FOR_TCP } else { index };
+    if let Some(SpanOffer { index, secrets }) = offer {
         bytes.extend(secrets.to_acceptor.to_le_bytes());
         bytes.extend(secrets.to_connector.to_le_bytes());
-        bytes.extend(index.to_le_bytes());
+        bytes.extend((index | FOR_TCP).to_le_bytes());
     }
     OpenPayload::new(&bytes)
 }
@@ -99,14 +97,14 @@ pub(super) fn decode(payload: &OpenPayload) -> Option<OpenRequest> {
         (_, PORTS_OF_NODES) => [of_node(1), of_node(3)],
         _ => return None,
     };
-    Some(OpenRequest { source, destination, offer: <&[u8; OFFER_BYTES]>::try_from(offer).ok().map(decode_offer) })
+    Some(OpenRequest { source, destination, offer: <&[u8; OFFER_BYTES]>::try_from(offer).ok().and_then(decode_offer) })
 }
 
-fn decode_offer(bytes: &[u8; OFFER_BYTES]) -> SpanOffer {
+fn decode_offer(bytes: &[u8; OFFER_BYTES]) -> Option<SpanOffer> {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
     let index = u32::from_le_bytes(std::array::from_fn(|index| bytes[16 + index]));
     let secrets = Secrets { to_acceptor: word(0), to_connector: word(8) };
-    SpanOffer { index: index & !FOR_TCP, secrets, is_for_tcp: index & FOR_TCP != 0 }
+    (index & FOR_TCP != 0).then_some(SpanOffer { index: index & !FOR_TCP, secrets })
 }
 
 #[cfg(test)]
@@ -116,13 +114,12 @@ mod tests {
     #[test]
     fn addresses_are_decoded_as_encoded_and_invalid_payloads_are_rejected() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
-        let tuple = |local: &str, peer: &str| address::Tuple { local: at(local), peer: at(peer) };
+        let tuple = |local: &str, peer: &str| Tuple { local: at(local), peer: at(peer) };
         let tuples = [tuple("127.77.0.1:40000", "127.77.0.2:6379"), tuple("[fd00:77::1]:40000", "[2001:db8::2]:6379")];
         let secrets = Secrets { to_acceptor: 1 << 63 | 2, to_connector: 3 << 56 };
         for tuple in tuples {
             let nodes = [tuple.local, tuple.peer].map(|endpoint| Some(endpoint.ip()));
-            let offer = |is_for_tcp| Some(SpanOffer { index: 0x0102_0304, secrets, is_for_tcp });
-            for offer in [None, offer(false), offer(true)] {
+            for offer in [None, Some(SpanOffer { index: 0x0102_0304, secrets })] {
                 let encoded = encode(&tuple, nodes, offer).expect("the nodes' addresses");
                 let decoded = decode(&encoded).expect("a valid payload");
                 let addresses = [decoded.source.at_node(nodes[0]), decoded.destination.at_node(nodes[1])];
@@ -133,7 +130,7 @@ mod tests {
                     assert_eq!(decode(&OpenPayload::new(bytes).expect("short")), None, "{} bytes", bytes.len());
                 }
             }
-            let others = address::Tuple { local: at("[fd00:77::9]:1"), ..tuple };
+            let others = Tuple { local: at("[fd00:77::9]:1"), ..tuple };
             assert_eq!(encode(&others, nodes, None), None);
         }
     }

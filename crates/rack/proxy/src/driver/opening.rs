@@ -1,14 +1,11 @@
 //! Opening connections between nodes: for accepted programs of this node, and for `Open` frames of peers.
 
-use super::acceptor::{AcceptedProgram, ProgramEnd};
+use super::acceptor::AcceptedProgram;
 use super::connecting::ConnectingServers;
-use super::direct_endpoint::DirectEndpoint;
 use super::engine_table::EngineTable;
 use super::epoll_set::EpollSet;
 use super::link_engine::new_secret;
-use super::open_payload::{self, OpenRequest, SpanOffer};
-use super::program_endpoint::ProgramEndpoint;
-use super::segment_endpoint::SegmentEndpoint;
+use super::open_payload::{self, OpenRequest, Secrets, SpanOffer};
 use super::shared::Shared;
 use super::tcp_endpoint::TcpEndpoint;
 use super::tcp_listener::TcpClient;
@@ -18,13 +15,9 @@ use crate::engine::EngineEvent;
 use crate::table::ConnectionKey;
 use control::proxy::Access;
 use fabric::device::Device;
+use meeting::Tuple;
 use rustix::io::Errno;
-use segment::Secrets;
 use socket::process::clock::now_ns;
-use socket::rendezvous::address::{Opener, Tuple};
-use socket::rendezvous::{self, ConnectRequest, NoLane};
-use stats_page::FallbackReason;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// How long a program waits for both ends of a link that is up to greet: longer than a proxy takes to start, and
@@ -81,7 +74,7 @@ impl Opening {
         key: ConnectionKey,
         payload: &OpenPayload,
         epoll: &EpollSet,
-    ) -> Option<Result<ProgramEndpoint, Errno>> {
+    ) -> Option<Result<TcpEndpoint, Errno>> {
         let device = engines.device()?.clone();
         let request = open_payload::decode(payload);
         if !request.is_none_or(|request| is_admitted(&self.shared.access(), peer, &request)) {
@@ -91,9 +84,8 @@ impl Opening {
         let server =
             request.ok_or(Errno::PROTO).and_then(|request| connect_server(&self.shared, &device, peer, &request));
         let server = match server {
-            Ok(Server::Connected(endpoint)) => Ok(endpoint),
-            Ok(Server::ByTcp(connecting)) => match connecting.advance(&self.shared) {
-                Ok(endpoint) => Ok(ProgramEndpoint::Tcp(Box::new(endpoint))),
+            Ok(connecting) => match connecting.advance(&self.shared) {
+                Ok(endpoint) => Ok(endpoint),
                 Err((Errno::AGAIN, Some(connecting))) => {
                     let epoch = engines.link(engine).map(|link| link.epoch).ok_or(Errno::AGAIN);
                     let added = epoch.and_then(|epoch| self.connecting.add((engine, epoch), key, *connecting, epoll));
@@ -107,7 +99,7 @@ impl Opening {
     }
 
     /// The other node has no server for a program. If it has no listener, its remote listener here is closed.
-    fn refuse(&self, local: ProgramEndpoint, errno: u32) {
+    fn refuse(&self, local: TcpEndpoint, errno: u32) {
         let errno = i32::try_from(errno).ok().filter(|errno| (1..4096).contains(errno));
         let errno = errno.map_or(Errno::CONNREFUSED, Errno::from_raw_os_error);
         let address = local.destination();
@@ -143,8 +135,8 @@ impl Opening {
         if is_greeting && now_ns().saturating_sub(program.since_ns) < GREETING_WAIT_NS {
             return self.delayed.push(program);
         }
-        let AcceptedProgram { peer, end, .. } = program;
-        let (endpoint, tuple, offer) = self.endpoint_of(peer, end, engines.device().filter(|_| engine.is_some()));
+        let AcceptedProgram { peer, client, .. } = program;
+        let (endpoint, tuple, offer) = self.endpoint_of(peer, client, engines.device().filter(|_| engine.is_some()));
         let Some(engine) = engine else { return endpoint.refuse(Errno::NETUNREACH) };
         let nodes = [self.shared.setup.own_slot, peer].map(|slot| self.shared.address(slot));
         let Some(payload) = open_payload::encode(&tuple, nodes, offer) else {
@@ -168,30 +160,16 @@ impl Opening {
     fn endpoint_of(
         &self,
         peer: u8,
-        end: ProgramEnd,
+        client: TcpClient,
         device: Option<&Device>,
-    ) -> (ProgramEndpoint, Tuple, Option<SpanOffer>) {
-        match end {
-            ProgramEnd::Segment(end) => {
-                let (accepted, segment) = *end;
-                let tuple = accepted.tuple.reversed();
-                let secrets = segment.secrets();
-                let proposal = device.and_then(|device| self.shared.span_pool(peer)?.propose(device, false));
-                let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets, is_for_tcp: false });
-                let endpoint = SegmentEndpoint::new(segment, accepted.lifeline, true).to(tuple.peer);
-                (ProgramEndpoint::Forwarded(Box::new(endpoint.proposing(proposal))), tuple, offer)
-            }
-            ProgramEnd::Tcp(client) => {
-                let TcpClient { relay, tuple, cookie, .. } = *client;
-                let pool = device.zip(self.shared.span_pool(peer)).filter(|_| relay.may_meet());
-                let pool = pool.filter(|(device, pool)| pool.may_serve_tcp(device));
-                let proposal = pool.and_then(|(device, pool)| pool.propose(device, true));
-                let secrets = Secrets { to_acceptor: new_secret(), to_connector: new_secret() };
-                let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets, is_for_tcp: true });
-                let endpoint = TcpEndpoint::of_client(relay, tuple.peer, cookie, Arc::clone(&self.shared.table));
-                (ProgramEndpoint::Tcp(Box::new(endpoint.proposing(proposal, secrets))), tuple, offer)
-            }
-        }
+    ) -> (TcpEndpoint, Tuple, Option<SpanOffer>) {
+        let TcpClient { relay, tuple, cookie, .. } = client;
+        let pool = device.zip(self.shared.span_pool(peer)).filter(|_| relay.may_meet());
+        let proposal = pool.and_then(|(device, pool)| pool.propose(device));
+        let secrets = Secrets { to_acceptor: new_secret(), to_connector: new_secret() };
+        let offer = proposal.as_ref().map(|it| SpanOffer { index: it.index(), secrets });
+        let endpoint = TcpEndpoint::of_client(relay, tuple, cookie, Arc::clone(&self.shared.table));
+        (endpoint.proposing(proposal, secrets), tuple, offer)
     }
 
     pub(super) fn clear(&mut self) {
@@ -200,68 +178,23 @@ impl Opening {
     }
 }
 
-/// A server of this node.
-enum Server {
-    /// Its endpoint of a connection by lanes.
-    Connected(ProgramEndpoint),
-    /// A connect by kernel TCP that has begun.
-    ByTcp(Connecting),
-}
-
 /// Returns whether the access rules of this node admit a connection of a peer. An honest node has asked before: its
 /// monitor answers by the same rules.
 fn is_admitted(access: &Access, peer: u8, request: &OpenRequest) -> bool {
     access.admits(peer, request.destination.port)
 }
 
-/// Connects to a server of this node, directly if the proposed span is free.
+/// Connects to a server of this node, with the proposed span if that is free.
 ///
 /// # Errors
 /// The error number of the refusal.
-fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequest) -> Result<Server, Errno> {
+fn connect_server(shared: &Shared, device: &Device, peer: u8, request: &OpenRequest) -> Result<Connecting, Errno> {
     let source = request.source.at_node(shared.address(peer)).filter(|source| source.port() != 0);
     let source = source.ok_or(Errno::ACCESS)?;
     let destination = request.destination.at_node(shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
-    let connect = ConnectRequest { destination, source: Some(source), node: None, opener: Opener::Proxy };
-    // Without a lane listener, the server's connections may be kernel TCP connections.
+    let connecting = connect_tcp(shared, peer, source, destination)?;
     let offer = request.offer.zip(shared.span_pool(peer));
-    let by_tcp = |no_lane: NoLane| match no_lane.reason {
-        FallbackReason::NoListener => {
-            let connecting = connect_tcp(shared, peer, source, destination)?;
-            let offer = offer.filter(|(offer, pool)| offer.is_for_tcp && pool.may_serve_tcp(device));
-            let span = offer.and_then(|(offer, pool)| Some((pool.accept(device, offer.index, true)?, offer.secrets)));
-            Ok(Server::ByTcp(connecting.with_span(span)))
-        }
-        _ => Err(errno_of(&no_lane)),
-    };
-    if let Some((offer, pool)) = offer.filter(|(offer, _)| !offer.is_for_tcp)
-        && let Some(acceptance) = pool.accept(device, offer.index, false)
-    {
-        let spans = (acceptance.spans, offer.secrets);
-        return match rendezvous::connect_in_windows(&shared.rack, &connect, spans, acceptance.lease.as_fd()) {
-            Ok(lifeline) => {
-                let endpoint = DirectEndpoint::accepted(acceptance, lifeline);
-                Ok(Server::Connected(ProgramEndpoint::Direct(endpoint)))
-            }
-            Err(no_lane) => by_tcp(no_lane),
-        };
-    }
-    match rendezvous::connect_in(&shared.rack, &connect) {
-        Ok(connected) => {
-            let endpoint = SegmentEndpoint::new(connected.segment, connected.lifeline, false);
-            Ok(Server::Connected(ProgramEndpoint::Forwarded(Box::new(endpoint))))
-        }
-        Err(no_lane) => by_tcp(no_lane),
-    }
-}
-
-fn errno_of(no_lane: &NoLane) -> Errno {
-    match no_lane.reason {
-        FallbackReason::NoListener => Errno::CONNREFUSED,
-        FallbackReason::HandshakeFailed => Errno::AGAIN,
-        FallbackReason::AccessDenied => Errno::ACCESS,
-        _ => no_lane.errno.unwrap_or(Errno::CONNREFUSED),
-    }
+    Ok(connecting.with_span(offer.and_then(|(offer, pool)| Some((pool.accept(device, offer.index)?, offer.secrets)))))
 }
 
 #[cfg(test)]

@@ -2,19 +2,21 @@
 
 use super::awaiting_link::AwaitingLink;
 use super::command::{self, Command, CommandSender};
-use super::direct_endpoint::DirectEndpoint;
 use super::engine_plan::threads_of;
 use super::error::DriverError;
 use super::event_loop::EventLoop;
 use super::monitor_channel::MonitorChannel;
-use super::program_endpoint::ProgramEndpoint;
 use super::shared::Shared;
 use super::successor::{self, SuccessorListener, SuccessorRequest};
+use super::tcp_endpoint::TcpEndpoint;
 use super::tcp_listener::TcpListener;
 use super::tcp_server::is_own;
 use crate::engine::SuspendedConnection;
 use crate::frame::ConnectionNumber;
-use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, RetainedConnection, ToProxy, VERSION};
+use control::proxy::{
+    Configuration, DeviceParts, FromProxy, PeerReport, Report, RetainedConnection, RetainedDescriptors, ToProxy,
+    VERSION,
+};
 use control::{Channel, Received};
 use fabric::device::Device;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,8 +24,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use socket::process::clock::now_ns;
-use socket::rendezvous::{LaneListener, listen_for_remote};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -63,7 +64,9 @@ fn serve(monitor: &Arc<MonitorChannel>, proxy: &mut Option<Proxy>) -> Result<boo
             (ToProxy::Stop, _) => return Ok(false),
             (ToProxy::Descriptors, _) => parts.add(descriptors),
             (_, None) => return Err(DriverError::Order("an order before the configuration")),
-            (ToProxy::Retained(retained), Some(proxy)) => proxy.retained.extend(retained.into_iter().zip(descriptors)),
+            (ToProxy::Retained(retained), Some(proxy)) => {
+                proxy.retained.extend(retained.into_iter().zip(RetainedDescriptors::of_message(descriptors)));
+            }
             (ToProxy::Device { bytes }, Some(proxy)) => proxy.use_device(&bytes, parts.take())?,
             (message, Some(proxy)) => proxy.handle(message),
         }
@@ -103,9 +106,10 @@ struct Proxy {
     shared: Arc<Shared>,
     threads: Vec<OwnerThread>,
     device: Option<Device>,
-    listeners: HashMap<SocketAddr, Arc<LaneListener>>,
+    /// The addresses of listeners of other nodes that this proxy stands in for.
+    listeners: HashSet<SocketAddr>,
     /// Connections of an earlier proxy, until the device has arrived.
-    retained: Vec<(RetainedConnection, OwnedFd)>,
+    retained: Vec<(RetainedConnection, RetainedDescriptors)>,
     successors: Option<SuccessorListener>,
     /// Another monitor has adopted this proxy, and will send its own device.
     is_adopted: bool,
@@ -124,7 +128,7 @@ impl Proxy {
             .map(|(index, (cpu, plans))| Self::start_thread(&shared, index, cpu, plans))
             .collect::<Result<_, _>>()
             .map_err(DriverError::Thread)?;
-        let listeners = HashMap::new();
+        let listeners = HashSet::new();
         Ok(Self { shared, threads, device: None, listeners, retained: Vec::new(), successors, is_adopted: false })
     }
 
@@ -153,41 +157,33 @@ impl Proxy {
         }
         let device = Device::take_over(text, descriptors)?;
         self.shared.check_room(&device)?;
-        for (_, pool) in self.shared.span_pools_of_peers() {
-            pool.map_pacer(&device).map_err(DriverError::Pacer)?;
-        }
         self.command(|| Command::Device(device.clone()));
-        self.adopt_retained(&device);
-        let is_first = self.device.replace(device.clone()).is_none();
-        let was_adopted = std::mem::take(&mut self.is_adopted);
-        for (_, pool) in self.shared.span_pools_of_peers() {
-            if was_adopted {
+        self.adopt_retained();
+        self.device = Some(device);
+        if std::mem::take(&mut self.is_adopted) {
+            for (_, pool) in self.shared.span_pools_of_peers() {
                 pool.deposit_all()?;
-            }
-            if is_first {
-                pool.reset_orphans(&device);
             }
         }
         self.shared.notify_monitor(&FromProxy::Ready { version: VERSION });
         Ok(())
     }
 
-    /// Distributes the connections of an earlier proxy to the threads. The lifelines of those that cannot be resumed
-    /// are closed.
-    fn adopt_retained(&mut self, device: &Device) {
+    /// Distributes the connections of an earlier proxy to the threads. Those that cannot be resumed are reset.
+    fn adopt_retained(&mut self) {
         let (plans, lost_ns) = (self.shared.plans.len(), now_ns());
         let mut awaiting = BTreeMap::<usize, Vec<AwaitingLink>>::new();
-        for (retained, lifeline) in self.retained.drain(..) {
+        for (retained, descriptors) in self.retained.drain(..) {
             let peer = retained.peer;
-            let Some(pool) = self.shared.span_pool(peer).filter(|_| peer != self.shared.setup.own_slot) else {
-                continue;
-            };
             let number = ConnectionNumber(retained.number);
             // Engines assign numbers in steps of the number of engines.
             let plan = number.count() as usize % plans;
-            if let Some(endpoint) = DirectEndpoint::readopt(pool, device, retained, lifeline) {
-                let suspended = SuspendedConnection { number, local: ProgramEndpoint::Direct(endpoint), lost_ns };
+            if let Some(local) = TcpEndpoint::readopt(&self.shared, retained, descriptors) {
+                let suspended = SuspendedConnection { number, local, lost_ns };
                 awaiting.entry(plan).or_default().push(AwaitingLink { peer, plan, suspended });
+            } else {
+                // Closing the monitor's duplicates resets it.
+                self.shared.notify_monitor(&FromProxy::Withdraw { peer, span: retained.span });
             }
         }
         for (thread, (_, plans)) in self.threads.iter().zip(threads_of(&self.shared.plans)) {
@@ -220,34 +216,25 @@ impl Proxy {
     }
 
     fn add_remote_listener(&mut self, peer: u8, address: SocketAddr) {
-        if self.listeners.contains_key(&address) {
+        if self.listeners.contains(&address) {
             return self.shared.notify_monitor(&FromProxy::Listening { address });
         }
-        match listen_for_remote(&self.shared.rack, address, BACKLOG) {
-            Ok(listener) => {
-                let listener = Arc::new(listener);
-                self.command(|| Command::AddListener { peer, address, listener: Arc::clone(&listener) });
-                self.listeners.insert(address, listener);
-                self.add_tcp_listener(peer, address);
-                self.shared.notify_monitor(&FromProxy::Listening { address });
-            }
-            Err(errno) => self.shared.notify_monitor(&FromProxy::ListenFailed { address, reason: errno.to_string() }),
-        }
-    }
-
-    /// Listens by TCP for programs whose connections are kernel TCP connections, and tells them where.
-    fn add_tcp_listener(&self, peer: u8, address: SocketAddr) {
         let at = SocketAddr::from((self.shared.proxy_address, 0));
         let listener = TcpListener::listen(at, BACKLOG, false);
         match listener.and_then(|listener| Ok((listener.port()?, Arc::new(listener)))) {
             Ok((port, listener)) => {
-                self.command(|| Command::AddTcpListener { peer, address, listener: Arc::clone(&listener) });
+                self.command(|| Command::AddListener { peer, address, listener: Arc::clone(&listener) });
                 self.shared.table.set_listener(port, peer, address.port());
+                self.listeners.insert(address);
+                if self.shared.publishes(address.port()) {
+                    self.publish(peer, address);
+                }
+                self.shared.notify_monitor(&FromProxy::Listening { address });
             }
-            Err(errno) => eprintln!("crosslane proxy: cannot listen at {at} for {address}: {errno}"),
-        }
-        if self.shared.publishes(address.port()) {
-            self.publish(peer, address);
+            Err(errno) => {
+                let reason = format!("at {at}: {errno}");
+                self.shared.notify_monitor(&FromProxy::ListenFailed { address, reason });
+            }
         }
     }
 
@@ -257,7 +244,7 @@ impl Proxy {
         match TcpListener::listen(address, BACKLOG, true) {
             Ok(listener) => {
                 let listener = Arc::new(listener);
-                self.command(|| Command::AddTcpListener { peer, address, listener: Arc::clone(&listener) });
+                self.command(|| Command::AddListener { peer, address, listener: Arc::clone(&listener) });
                 let ip = address.ip();
                 if !is_own(ip) {
                     eprintln!("crosslane proxy: to publish {address}, run 'ip route add local {ip} dev lo' as root");
@@ -272,9 +259,8 @@ impl Proxy {
         if let Some(peer) = self.shared.slot_of(address.ip()) {
             self.shared.table.clear_listener(peer, address.port());
         }
-        if let Some(listener) = self.listeners.remove(&address) {
-            self.command_and_wait(|done| Command::RemoveListener { address, done });
-            drop(listener);
+        if self.listeners.remove(&address) {
+            self.command_and_wait(|done| Command::RemoveListeners { address, done });
         }
     }
 
@@ -284,7 +270,7 @@ impl Proxy {
         let _ =
             poll(&mut [PollFd::new(channel, PollFlags::IN), PollFd::new(&shared.refused_wakeup, PollFlags::IN)], None);
         for address in shared.take_refused() {
-            if self.listeners.contains_key(&address) {
+            if self.listeners.contains(&address) {
                 self.remove_remote_listener(address);
                 shared.notify_monitor(&FromProxy::Refused { address });
             }
@@ -362,7 +348,7 @@ impl Proxy {
     fn continue_under(&mut self, successor: Channel) {
         self.shared.monitor.replace(successor);
         self.is_adopted = true;
-        let addresses: Vec<SocketAddr> = self.listeners.keys().copied().collect();
+        let addresses: Vec<SocketAddr> = self.listeners.iter().copied().collect();
         addresses.into_iter().for_each(|address| self.remove_remote_listener(address));
         self.shared.take_refused();
     }
@@ -372,14 +358,13 @@ impl Proxy {
         self.command_and_wait(|done| Command::ReleaseWindows { done });
     }
 
-    /// Ends the proxy, and hands its direct connections over to another monitor, if there is one.
+    /// Ends the proxy, and hands the connections that can be continued over to another monitor, if there is one.
     fn end(mut self, successor: Option<&Channel>) -> Option<Self> {
         let mut retained: Vec<_> =
             self.command_and_wait(|done| Command::ReleaseAndStop { done }).into_iter().flatten().collect();
         // Connections of an earlier proxy, if the device never arrived.
         retained.append(&mut self.retained);
         self.threads.into_iter().for_each(|thread| drop(thread.handle.join()));
-        self.listeners.clear();
         successor.map(|successor| successor::hand_over(successor, &retained)).unwrap_or_default();
         None
     }

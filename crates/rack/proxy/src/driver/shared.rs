@@ -11,7 +11,7 @@ use control::proxy::{Access, Configuration, FromProxy, Node, Publish};
 use fabric::device::{Device, NodeSlot};
 use fabric::timed::{LinkTiming, Pacer};
 use pcie::host::path::Path;
-use socket::rendezvous::directory::Rack;
+use socket::rack::key::RackKey;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use stream::remote::table::FILE_NAME;
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     pub(super) timing: Option<LinkTiming>,
     /// The pacer that this node's threads share for each link, by peer.
     pacers: Vec<Pacer>,
-    pub(super) rack: Arc<Rack>,
+    key: RackKey,
     pub(super) monitor: Arc<MonitorChannel>,
     /// Spans for programs, by peer; none where programs may not access windows.
     span_pools: Vec<Arc<SpanPool>>,
@@ -57,7 +57,7 @@ impl Shared {
         let known = |slot: usize| setup.nodes.get(slot).map_or_else(OnceLock::new, |node| OnceLock::from(node.address));
         let addresses = (0..slots).map(known).collect();
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
-        let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
+        let key = RackKey::of_rack(&setup.rack_directory).map_err(failed)?;
         let plans = engine_plans(&setup);
         let proxy_address = proxy_address(&setup.rack_directory);
         let path = setup.rack_directory.join(FILE_NAME);
@@ -65,7 +65,7 @@ impl Shared {
         (0..).zip(&setup.nodes).for_each(|(slot, node)| table.set_node(slot, node.address));
         let source_ports = SourcePorts::new(proxy_address);
         let refused_wakeup = WakeupFd::new().map_err(DriverError::Thread)?;
-        let span_pools = span_pools(&setup, &monitor, timing);
+        let span_pools = span_pools(&setup, &monitor);
         let access = RwLock::new(setup.access.clone());
         let refused = Mutex::default();
         Ok(Self {
@@ -75,7 +75,7 @@ impl Shared {
             plans,
             timing,
             pacers,
-            rack,
+            key,
             monitor,
             span_pools,
             table,
@@ -129,8 +129,7 @@ impl Shared {
 
     /// Returns the pacer that all senders over the link to a peer share.
     pub(super) fn pacer(&self, peer: u8) -> Pacer {
-        let of_programs = self.span_pool(peer).and_then(|pool| pool.pacer());
-        of_programs.unwrap_or_else(|| self.pacers[usize::from(peer)].clone())
+        self.pacers[usize::from(peer)].clone()
     }
 
     /// Returns the address of a node, if it has joined.
@@ -154,7 +153,7 @@ impl Shared {
 
     /// Returns the key under which the proxy meets programs.
     pub(super) fn meeting_key(&self) -> meeting::Key {
-        meeting::Key::from(self.rack.key().to_bytes())
+        meeting::Key::from(self.key.to_bytes())
     }
 
     /// Returns the access rules, which decide which peers may connect to which ports.
@@ -185,12 +184,12 @@ impl Shared {
 }
 
 /// Creates the span pools of all links, including those to nodes that have not joined yet.
-fn span_pools(setup: &Configuration, monitor: &Arc<MonitorChannel>, timing: Option<LinkTiming>) -> Vec<Arc<SpanPool>> {
-    // Direct connections cannot move to TCP.
+fn span_pools(setup: &Configuration, monitor: &Arc<MonitorChannel>) -> Vec<Arc<SpanPool>> {
+    // Connections with a span cannot move to another transport.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
     let pool = |peer| {
         let nodes = (NodeSlot(peer as u8), NodeSlot(setup.own_slot));
-        Arc::new(SpanPool::new(nodes, spans, timing, Arc::clone(monitor)))
+        Arc::new(SpanPool::new(nodes, spans, Arc::clone(monitor)))
     };
     (0..setup.nodes.len().max(usize::from(setup.slots))).map(pool).collect()
 }

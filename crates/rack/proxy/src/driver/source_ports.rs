@@ -60,6 +60,17 @@ impl SourcePorts {
         None
     }
 
+    /// Reserves the port of a connection of an earlier proxy.
+    pub(super) fn reserve(self: &Arc<Self>, port: u16) -> Option<SourcePort> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (word, bit) = (usize::from(port) / 64, 1_u64 << (port % 64));
+        if state.used[word] & bit != 0 {
+            return None;
+        }
+        state.used[word] |= bit;
+        Some(SourcePort { ports: Arc::clone(self), port })
+    }
+
     /// Returns a non-blocking TCP socket for a connection to an address of this machine, bound to a port of its own: at
     /// the proxy's address, or for IPv6 at `::1`, from which no program connects to a node's address.
     ///

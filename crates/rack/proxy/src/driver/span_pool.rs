@@ -1,29 +1,23 @@
-//! The spans of a link, which direct connections get.
+//! The spans of a link, to which programs move the bytes of their connections with `trust = "direct"`.
 //!
 //! A span has the same index in both windows of a link, and both spans belong to one connection. The proxy of the
 //! program that connects proposes a span that no program of its node can access. The other proxy accepts it if that
 //! holds at its node too, and cleans both. Only the kernel of a machine knows what its programs can access
-//! ([`span_lease`]). A span that was in use when a proxy or a link died is therefore not given to another connection
+//! ([`lease`]). A span that was in use when a proxy or a link died is therefore not given to another connection
 //! before the programs of both nodes are gone.
 
 use super::monitor_channel::MonitorChannel;
-use crate::frame::{ConnectionNumber, LinkSide};
+use crate::frame::LinkSide;
 use control::ChannelError;
-use control::proxy::{FromProxy, RetainedConnection, Spans, send_retained};
+use control::proxy::{FromProxy, RetainedConnection, RetainedDescriptors, Spans, send_retained};
 use fabric::Slice;
-use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, NodeSlot};
-use fabric::timed::{LinkTiming, Pacer};
-use rustix::io::Errno;
-use segment::model::{LinkModel, map_pace};
-use segment::{Endpoint, Segment, ends};
+use fabric::device::{Device, DeviceInbound, DeviceOutbound, NodeSlot};
+use segment::window::WindowSpans;
+use segment::{SPAN_BYTES, ends, lease};
 use socket::process::clock::now_ns;
-use socket::rendezvous::handshake::WindowSpans;
-use socket::rendezvous::span_lease;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of the page with the pacer of a modelled link.
-const PAGE_BYTES: u64 = 4096;
 /// How long a free span is not proposed, if there are others: the other proxy may have refused it, or may not know yet
 /// that it is free.
 const QUARANTINE_NS: u64 = 100_000_000;
@@ -34,11 +28,7 @@ pub(super) struct SpanPool {
     peer: NodeSlot,
     own: NodeSlot,
     spans: Spans,
-    /// The model that the link is slowed down to.
-    timing: Option<LinkTiming>,
-    /// The pacer that programs and proxies of this node share, once the device has arrived.
-    pacer: OnceLock<Pacer>,
-    /// The monitor, which retains lifelines beyond this proxy.
+    /// The monitor, which retains connections beyond this proxy.
     monitor: Arc<MonitorChannel>,
     /// One node proposes spans from the first on, the other one from the last, so that they seldom propose the same.
     from_last: bool,
@@ -48,21 +38,10 @@ pub(super) struct SpanPool {
 #[derive(Debug)]
 struct PoolState {
     entries: Vec<SpanEntry>,
-    /// Direct connections so far.
+    /// Connections so far that have begun to use a span.
     total: u64,
-    /// Connections without a span, or whose program could not map its span.
+    /// Connections without a span.
     missed: u64,
-    /// It has been logged that programs cannot map their spans.
-    has_logged: bool,
-}
-
-impl PoolState {
-    /// Counts the connections whose programs have attached since the last call. A program that cannot map its span
-    /// never attaches.
-    fn count_attached(&mut self) {
-        let attached = self.entries.iter_mut().filter_map(SpanEntry::take_attached).count();
-        self.total += attached as u64;
-    }
 }
 
 #[derive(Debug, Default)]
@@ -71,17 +50,8 @@ struct SpanEntry {
     quarantined_until_ns: u64,
     /// The other proxy did not accept it the last time: a program there may have it for long.
     was_refused: bool,
-    /// The endpoint at which the program will attach, until that is counted.
-    expected: Option<Arc<Endpoint<DeviceInbound>>>,
     /// What the monitor retains.
-    deposited: Option<(RetainedConnection, Arc<OwnedFd>)>,
-}
-
-impl SpanEntry {
-    /// Returns once whether the program has attached.
-    fn take_attached(&mut self) -> Option<()> {
-        self.expected.take_if(|endpoint| endpoint.is_attached()).map(drop)
-    }
+    deposited: Option<(RetainedConnection, RetainedDescriptors)>,
 }
 
 /// A span that a connection has, until this is dropped.
@@ -96,46 +66,23 @@ impl SpanGrant {
         self.index as u32
     }
 
-    /// Deposits a duplicate of the lifeline with the monitor.
-    pub(super) fn deposit(&mut self, number: ConnectionNumber, lifeline: &Arc<OwnedFd>) {
-        let retained = self.retained(number);
+    pub(super) fn peer(&self) -> u8 {
+        self.pool.peer.0
+    }
+
+    /// Deposits duplicates of the descriptors of the connection with the monitor.
+    pub(super) fn deposit(&self, retained: RetainedConnection, descriptors: RetainedDescriptors) {
         let mut state = self.pool.lock();
-        state.entries[self.index].deposited = Some((retained, Arc::clone(lifeline)));
         // Under the lock: messages about a span keep their order, also when the monitor changes.
-        if let Err(error) = self.pool.monitor.send(&FromProxy::Deposit(retained), &[lifeline.as_fd()]) {
+        if let Err(error) = self.pool.monitor.send(&FromProxy::Deposit(retained), &descriptors.as_fds()) {
             eprintln!("crosslane proxy: {retained:?} is lost with this proxy: the monitor's socket: {error}");
         }
-    }
-
-    /// Expects the program of this node to attach to its span.
-    pub(super) fn expect_attach(&self, endpoint: &Arc<Endpoint<DeviceInbound>>) {
-        self.pool.lock().entries[self.index].expected = Some(Arc::clone(endpoint));
-    }
-
-    /// Records that the program has read of its span and left without attaching. Returns whether it is the first one of
-    /// this link.
-    pub(super) fn note_missed(&self) -> bool {
-        let mut state = self.pool.lock();
-        state.entries[self.index].expected = None;
-        state.missed += 1;
-        !std::mem::replace(&mut state.has_logged, true)
-    }
-
-    /// Notes in this node's window whether the span is for a kernel TCP connection. Each node does so before it lets a
-    /// program have the span.
-    pub(super) fn note_use(&self, device: &Device, is_for_tcp: bool) {
-        let (inbound, _) = self.pool.spans_of(device, self.index);
-        ends::set_span_of_ends(&inbound, is_for_tcp);
+        state.entries[self.index].deposited = Some((retained, descriptors));
     }
 
     /// Counts a program that has begun to use its span.
     pub(super) fn note_attached(&self) {
         self.pool.lock().total += 1;
-    }
-
-    /// Returns the description by which the monitor retains the connection.
-    pub(super) fn retained(&self, number: ConnectionNumber) -> RetainedConnection {
-        RetainedConnection { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
     }
 }
 
@@ -143,8 +90,7 @@ impl Drop for SpanGrant {
     fn drop(&mut self) {
         let state = &mut *self.pool.lock();
         let entry = &mut state.entries[self.index];
-        state.total += u64::from(entry.take_attached().is_some());
-        (entry.is_in_use, entry.was_refused, entry.expected) = (false, false, None);
+        (entry.is_in_use, entry.was_refused) = (false, false);
         entry.quarantined_until_ns = now_ns().saturating_add(QUARANTINE_NS);
         if entry.deposited.take().is_some() {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
@@ -163,7 +109,6 @@ pub(super) struct SpanProposal {
     /// Not marked as leased before the other proxy has accepted the span: if both nodes are on one machine, the other
     /// proxy checks the same locks.
     pub(super) descriptor: OwnedFd,
-    pub(super) endpoint: Endpoint<DeviceInbound>,
 }
 
 impl SpanProposal {
@@ -182,7 +127,7 @@ impl SpanProposal {
 
     /// Marks the span as leased, after the other proxy has accepted it. Returns `None` if the lock cannot be taken.
     pub(super) fn marked_leased(self) -> Option<Self> {
-        span_lease::mark_leased(self.descriptor.as_fd(), self.spans).ok()?;
+        lease::mark_leased(self.descriptor.as_fd(), self.spans).ok()?;
         Some(self)
     }
 }
@@ -193,21 +138,14 @@ pub(super) struct SpanAcceptance {
     pub(super) grant: SpanGrant,
     pub(super) spans: WindowSpans,
     pub(super) lease: OwnedFd,
-    pub(super) endpoint: Endpoint<DeviceInbound>,
 }
 
 impl SpanPool {
     /// Creates the pool of the link between a peer and this node.
-    pub(super) fn new(
-        (peer, own): (NodeSlot, NodeSlot),
-        spans: Spans,
-        timing: Option<LinkTiming>,
-        monitor: Arc<MonitorChannel>,
-    ) -> Self {
+    pub(super) fn new((peer, own): (NodeSlot, NodeSlot), spans: Spans, monitor: Arc<MonitorChannel>) -> Self {
         let entries = (0..spans.count).map(|_| SpanEntry::default()).collect();
-        let state = Mutex::new(PoolState { entries, total: 0, missed: 0, has_logged: false });
-        let (pacer, from_last) = (OnceLock::new(), own > peer);
-        Self { peer, own, spans, timing, pacer, monitor, from_last, state }
+        let state = Mutex::new(PoolState { entries, total: 0, missed: 0 });
+        Self { peer, own, spans, monitor, from_last: own > peer, state }
     }
 
     /// Returns which side of the link this node is.
@@ -219,94 +157,53 @@ impl SpanPool {
     pub(super) fn fits(&self, window_bytes: usize) -> bool {
         let end_bytes = self.spans.span_bytes.checked_mul(self.spans.count);
         let end_bytes = end_bytes.and_then(|bytes| bytes.checked_add(self.spans.offset_bytes));
-        self.spans.span_bytes == Segment::window_bytes(self.timing.is_some()) as u64
-            && (self.timing.is_none() || self.spans.offset_bytes >= PAGE_BYTES)
+        self.spans.span_bytes == SPAN_BYTES as u64
             && self.spans.offset_bytes.is_multiple_of(rustix::param::page_size() as u64)
             && end_bytes.is_some_and(|bytes| bytes <= window_bytes as u64)
     }
 
-    /// Maps the pacer that the programs of this node share, if the link is slowed down to a model. The proxies share it
-    /// too, so that their frames about a connection never overtake the stores of its program.
-    ///
-    /// # Errors
-    /// The page cannot be mapped.
-    pub(super) fn map_pacer(&self, device: &Device) -> Result<(), Errno> {
-        if let Some(offset) = self.pace_offset() {
-            let (memory, [_, outbound]) = device.windows_in_memory(self.peer);
-            // A pacer that was mapped before is the same.
-            let _ = self.pacer.set(map_pace(memory, outbound + offset)?);
-        }
-        Ok(())
-    }
-
-    /// Returns the pacer of [`SpanPool::map_pacer`].
-    pub(super) fn pacer(&self) -> Option<Pacer> {
-        self.pacer.get().cloned()
-    }
-
-    /// Returns the number of spans in use, of direct connections so far, and of connections that got no span or whose
-    /// program could not map it.
+    /// Returns the number of spans in use, of connections so far that have used one, and of connections that got none.
     pub(super) fn counts(&self) -> (u64, u64, u64) {
-        let mut state = self.lock();
-        state.count_attached();
+        let state = self.lock();
         (state.entries.iter().filter(|entry| entry.is_in_use).count() as u64, state.total, state.missed)
     }
 
     /// Proposes a span for a program that connects. Returns `None`, and counts it, if none is free.
-    pub(super) fn propose(self: &Arc<Self>, device: &Device, is_for_tcp: bool) -> Option<SpanProposal> {
+    pub(super) fn propose(self: &Arc<Self>, device: &Device) -> Option<SpanProposal> {
         let proposal = self.take_any(device).and_then(|grant| {
-            grant.note_use(device, is_for_tcp);
             let (memory, spans) = self.window_spans(device, grant.index);
-            let descriptor = span_lease::reopen(memory).ok()?;
-            if spans.has_local_state() {
-                let (inbound, outbound) = self.spans_of(device, grant.index);
-                Segment::clean_with_local_page(&inbound, &outbound);
-            }
-            let endpoint = self.endpoint(device, grant.index);
-            Some(SpanProposal { grant, spans, descriptor, endpoint })
+            let descriptor = lease::reopen(memory).ok()?;
+            Some(SpanProposal { grant, spans, descriptor })
         });
         self.lock().missed += u64::from(proposal.is_none());
         proposal
     }
 
-    /// Returns whether kernel TCP connections may move to spans: in ordinary memory, whose writer can read it too.
-    pub(super) fn may_serve_tcp(&self, device: &Device) -> bool {
-        self.timing.is_none() && device.caching() == Caching::Cached
-    }
-
     /// Accepts the span that the other node proposes. The index is hostile. Returns `None` if the span is not free.
-    pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32, is_for_tcp: bool) -> Option<SpanAcceptance> {
+    pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32) -> Option<SpanAcceptance> {
         let grant = self.take(device, usize::try_from(index).ok()?)?;
-        grant.note_use(device, is_for_tcp);
         let (inbound, outbound) = self.spans_of(device, grant.index);
         let (memory, spans) = self.window_spans(device, grant.index);
-        // No program of either node can access the span now: the other proxy has checked its own node. If each cache
-        // line has one writer, the other proxy has cleaned the lines that it writes.
-        if device.caching() == Caching::NonCoherent {
-            Segment::clean_with_local_page(&inbound, &outbound);
-        } else {
-            Segment::clean_span(&inbound);
-            Segment::clean_remote_span(&outbound);
-        }
-        let lease = span_lease::lease(memory, spans).ok()?;
-        let endpoint = self.endpoint(device, grant.index);
-        Some(SpanAcceptance { grant, spans, lease, endpoint })
+        // No program of either node can access the span now: the other proxy has checked its own node.
+        ends::clear_span(&inbound);
+        ends::clear_remote_span(&outbound);
+        let lease = lease::lease(memory, spans).ok()?;
+        Some(SpanAcceptance { grant, spans, lease })
     }
 
     /// Grants a span to a connection of an earlier proxy. Returns `None` if there is no such span, or another
     /// connection has it.
     pub(super) fn grant_retained(
         self: &Arc<Self>,
-        device: &Device,
         retained: RetainedConnection,
-        lifeline: &Arc<OwnedFd>,
-    ) -> Option<(SpanGrant, Endpoint<DeviceInbound>)> {
+        descriptors: RetainedDescriptors,
+    ) -> Option<SpanGrant> {
         let index = usize::try_from(retained.span).ok()?;
         let mut state = self.lock();
         let entry = state.entries.get_mut(index).filter(|entry| !entry.is_in_use)?;
-        (entry.is_in_use, entry.deposited) = (true, Some((retained, Arc::clone(lifeline))));
+        (entry.is_in_use, entry.deposited) = (true, Some((retained, descriptors)));
         drop(state);
-        Some((SpanGrant { pool: Arc::clone(self), index }, self.endpoint(device, index)))
+        Some(SpanGrant { pool: Arc::clone(self), index })
     }
 
     /// Deposits everything with another monitor, which retains nothing yet.
@@ -316,20 +213,8 @@ impl SpanPool {
     pub(super) fn deposit_all(&self) -> Result<(), ChannelError> {
         let state = self.lock();
         let deposited = state.entries.iter().filter_map(|entry| entry.deposited.as_ref());
-        let all: Vec<(RetainedConnection, BorrowedFd<'_>)> =
-            deposited.map(|(retained, lifeline)| (*retained, lifeline.as_fd())).collect();
+        let all: Vec<_> = deposited.map(|(retained, descriptors)| (*retained, descriptors.as_fds())).collect();
         send_retained(&self.monitor.channel(), &all, FromProxy::Deposits)
-    }
-
-    /// Resets the connections that programs of this node still have from an earlier proxy and this one does not.
-    pub(super) fn reset_orphans(&self, device: &Device) {
-        let count = self.lock().entries.len();
-        let is_orphan = |index: &usize| !self.lock().entries[*index].is_in_use && self.is_leased(device, *index);
-        // Kernel TCP connections are reset with their proxies' sockets.
-        let is_of_ends = |index: &usize| ends::is_span_of_ends(&self.spans_of(device, *index).0);
-        for index in (0..count).filter(is_orphan).filter(|index| !is_of_ends(index)) {
-            self.endpoint(device, index).note_reset();
-        }
     }
 
     /// Takes a free span whose quarantine is over, else the one whose quarantine ends first; spans that were refused
@@ -382,20 +267,15 @@ impl SpanPool {
     /// Returns whether a program can access a span. If the kernel cannot tell, it counts as leased.
     fn is_leased(&self, device: &Device, index: usize) -> bool {
         let (memory, spans) = self.window_spans(device, index);
-        span_lease::is_leased(memory, spans).unwrap_or(true)
+        lease::is_leased(memory, spans).unwrap_or(true)
     }
 
     /// Returns the memory of the device, and where in it the two spans of an index are.
     fn window_spans<'a>(&self, device: &'a Device, index: usize) -> (BorrowedFd<'a>, WindowSpans) {
         let (memory, [inbound, outbound]) = device.windows_in_memory(self.peer);
         let offset = self.offset(index) as u64;
-        let model = self.timing.zip(self.pace_offset()).map(|(timing, pace)| LinkModel {
-            timing,
-            inbound_pace_offset: inbound + pace,
-            outbound_pace_offset: outbound + pace,
-        });
         let spans = WindowSpans::new(inbound + offset, outbound + offset);
-        (memory, WindowSpans { alignment: device.alignment(), caching: device.caching(), model, ..spans })
+        (memory, WindowSpans { alignment: device.alignment(), ..spans })
     }
 
     /// Returns a span in this node's window, and the one of the same index in the peer's.
@@ -405,19 +285,8 @@ impl SpanPool {
         (inbound.slice(offset, span_bytes), outbound.slice(offset, span_bytes))
     }
 
-    /// Returns the endpoint that this proxy shares with a program of its node.
-    fn endpoint(&self, device: &Device, index: usize) -> Endpoint<DeviceInbound> {
-        let (inbound, _) = self.spans_of(device, index);
-        if device.caching() == Caching::Cached { Endpoint::new(inbound) } else { Endpoint::with_local_page(inbound) }
-    }
-
     fn span_bytes(&self) -> usize {
         self.spans.span_bytes as usize
-    }
-
-    /// Returns the offset in a window of the page with the pacer of a modelled link.
-    fn pace_offset(&self) -> Option<u64> {
-        self.timing.map(|_| self.spans.offset_bytes - PAGE_BYTES)
     }
 
     /// Returns the offset in a window of a span.
@@ -431,7 +300,7 @@ impl SpanPool {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use control::Channel;
     use fabric::device::DeviceConfig;
@@ -441,7 +310,7 @@ pub(super) mod tests {
     const PEER: NodeSlot = NodeSlot(1);
 
     /// A node's device, the spans of its link, and the monitor's end of its channel, which nothing reads.
-    pub(in crate::driver) fn node() -> (Device, Arc<SpanPool>, Channel) {
+    fn node() -> (Device, Arc<SpanPool>, Channel) {
         let device_bytes = fabric::device::DeviceLayout::new(2, WINDOW_BYTES as usize).expect("a layout").bytes();
         let name = format!("/dev/shm/proxy-direct-{}-{:?}", std::process::id(), std::thread::current().id());
         let file = std::fs::File::create_new(&name).expect("a file");
@@ -449,22 +318,22 @@ pub(super) mod tests {
         let device = Device::open_file(name.as_ref(), &DeviceConfig::new(OWN, 2));
         std::fs::remove_file(name).expect("the file");
         let (to_monitor, monitor) = Channel::pair().expect("a channel");
-        let spans = Spans { offset_bytes: 1 << 16, span_bytes: Segment::WINDOW_BYTES as u64, count: 3 };
-        let pool = SpanPool::new((PEER, OWN), spans, None, Arc::new(MonitorChannel::new(to_monitor)));
+        let spans = Spans { offset_bytes: 1 << 16, span_bytes: SPAN_BYTES as u64, count: 3 };
+        let pool = SpanPool::new((PEER, OWN), spans, Arc::new(MonitorChannel::new(to_monitor)));
         (device.expect("a device"), Arc::new(pool), monitor)
     }
 
     #[test]
     fn a_freed_span_is_quarantined_while_there_are_others() {
         let (device, pool, _monitor) = node();
-        let first = pool.propose(&device, false).expect("a free span");
+        let first = pool.propose(&device).expect("a free span");
         let (index, before_ns) = (first.index(), now_ns());
         first.refused();
         let until_ns = std::mem::replace(&mut pool.lock().entries[index as usize].quarantined_until_ns, u64::MAX);
         assert!(until_ns >= before_ns + QUARANTINE_NS);
-        let others = [(); 2].map(|()| pool.propose(&device, false).expect("another span"));
+        let others = [(); 2].map(|()| pool.propose(&device).expect("another span"));
         assert!(others.iter().all(|other| other.index() != index));
-        assert_eq!(pool.propose(&device, false).expect("the quarantined span").index(), index);
+        assert_eq!(pool.propose(&device).expect("the quarantined span").index(), index);
     }
 
     /// Otherwise a hung program at the other node would cost every connection its span whose proposal comes after the
@@ -472,11 +341,11 @@ pub(super) mod tests {
     #[test]
     fn a_refused_span_is_proposed_last_even_after_its_quarantine() {
         let (device, pool, _monitor) = node();
-        let first = pool.propose(&device, false).expect("a free span");
+        let first = pool.propose(&device).expect("a free span");
         let index = first.index();
         first.refused();
         pool.lock().entries.iter_mut().for_each(|entry| entry.quarantined_until_ns = 0);
-        let others = [(); 2].map(|()| pool.propose(&device, false).expect("another span").index());
+        let others = [(); 2].map(|()| pool.propose(&device).expect("another span").index());
         assert!(others.iter().all(|other| *other != index), "{others:?}");
     }
 }

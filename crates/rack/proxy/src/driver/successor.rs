@@ -1,20 +1,22 @@
-//! How a proxy outlives its monitor, and what keeps direct connections beyond the link, the proxy and the monitor.
+//! How a proxy outlives its monitor, and what keeps connections with a span beyond the link, the proxy and the monitor.
 //!
-//! | what ends | what keeps the lifeline's remote end | until |
+//! | what ends | what keeps the descriptors | until |
 //! |---|---|---|
 //! | the link | the thread that had the connection | the link is up again, or `return_ns` have passed |
-//! | the proxy | the monitor, a duplicate ([`control::proxy::FromProxy::Deposit`]) | the next proxy runs |
+//! | the proxy | the monitor, duplicates ([`control::proxy::FromProxy::Deposit`]) | the next proxy runs |
 //! | the monitor | the proxy, which continues | another monitor connects, or `return_ns` have passed |
 //!
-//! When proxy and monitor end together, the lifelines end too, and the programs see a reset.
+//! When proxy and monitor end together, the descriptors end too, and the programs see a reset.
 
 use super::error::DriverError;
-use control::proxy::{Configuration, Handover, RetainedConnection, ToProxy, VERSION, send_retained};
+use control::proxy::{
+    Configuration, Handover, RetainedConnection, RetainedDescriptors, ToProxy, VERSION, send_retained,
+};
 use control::{Channel, Received, peer_uid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Backlog of monitors; there is more than one only if one has died.
@@ -65,7 +67,7 @@ impl SuccessorListener {
 pub(super) enum SuccessorRequest {
     /// This proxy continues under the new monitor.
     Adopt,
-    /// This proxy hands over its direct connections, and ends.
+    /// This proxy hands over its connections with a span, and ends.
     Release,
 }
 
@@ -91,9 +93,9 @@ fn is_own_user(peer: &OwnedFd) -> bool {
 }
 
 /// Hands all retained connections over to a monitor. Those that it does not accept end with this proxy.
-pub(super) fn hand_over(successor: &Channel, retained: &[(RetainedConnection, OwnedFd)]) {
-    let retained: Vec<(RetainedConnection, BorrowedFd<'_>)> =
-        retained.iter().map(|(connection, lifeline)| (*connection, lifeline.as_fd())).collect();
+pub(super) fn hand_over(successor: &Channel, retained: &[(RetainedConnection, RetainedDescriptors)]) {
+    let retained: Vec<(RetainedConnection, [BorrowedFd<'_>; 2])> =
+        retained.iter().map(|(connection, descriptors)| (*connection, descriptors.as_fds())).collect();
     let sent = send_retained(successor, &retained, |connections| Handover {
         version: VERSION,
         configuration: None,

@@ -1,20 +1,25 @@
 //! The proxy's endpoint of a kernel TCP connection with a program, which stands in for the program of the other node.
 //!
-//! With `trust = "direct"` it may have a span of the windows, which its program gets when the two meet.
+//! With `trust = "direct"` it may have a span of the windows, which its program gets when the two meet. Once the
+//! program uses it, the monitor keeps duplicates of the two descriptors, so that the connection outlives this proxy.
 
 use super::epoll_set::EpollSet;
+use super::open_payload::Secrets;
+use super::shared::Shared;
 use super::source_ports::SourcePort;
 use super::span_pool::{SpanAcceptance, SpanGrant, SpanProposal};
+use crate::frame::{Carried, ConnectionNumber};
 use crate::local::{Broken, Input, LocalEndpoint};
 use crate::table::ConnectionKey;
+use control::proxy::{RetainedConnection, RetainedDescriptors};
 use fabric::{Inbound, Outbound};
 use lane::Draft;
-use meeting::{Memory, Window};
+use meeting::{Memory, Role, Tuple, Window};
 use rustix::io::Errno;
-use segment::Secrets;
-use socket::rendezvous::handshake::WindowSpans;
+use segment::SPAN_BYTES;
+use segment::window::WindowSpans;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use stream::connection::{Relay, RelayInput, WindowOffer};
 use stream::remote::{TableWriter, Verdict};
@@ -38,12 +43,14 @@ struct Client {
     awaits_verdict: bool,
 }
 
-/// The proxy's endpoint of a connection whose bytes the proxies forward. If the proxy dies, the kernel resets it.
+/// The proxy's endpoint of a connection. If the proxy dies, the kernel resets it, unless the monitor has retained it.
 #[derive(Debug)]
 pub(super) struct TcpEndpoint {
     /// `None` once it was closed.
-    relay: Option<Relay>,
+    relay: Option<Box<Relay>>,
     client: Option<Client>,
+    /// The ports of the client and of the server, as the programs see them.
+    ports: [u16; 2],
     span: Span,
     /// The port from which the proxy has connected, held until the end.
     _source_port: Option<SourcePort>,
@@ -59,10 +66,25 @@ enum Span {
     /// Proposed to the other proxy, which has not answered.
     Proposed(Box<SpanProposal>, Secrets),
     /// Accepted by both proxies, until the connection is over at this node.
-    Granted {
-        grant: SpanGrant,
-        is_attached: bool,
-    },
+    Granted(Granted),
+}
+
+/// A span that a connection has.
+#[derive(Debug)]
+struct Granted {
+    grant: SpanGrant,
+    /// The number by which both proxies know the connection, once it is open.
+    number: Option<ConnectionNumber>,
+    /// The ports of the client and of the server, as the programs see them.
+    ports: [u16; 2],
+    is_attached: bool,
+}
+
+impl Granted {
+    fn retained(&self) -> Option<RetainedConnection> {
+        let number = self.number?.0;
+        Some(RetainedConnection { peer: self.grant.peer(), span: self.grant.index(), number, ports: self.ports })
+    }
 }
 
 impl TcpEndpoint {
@@ -77,7 +99,7 @@ impl TcpEndpoint {
 
     /// Sets the span that was accepted for the other proxy.
     pub(super) fn with_span(mut self, accepted: Option<(SpanAcceptance, Secrets)>) -> Self {
-        if let Some((SpanAcceptance { grant, spans, lease, .. }, secrets)) = accepted {
+        if let Some((SpanAcceptance { grant, spans, lease }, secrets)) = accepted {
             let secrets = [secrets.to_acceptor, secrets.to_connector];
             self.give(grant, spans, lease, secrets);
         }
@@ -95,23 +117,23 @@ impl TcpEndpoint {
     }
 
     /// Lets the program have a span once it meets this end. The secrets are those of the lanes to it and from it.
-    fn give(&mut self, grant: SpanGrant, spans: WindowSpans, descriptor: OwnedFd, secrets: [u64; 2]) -> bool {
-        let (Some(relay), Some(kind)) = (&mut self.relay, spans.kind()) else { return false };
+    fn give(&mut self, grant: SpanGrant, spans: WindowSpans, descriptor: OwnedFd, secrets: [u64; 2]) {
+        let Some(relay) = &mut self.relay else { return };
         let [secret, outgoing_secret] = secrets;
         let WindowSpans { inbound_offset, outbound_offset, .. } = spans;
-        let window = Some(Window { kind, inbound_offset, outbound_offset, outgoing_secret });
-        let memory = Memory { window, ..Memory::own(spans.span_bytes() as u64, secret) };
+        let window = Some(Window { kind: spans.kind(), inbound_offset, outbound_offset, outgoing_secret });
+        let memory = Memory { window, ..Memory::own(SPAN_BYTES as u64, secret) };
         relay.offer_window(Some(WindowOffer { descriptor, memory }));
-        self.span = Span::Granted { grant, is_attached: false };
+        self.span = Span::Granted(Granted { grant, number: None, ports: self.ports, is_attached: false });
         // A program that has proposed before has just met this end.
         self.follow_meeting();
-        true
     }
 
-    fn new(relay: Relay, client: Option<Client>, source_port: Option<SourcePort>) -> Self {
+    fn new(relay: Relay, ports: [u16; 2], client: Option<Client>, source_port: Option<SourcePort>) -> Self {
         Self {
-            relay: Some(relay),
+            relay: Some(Box::new(relay)),
             client,
+            ports,
             span: Span::None,
             _source_port: source_port,
             watch: None,
@@ -121,24 +143,71 @@ impl TcpEndpoint {
     }
 
     /// Creates the endpoint of a program that has connected to a remote listener.
-    pub(super) fn of_client(relay: Relay, destination: SocketAddr, cookie: u64, table: Arc<TableWriter>) -> Self {
-        let client = Client { destination, cookie, table, awaits_verdict: true };
-        Self::new(relay, Some(client), None)
+    pub(super) fn of_client(relay: Relay, tuple: Tuple, cookie: u64, table: Arc<TableWriter>) -> Self {
+        let client = Client { destination: tuple.peer, cookie, table, awaits_verdict: true };
+        Self::new(relay, [tuple.local.port(), tuple.peer.port()], Some(client), None)
     }
 
-    /// Creates the endpoint of a server to which the proxy has connected from a port.
-    pub(super) fn of_server(relay: Relay, source_port: SourcePort) -> Self {
-        Self::new(relay, None, Some(source_port))
+    /// Creates the endpoint of a server to which the proxy has connected from a port, for a connection with these ports
+    /// of client and server.
+    pub(super) fn of_server(relay: Relay, ports: [u16; 2], source_port: SourcePort) -> Self {
+        Self::new(relay, ports, None, Some(source_port))
+    }
+
+    /// Continues a connection of an earlier proxy. Returns `None` if there is no such span, or another connection has
+    /// it.
+    pub(super) fn readopt(
+        shared: &Shared,
+        retained: RetainedConnection,
+        descriptors: RetainedDescriptors,
+    ) -> Option<Self> {
+        let RetainedConnection { peer, number, ports, .. } = retained;
+        let pool = shared.span_pool(peer).filter(|_| peer != shared.setup.own_slot)?;
+        let number = ConnectionNumber(number);
+        let is_opener = number.opener() == pool.own_side();
+        let role = if is_opener { Role::Accepted } else { Role::Connected };
+        let duplicates = descriptors.try_clone().ok()?;
+        let port = port_of(descriptors.socket.as_fd())?;
+        let grant = pool.grant_retained(retained, descriptors)?;
+        if is_opener {
+            shared.table.set_stands_for(port, peer, ports[1]);
+        } else {
+            shared.table.set_client(port, peer, ports[0], ports[1]);
+        }
+        let source_port = if is_opener { None } else { shared.source_ports.reserve(port) };
+        let relay = Relay::resume(duplicates.socket, duplicates.bell, role, shared.meeting_key());
+        let span = Span::Granted(Granted { grant, number: Some(number), ports, is_attached: true });
+        let mut endpoint = Self::new(relay, ports, None, source_port);
+        endpoint.span = span;
+        Some(endpoint)
+    }
+
+    /// Returns what the next monitor needs to retain the connection after this proxy's monitor has died.
+    pub(super) fn into_retained(mut self) -> Option<(RetainedConnection, RetainedDescriptors)> {
+        let Span::Granted(granted) = &self.span else { return None };
+        let retained = granted.retained()?;
+        let (socket, bell) = self.relay.as_mut()?.duplicate()?;
+        // Not reset: the duplicates continue it.
+        drop(self.relay.take());
+        Some((retained, RetainedDescriptors { socket, bell }))
+    }
+
+    /// Notes that the program has begun to use its span, and lets the connection outlive this proxy.
+    fn note_attached(&mut self) {
+        let (Span::Granted(granted), Some(relay)) = (&mut self.span, &mut self.relay) else { return };
+        if granted.is_attached || !relay.is_attached() {
+            return;
+        }
+        granted.is_attached = true;
+        granted.grant.note_attached();
+        if let (Some(retained), Some((socket, bell))) = (granted.retained(), relay.duplicate()) {
+            granted.grant.deposit(retained, RetainedDescriptors { socket, bell });
+        }
     }
 
     /// Returns the address to which the program has connected, if it opened the connection.
     pub(super) fn destination(&self) -> Option<SocketAddr> {
         self.client.as_ref().map(|client| client.destination)
-    }
-
-    /// Returns the socket; `None` once it was closed.
-    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.relay.as_ref().map(Relay::socket)
     }
 
     /// Watches the descriptors for a connection of an engine.
@@ -154,6 +223,13 @@ impl TcpEndpoint {
         Ok(())
     }
 
+    /// Does not watch the descriptors any more.
+    pub(super) fn unwatch(&mut self) {
+        let (Some(watch), Some(relay)) = (self.watch.take(), &self.relay) else { return };
+        watch.epoll.remove(relay.socket());
+        _ = relay.meeting_descriptor().map(|descriptor| watch.epoll.remove(descriptor));
+    }
+
     /// Watches the descriptor by which the ends meet, which changes until they have met.
     fn follow_meeting(&mut self) {
         let (Some(watch), Some(relay)) = (&mut self.watch, &self.relay) else { return };
@@ -163,7 +239,7 @@ impl TcpEndpoint {
             watch.meeting_fd = number;
             if let Some(descriptor) = descriptor {
                 // The kernel forgets descriptors that are closed, and may know this one.
-                let _ = watch.epoll.add_lifeline(descriptor, watch.engine, watch.key);
+                let _ = watch.epoll.add_bell(descriptor, watch.engine, watch.key);
             }
         }
     }
@@ -243,11 +319,11 @@ impl LocalEndpoint for TcpEndpoint {
     }
 
     fn has_room(&mut self) -> bool {
-        self.relay.as_mut().is_none_or(Relay::has_room)
+        self.relay.as_mut().is_none_or(|relay| relay.has_room())
     }
 
     fn wake_sleeper(&mut self) -> bool {
-        self.relay.as_mut().is_some_and(Relay::wake_peer)
+        self.relay.as_mut().is_some_and(|relay| relay.wake_peer())
     }
 
     fn finish(&mut self) {
@@ -262,8 +338,9 @@ impl LocalEndpoint for TcpEndpoint {
 
     fn reset(mut self) {
         self.publish(Verdict::Refused(Errno::NETUNREACH));
-        // Dropped, it is reset.
-        self.relay = None;
+        if let Some(relay) = self.relay.take() {
+            relay.reset();
+        }
     }
 
     fn park(&mut self, for_room: bool) {
@@ -280,39 +357,31 @@ impl LocalEndpoint for TcpEndpoint {
         self.with((), Relay::unpark);
     }
 
-    fn poll_lifeline(&mut self) {
+    fn note_events(&mut self) {
         self.with((), Relay::note_events);
-        if let (Span::Granted { grant, is_attached: is_attached @ false }, Some(relay)) =
-            (&mut self.span, &mut self.relay)
-            && relay.is_attached()
-        {
-            *is_attached = true;
-            grant.note_attached();
-        }
+        self.note_attached();
     }
 
-    fn has_span(&self) -> bool {
-        matches!(self.span, Span::Granted { .. })
-    }
-
-    fn span_accepted(&mut self) -> bool {
-        let Some((proposal, secrets)) = self.take_proposal() else { return false };
-        if let Some(SpanProposal { grant, spans, descriptor, .. }) = proposal.marked_leased() {
-            let secrets = [secrets.to_connector, secrets.to_acceptor];
-            self.give(grant, spans, descriptor, secrets);
-        } else {
-            self.with((), |relay| relay.offer_window(None));
+    fn begin_with_span(&mut self, number: ConnectionNumber) -> bool {
+        if let Some((proposal, secrets)) = self.take_proposal() {
+            let Some(SpanProposal { grant, spans, descriptor }) = proposal.marked_leased() else {
+                self.with((), |relay| relay.offer_window(None));
+                // The other program finds nothing in its span if this one has none.
+                return true;
+            };
+            self.give(grant, spans, descriptor, [secrets.to_connector, secrets.to_acceptor]);
         }
-        // The other program finds nothing in its span if this one has none.
+        let Span::Granted(granted) = &mut self.span else { return false };
+        granted.number = Some(number);
         true
     }
 
     fn take_ring(&mut self) -> bool {
-        self.relay.as_mut().is_some_and(Relay::take_ring)
+        self.relay.as_mut().is_some_and(|relay| relay.take_ring())
     }
 
     fn take_left(&mut self) -> bool {
-        self.relay.as_mut().is_some_and(Relay::take_left)
+        self.relay.as_mut().is_some_and(|relay| relay.take_left())
     }
 
     fn peer_left(&mut self) {
@@ -325,8 +394,21 @@ impl LocalEndpoint for TcpEndpoint {
         }
     }
 
+    fn may_outlive_link(&mut self) -> bool {
+        matches!(&self.span, Span::Granted(granted) if granted.is_attached)
+    }
+
+    fn span_index(&self) -> u32 {
+        if let Span::Granted(granted) = &self.span { granted.grant.index() } else { 0 }
+    }
+
+    fn carried(&mut self) -> Option<Carried> {
+        let (taken, given) = self.relay.as_ref()?.carried()?;
+        Some(Carried { taken, given })
+    }
+
     fn is_broken(&mut self) -> bool {
-        self.relay.as_ref().is_none_or(Relay::is_broken)
+        self.relay.as_ref().is_none_or(|relay| relay.is_broken())
     }
 
     fn opened(&mut self) {
@@ -338,13 +420,18 @@ impl LocalEndpoint for TcpEndpoint {
     }
 }
 
-/// An endpoint that an engine drops was closed in good order.
+/// An endpoint that an engine drops was closed in good order if it has said so.
 impl Drop for TcpEndpoint {
     fn drop(&mut self) {
-        if let Some(relay) = self.relay.take()
-            && self.has_reported_close
-        {
-            relay.close();
+        match self.relay.take() {
+            Some(relay) if self.has_reported_close => relay.close(),
+            Some(relay) => relay.reset(),
+            None => {}
         }
     }
+}
+
+/// Returns the port of a socket's own address.
+fn port_of(socket: BorrowedFd<'_>) -> Option<u16> {
+    SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok().map(|address| address.port())
 }

@@ -22,7 +22,7 @@ pub(super) struct TcpListener {
 pub(super) struct TcpClient {
     pub(super) relay: Relay,
     /// Seen from the program, between the two nodes.
-    pub(super) tuple: socket::rendezvous::address::Tuple,
+    pub(super) tuple: Tuple,
     pub(super) cookie: u64,
     pub(super) since_ns: u64,
 }
@@ -69,7 +69,7 @@ impl TcpListener {
                 Err(_) => return None,
             };
             if let Some((source, cookie)) = self.examine(socket.as_fd(), shared) {
-                let tuple = socket::rendezvous::address::Tuple { local: source, peer: destination };
+                let tuple = Tuple { local: source, peer: destination };
                 let relay = match self.is_published {
                     true => Relay::on_tcp(socket, Role::Accepted, shared.meeting_key()),
                     false => Relay::new(socket, Role::Accepted, shared.meeting_key()),

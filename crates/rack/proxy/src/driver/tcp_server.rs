@@ -1,5 +1,6 @@
 //! Connecting by TCP to the servers of this node on behalf of programs of other nodes.
 
+use super::open_payload::Secrets;
 use super::shared::Shared;
 use super::source_ports::SourcePort;
 use super::span_pool::SpanAcceptance;
@@ -8,7 +9,6 @@ use super::tcp_listener::own_uid;
 use meeting::{Role, diag};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket_with, sockopt};
-use segment::Secrets;
 use socket::process::blocking;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,6 +19,8 @@ use stream::connection::Relay;
 pub(super) struct Connecting {
     socket: OwnedFd,
     source: SourcePort,
+    /// The ports of the client and of the server.
+    ports: [u16; 2],
     /// The span that was accepted for the connection, and the secrets of its lanes.
     span: Option<Box<(SpanAcceptance, Secrets)>>,
 }
@@ -44,7 +46,7 @@ impl Connecting {
         }
         sockopt::socket_error(&self.socket).and_then(|error| error).map_err(|errno| (errno, None))?;
         let relay = Relay::new(self.socket, Role::Connected, shared.meeting_key());
-        Ok(TcpEndpoint::of_server(relay, self.source).with_span(self.span.map(|span| *span)))
+        Ok(TcpEndpoint::of_server(relay, self.ports, self.source).with_span(self.span.map(|span| *span)))
     }
 }
 
@@ -68,7 +70,9 @@ pub(super) fn connect_tcp(
     let (socket, source) = shared.source_ports.bind(at.ip())?;
     shared.table.set_client(source.port, peer, client.port(), server.port());
     match connect(&socket, &at) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(Connecting { socket, source, span: None }),
+        Ok(()) | Err(Errno::INPROGRESS) => {
+            Ok(Connecting { socket, source, ports: [client.port(), server.port()], span: None })
+        }
         Err(errno) => Err(errno),
     }
 }

@@ -16,12 +16,12 @@ pub(super) const POLLED_UNPUBLISHED_MAX: usize = 16;
 const OVERSUBSCRIBED_POLL_FACTOR: u64 = 10;
 
 impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
-    /// Handles an event of a connection's lifeline: a ring, or its end.
-    pub fn lifeline_ready(&mut self, key: ConnectionKey) {
+    /// Handles an event of a connection's descriptors.
+    pub fn endpoint_ready(&mut self, key: ConnectionKey) {
         let Some(connection) = self.table.get(key) else { return };
         let Some(local) = &mut connection.local else { return };
-        local.poll_lifeline();
-        if self.forward_bell(key) {
+        local.note_events();
+        if connection.is_suspended() || self.forward_bell(key) {
             return;
         }
         let Some(connection) = self.table.get(key) else { return };
@@ -116,8 +116,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     pub(super) fn poll_again(&mut self, key: ConnectionKey) {
         let now_ns = self.now_ns;
         let Some(connection) = self.table.get(key) else { return };
-        let has_no_input = connection.is_resuming || connection.is_direct;
-        if connection.phase == Phase::Over || connection.wait_state == WaitState::Queued || has_no_input {
+        if connection.phase == Phase::Over || connection.wait_state == WaitState::Queued || connection.is_resuming {
             return;
         }
         if connection.wait_state == WaitState::Parked

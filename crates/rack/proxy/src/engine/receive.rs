@@ -86,16 +86,15 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             self.handle_late_frame(key, partition, header, chunk);
             return Ok(());
         }
-        let is_suspended = connection.is_direct && connection.is_resuming;
+        let is_suspended = connection.is_suspended();
         if is_suspended && header.kind == FrameKind::Open && header.connection.opener() != self.settings.side {
             // The peer has forgotten the connection and reuses its number.
             self.handle_reset(key);
             return self.handle_first_frame(partition, header, chunk);
         }
         let handled = match connection.is_resuming {
-            true if is_suspended => self.handle_suspended_frame(key, header),
+            true if is_suspended => self.handle_suspended_frame(key, partition, header, chunk),
             true => self.handle_resuming_frame(key, partition, header, chunk),
-            false if connection.is_direct => self.handle_direct_frame(key, header),
             false => self.handle_known_frame(key, partition, header, chunk),
         };
         if let Err(what) = handled {
@@ -195,7 +194,6 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             FrameKind::Fin => self.handle_end(key, StreamEnd::Finished, header.aux),
             FrameKind::Close => self.handle_end(key, StreamEnd::Closed, header.aux),
             FrameKind::Move => self.handle_move(key, partition, header.aux),
-            FrameKind::Placed => self.handle_placed(key),
             FrameKind::OpenedWithSpan => self.handle_opened_with_span(key, header.aux),
             FrameKind::Ring | FrameKind::Left => self.handle_span_frame(key, header.kind),
             FrameKind::Reset => {
@@ -204,12 +202,12 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             }
             FrameKind::Resume => Err("a second Resume"),
             // It means an earlier connection of this number, which the peer will learn from the `Open`.
-            FrameKind::ResumeDirect
+            FrameKind::ResumeWithSpan
                 if self.table.get(key).is_some_and(|connection| connection.phase == Phase::Opening) =>
             {
                 Ok(())
             }
-            FrameKind::ResumeDirect => Err("a ResumeDirect for a connection that is not direct"),
+            FrameKind::ResumeWithSpan => Err("a second ResumeWithSpan"),
             FrameKind::EndAck => Err("an EndAck without a final frame"),
         }
     }
@@ -397,13 +395,11 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     /// Handles what the program reports besides bytes.
     pub(super) fn handle_input_end(&mut self, key: ConnectionKey, input: Input) {
         let Some(connection) = self.table.get(key) else { return };
-        let is_behind = (connection.is_resuming && !connection.is_direct) || connection.unsent_bytes() > 0;
+        let is_behind = connection.is_resuming || connection.unsent_bytes() > 0;
         match input {
             Input::Bytes(_) | Input::Nothing => {}
             // It is reported again once everything before has been sent.
             Input::Finished | Input::Closed if is_behind => {}
-            Input::Rang => self.forward_ring(key),
-            Input::Closed if connection.is_direct => self.close_direct(key),
             Input::Finished if connection.out_end == StreamEnd::None => {
                 connection.out_end = StreamEnd::Finished;
                 connection.due.add(Due::FIN);

@@ -49,10 +49,10 @@ impl<L: LocalEndpoint> DetachedEngine<L> {
         std::mem::take(&mut self.counters)
     }
 
-    /// Drains the lifeline of a connection; the event is handled once the engine is attached.
-    pub fn poll_lifeline(&mut self, key: ConnectionKey) {
+    /// Takes the events of a connection's descriptors, which are handled once the engine is attached.
+    pub fn note_events(&mut self, key: ConnectionKey) {
         if let Some(local) = self.table.get(key).and_then(|connection| connection.local.as_mut()) {
-            local.poll_lifeline();
+            local.note_events();
         }
     }
 
@@ -261,10 +261,10 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         }
     }
 
-    /// Answers a resumption of an unknown connection: the peer has not received the acknowledgement of its end, or it
-    /// was a direct connection that was lost with this node's proxy.
+    /// Answers a resumption of an unknown connection: the peer has not received the acknowledgement of its end, or the
+    /// connection was lost with this node's proxy.
     pub(super) fn handle_unknown_resumption(&mut self, header: &FrameHeader) {
-        if header.kind == FrameKind::ResumeDirect || (header.kind == FrameKind::Resume && self.settings.is_failover) {
+        if header.kind == FrameKind::ResumeWithSpan || (header.kind == FrameKind::Resume && self.settings.is_failover) {
             self.orphans.push_back(FrameHeader::control(header.connection, FrameKind::Reset, CONNECTION_RESET));
         }
     }

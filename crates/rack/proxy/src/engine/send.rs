@@ -8,7 +8,7 @@
 use super::event::LinkFault;
 use super::partition::PartitionLanes;
 use super::state::Engine;
-use crate::connection::{Connection, Due, OpenPayload, Phase, StreamEnd, WaitState};
+use crate::connection::{Connection, Due, Phase, WaitState};
 use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use crate::local::{Input, LocalEndpoint};
 use crate::table::ConnectionKey;
@@ -78,9 +78,15 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             let Some(due) = connection.sendable().first() else { return Ok(ControlOutcome::Sent) };
             let (kind, aux) = control_frame(connection, due, self.settings.credit_bytes);
             let open_payload = connection.open_payload.filter(|_| kind == FrameKind::Open);
-            let resumption = (kind == FrameKind::Resume).then(|| connection.resumption().encode());
-            let payload = open_payload.as_ref().map(OpenPayload::bytes).or(resumption.as_ref().map(|bytes| &bytes[..]));
-            let payload = payload.unwrap_or_default();
+            let mut resumption = Vec::new();
+            let payload = match (&open_payload, kind) {
+                (Some(payload), _) => payload.bytes(),
+                (None, FrameKind::Resume | FrameKind::ResumeWithSpan) => {
+                    resumption.extend(connection.resumption_payload());
+                    &resumption
+                }
+                (None, _) => &[],
+            };
             let header = FrameHeader { connection: connection.number, kind, len_bytes: payload.len(), aux };
             let class = connection.class;
             if !self.send_control(self.partition_of(class), &header, payload)? {
@@ -100,10 +106,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             connection.class = connection.class_next;
             self.counters.moves += 1;
         }
-        // A direct connection is over when the other end has closed too.
-        let stays = due == Due::CLOSE && connection.is_direct && connection.in_end != StreamEnd::Closed;
         // With failover, the frame may have to be sent again until the peer acknowledges it.
-        if Due::FINAL.has(due) && !stays && !self.settings.is_failover {
+        if Due::FINAL.has(due) && !self.settings.is_failover {
             self.table.remove(key);
         }
     }
@@ -365,13 +369,11 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
 /// Returns the kind and the aux value of a due frame.
 fn control_frame<L: LocalEndpoint>(connection: &mut Connection<L>, due: Due, credit_bytes: u32) -> (FrameKind, u32) {
     match due {
-        Due::RESUME if connection.is_direct => {
-            (FrameKind::ResumeDirect, connection.local.as_ref().map_or(0, L::span_index))
+        Due::RESUME if connection.has_span => {
+            (FrameKind::ResumeWithSpan, connection.local.as_ref().map_or(0, L::span_index))
         }
         Due::RESUME => (FrameKind::Resume, connection.received as u32),
         Due::OPEN => (FrameKind::Open, connection.granted as u32),
-        Due::OPENED if connection.is_direct => (FrameKind::Placed, 0),
-        Due::CREDIT if connection.is_direct => (FrameKind::Ring, 0),
         Due::OPENED if connection.has_span => (FrameKind::OpenedWithSpan, connection.granted as u32),
         Due::OPENED => (FrameKind::Opened, connection.granted as u32),
         Due::LEFT => (FrameKind::Left, 0),

@@ -95,7 +95,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     }
 
     /// Opens a connection from a program of this node to a server of the other. `make` receives the key for
-    /// [`Engine::lifeline_ready`]. Returns `None` if there are too many connections.
+    /// [`Engine::endpoint_ready`]. Returns `None` if there are too many connections.
     pub fn open(&mut self, open_payload: OpenPayload, make: impl FnOnce(ConnectionKey) -> L) -> Option<ConnectionKey> {
         if self.table.is_full() {
             return None;
@@ -123,12 +123,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             return answer.map(L::reset).unwrap_or_default();
         };
         match answer {
-            Ok(local) if local.is_direct() => {
-                connection.local = Some(local);
-                self.begin_direct(key);
-            }
-            Ok(local) => {
-                connection.has_span = local.has_span();
+            Ok(mut local) => {
+                connection.has_span = local.begin_with_span(connection.number);
                 connection.local = Some(local);
                 connection.phase = Phase::Open;
                 connection.granted = credit_bytes;
@@ -217,12 +213,9 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
 
     /// Records activity. The program is woken at the end of the poll, if it sleeps.
     pub(super) fn note_activity(&mut self, key: ConnectionKey) {
-        let (now_ns, has_latency_traffic) = (self.now_ns, self.yielding.has_latency_traffic(self.now_ns));
+        let now_ns = self.now_ns;
         if let Some(connection) = self.table.get(key) {
             connection.active_ns = now_ns;
-            if has_latency_traffic || connection.is_yielding {
-                connection.update_yielding(has_latency_traffic);
-            }
             if !std::mem::replace(&mut connection.is_in_wake_list, true) {
                 self.wake_list.push(key);
             }
@@ -245,7 +238,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         let Some(connection) = self.table.get(key) else { return };
         let due_before = connection.due;
         let is_peer_gone = self.settings.is_failover && connection.in_end == StreamEnd::Closed;
-        if connection.is_direct && connection.is_resuming {
+        if connection.is_suspended() {
             // If the peer still has it, it waits for a frame of it.
             self.orphans.push_back(FrameHeader::control(connection.number, FrameKind::Reset, connection.errno));
             self.table.remove(key);

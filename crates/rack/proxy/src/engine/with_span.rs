@@ -24,7 +24,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     pub(super) fn handle_opened_with_span(&mut self, key: ConnectionKey, limit: u32) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         if connection.phase == Phase::Opening {
-            connection.has_span = connection.local.as_mut().is_some_and(L::span_accepted);
+            let number = connection.number;
+            connection.has_span = connection.local.as_mut().is_some_and(|local| local.begin_with_span(number));
             if connection.local.is_some() && !connection.has_span {
                 return Err("a span that was not proposed");
             }
@@ -64,3 +65,6 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -3,13 +3,9 @@
 //! A short message passes from program to proxy to proxy to program. Where they share processors, each step waits until
 //! the running thread yields: streams copy as long as there is room, and a proxy that serves them finds work in every
 //! poll. Therefore a proxy that has forwarded a short message yields, and for some time afterwards streams yield
-//! between pieces: proxies ([`super::PollOutcome::should_yield`]) and programs ([`LocalEndpoint::set_yielding`]) alike.
+//! between pieces ([`super::PollOutcome::should_yield`]).
 //! Streams without short messages beside them do not yield, and each thread finds out for itself whether yielding lets
 //! another thread run ([`wait::Yielder`]).
-
-use crate::connection::Connection;
-use crate::local::LocalEndpoint;
-use crate::placement::Class;
 
 /// How long streams yield after a short message.
 const LATENCY_TRAFFIC_NS: u64 = 10_000_000;
@@ -68,20 +64,7 @@ impl Yielding {
     }
 
     /// Returns whether the engine has recently forwarded short messages.
-    pub(super) fn has_latency_traffic(&self, now_ns: u64) -> bool {
+    fn has_latency_traffic(&self, now_ns: u64) -> bool {
         self.forwarded_ns.is_some_and(|then_ns| now_ns.saturating_sub(then_ns) < LATENCY_TRAFFIC_NS)
-    }
-}
-
-impl<L: LocalEndpoint> Connection<L> {
-    /// Tells the program of a stream whether to yield, if that has changed.
-    pub(super) fn update_yielding(&mut self, has_latency_traffic: bool) {
-        let should_yield = has_latency_traffic && [self.class, self.in_class].contains(&Class::Bulk);
-        if self.is_yielding != should_yield
-            && let Some(local) = &mut self.local
-        {
-            local.set_yielding(should_yield);
-            self.is_yielding = should_yield;
-        }
     }
 }

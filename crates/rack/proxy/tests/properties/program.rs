@@ -39,8 +39,6 @@ pub struct Shared {
     pub late_output: Vec<u8>,
     /// Sent just when the proxy has consumed earlier bytes.
     pub next_output: Vec<u8>,
-    /// It was asked to yield between copies.
-    pub is_yielding: bool,
     finish_is_seen: bool,
     consumed_bytes: u64,
     /// The other node's server has accepted the connection.
@@ -162,11 +160,6 @@ impl LocalEndpoint for ProgramStub {
 
     fn has_room(&mut self) -> bool {
         self.lock().has_room()
-    }
-
-    fn set_yielding(&mut self, is_yielding: bool) {
-        assert_ne!(self.lock().is_yielding, is_yielding, "set again without a change");
-        self.lock().is_yielding = is_yielding;
     }
 
     fn finish(&mut self) {

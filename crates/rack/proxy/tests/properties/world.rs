@@ -384,7 +384,7 @@ where
         self.deliver_ring(index, node);
     }
 
-    /// Delivers the rings of a lifeline to the proxy.
+    /// Delivers the rings of a program to the proxy.
     pub fn deliver_ring(&mut self, index: usize, node: usize) {
         let Some(end) = self.conversations[index].endpoints[node].clone() else { return };
         let key = {
@@ -393,7 +393,7 @@ where
         };
         if let Some(key) = key {
             self.wake_node(node);
-            self.nodes[node].engine.lifeline_ready(key);
+            self.nodes[node].engine.endpoint_ready(key);
         }
     }
 

@@ -81,11 +81,6 @@ impl Pair {
         }
         yields
     }
-
-    /// Returns whether the programs of the stream were asked to yield.
-    fn is_yielding(&self) -> [bool; 2] {
-        [0, 1].map(|node| self.end(STREAM, node).lock().is_yielding)
-    }
 }
 
 #[test]
@@ -104,7 +99,6 @@ fn an_engine_without_classes_does_not_yield_for_short_messages() {
 fn streams_without_short_messages_do_not_yield() {
     let mut pair = Pair::new(true);
     assert_eq!(pair.forward(STREAM, PIECE_BYTES), [0, 0]);
-    assert_eq!(pair.is_yielding(), [false, false]);
 }
 
 #[test]
@@ -112,9 +106,6 @@ fn streams_yield_regularly_for_some_time_after_a_short_message() {
     let mut pair = Pair::new(true);
     pair.forward(SHORT, 8);
     assert_eq!(pair.stream(30), [5, 5], "30 us, with a yield every 5 us");
-    assert_eq!(pair.is_yielding(), [true, true], "both programs copy");
-    assert!(!pair.end(SHORT, 0).lock().is_yielding && !pair.end(SHORT, 1).lock().is_yielding);
     pair.world.now_ns += LATENCY_TRAFFIC_NS;
     assert_eq!(pair.forward(STREAM, PIECE_BYTES), [0, 0]);
-    assert_eq!(pair.is_yielding(), [false, false]);
 }

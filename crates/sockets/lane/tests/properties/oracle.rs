@@ -10,7 +10,7 @@ use volmem::Region;
 /// An elastic lane at the start of both windows, whose small ring skips positions.
 pub const ELASTIC: Layout = {
     let packed = Layout::packed(128, 0);
-    let rings = LargerRings::in_a_row_of(packed.big_offset, ELASTIC_RINGS as u8);
+    let rings = LargerRings::in_a_row(packed.big_offset, ELASTIC_RINGS as u8);
     Layout { small_slots_used: 115, elastic: Some(rings), ..packed }
 };
 

@@ -1,12 +1,16 @@
 //! Where the parts of an end's memory, and of its own state, lie.
 
-use crate::layout::{BIG_BYTES, BIG_SLOTS, PAGE_BYTES, SMALL_SLOTS, SMALL_SLOTS_USED, WINDOW_BYTES, WINDOW_LAYOUT};
-use fabric::Inbound;
 use lane::{ELASTIC_RINGS, LargerRings, Layout, SLOT_BYTES};
-use volmem::sync::Ordering;
 
 /// Version of the layout and of the meaning of its words. Ends of different versions do not meet.
 pub const LAYOUT_VERSION: u32 = 1;
+
+const PAGE_BYTES: usize = 4096;
+/// Slots of a small ring. Both small rings together fill half of a first-level cache of 32 KiB; where they filled all
+/// of it, a round trip of 1 KiB took 1.5 times as long.
+const SMALL_SLOTS: u64 = 128;
+/// Slots of a small ring that are used in each lap, in memory of an end: with the words they fill two pages.
+const SMALL_SLOTS_USED: u64 = 115;
 
 const FORWARD_OFFSET: usize = 0;
 const BACK_OFFSET: usize = FORWARD_OFFSET + Layout::FORWARD_BYTES;
@@ -17,24 +21,15 @@ const _: () = assert!(RINGS_OFFSET == 2 * PAGE_BYTES);
 
 /// Offset of the big ring in a span of a window, behind a small ring of which all slots are used.
 const BIG_IN_WINDOW_OFFSET: usize = (SMALL_OFFSET + SMALL_SLOTS as usize * SLOT_BYTES).next_multiple_of(PAGE_BYTES);
-const _: () = assert!(BIG_IN_WINDOW_OFFSET + BIG_BYTES <= WINDOW_BYTES);
+/// Slots of that big ring.
+const BIG_SLOTS: u64 = 4096;
+pub(super) const BIG_BYTES: usize = BIG_SLOTS as usize * SLOT_BYTES;
+/// Size in bytes of a span, a whole number of pages.
+pub(crate) const SPAN_BYTES: usize = BIG_IN_WINDOW_OFFSET + BIG_BYTES;
 
-/// Offset in a span of a window of a word that neither layout of spans has: the node's proxy notes there that the span
-/// is that of two ends. See [`set_span_of_ends`].
-const SPAN_OF_ENDS_OFFSET: usize = BIG_IN_WINDOW_OFFSET - SLOT_BYTES;
-const _: () = assert!(SMALL_OFFSET + SMALL_SLOTS as usize * SLOT_BYTES <= SPAN_OF_ENDS_OFFSET);
-const _: () = assert!(WINDOW_LAYOUT.small_offset + SMALL_SLOTS as usize * SLOT_BYTES <= SPAN_OF_ENDS_OFFSET);
-const _: () = assert!(SPAN_OF_ENDS_OFFSET + 8 <= WINDOW_LAYOUT.big_offset);
-
-/// For this node's proxy: notes in a span of its window whether two ends have it. In a span that is used otherwise,
-/// proxies write other words.
-pub fn set_span_of_ends(span: &impl Inbound, is_of_ends: bool) {
-    span.store_u64(SPAN_OF_ENDS_OFFSET, u64::from(is_of_ends), Ordering::Release);
-}
-
-/// Returns what [`set_span_of_ends`] has noted.
-pub fn is_span_of_ends(span: &impl Inbound) -> bool {
-    span.load_u64(SPAN_OF_ENDS_OFFSET, Ordering::Acquire) != 0
+/// Returns the offsets of the words that must be zero before an end has its memory.
+pub(super) fn words() -> impl Iterator<Item = usize> {
+    (0..SMALL_OFFSET).step_by(size_of::<u64>())
 }
 
 const BESIDE_FIN: usize = FORWARD_OFFSET + Layout::SPARE_BESIDE_FIN;
@@ -117,7 +112,7 @@ pub(super) fn rings_of(len_bytes: usize) -> Option<u8> {
 
 /// Returns the layout of the lane whose sender writes memory of this size; `None` if no end has such memory.
 pub(super) fn layout_in(len_bytes: usize) -> Option<Layout> {
-    if len_bytes == WINDOW_BYTES { Some(in_window()) } else { rings_of(len_bytes).map(layout) }
+    if len_bytes == SPAN_BYTES { Some(in_window()) } else { rings_of(len_bytes).map(layout) }
 }
 
 /// Returns the layout of the lane whose sender writes a span of a window, which has one large ring: spans have a fixed
@@ -142,6 +137,6 @@ const fn layout(rings: u8) -> Layout {
         small_slots_used: SMALL_SLOTS_USED,
         big_offset: 0,
         big_slots: 0,
-        elastic: Some(LargerRings::in_a_row_of(RINGS_OFFSET, rings)),
+        elastic: Some(LargerRings::in_a_row(RINGS_OFFSET, rings)),
     }
 }

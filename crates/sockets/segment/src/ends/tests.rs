@@ -41,7 +41,7 @@ fn pair() -> [End; 2] {
 
 /// Two ends in spans of windows.
 fn pair_in_windows() -> [End; 2] {
-    let [a, b] = [(); 2].map(|()| Region::heap(WINDOW_BYTES));
+    let [a, b] = [(); 2].map(|()| Region::heap(SPAN_BYTES));
     let [to_b, to_a] = SECRETS;
     [
         End::new(EndMemory::in_window(a.clone()), PeerMemory::in_window(b.clone()), [to_b, to_a]),

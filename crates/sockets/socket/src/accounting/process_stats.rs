@@ -1,7 +1,7 @@
 //! The stats page of this process, which `crosslane stat` reads.
 
 use crate::process::settings::settings;
-use crate::rendezvous::directory;
+use crate::rack::location;
 use stats_page::StatsPage;
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ static PAGE: OnceLock<&'static StatsPage> = OnceLock::new();
 pub fn page() -> &'static StatsPage {
     PAGE.get_or_init(|| {
         let mut program = [0; _];
-        let of_rack = || directory::ensure_rack_dir(rustix::process::geteuid().as_raw());
+        let of_rack = || location::ensure_rack_dir(rustix::process::geteuid().as_raw());
         let rack = settings().stats.clone().unwrap_or_else(of_rack);
         StatsPage::create(&stats_page::PageConfig {
             rack: &rack,

@@ -4,10 +4,6 @@
 //! numbers, below the soft limit, are closed at `exec`, and are recorded in a table that the interposed `close`,
 //! `dup2`, `close_range` and `closefrom` consult. The table consists of atomics, so that it can be read in a signal
 //! handler and in the child of a fork.
-//!
-//! Some descriptors must outlive `exec`, because their connections do. The new program finds them by a marker: an empty
-//! memfd at a number that depends on the descriptor limit alone. Looking for a marker that does not exist costs one
-//! `fcntl`.
 
 #![allow(unsafe_code)] // Numbers of descriptors are converted to descriptors.
 
@@ -18,8 +14,8 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, RawDir};
-use rustix::io::{Errno, FdFlags};
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 
 /// The first number of hidden descriptors, where the soft limit is high enough.
@@ -28,18 +24,10 @@ const FIRST_NUMBER_MAX: u64 = 8192;
 const NUMBERS: usize = 1 << 16;
 /// Largest number of hidden descriptors in a process.
 const SLOTS: usize = 1 << 15;
-/// The marker's number where the soft limit allows it. A constant, so that a program may raise its limit before it
-/// calls `exec`.
-const MARKER_NUMBER_MAX: u64 = 739;
-/// How many numbers are tried for the marker, if the program has taken the first ones.
-const MARKER_TRIES: i32 = 16;
-/// The marker's name; the names of all memfds of the library begin with `crosslane`.
-const MARKER_NAME: &std::ffi::CStr = c"crosslane-marker";
 /// Bytes of directory entries that are read at once, on the stack.
 const LISTING_BYTES: usize = 512;
-const MARKER_LINK: &[u8] = b"/memfd:crosslane-marker (deleted)";
 
-/// By slot: 0 if free; else the descriptor's number plus one, with [`OPTIONAL`]; or [`CLAIMED`] or [`RELEASED`].
+/// By slot: 0 if free; else the descriptor's number plus one, or [`CLAIMED`].
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
 /// By number: 0 if not hidden, else its slot plus one.
 static SLOT_OF: [AtomicU16; NUMBERS] = [const { AtomicU16::new(0) }; NUMBERS];
@@ -55,25 +43,10 @@ static FIRST_NUMBER: AtomicU32 = AtomicU32::new(0);
 /// The lowest number ever hidden, and one more than the highest.
 static LOWEST: AtomicU32 = AtomicU32::new(u32::MAX);
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
-/// The marker's slot plus one, or 0 before there is a marker.
-static MARKER_SLOT: AtomicU32 = AtomicU32::new(0);
 
 const FREE: i32 = 0;
 /// A slot that is in use but has no descriptor yet.
 const CLAIMED: i32 = -1;
-/// A slot whose optional descriptor has been closed while its owner still holds it.
-const RELEASED: i32 = -2;
-const OPTIONAL: i32 = 1 << 30;
-
-/// What to do with a hidden descriptor when the program runs out of numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Keep it.
-    Required,
-    /// Close it: its owner can do without it.
-    Optional,
-}
-
 /// A hidden descriptor. Its number may change, so that it must be read for each use.
 #[derive(Debug)]
 pub struct HiddenFd {
@@ -85,26 +58,13 @@ impl HiddenFd {
     ///
     /// # Errors
     /// `MFILE` if no number is free; the descriptor is then closed.
-    pub fn hide(fd: OwnedFd, need: Need) -> Result<Self, Errno> {
+    pub fn hide(fd: OwnedFd) -> Result<Self, Errno> {
         let moved = move_up(&fd);
         close(fd);
-        Self::register(moved?, need)
+        Self::register(moved?)
     }
 
-    /// Hides an inherited descriptor at its own number if that is high enough, without changing its close-on-exec flag;
-    /// otherwise as [`HiddenFd::hide`].
-    ///
-    /// # Errors
-    /// `MFILE` if no number is free; the descriptor is then closed.
-    pub fn adopt(fd: OwnedFd, need: Need) -> Result<Self, Errno> {
-        let number = fd.as_raw_fd() as u64;
-        if number < first_number() || number >= NUMBERS as u64 {
-            return Self::hide(fd, need);
-        }
-        Self::register(fd, need)
-    }
-
-    fn register(fd: OwnedFd, need: Need) -> Result<Self, Errno> {
+    fn register(fd: OwnedFd) -> Result<Self, Errno> {
         let number = fd.as_raw_fd();
         let slot = (number as usize) < NUMBERS;
         let Some(slot) = slot.then(take_slot).flatten() else {
@@ -112,11 +72,11 @@ impl HiddenFd {
             return Err(Errno::MFILE);
         };
         let number = fd.into_raw_fd();
-        publish(slot, number, need);
+        publish(slot, number);
         Ok(Self { slot })
     }
 
-    /// Returns the number, or -1 if an optional descriptor has been released.
+    /// Returns the number.
     pub fn raw(&self) -> RawFd {
         number_in(DESCRIPTORS[usize::from(self.slot)].load(Ordering::Acquire)).unwrap_or(-1)
     }
@@ -136,35 +96,18 @@ impl HiddenFd {
         Self { slot }
     }
 
-    /// Returns the descriptor, unless it was optional and has been released.
-    pub fn get(&self) -> Option<BorrowedFd<'_>> {
-        let number = self.raw();
-        // SAFETY: the number is not -1, and is open while `self` owns the slot. `relocate` and `release_all_optional`
-        // may close it concurrently; a system call on it then fails, without touching memory.
-        (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
-    }
-
-    /// As [`HiddenFd::get`], with the error that a system call would return.
+    /// Returns the descriptor.
     ///
     /// # Errors
-    /// `BADF` if an optional descriptor has been released.
+    /// `BADF` if another thread has just given the slot up.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.get().ok_or(Errno::BADF)
+        let number = self.raw();
+        // SAFETY: the number is not -1, and is open while `self` owns the slot. `relocate` may close it concurrently; a
+        // system call on it then fails, without touching memory.
+        if number >= 0 { Ok(unsafe { BorrowedFd::borrow_raw(number) }) } else { Err(Errno::BADF) }
     }
 
-    /// Sets whether the descriptor outlives `exec`. The first one that does also creates the marker; see [`inherited`].
-    ///
-    /// # Errors
-    /// `BADF` if it has been released, `MFILE` if no number is free for the marker.
-    pub fn set_inheritable(&self, inheritable: bool) -> Result<(), Errno> {
-        if inheritable {
-            ensure_marker()?;
-        }
-        let flags = if inheritable { FdFlags::empty() } else { FdFlags::CLOEXEC };
-        rustix::io::fcntl_setfd(self.fd()?, flags)
-    }
-
-    /// Returns the descriptor, at its number but no longer hidden; `None` if an optional one has been released.
+    /// Returns the descriptor, at its number but no longer hidden.
     pub fn unhide(self) -> Option<OwnedFd> {
         let number = ManuallyDrop::new(self).release_slot()?;
         // SAFETY: the number is open, and the slot that owned it has just released it.
@@ -199,15 +142,7 @@ pub fn number_at(slot: u16) -> RawFd {
 }
 
 fn number_in(entry: i32) -> Option<RawFd> {
-    (entry > FREE).then_some((entry & !OPTIONAL) - 1)
-}
-
-/// Removes a number from the table and closes it. In the other order, the number could already have another owner.
-fn forget_and_close(number: RawFd) {
-    SLOT_OF[number as usize].store(0, Ordering::Release);
-    // SAFETY: `release_if_optional` has just removed this number from the slot that owned it, so that no one else
-    // closes it.
-    unsafe { rustix::io::close(number) };
+    (entry > FREE).then_some(entry - 1)
 }
 
 /// Closes a descriptor by a raw system call, because libc's `close` may be interposed by this library.
@@ -258,9 +193,8 @@ fn take_unused() -> Option<u16> {
     Some(slot as u16)
 }
 
-fn publish(slot: u16, number: RawFd, need: Need) {
-    let optional = if need == Need::Optional { OPTIONAL } else { 0 };
-    DESCRIPTORS[usize::from(slot)].store((number + 1) | optional, Ordering::Release);
+fn publish(slot: u16, number: RawFd) {
+    DESCRIPTORS[usize::from(slot)].store(number + 1, Ordering::Release);
     SLOT_OF[number as usize].store(slot + 1, Ordering::Release);
     LOWEST.fetch_min(number as u32, Ordering::AcqRel);
     HIGHEST.fetch_max(number as u32 + 1, Ordering::AcqRel);
@@ -279,10 +213,6 @@ fn first_number() -> u64 {
 /// limit they may have lower ones.
 pub fn first_number_under(limit: u64) -> u64 {
     (limit / 4 * 3).clamp(4, FIRST_NUMBER_MAX)
-}
-
-fn marker_number() -> i32 {
-    (first_number() - 1).min(MARKER_NUMBER_MAX) as i32
 }
 
 /// Whether hidden descriptors get numbers above the soft limit where the hard limit permits it.
@@ -362,33 +292,19 @@ pub fn relocate(fd: RawFd) -> Result<(), Errno> {
     if number_in(entry) != Some(fd) {
         return Ok(()); // Closed or moved by another thread since.
     }
-    // A marker stays near its number, because the program after `exec` looks for it there.
-    let is_marker = MARKER_SLOT.load(Ordering::Acquire) == u32::from(slot) + 1;
-    let from = if is_marker { marker_number() as u64 } else { first_number() };
-    let moved = copy_elsewhere(fd, from).and_then(|copy| {
-        if (copy.as_raw_fd() as usize) < NUMBERS {
-            return Ok(copy);
-        }
+    let copy = copy_elsewhere(fd, first_number())?;
+    if copy.as_raw_fd() as usize >= NUMBERS {
         close(copy);
-        Err(Errno::MFILE)
-    });
-    let optional = entry & OPTIONAL != 0;
-    let (replacement, result) = match &moved {
-        Ok(copy) => ((copy.as_raw_fd() + 1) | (entry & OPTIONAL), Ok(())),
-        Err(_) if optional => (RELEASED, Ok(())),
-        Err(error) => return Err(*error),
-    };
+        return Err(Errno::MFILE);
+    }
     let here = &DESCRIPTORS[usize::from(slot)];
-    if here.compare_exchange(entry, replacement, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        moved.map(close).ok();
+    if here.compare_exchange(entry, copy.as_raw_fd() + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        close(copy);
         return Ok(());
     }
-    if let Ok(copy) = moved {
-        let number = copy.into_raw_fd();
-        publish(slot, number, if optional { Need::Optional } else { Need::Required });
-    }
+    publish(slot, copy.into_raw_fd());
     SLOT_OF[fd as usize].store(0, Ordering::Release);
-    result
+    Ok(())
 }
 
 /// Returns a copy at another high number, with the same close-on-exec flag.
@@ -400,22 +316,6 @@ fn copy_elsewhere(fd: RawFd, from: u64) -> Result<OwnedFd, Errno> {
     let copy = move_from(borrowed, from)?;
     rustix::io::fcntl_setfd(&copy, flags)?;
     Ok(copy)
-}
-
-/// Closes all optional hidden descriptors, because the program has run out of numbers. Returns how many were closed.
-pub fn release_all_optional() -> usize {
-    let used = SLOTS_USED.load(Ordering::Acquire) as usize;
-    DESCRIPTORS[..used].iter().filter(|entry| release_if_optional(entry)).count()
-}
-
-fn release_if_optional(entry: &AtomicI32) -> bool {
-    let seen = entry.load(Ordering::Acquire);
-    let Some(number) = number_in(seen).filter(|_| seen & OPTIONAL != 0) else { return false };
-    let released = entry.compare_exchange(seen, RELEASED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    if released {
-        forget_and_close(number);
-    }
-    released
 }
 
 /// Returns the parts of `first..=last` without hidden numbers, which `close_range` and `closefrom` may close.
@@ -438,139 +338,6 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
         }
         None
     })
-}
-/// Creates the marker by which a program after `exec` knows that descriptors were left for it; see [`inherited`].
-///
-/// # Errors
-/// `MFILE` if no number is free for it, or the error of `memfd_create(2)`.
-pub fn ensure_marker() -> Result<(), Errno> {
-    if MARKER_SLOT.load(Ordering::Acquire) != 0 {
-        return Ok(());
-    }
-    let memfd = rustix::fs::memfd_create(MARKER_NAME, MemfdFlags::CLOEXEC)?;
-    let copy = rustix::io::fcntl_dupfd_cloexec(&memfd, marker_number());
-    close(memfd);
-    let marker = HiddenFd::register(copy?, Need::Required)?;
-    rustix::io::fcntl_setfd(marker.fd()?, FdFlags::empty())?;
-    own_marker(marker);
-    Ok(())
-}
-
-/// Keeps a marker for the life of the process; of two that were created at the same time, one is closed.
-fn own_marker(marker: HiddenFd) {
-    let slot = u32::from(marker.slot) + 1;
-    if MARKER_SLOT.compare_exchange(0, slot, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        std::mem::forget(marker);
-    }
-}
-
-/// A hidden descriptor that is created in advance, for when no number may be left.
-#[derive(Debug, Default)]
-pub struct SpareFd {
-    /// The descriptor's slot plus one, and in the upper half the id of the process that created it; 0 if there is none.
-    word: AtomicU64,
-}
-
-impl SpareFd {
-    /// No descriptor yet.
-    pub const fn new() -> Self {
-        Self { word: AtomicU64::new(0) }
-    }
-
-    /// Creates the descriptor, unless this process has done so already.
-    pub fn keep(&self, make: impl FnOnce() -> Result<HiddenFd, Errno>) {
-        let (known, process) = (self.word.load(Ordering::Acquire), own_process());
-        if known >> 32 == process {
-            return;
-        }
-        let Ok(spare) = make() else { return };
-        let word = (process << 32) | (u64::from(spare.slot) + 1);
-        if self.word.compare_exchange(known, word, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            std::mem::forget(spare);
-            drop(Self::from_word(known));
-        }
-    }
-
-    /// Removes and returns the descriptor. One that was created before a fork belongs to the parent and is only closed.
-    pub fn take(&self) -> Option<HiddenFd> {
-        let word = self.word.swap(0, Ordering::AcqRel);
-        Self::from_word(word).filter(|_| word >> 32 == own_process())
-    }
-
-    fn from_word(word: u64) -> Option<HiddenFd> {
-        (word as u32).checked_sub(1).map(|slot| HiddenFd { slot: slot as u16 })
-    }
-}
-
-fn own_process() -> u64 {
-    rustix::process::getpid().as_raw_nonzero().get() as u64
-}
-
-/// The file behind an inherited descriptor, as far as it matters to the library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InheritedKind {
-    /// A memfd whose name begins with `crosslane`.
-    Memfd,
-    /// A socket of any kind.
-    Socket,
-    /// Another file, possibly the memory of a device.
-    Other,
-}
-
-/// Returns the descriptors that the program before `exec` may have left for the library, by number; none if it left no
-/// marker. They must be verified before use. To be called once, while the library is loaded.
-pub fn inherited() -> Vec<(RawFd, InheritedKind)> {
-    let Some(marker) = find_marker() else { return Vec::new() };
-    // SAFETY: the number is open, it is a marker, which only this module creates, and nothing in this program owns it
-    // yet.
-    let marker = unsafe { OwnedFd::from_raw_fd(marker) };
-    let number = marker.as_raw_fd();
-    match HiddenFd::register(marker, Need::Required) {
-        Ok(hidden) => own_marker(hidden),
-        Err(_) => return Vec::new(),
-    }
-    let mut found = list_open().unwrap_or_default();
-    found.retain(|(fd, _)| *fd != number);
-    found
-}
-
-fn find_marker() -> Option<RawFd> {
-    let first = marker_number();
-    for number in first..first + MARKER_TRIES {
-        // SAFETY: the call only reads flags, and fails for a closed number.
-        rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) }).ok()?;
-        let mut buffer = [0_u8; 64];
-        if read_link(number, &mut buffer) == Some(MARKER_LINK) {
-            return Some(number);
-        }
-    }
-    None
-}
-
-/// Returns the target of the number's link in `/proc`, truncated to the buffer.
-fn read_link(number: RawFd, buffer: &mut [u8; 64]) -> Option<&[u8]> {
-    let path = format!("/proc/self/fd/{number}");
-    let mut room = [MaybeUninit::<u8>::uninit(); 64];
-    let (link, _) = rustix::fs::readlinkat_raw(rustix::fs::CWD, path.as_str(), &mut room).ok()?;
-    let length = link.len();
-    buffer[..length].copy_from_slice(link);
-    Some(&buffer[..length])
-}
-
-fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
-    let mut found = Vec::new();
-    for_each_open(|number| {
-        let mut link = [0_u8; 64];
-        let link = read_link(number, &mut link).unwrap_or_default();
-        let kind = match link {
-            link if link.starts_with(b"/memfd:crosslane") => InheritedKind::Memfd,
-            link if link.starts_with(b"socket:") => InheritedKind::Socket,
-            _ => InheritedKind::Other,
-        };
-        found.push((number, kind));
-    })?;
-    found.sort_unstable_by_key(|(number, _)| *number);
-    Ok(found)
 }
 
 /// Returns one more than the highest number below `end` that the program has open.

@@ -140,11 +140,6 @@ pub fn count_or_error(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| error_of(result))
 }
 
-/// Converts the return value of a raw system call without a result.
-pub(crate) fn unit_or_error(result: isize) -> Result<(), Errno> {
-    if result < 0 { Err(error_of(result)) } else { Ok(()) }
-}
-
 #[inline]
 unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let result: isize;
@@ -240,10 +235,10 @@ pub(crate) fn check_file_bytes(len_bytes: usize) -> Result<(), Errno> {
     if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// The byte that wakes a blocked thread; no other byte is sent on a lifeline after its handshake.
+/// The byte that wakes a blocked thread; no other byte is sent on a bell.
 pub(crate) const RING: u8 = 1;
 
-/// Sends one byte to wake the other endpoint of a lifeline. A full queue serves as well as a byte in it.
+/// Sends one byte to wake the other end of a bell. A full queue serves as well as a byte in it.
 pub fn ring(fd: i32) -> Result<(), Errno> {
     ring_with(fd, 0)
 }
@@ -258,10 +253,10 @@ fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
     }
 }
 
-/// Maximum number of reads of 64 bytes from a lifeline at once: a peer that keeps ringing does not keep this process
+/// Maximum number of reads of 64 bytes from a bell at once: a peer that keeps ringing does not keep this process
 /// busy.
 const DRAINS_MAX: usize = 64;
-/// Removes the wake-up bytes from a lifeline. Returns false at the end of the stream.
+/// Removes the wake-up bytes from a bell. Returns false at the end of the stream.
 ///
 /// # Errors
 /// `CONNRESET`, once, if the peer has reset the stream; `PROTO` if there were other bytes or descriptors among them.

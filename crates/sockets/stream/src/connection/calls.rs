@@ -9,7 +9,7 @@ use super::lifetime::Lifetime;
 use super::{Connection, Use};
 use crate::kernel::Tcp;
 use rustix::io::Errno;
-use socket::descriptor::hidden::{self, HiddenFd, Need};
+use socket::descriptor::hidden::{self, HiddenFd};
 use socket::process::clock::{TICKS_PER_MICROSECOND, ticks};
 use socket::process::threads;
 use std::cell::Cell;
@@ -180,7 +180,7 @@ impl Connection {
         }
         let (Some(_sender), Some(_receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
         let copy = rustix::io::fcntl_dupfd_cloexec(Tcp(fd).borrow(), 0);
-        let Ok(copy) = copy.and_then(|copy| HiddenFd::hide(copy, Need::Required)) else { return false };
+        let Ok(copy) = copy.and_then(HiddenFd::hide) else { return false };
         self.calls.retained_slot.store(i32::from(copy.into_slot()), Ordering::Release);
         // No further call uses the connection.
         self.generation.fetch_add(1, Ordering::Release);

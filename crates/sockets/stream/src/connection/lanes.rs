@@ -8,11 +8,10 @@ use meeting::{Memory, Met, Offer, Reason};
 use path::Word;
 use rustix::io::Errno;
 use segment::ends::{self, EndMemory, OWN_STATE_BYTES, PeerMemory};
+use segment::window::{self, WindowSpans};
 use segment::{Receiver, Sender};
 use socket::accounting::memory_budget;
 use socket::descriptor::hidden;
-use socket::rendezvous::handshake::WindowSpans;
-use socket::rendezvous::window_segment;
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
@@ -71,10 +70,10 @@ impl Shared {
     /// `INVAL` if it is not what it has to be.
     pub fn open(own: OwnMemory, met: &Met, is_peer_proxy: bool) -> Result<Self, Errno> {
         memory_budget::init_limits();
-        if let Some(window) = met.incoming.window {
-            let spans = WindowSpans::of_kind(window.kind, window.inbound_offset, window.outbound_offset);
+        if let Some(given) = met.incoming.window {
+            let spans = WindowSpans::of_kind(given.kind, given.inbound_offset, given.outbound_offset);
             let spans = spans.filter(|_| is_peer_proxy).ok_or(Errno::INVAL)?;
-            let [inbound, outbound] = window_segment::map_for_reader(met.peer_memory.as_fd(), spans)?;
+            let [inbound, outbound] = window::map(met.peer_memory.as_fd(), spans)?;
             let (mine, peers) = (EndMemory::in_window(outbound), PeerMemory::in_window(inbound));
             return Ok(Self { mine, peers, state: Region::heap(OWN_STATE_BYTES) });
         }

@@ -14,7 +14,7 @@ use crate::young::{Occasion, Transfer, Young};
 use meeting::{Accepting, Answer, Descriptor, Endpoint, Key, Met, Policy, Proposal, Reason, Role, Step};
 use path::SendBy;
 use rustix::io::Errno;
-use socket::descriptor::hidden::{HiddenFd, Need};
+use socket::descriptor::hidden::HiddenFd;
 use socket::process::blocking;
 use socket::process::clock::now_ns;
 use socket::process::limit;
@@ -375,7 +375,7 @@ impl Connection {
 fn hidden(descriptor: Descriptor) -> Result<HiddenFd, Errno> {
     match descriptor.into_hidden_slot() {
         Ok(slot) => Ok(HiddenFd::from_slot(slot)),
-        Err(fd) => HiddenFd::hide(fd, Need::Required),
+        Err(fd) => HiddenFd::hide(fd),
     }
 }
 

@@ -16,7 +16,7 @@ use super::sender::Sender;
 use crate::kernel::Tcp;
 use growth::Growth;
 use lane::Chunk;
-use meet::{State, Windows};
+use meet::{Given, State, Windows};
 use meeting::bell::{self, Drained};
 use meeting::{Descriptor, Endpoint, Key, Role};
 use rustix::net::{Shutdown, shutdown, sockopt};
@@ -134,6 +134,27 @@ impl Relay {
             has_consumed: false,
             growth: Growth::default(),
         }
+    }
+
+    /// Continues the end of an earlier process whose peer has been given windows: from its socket and its bell.
+    pub fn resume(socket: OwnedFd, bell: OwnedFd, role: Role, key: Key) -> Self {
+        let windows = Windows::Given(Given { is_attached: true, ..Given::default() });
+        Self { state: State::Met, bell: Some(Descriptor::from(bell)), windows, ..Self::on_tcp(socket, role, key) }
+    }
+
+    /// Returns duplicates of what [`Relay::resume`] needs; `None` unless the peer uses windows that it was given, or
+    /// without descriptors.
+    pub fn duplicate(&mut self) -> Option<(OwnedFd, OwnedFd)> {
+        let bell =
+            self.bell.as_ref().filter(|_| matches!(&self.windows, Windows::Given(given) if given.is_attached))?;
+        Some((self.socket.try_clone().ok()?, bell.as_fd().try_clone_to_owned().ok()?))
+    }
+
+    /// Returns how many bytes the peer has sent that this process has taken from the kernel, and how many it has given
+    /// to the kernel for the peer. `None` once the kernel has ended the connection.
+    pub fn carried(&self) -> Option<(u64, u64)> {
+        let counts = meeting::counts::read(self.socket.as_fd(), self.role).ok()?;
+        Some((counts.consumed, counts.written))
     }
 
     /// Returns the socket, to be watched by edges for input, room and its end.
@@ -283,7 +304,8 @@ impl Relay {
 
     /// Closes the connection of a peer that has been given windows. Its bell hangs up first: a peer that has left bytes
     /// in its lane then writes them to TCP, and they, unread here, draw a reset, as if the other program had not
-    /// received them.
+    /// received them. Another process may hold duplicates of the descriptors, so that this process does what closing
+    /// the last one would do.
     fn close_given(mut self) {
         self.hang_up();
         let has_unsent = meeting::counts::unacknowledged(self.socket.as_fd()) != Some(0);
@@ -291,7 +313,19 @@ impl Relay {
             // The reset would overtake these.
             self.tcp().drop_bytes(DRAIN_BYTES_MAX as u64);
         }
+        if rustix::io::ioctl_fionread(&self.socket).is_ok_and(|unread_bytes| unread_bytes > 0) {
+            return self.reset();
+        }
         let _ = sockopt::set_socket_linger(&self.socket, None);
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+
+    /// Resets the connection, also if another process holds duplicates of the descriptors.
+    pub fn reset(mut self) {
+        if self.windows.given().is_some() {
+            let _ = rustix::net::connect_unspec(&self.socket);
+            self.hang_up();
+        }
     }
 
     fn close_socket(self) {

@@ -8,7 +8,7 @@ use crate::guarded::{Access, Guarded};
 use crate::table::{self, Entry};
 use libc::epoll_event;
 use rustix::io::Errno;
-use socket::descriptor::hidden::{HiddenFd, Need};
+use socket::descriptor::hidden::HiddenFd;
 use socket::process::pool::Pool;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -135,7 +135,7 @@ pub(super) fn control_in_kernel(epfd: RawFd, operation: i32, fd: RawFd, events: 
 fn hidden(fd: isize) -> Result<HiddenFd, Errno> {
     let number = count_or_error(fd)?;
     // SAFETY: the system call has just created the descriptor, which nothing else owns.
-    HiddenFd::hide(unsafe { OwnedFd::from_raw_fd(number as RawFd) }, Need::Required)
+    HiddenFd::hide(unsafe { OwnedFd::from_raw_fd(number as RawFd) })
 }
 
 impl State {
@@ -161,7 +161,7 @@ impl State {
             let _ = control_in_kernel(inner, libc::EPOLL_CTL_ADD, kick.raw(), libc::EPOLLIN as u32, KICK_DATA);
             self.kick = Some(kick);
         }
-        if let Some(kick) = self.kick.as_ref().and_then(HiddenFd::get) {
+        if let Some(kick) = self.kick.as_ref().and_then(|kick| kick.fd().ok()) {
             let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
         }
     }
@@ -182,7 +182,7 @@ impl State {
             for event in &events[..count] {
                 match event.u64 {
                     KICK_DATA => {
-                        if let Some(kick) = self.kick.as_ref().and_then(HiddenFd::get) {
+                        if let Some(kick) = self.kick.as_ref().and_then(|kick| kick.fd().ok()) {
                             let _ = rustix::io::read(kick, &mut [0_u8; 8]);
                         }
                     }

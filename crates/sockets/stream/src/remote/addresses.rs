@@ -3,7 +3,7 @@
 use super::{is_proxy, table};
 use crate::kernel::Tcp;
 use socket::process::settings::settings;
-use socket::rendezvous::address::{Family, to_family};
+use socket::rack::address::{Family, to_family};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 

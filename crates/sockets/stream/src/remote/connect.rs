@@ -12,7 +12,7 @@ use socket::process::clock::now_ns;
 use socket::process::settings::settings;
 use socket::process::signals::{HandlersRun, SignalCheckpoint};
 use socket::process::system::{count_or_error, raw_syscall};
-use socket::rendezvous::address::canonical;
+use socket::rack::address::canonical;
 use stats_page::FallbackReason;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};

@@ -4,8 +4,8 @@ use rustix::io::Errno;
 use socket::descriptor::hidden::close;
 use socket::process::blocking;
 use socket::process::clock::now_ns;
-use socket::rendezvous::directory::{self, Rack};
-use socket::rendezvous::monitor::{self, ListenerResponse, RESPONSE_WAIT_NS};
+use socket::rack::location;
+use socket::rack::monitor::{self, ListenerResponse, RESPONSE_WAIT_NS};
 use stats_page::FallbackReason;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -19,8 +19,7 @@ const RETRY_MS: i32 = 1;
 /// # Errors
 /// Why there is no listener that could be used.
 pub fn ask(destination: SocketAddr) -> Result<(), FallbackReason> {
-    let rack = Rack::open(&directory::rack_dir(rustix::process::geteuid().as_raw()));
-    let rack = rack.map_err(|_| FallbackReason::RackUnavailable)?;
+    let rack = location::rack_dir(rustix::process::geteuid().as_raw());
     if !monitor::has_monitor(&rack) {
         return Err(FallbackReason::LinkDown);
     }

@@ -267,9 +267,15 @@ impl TableWriter {
     /// Notes that a port of the proxy stands in for a listener of another node.
     pub fn set_listener(&self, proxy_port: u16, slot: u8, port: u16) {
         if usize::from(slot) < NODES_MAX {
-            self.store(LISTENERS_AT + usize::from(proxy_port) * WORD_BYTES, listener_word(slot, port));
+            self.set_stands_for(proxy_port, slot, port);
             self.store(port_at(slot, port), VALID | u64::from(proxy_port));
         }
+    }
+
+    /// Notes that connections to a port of the proxy are connections to a listener of another node, though nobody can
+    /// connect there any more.
+    pub fn set_stands_for(&self, proxy_port: u16, slot: u8, port: u16) {
+        self.store(LISTENERS_AT + usize::from(proxy_port) * WORD_BYTES, listener_word(slot, port));
     }
 
     /// Notes that nobody can connect to a listener of another node any more. What its connections stand for stays.

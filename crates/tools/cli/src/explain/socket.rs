@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 
-use socket::rendezvous::address::local_source;
+use socket::rack::address::local_source;
 use stats_page::reader::Connection;
 use stats_page::{DataPath, FallbackReason};
 use stream::remote::PROXY_NET;

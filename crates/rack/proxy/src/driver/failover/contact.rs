@@ -1,6 +1,6 @@
 //! What the two proxies of a link tell each other, while it is up, to find and recognize each other after its loss.
 
-use crate::driver::program_endpoint::ProgramEndpoint;
+use crate::driver::tcp_endpoint::TcpEndpoint;
 use crate::engine::DetachedEngine;
 use fabric::{Inbound, Outbound};
 use volmem::sync::Ordering;
@@ -70,7 +70,7 @@ pub(in crate::driver) struct LostEngine {
     pub(in crate::driver) id: EngineId,
     pub(in crate::driver) local: FailoverContact,
     pub(in crate::driver) remote: FailoverContact,
-    pub(in crate::driver) detached: DetachedEngine<ProgramEndpoint>,
+    pub(in crate::driver) detached: DetachedEngine<TcpEndpoint>,
 }
 
 #[cfg(test)]

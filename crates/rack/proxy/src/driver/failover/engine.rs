@@ -8,25 +8,20 @@ use super::pump::{HeapInbound, HeapOutbound, Pump};
 use super::report::FailoverReport;
 use super::socket::means_unreachable;
 use crate::counters::EngineCounters;
-use crate::driver::program_endpoint::ProgramEndpoint;
+use crate::driver::tcp_endpoint::TcpEndpoint;
 use crate::engine::{DetachedEngine, Engine};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-pub(super) type HeapEngine = Box<Engine<HeapInbound, HeapOutbound, ProgramEndpoint>>;
+pub(super) type HeapEngine = Box<Engine<HeapInbound, HeapOutbound, TcpEndpoint>>;
 
 pub(super) enum State {
     /// Waits for the peer to connect.
-    Accepting(DetachedEngine<ProgramEndpoint>),
+    Accepting(DetachedEngine<TcpEndpoint>),
     /// Waits for the TCP connection, then for the peer's handshake.
-    Connecting {
-        detached: DetachedEngine<ProgramEndpoint>,
-        socket: HandshakeSocket,
-        address: SocketAddr,
-        has_sent: bool,
-    },
+    Connecting { detached: DetachedEngine<TcpEndpoint>, socket: HandshakeSocket, address: SocketAddr, has_sent: bool },
     /// Exchanges frames over TCP.
     Running(HeapEngine, Box<Pump>),
     /// Has no peer: delivers received bytes to the programs.
@@ -162,7 +157,7 @@ impl FailoverEngine {
 }
 
 /// Attaches connections to a TCP connection.
-fn running(id: EngineId, detached: DetachedEngine<ProgramEndpoint>, socket: Option<OwnedFd>) -> State {
+fn running(id: EngineId, detached: DetachedEngine<TcpEndpoint>, socket: Option<OwnedFd>) -> State {
     let (pump, lanes) = Pump::new(socket);
     let (peer, epoch, count) = (id.peer, id.epoch, detached.connections());
     if count > 0 {

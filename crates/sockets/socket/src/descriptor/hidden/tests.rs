@@ -1,6 +1,8 @@
 //! Tests of hidden descriptors.
 
 use super::*;
+use rustix::fs::MemfdFlags;
+use rustix::io::FdFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +31,7 @@ fn a_hidden_descriptor_is_the_same_file_at_a_high_number_until_dropped() {
     let _serial = serialize();
     let (reader, _writer) = pipe();
     let (low, file) = (reader.as_raw_fd(), inode(&reader));
-    let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
+    let hidden = HiddenFd::hide(reader).unwrap();
     let number = hidden.raw();
     assert!(number as u64 >= first_number() && number != low);
     assert_eq!(inode(hidden.fd().unwrap()), file);
@@ -44,7 +46,7 @@ fn an_unhidden_descriptor_keeps_its_number() {
     let _serial = serialize();
     let (read, _write) = pipe();
     let inode = inode(&read);
-    let hidden = HiddenFd::hide(read, Need::Required).unwrap();
+    let hidden = HiddenFd::hide(read).unwrap();
     let number = hidden.raw();
     let shown = hidden.unhide().unwrap();
     assert_eq!((shown.as_raw_fd(), is_hidden(number), inode_at(number)), (number, false, Some(inode)));
@@ -64,7 +66,7 @@ fn a_program_can_take_a_hidden_number_and_the_owner_keeps_its_file() {
     let _serial = serialize();
     let (reader, writer) = pipe();
     let file = inode(&reader);
-    let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
+    let hidden = HiddenFd::hide(reader).unwrap();
     let number = hidden.raw();
     relocate(number).unwrap();
     assert_eq!(inode_at(number), Some(file), "the number stays taken until the program's dup2 replaces it");
@@ -78,28 +80,11 @@ fn a_program_can_take_a_hidden_number_and_the_owner_keeps_its_file() {
     assert!(rustix::io::fcntl_getfd(hidden.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC));
 }
 
-fn release_optional() {
-    let (reader, writer) = pipe();
-    let optional = HiddenFd::hide(reader, Need::Optional).unwrap();
-    let required = HiddenFd::hide(writer, Need::Required).unwrap();
-    let number = optional.raw();
-    assert_eq!(release_all_optional(), 1);
-    assert_eq!((optional.raw(), optional.get().is_none()), (-1, true));
-    assert!(!is_hidden(number));
-    assert!(required.get().is_some());
-    assert_eq!(release_all_optional(), 0);
-}
-
-#[test]
-fn optional_descriptors_are_released_and_required_ones_stay() {
-    succeed(&mut run_child("optional"));
-}
-
 #[test]
 fn ranges_leave_hidden_numbers_out() {
     let _serial = serialize();
     let (reader, writer) = pipe();
-    let (one, two) = (HiddenFd::hide(reader, Need::Required).unwrap(), HiddenFd::hide(writer, Need::Required).unwrap());
+    let (one, two) = (HiddenFd::hide(reader).unwrap(), HiddenFd::hide(writer).unwrap());
     for (first, last) in [(0, u32::MAX), (3, 9000), (one.raw() as u32, two.raw() as u32), (0, 5), (70_000, 70_001)] {
         let ranges: Vec<_> = visible_ranges(first, last).collect();
         let inside = |number: u32| ranges.iter().any(|(from, to)| (*from..=*to).contains(&number));
@@ -122,7 +107,7 @@ fn threads_can_hide_and_drop_at_once() {
                 for _ in 0..200 {
                     let (reader, writer) = pipe();
                     let file = inode(&reader);
-                    let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
+                    let hidden = HiddenFd::hide(reader).unwrap();
                     assert_eq!(inode(hidden.fd().unwrap()), file);
                     close(writer);
                 }
@@ -131,23 +116,21 @@ fn threads_can_hide_and_drop_at_once() {
     });
 }
 
-/// Runs in a process of its own, started by other tests, because limits, releases and `exec` affect all threads.
+/// Runs in a process of its own, started by other tests, because limits affect all threads.
 #[test]
 fn child_of_other_tests() {
-    let Some(step) = std::env::var_os("CROSSLANE_TEST_INHERITED") else { return };
+    let Some(step) = std::env::var_os("CROSSLANE_TEST_LIMIT") else { return };
     match step.to_str() {
-        Some("before") => before_exec(),
-        Some("small") => after_small_limit(),
-        Some("optional") => release_optional(),
+        Some("small") => small_limit(),
         Some("above") => above_limit(),
-        _ => after_exec(),
+        step => panic!("{step:?}"),
     }
 }
 
 fn run_child(step: &str) -> std::process::Command {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "descriptor::hidden::tests::child_of_other_tests", "--test-threads=1"]);
-    command.env("CROSSLANE_TEST_INHERITED", step);
+    command.env("CROSSLANE_TEST_LIMIT", step);
     command
 }
 
@@ -155,43 +138,10 @@ fn named_memfd(name: &str) -> OwnedFd {
     rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).unwrap()
 }
 
-fn before_exec() {
-    // Concurrent tests may have created the marker of their process, which this process then inherited.
-    if let Some(marker) = find_marker() {
-        // SAFETY: nothing in this process owns the marker yet.
-        drop(unsafe { OwnedFd::from_raw_fd(marker) });
-    }
-    assert_eq!(inherited(), []);
-    let kept = HiddenFd::hide(named_memfd("crosslane-kept"), Need::Required).unwrap();
-    let _closed = HiddenFd::hide(named_memfd("crosslane-closed"), Need::Required).unwrap();
-    kept.set_inheritable(true).unwrap();
-    // A program may take the marker's number by dup2.
-    relocate(marker_number()).unwrap();
-    // SAFETY: `relocate` has released the number; `ManuallyDrop` never closes it.
-    let mut programs = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(marker_number()) });
-    rustix::io::dup2(std::io::stderr(), &mut programs).unwrap();
-    // A program may raise its limit between now and exec, as servers do.
-    let mut limit = rustix::process::getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
-    let number = kept.raw().to_string();
-    use std::os::unix::process::CommandExt;
-    panic!("exec: {}", run_child("after").env("CROSSLANE_TEST_NUMBER", number).exec());
-}
-
-fn after_exec() {
-    let expected: RawFd = std::env::var("CROSSLANE_TEST_NUMBER").unwrap().parse().unwrap();
-    let memfds: Vec<_> = inherited().into_iter().filter(|(_, kind)| *kind == InheritedKind::Memfd).collect();
-    assert_eq!(memfds, [(expected, InheritedKind::Memfd)]);
-    // SAFETY: the descriptor was inherited, and nothing in this process owns it yet.
-    let hidden = HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(expected) }, Need::Required).unwrap();
-    assert!(is_hidden(hidden.raw()));
-}
-
-fn after_small_limit() {
+fn small_limit() {
     let mut kept = Vec::new();
     let error = loop {
-        match HiddenFd::hide(named_memfd("crosslane-many"), Need::Required) {
+        match HiddenFd::hide(named_memfd("crosslane-many")) {
             Ok(hidden) => kept.push(hidden),
             Err(error) => break error,
         }
@@ -201,14 +151,13 @@ fn after_small_limit() {
     assert!(kept.iter().map(HiddenFd::raw).all(|number| number < 64));
     assert!(kept.len() > 24, "lower numbers are used when the high ones are gone: {}", kept.len());
     drop(kept.pop());
-    assert!(HiddenFd::hide(named_memfd("crosslane-many"), Need::Required).is_ok());
+    assert!(HiddenFd::hide(named_memfd("crosslane-many")).is_ok());
 }
 
 fn above_limit() {
     hide_above_limit();
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let hidden: Vec<_> =
-        (0..70).map(|_| HiddenFd::hide(named_memfd("crosslane-above"), Need::Required).unwrap()).collect();
+    let hidden: Vec<_> = (0..70).map(|_| HiddenFd::hide(named_memfd("crosslane-above")).unwrap()).collect();
     assert!(hidden.iter().all(|fd| fd.raw() >= 64 && is_hidden(fd.raw())));
     assert_eq!(rustix::process::getrlimit(Resource::Nofile), limit, "the limit is raised for a moment only");
     let mut programs = Vec::new();
@@ -223,14 +172,6 @@ fn hidden_descriptors_take_no_number_of_a_program_with_a_higher_hard_limit() {
     let _serial = serialize();
     let mut command = run_child("above");
     limit_numbers(&mut command, 64);
-    succeed(&mut command);
-}
-
-#[test]
-fn inheritable_descriptors_are_found_after_exec_although_the_limit_was_raised() {
-    let _serial = serialize();
-    let mut command = run_child("before");
-    limit_numbers(&mut command, 1024);
     succeed(&mut command);
 }
 

@@ -1,20 +1,17 @@
 //! Directories that belong to one user and that no other user can enter.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::descriptor::hidden::close;
 
-/// Opens the directory `name` in `parent` and creates it if it is missing. Closes `parent` and appends `name` to
-/// `path`.
-pub(super) fn open_within(parent: OwnedFd, name: &str, path: &mut PathBuf, uid: u32) -> Result<OwnedFd, Errno> {
+/// Opens the directory `name` in `parent` and creates it if it is missing. Closes `parent`.
+pub(super) fn open_within(parent: OwnedFd, name: &str, uid: u32) -> Result<OwnedFd, Errno> {
     let made = make_private(parent.as_fd(), name.as_bytes());
     let directory = made.and_then(|()| open_private(parent.as_fd(), name.as_bytes(), uid));
     close(parent);
-    path.push(name);
     directory
 }
 

@@ -14,8 +14,6 @@ use super::private::make_private;
 struct Environment {
     rack: Option<OsString>,
     runtime: Option<OsString>,
-    /// The effective user of the program at that time.
-    uid: u32,
 }
 
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
@@ -27,11 +25,7 @@ pub fn remember_environment() {
         let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
         Some(std::path::absolute(&value).map_or(value, PathBuf::into_os_string))
     };
-    ENVIRONMENT.get_or_init(|| Environment {
-        rack: absolute("CROSSLANE_RACK"),
-        runtime: absolute("XDG_RUNTIME_DIR"),
-        uid: rustix::process::geteuid().as_raw(),
-    });
+    ENVIRONMENT.get_or_init(|| Environment { rack: absolute("CROSSLANE_RACK"), runtime: absolute("XDG_RUNTIME_DIR") });
 }
 
 fn environment() -> Environment {
@@ -48,16 +42,6 @@ pub fn missing_configured_directory() -> Option<String> {
             Some(format!("rack '{shown}' is not there; correct CROSSLANE_RACK, or mkdir -m 700 '{shown}'"))
         }
         _ => None,
-    }
-}
-
-/// Returns whether the rack directory is owned by another user than the calling thread's. If its owner cannot be
-/// determined, it counts as that of the user at load time.
-pub fn is_owned_by_other_user() -> bool {
-    let uid = rustix::process::geteuid().as_raw();
-    match rustix::fs::lstat(rack_dir(uid)) {
-        Ok(stat) => stat.st_uid != uid,
-        Err(_) => environment().uid != uid,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The canonical form of addresses inside the library, and the forms that programs see.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 /// The address family of a program's socket, which decides how addresses are shown to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,23 +56,11 @@ pub fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
     }
 }
 
-/// Returns the destination of a connection to `address`: canonical, with the unspecified address replaced by loopback,
-/// as on Linux.
-pub fn destination(address: SocketAddr) -> SocketAddr {
-    // `::ffff:0.0.0.0` means 127.0.0.1 too, so the address is unmapped first.
-    let mut address = canonical(address);
-    match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-        _ => {}
-    }
-    address
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::{IpAddr, Ipv4Addr};
 
     pub(in super::super) fn any_ip() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
@@ -96,23 +84,6 @@ pub(super) mod tests {
             let once = canonical(address);
             prop_assert_eq!(canonical(once), once);
             prop_assert_eq!(canonical(to_family(once, Family::V6)), once);
-        }
-    }
-
-    fn address(text: &str) -> SocketAddr {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn unspecified_destinations_are_loopback() {
-        for (given, meant) in [
-            ("0.0.0.0:80", "127.0.0.1:80"),
-            ("[::]:80", "[::1]:80"),
-            ("[::ffff:0.0.0.0]:80", "127.0.0.1:80"),
-            ("[::ffff:127.77.0.1]:80", "127.77.0.1:80"),
-            ("[fd00::2%7]:80", "[fd00::2]:80"),
-        ] {
-            assert_eq!(destination(address(given)), address(meant));
         }
     }
 }

@@ -1,23 +1,34 @@
-//! The key of a rack, by which its processes recognize the abstract names that one of them has bound.
+//! The key of a rack, by which its processes recognize each other.
 //!
-//! Abstract AF_UNIX names belong to a network namespace and not to a user, so any process can bind them. A name that
-//! carries a message authentication code under this key can be neither computed nor forged by another user: the key is
-//! in a file that only the rack's user can read.
+//! ```text
+//!   RACK/v4/key         the key
+//!   RACK/lanes-off      present while lanes are switched off
+//!   RACK/monitor.sock   the socket of this node's monitor
+//!   RACK/proxy.table    what the sockets of this node's proxy stand for
+//!   RACK/v1/stat/<pid>  the stats pages
+//! ```
+//!
+//! The directories must be real ones, owned by the effective user and closed to all other users. Programs meet under
+//! abstract AF_UNIX names, which any process of a network namespace can bind: only those that can read the key can
+//! compute them.
 
 use std::fmt;
-use std::hash::Hasher;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
-use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::private::{make_private, open_private, open_within};
 use crate::descriptor::hidden::close;
 use crate::process::system::check_file_bytes;
 
-/// The file in the rack directory's version that holds the key.
-pub(super) const KEY_FILE: &str = "key";
+/// The directory of this version in a rack: processes of another version find no key there.
+const VERSION: &str = "v4";
+/// The file in it that holds the key.
+const KEY_FILE: &str = "key";
 const KEY_BYTES: usize = 16;
 /// Maximum number of attempts to read the file, which is created if it is missing.
 const KEY_TRIES_MAX: usize = 3;
@@ -25,28 +36,34 @@ const KEY_TRIES_MAX: usize = 3;
 /// read it and processes that create another one would not recognize each other.
 const KEY_MODE: Mode = Mode::from_raw_mode(0o1600);
 
-/// The 128-bit key of a rack, for SipHash-2-4-128 of abstract names.
+/// The 128-bit key of a rack.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct NameKey([u8; KEY_BYTES]);
+pub struct RackKey([u8; KEY_BYTES]);
 
-impl fmt::Debug for NameKey {
+impl fmt::Debug for RackKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("NameKey(..)")
+        formatter.write_str("RackKey(..)")
     }
 }
 
-impl NameKey {
+impl RackKey {
     /// Returns the bytes of the key.
     pub fn to_bytes(self) -> [u8; KEY_BYTES] {
         self.0
     }
 
-    /// Returns the message authentication code of `head` followed by `tail`.
-    pub(crate) fn mac(&self, head: &[u8], tail: &[u8]) -> u128 {
-        let mut hasher = SipHasher24::new_with_key(&self.0);
-        hasher.write(head);
-        hasher.write(tail);
-        hasher.finish128().as_u128()
+    /// Reads the key of a rack, and creates directories and key where they are missing, except those above the rack.
+    ///
+    /// # Errors
+    /// `PERM` when a directory or the key is not owned by the user or open to others, `INVAL` when the key has a wrong
+    /// length, and the errors of mkdir, open, read, write and link.
+    pub fn of_rack(rack: &Path) -> Result<Self, Errno> {
+        let (uid, name) = (rustix::process::geteuid().as_raw(), rack.as_os_str().as_bytes());
+        make_private(rustix::fs::CWD, name)?;
+        let version = open_within(open_private(rustix::fs::CWD, name, uid)?, VERSION, uid)?;
+        let key = Self::read_or_make(version.as_fd(), uid);
+        close(version);
+        key
     }
 
     /// Reads the key in `directory`, which is private to the user, and creates it if there is none. Concurrent
@@ -55,7 +72,7 @@ impl NameKey {
     /// # Errors
     /// `PERM` when the file is not a regular one of the user that is closed to all others, `INVAL` when its length is
     /// not that of a key, and the errors of open, read, write and link.
-    pub(super) fn read_or_make(directory: BorrowedFd<'_>, uid: u32) -> Result<Self, Errno> {
+    fn read_or_make(directory: BorrowedFd<'_>, uid: u32) -> Result<Self, Errno> {
         for _ in 0..KEY_TRIES_MAX {
             match Self::read(directory, uid) {
                 Err(Errno::NOENT) => Self::make(directory)?,
@@ -125,58 +142,39 @@ fn random<const N: usize>() -> Result<[u8; N], Errno> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::rendezvous::directory::tests::Scratch;
     use std::collections::HashSet;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::path::PathBuf;
-
-    /// A key that no rack has.
-    pub(crate) const OTHER_KEY: NameKey = NameKey([0x5a; KEY_BYTES]);
 
     fn uid() -> u32 {
         rustix::process::geteuid().as_raw()
     }
 
-    fn read_or_make(scratch: &Scratch) -> Result<[u8; KEY_BYTES], Errno> {
-        let directory = std::fs::File::open(&scratch.0).unwrap();
-        NameKey::read_or_make(directory.as_fd(), uid()).map(|key| key.0)
+    fn read_or_make(scratch: &tempfile::TempDir) -> Result<[u8; KEY_BYTES], Errno> {
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        RackKey::read_or_make(directory.as_fd(), uid()).map(|key| key.0)
     }
 
-    fn entries(scratch: &Scratch) -> Vec<PathBuf> {
-        std::fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().path()).collect()
-    }
-
-    #[test]
-    fn the_code_matches_the_published_test_vectors() {
-        // SipHash-2-4 with 128 bits, test vectors of its authors: the key is 0, 1, ..., 15; the input 0, 1, ..., n - 1.
-        let key = NameKey(std::array::from_fn(|index| index as u8));
-        let input: Vec<u8> = (0..15).collect();
-        assert_eq!(key.mac(&[], &[]).to_le_bytes(), 0xa381_7f04_ba25_a8e6_6df6_7214_c755_0293_u128.to_be_bytes());
-        assert_eq!(
-            key.mac(&input[..1], &[]).to_le_bytes(),
-            0xda87_c1d8_6b99_af44_3476_5911_9b22_fc45_u128.to_be_bytes()
-        );
-        for cut in 0..15 {
-            assert_eq!(key.mac(&input[..cut], &input[cut..]), key.mac(&input, &[]), "only the concatenation counts");
-        }
+    fn entries(scratch: &tempfile::TempDir) -> Vec<PathBuf> {
+        std::fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
     #[test]
     fn a_key_is_made_once_random_and_private() {
-        let scratch = Scratch::new();
+        let scratch = tempfile::tempdir().unwrap();
         let key = read_or_make(&scratch).unwrap();
         assert_eq!(read_or_make(&scratch), Ok(key));
-        assert_ne!(read_or_make(&Scratch::new()), Ok(key));
-        assert_eq!(entries(&scratch), [scratch.0.join(KEY_FILE)], "nothing else is left");
-        let metadata = std::fs::metadata(scratch.0.join(KEY_FILE)).unwrap();
+        assert_ne!(read_or_make(&tempfile::tempdir().unwrap()), Ok(key));
+        assert_eq!(entries(&scratch), [scratch.path().join(KEY_FILE)], "nothing else is left");
+        let metadata = std::fs::metadata(scratch.path().join(KEY_FILE)).unwrap();
         assert_eq!((metadata.mode() & 0o7777, metadata.len()), (0o1600, KEY_BYTES as u64));
     }
 
     #[test]
     fn processes_that_create_the_key_concurrently_agree() {
-        let scratch = Scratch::new();
+        let scratch = tempfile::tempdir().unwrap();
         let keys: HashSet<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| read_or_make(&scratch).unwrap())).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -186,8 +184,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_file_that_others_could_read_or_have_written_is_rejected() {
-        let scratch = Scratch::new();
-        let path = scratch.0.join(KEY_FILE);
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join(KEY_FILE);
         for mode in [0o640, 0o604, 0o620] {
             std::fs::write(&path, [7; KEY_BYTES]).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -199,8 +197,8 @@ pub(crate) mod tests {
             std::fs::write(&path, vec![7; bytes]).unwrap();
             assert_eq!(read_or_make(&scratch), Err(Errno::INVAL), "{bytes} bytes");
         }
-        let directory = std::fs::File::open(&scratch.0).unwrap();
-        assert_eq!(NameKey::read_or_make(directory.as_fd(), uid() + 1).unwrap_err(), Errno::PERM);
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        assert_eq!(RackKey::read_or_make(directory.as_fd(), uid() + 1).unwrap_err(), Errno::PERM);
         std::fs::remove_file(&path).unwrap();
         symlink("/etc/hostname", &path).unwrap();
         assert_eq!(read_or_make(&scratch), Err(Errno::LOOP));

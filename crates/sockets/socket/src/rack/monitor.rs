@@ -8,18 +8,15 @@
 //!   no REASON                 no; REASON is a word of `FallbackReason`
 //! ```
 
-use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use stats_page::FallbackReason;
 
 use crate::descriptor::hidden::close;
-use crate::rendezvous::directory::Rack;
 
 /// Name of the monitor's socket in the rack directory.
 pub const SOCKET_NAME: &str = "monitor.sock";
@@ -73,8 +70,8 @@ pub fn decode_query(packet: &[u8]) -> Option<SocketAddr> {
 }
 
 /// Returns whether the rack directory belongs to a node with a monitor, running or not.
-pub fn has_monitor(rack: &Rack) -> bool {
-    socket_path(rack).is_some_and(|path| rustix::fs::stat(&path).is_ok())
+pub fn has_monitor(rack: &Path) -> bool {
+    rustix::fs::stat(rack.join(SOCKET_NAME)).is_ok()
 }
 
 /// Sends a query. The response arrives on the descriptor, for [`receive_response`]. Returns `None` if too many programs
@@ -82,12 +79,11 @@ pub fn has_monitor(rack: &Rack) -> bool {
 ///
 /// # Errors
 /// The reason why the query cannot be sent; [`FallbackReason::LinkDown`] if the monitor does not run.
-pub fn send_query(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd>, FallbackReason> {
-    let path = socket_path(rack).ok_or(FallbackReason::RackUnavailable)?;
+pub fn send_query(rack: &Path, destination: SocketAddr) -> Result<Option<OwnedFd>, FallbackReason> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(|_| FallbackReason::ResourceLimit)?;
-    match send_query_on(&socket, &path, destination) {
+    match send_query_on(&socket, &rack.join(SOCKET_NAME), destination) {
         Ok(()) => Ok(Some(socket)),
         Err(errno) => {
             close(socket);
@@ -96,7 +92,7 @@ pub fn send_query(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd
     }
 }
 
-fn send_query_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> Result<(), Errno> {
+fn send_query_on(socket: &OwnedFd, path: &Path, destination: SocketAddr) -> Result<(), Errno> {
     rustix::net::connect(socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::send(socket, encode_query(destination).as_bytes(), SendFlags::NOSIGNAL).map(|_| ())
 }
@@ -114,16 +110,9 @@ pub fn receive_response(query: BorrowedFd<'_>) -> Option<ListenerResponse> {
     }
 }
 
-/// The path of the socket: at the top of the rack directory, two levels above the names of one network namespace.
-fn socket_path(rack: &Rack) -> Option<PathBuf> {
-    let top = rack.path().parent()?.parent()?;
-    Some(top.join(OsStr::from_bytes(SOCKET_NAME.as_bytes())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::directory::tests::Scratch;
     use proptest::prelude::*;
 
     fn address(text: &str) -> SocketAddr {
@@ -152,12 +141,10 @@ mod tests {
 
     #[test]
     fn a_rack_without_a_monitor_is_recognized_and_a_dead_monitor_counts_as_a_link_that_is_down() {
-        let scratch = Scratch::new();
-        let rack = scratch.rack();
-        assert!(!has_monitor(&rack));
-        let path = socket_path(&rack).unwrap();
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(has_monitor(&rack));
-        assert_eq!(send_query(&rack, address("127.77.0.2:80")).unwrap_err(), FallbackReason::LinkDown);
+        let rack = tempfile::tempdir().unwrap();
+        assert!(!has_monitor(rack.path()));
+        drop(std::os::unix::net::UnixListener::bind(rack.path().join(SOCKET_NAME)).unwrap());
+        assert!(has_monitor(rack.path()));
+        assert_eq!(send_query(rack.path(), address("127.77.0.2:80")).unwrap_err(), FallbackReason::LinkDown);
     }
 }

@@ -118,7 +118,7 @@ pub unsafe fn write_sockaddr(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::address::canonical::tests::any_address;
+    use crate::rack::address::canonical::tests::any_address;
     use proptest::prelude::*;
 
     fn address(text: &str) -> SocketAddr {

@@ -1,8 +1,10 @@
+//! Facts about connections with a span between two engines.
+
 use super::*;
 use crate::connection::OpenPayload;
 use crate::engine::Engine;
 use crate::engine::{EngineEvent, EngineSettings, PartitionLanes};
-use crate::frame::{ConnectionNumber, HEADER_BYTES, LinkSide, Resumption};
+use crate::frame::{Carried, ConnectionNumber, FrameKind, HEADER_BYTES, LinkSide, Resumption};
 use crate::local::{Broken, Input};
 use fabric::heap::{self, HeapLink};
 use fabric::{Link, train_both};
@@ -19,6 +21,7 @@ type Peers = <HeapLink as Link>::Outbound;
 struct CallLog {
     calls: Vec<&'static str>,
     input: Option<Input>,
+    has_rung: bool,
     has_left: bool,
 }
 
@@ -26,7 +29,6 @@ struct CallLog {
 enum Path {
     Forwarded,
     Proposing,
-    Direct,
     WithSpan,
 }
 
@@ -87,17 +89,16 @@ impl LocalEndpoint for EndpointStub {
         self.record("opened");
     }
 
-    fn has_span(&self) -> bool {
+    fn begin_with_span(&mut self, _number: ConnectionNumber) -> bool {
+        if self.path == Path::Proposing {
+            self.record("span accepted");
+            self.path = Path::WithSpan;
+        }
         self.path == Path::WithSpan
     }
 
-    fn span_accepted(&mut self) -> bool {
-        self.record("span accepted");
-        std::mem::replace(&mut self.path, Path::WithSpan) == Path::Proposing
-    }
-
     fn take_ring(&mut self) -> bool {
-        self.log.borrow_mut().input.take_if(|input| *input == Input::Rang).is_some()
+        std::mem::take(&mut self.log.borrow_mut().has_rung)
     }
 
     fn take_left(&mut self) -> bool {
@@ -108,48 +109,31 @@ impl LocalEndpoint for EndpointStub {
         self.record("peer left");
     }
 
-    fn is_direct(&self) -> bool {
-        self.path == Path::Direct
-    }
-
-    fn move_to_span(&mut self, _number: ConnectionNumber) -> bool {
-        if self.path == Path::Direct {
-            return true;
-        }
-        let is_proposed = std::mem::replace(&mut self.path, Path::Direct) == Path::Proposing;
-        self.record("moved to span");
-        is_proposed
-    }
-
     fn wake(&mut self) {
         self.record("woken");
-    }
-
-    fn peer_closed(&mut self) {
-        self.record("peer closed");
     }
 }
 
 const LAYOUT: Layout = Layout::packed(1024, 0);
 const SECRET: u64 = 77;
 
-pub(super) fn lanes(link: &HeapLink) -> (Producer<Peers, Window>, Consumer<Window, Peers>) {
+pub(in crate::engine) fn lanes(link: &HeapLink) -> (Producer<Peers, Window>, Consumer<Window, Peers>) {
     let to = Producer::new(link.outbound(), link.inbound(), LAYOUT, SECRET);
     (to, Consumer::new(link.inbound(), link.outbound(), LAYOUT, SECRET))
 }
 
-pub(super) fn engine<L: LocalEndpoint>(link: &HeapLink, side: LinkSide) -> Engine<Window, Peers, L> {
+pub(in crate::engine) fn engine<L: LocalEndpoint>(link: &HeapLink, side: LinkSide) -> Engine<Window, Peers, L> {
     let (to, from) = lanes(link);
     Engine::new(EngineSettings::new(side), vec![PartitionLanes::new(to, from)])
 }
 
-pub(super) fn links() -> (HeapLink, HeapLink) {
+pub(in crate::engine) fn links() -> (HeapLink, HeapLink) {
     let (mut one, mut other) = heap::pair(LAYOUT.window_bytes());
     assert!(train_both(&mut one, &mut other));
     (one, other)
 }
 
-pub(super) fn open_payload() -> OpenPayload {
+pub(in crate::engine) fn open_payload() -> OpenPayload {
     OpenPayload::new(b"to whom").expect("short")
 }
 
@@ -182,7 +166,13 @@ impl World {
 
     fn deliver(&mut self, end: usize, input: Input) {
         self.log[end].borrow_mut().input = Some(input);
-        self.engines[end].lifeline_ready(self.keys[end]);
+        self.engines[end].endpoint_ready(self.keys[end]);
+        self.settle();
+    }
+
+    fn ring(&mut self, end: usize) {
+        self.log[end].borrow_mut().has_rung = true;
+        self.engines[end].endpoint_ready(self.keys[end]);
         self.settle();
     }
 
@@ -196,37 +186,16 @@ impl World {
 }
 
 #[test]
-fn a_direct_connection_forwards_rings_and_is_over_when_both_programs_have_closed() {
-    for first in [0, 1] {
-        let mut world = World::open([Path::Proposing, Path::Direct]);
-        assert_eq!((world.calls(0), world.calls(1)), (vec!["moved to span"], vec![]));
-        for end in [1, 0, 0] {
-            world.deliver(end, Input::Rang);
-            assert_eq!((world.calls(1 - end), world.calls(end)), (vec!["woken"], vec![]));
-        }
-        world.deliver(first, Input::Closed);
-        assert_eq!((world.calls(1 - first), world.calls(first)), (vec!["peer closed"], vec![]));
-        assert_eq!(world.connections(), [1, 1], "its span is still in use");
-        world.deliver(1 - first, Input::Rang);
-        world.deliver(first, Input::Closed);
-        assert_eq!((world.calls(0), world.calls(1)), (vec![], vec![]), "the program has closed");
-        world.deliver(1 - first, Input::Closed);
-        assert_eq!(world.connections(), [0, 0]);
-        assert_eq!(world.engines[0].counters().violations + world.engines[1].counters().violations, 0);
-    }
-}
-
-#[test]
 fn a_connection_with_a_span_forwards_bells_and_ends_like_one_that_is_forwarded() {
     for first in [0, 1] {
         let mut world = World::open([Path::Proposing, Path::WithSpan]);
         assert_eq!((world.calls(0), world.calls(1)), (vec!["span accepted", "opened"], vec![]));
         for end in [1, 0, 0] {
-            world.deliver(end, Input::Rang);
+            world.ring(end);
             assert_eq!((world.calls(1 - end), world.calls(end)), (vec!["woken"], vec![]));
         }
         world.log[first].borrow_mut().has_left = true;
-        world.deliver(first, Input::Rang);
+        world.ring(first);
         assert_eq!((world.calls(1 - first), world.calls(first)), (vec!["peer left", "woken"], vec![]));
         world.deliver(first, Input::Closed);
         assert_eq!((world.calls(1 - first), world.calls(first)), (vec!["closed"], vec![]));
@@ -244,41 +213,19 @@ fn if_the_span_is_not_accepted_the_proxies_forward_the_bytes() {
 }
 
 #[test]
-fn a_server_that_never_accepts_and_a_lost_link_reset_the_connection() {
-    let mut world = World::open([Path::Proposing, Path::Direct]);
-    world.deliver(1, Input::Broken);
-    assert_eq!((world.calls(0), world.calls(1)), (vec!["moved to span", "reset"], vec!["reset"]));
-    assert_eq!(world.connections(), [0, 0]);
-    let mut world = World::open([Path::Proposing, Path::Direct]);
-    world.engines.iter_mut().for_each(Engine::take_down);
-    assert_eq!((world.calls(0), world.calls(1)), (vec!["moved to span", "reset"], vec!["reset"]));
-}
-
-#[test]
-fn a_server_learns_of_a_client_that_closed_before_the_answer() {
-    let (a, b) = links();
-    let mut engines = [engine(&a, LinkSide::Lower), engine(&b, LinkSide::Higher)];
-    let ((client, client_log), (server, server_log)) =
-        (EndpointStub::new(Path::Proposing), EndpointStub::new(Path::Direct));
-    let opened = engines[0].open(open_payload(), |_| client).expect("room");
-    client_log.borrow_mut().input = Some(Input::Closed);
-    engines[0].lifeline_ready(opened);
-    for _ in 0..4 {
-        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("the link is intact"));
-    }
-    let Some(EngineEvent::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
-    engines[1].answer(key, Ok(server));
-    assert_eq!(server_log.borrow().calls, ["peer closed"]);
-    assert_eq!((engines[0].connections(), engines[1].connections()), (0, 1));
+fn a_lost_link_resets_a_connection_that_cannot_be_resumed() {
+    let mut world = World::open([Path::Proposing, Path::WithSpan]);
+    assert!(world.engines.iter_mut().all(|engine| engine.suspend(1).is_empty()));
+    assert_eq!((world.calls(0), world.calls(1)), (vec!["span accepted", "opened", "reset"], vec!["reset"]));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
-    /// A hostile proxy sends any frames for two connections of a program, one direct and one forwarded.
+    /// A hostile proxy sends any frames for two connections of a program, one with a span and one without.
     #[test]
     fn unexpected_frames_of_a_peer_reset_only_their_connection(
-        frames in prop::collection::vec((0..2_u32, 2..=16_u8, 0..3_u32), 1..20)
+        frames in prop::collection::vec((0..2_u32, 2..=15_u8, 0..3_u32), 1..20)
     ) {
         let (a, b) = links();
         let mut engine = engine(&a, LinkSide::Lower);
@@ -291,9 +238,10 @@ proptest! {
         for (connection, kind, aux) in frames {
             let len_bytes = match kind {
                 10 => Resumption::BYTES,
+                15 => Carried::BYTES,
                 kind => usize::from(kind == FrameKind::Data as u8),
             };
-            let mut bytes = [0; HEADER_BYTES + Resumption::BYTES];
+            let mut bytes = [0; HEADER_BYTES + Carried::BYTES];
             bytes[..4].copy_from_slice(&ConnectionNumber::new(connection, LinkSide::Lower).0.to_le_bytes());
             (bytes[4], bytes[8]) = (kind, len_bytes as u8);
             bytes[12..16].copy_from_slice(&aux.to_le_bytes());
@@ -302,16 +250,16 @@ proptest! {
             while from.peek().expect("the lane is intact").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
         }
         let calls = log.map(|log| log.borrow().calls.clone());
-        let is_answer = |call: &&&str| ["moved to span", "opened"].contains(*call);
-        prop_assert!(calls[0].iter().filter(is_answer).count() <= 1, "{calls:?}");
+        for answer in ["span accepted", "opened"] {
+            prop_assert!(calls[0].iter().filter(|call| **call == answer).count() <= 1, "{calls:?}");
+        }
         // A refused connection receives no call.
         for calls in &calls {
             let ends = calls.iter().filter(|calls| ["reset", "closed"].contains(calls)).count();
             let is_last = ["reset", "closed"].contains(calls.last().unwrap_or(&""));
             prop_assert!(ends <= 1 && (ends == 0 || is_last), "{calls:?}");
         }
-        prop_assert!(!calls[1].contains(&"woken") && !calls[1].contains(&"peer closed"), "{calls:?}");
-        let has_span = ["moved to span", "span accepted"].iter().any(|call| calls[0].contains(call));
-        prop_assert!(!calls[0].contains(&"woken") || has_span, "{calls:?}");
+        prop_assert!(!calls[1].contains(&"woken") && !calls[1].contains(&"peer left"), "{calls:?}");
+        prop_assert!(!calls[0].contains(&"woken") || calls[0].contains(&"span accepted"), "{calls:?}");
     }
 }
