@@ -44,6 +44,41 @@ while True:
     threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
 "#;
 
+/// Conversations that fork meanwhile, so that their bytes go back to TCP now and then. A connection may be reset, but
+/// must neither end early nor lose a byte.
+pub const FORKING_TALKS: &str = r#"
+import random
+def talk(number):
+    choices, turns, resets = random.Random(number), 0, 0
+    while not os.path.exists("over"):
+        try:
+            with socket.create_connection(address) as server:
+                while not os.path.exists("over"):
+                    piece = choices.randbytes(choices.choice([1, 100, 5000, 50_000]))
+                    server.sendall(piece)
+                    if read(server, len(piece)) != piece:
+                        say("wrong bytes")
+                    turns += 1
+                    if turns % 10 == 0:
+                        say("words", turns)
+                    if choices.random() < 0.05:
+                        child = os.fork()
+                        if child == 0:
+                            os._exit(0)
+                        os.waitpid(child, 0)
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+        except (ConnectionResetError, BrokenPipeError):
+            resets += 1
+        except Exception as error:
+            say("wrong", repr(error))
+    say("resets", resets)
+threads = [threading.Thread(target=talk, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+say("over")
+"#;
+
 /// A client that exchanges a word, then reads until the connection ends and prints how it ended.
 pub const CLIENT: &str = r#"
 with socket.create_connection(address) as server:

@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use system_tests::local_nodes::{NAMES, example, with_long_silence};
 use system_tests::process::{Stopped, signal};
-use system_tests::script::{CLIENT, ECHO};
+use system_tests::script::{CLIENT, ECHO, FORKING_TALKS};
 use system_tests::{LocalNodes, Process, WAIT_MAX, paths, wait_for};
 
 /// Room for two windows of the usual size.
@@ -251,6 +251,25 @@ fn direct_connections_survive_killed_proxies_and_monitors() {
     assert!(sent > Some(0), "bytes that programs write themselves: {metrics}");
     pair.end_talk(client);
     pair.wait_for_connections(0);
+}
+
+#[test]
+fn direct_connections_that_use_tcp_when_a_proxy_dies_lose_no_byte_silently() {
+    let pair = Nodes::up("60 s");
+    let (_server, port) = pair.serve(1, ECHO);
+    let client = pair.client(FORKING_TALKS, port, "words");
+    const DEATHS: u64 = 8;
+    for death in 0..DEATHS {
+        let before = words(&client);
+        kill(pair.processes((death % 2) as usize)[1]);
+        pair.finish("up", &[]).must_succeed();
+        wait_for_words(&client, "more words", before);
+    }
+    fs::write(pair.folder().join("over"), "").expect("a file");
+    let output = client.wait(WAIT_MAX).must_succeed().stdout;
+    assert!(output.ends_with("over\n") && !output.contains("wrong"), "{output}");
+    let resets = output.lines().filter_map(|line| line.strip_prefix("resets ")?.parse::<u64>().ok()).sum::<u64>();
+    assert!(resets < 4 * DEATHS, "no connection has outlived a proxy: {resets} resets");
 }
 
 /// The server of [`CLIENT`]: reads until each connection ends and prints how it ended.
