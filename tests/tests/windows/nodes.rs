@@ -182,6 +182,13 @@ pub struct Settings {
     pub coherence: [Coherence; 2],
 }
 
+impl Settings {
+    /// Returns whether programs of a node cannot store into windows themselves.
+    fn is_forwarded_at(&self, own: usize) -> bool {
+        self.timing.is_some() || self.coherence[own] != Coherence::Coherent
+    }
+}
+
 /// Two nodes connected by a link that is up.
 pub struct Nodes {
     pub nodes: Vec<Node>,
@@ -223,8 +230,7 @@ impl Nodes {
             devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, settings)).collect();
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
-        let needs_own_state = settings.timing.is_some() || settings.coherence != [Coherence::Coherent; 2];
-        let is_forwarded = needs_own_state;
+        let is_forwarded = (0..2).any(|own| settings.is_forwarded_at(own));
         let nodes = Self { nodes, is_forwarded, _server: server, memory, _folder: folder };
         // Each node has learned of the other's doorbells by now.
         for node in &nodes.nodes {
@@ -374,7 +380,8 @@ impl Node {
             partitions: vec![partition(Class::Latency), partition(Class::Bulk)],
             slice_bytes: None,
             data_bytes: DATA_BYTES,
-            spans: (settings.spans > 0).then_some(spans),
+            // As a monitor decides: programs read back what they have written.
+            spans: (settings.spans > 0 && !settings.is_forwarded_at(own)).then_some(spans),
             return_ns: 0,
             successor_socket: None,
             keeps_partitions: !settings.trains_partitions,
