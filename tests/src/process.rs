@@ -73,6 +73,15 @@ impl Process {
         &self.name
     }
 
+    /// The processor time that it has used, in steps of 10 ms; zero once it has ended.
+    pub fn processor_time(&self) -> Duration {
+        let text = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        // The name of the program, which may contain blanks, ends with the last parenthesis.
+        let fields = text.rsplit(") ").next().unwrap_or_default().split(' ');
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        Duration::from_millis(10 * ticks)
+    }
+
     /// Its standard output until now.
     pub fn stdout(&self) -> String {
         self.output("stdout")

@@ -21,6 +21,8 @@ mod conversations;
 mod endings;
 #[path = "windows/failover.rs"]
 mod failover;
+#[path = "windows/hostile.rs"]
+mod hostile;
 #[path = "windows/losses.rs"]
 mod losses;
 #[path = "windows/nodes.rs"]
