@@ -120,6 +120,44 @@ CLIENT(epoll_edge_event_loop)
     }
 }
 
+// Room is there in each wait, so that an arrival may come while the wait reports nothing but that.
+#define ROUND_TRIPS 30000
+
+SERVER(epoll_edge_of_input_is_not_lost_beside_room)
+{
+    int epoll = epoll_with(me->fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+    set_nonblocking(me->fd);
+    for (int answered = 0; answered < ROUND_TRIPS;) {
+        struct epoll_event event;
+        if (OK(epoll_wait(epoll, &event, 1, WAIT_MS_MAX)) == 0)
+            FAIL("no edge after %d messages", answered);
+        char byte;
+        if (!(event.events & EPOLLIN))
+            continue;
+        while (recv(me->fd, &byte, 1, 0) == 1) {
+            CHECK_EQ(send(me->fd, &byte, 1, 0), 1);
+            answered++;
+        }
+        CHECK_EQ(errno, EAGAIN);
+        errno = 0;
+    }
+    meet(me);
+}
+CLIENT(epoll_edge_of_input_is_not_lost_beside_room)
+{
+    uint64_t state = 1;
+    for (int i = 0; i < ROUND_TRIPS; i++) {
+        char byte = (char)i;
+        // The time between two messages varies by about the time of a wait that finds something.
+        for (uint64_t pause = random_next(&state) % 1024; pause > 0; pause--)
+            __asm__ volatile("");
+        CHECK_EQ(send(me->fd, &byte, 1, 0), 1);
+        CHECK_EQ(recv(me->fd, &byte, 1, 0), 1);
+        CHECK_EQ(byte, (char)i);
+    }
+    meet(me);
+}
+
 TEST(epoll_oneshot_reports_once_until_rearmed)
 {
     struct pair pair = connected_pair();
