@@ -73,7 +73,8 @@ impl Connection {
                 receiver.lane_in_use().is_none_or(|lane| lane.may_have_data())
             } else {
                 report.asks_kernel = true;
-                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data())
+                // Bytes in front of the lane may still be on their way.
+                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data()) && Tcp(fd).available() > 0
             };
             report.ready |= if has_data { INPUT } else { 0 };
         }
