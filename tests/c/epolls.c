@@ -158,6 +158,55 @@ CLIENT(epoll_edge_of_input_is_not_lost_beside_room)
     meet(me);
 }
 
+// One thread is both ends. It sends whenever there is room and receives whenever there is something; in the course of it
+// the connection becomes busy.
+static void stream_by_events(size_t sent_at_once, size_t received_at_once, int requests)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < requests; i++)
+        ping_pong(pair.client, pair.server);
+    set_nonblocking(pair.client);
+    set_nonblocking(pair.server);
+    int epoll = OK(epoll_create1(0));
+    struct epoll_event room = {.events = EPOLLIN | EPOLLOUT, .data.fd = pair.client};
+    struct epoll_event input = {.events = EPOLLIN, .data.fd = pair.server};
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.client, &room));
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.server, &input));
+    static char buffer[16384];
+    size_t total = 256 * 1024, sent = 0, received = 0;
+    while (received < total) {
+        struct epoll_event events[2];
+        int count = OK(epoll_wait(epoll, events, 2, WAIT_MS_MAX));
+        if (count == 0)
+            FAIL("no event after %zu bytes sent and %zu received, %d requests before", sent, received, requests);
+        for (int i = 0; i < count; i++) {
+            if (events[i].data.fd == pair.server) {
+                received += OK(recv(pair.server, buffer, received_at_once, 0));
+            } else if (sent < total) {
+                size_t left = total - sent;
+                sent += OK(send(pair.client, buffer, left < sent_at_once ? left : sent_at_once, 0));
+            } else {
+                room.events = EPOLLIN;
+                OK(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.client, &room));
+            }
+        }
+    }
+    CHECK_EQ(received, total);
+    OK(close(epoll));
+    close_pair(&pair);
+}
+
+TEST(epoll_reports_room_while_a_connection_becomes_busy)
+{
+    for (int requests = 0; requests < 8; requests++) {
+        for (int i = 0; i < 3; i++) {
+            stream_by_events(1000, 4096, requests);
+            stream_by_events(1000, 16384, requests);
+            stream_by_events(16384, 4096, requests);
+        }
+    }
+}
+
 TEST(epoll_oneshot_reports_once_until_rearmed)
 {
     struct pair pair = connected_pair();
