@@ -207,6 +207,93 @@ TEST(epoll_reports_room_while_a_connection_becomes_busy)
     }
 }
 
+// A client does something on a connection of few requests, and then sends on its busy one. A wait that reports the second
+// reports the first as well, if no earlier one has.
+#define ORDERS 200
+
+struct ordered {
+    struct address address;
+    int busy;
+};
+
+static void tell_and_wait(int busy)
+{
+    char byte = 't';
+    CHECK_EQ(send(busy, &byte, 1, 0), 1);
+    CHECK_EQ(recv(busy, &byte, 1, 0), 1);
+}
+
+static void *act_in_order(void *argument)
+{
+    struct ordered *it = argument;
+    for (int i = 0; i < ORDERS; i++) {
+        int other = dial(&it->address);
+        tell_and_wait(it->busy);
+        CHECK_EQ(send(other, "o", 1, 0), 1);
+        tell_and_wait(it->busy);
+        OK(close(other));
+        tell_and_wait(it->busy);
+    }
+    return NULL;
+}
+
+// Waits until the busy connection has something. Returns whether `other` was reported before or with it: the kernel's
+// order within one wait depends on what was reported last.
+static bool is_not_later(int epoll, int other, int busy)
+{
+    for (bool is_seen = false, is_done = false; !is_done;) {
+        struct epoll_event events[8];
+        int count = OK(epoll_wait(epoll, events, 8, WAIT_MS_MAX));
+        CHECK(count > 0);
+        for (int i = 0; i < count; i++) {
+            is_seen |= events[i].data.fd == other;
+            is_done |= events[i].data.fd == busy;
+        }
+        if (is_done)
+            return is_seen;
+    }
+    return false;
+}
+
+static void answer(int busy)
+{
+    char byte;
+    CHECK_EQ(recv(busy, &byte, 1, 0), 1);
+    CHECK_EQ(send(busy, &byte, 1, 0), 1);
+}
+
+TEST(epoll_reports_a_busy_connection_with_what_its_peer_did_before)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < 20; i++)
+        ping_pong(pair.client, pair.server);
+    struct ordered it = {name_of(pair.listener), pair.client};
+    pthread_t client = start_thread(act_in_order, &it);
+    int epoll = epoll_with(pair.listener, EPOLLIN);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = pair.listener};
+    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.listener, &event));
+    event.data.fd = pair.server;
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.server, &event));
+    for (int i = 0; i < ORDERS; i++) {
+        if (!is_not_later(epoll, pair.listener, pair.server))
+            FAIL("the connect of round %d was reported later", i);
+        int other = accept_from(pair.listener);
+        event.data.fd = other;
+        OK(epoll_ctl(epoll, EPOLL_CTL_ADD, other, &event));
+        answer(pair.server);
+        if (!is_not_later(epoll, other, pair.server))
+            FAIL("the byte of round %d was reported later", i);
+        char byte;
+        CHECK_EQ(recv(other, &byte, 1, 0), 1);
+        answer(pair.server);
+        if (!is_not_later(epoll, other, pair.server))
+            FAIL("the close of round %d was reported later", i);
+        OK(close(other));
+        answer(pair.server);
+    }
+    join_thread(client);
+}
+
 TEST(epoll_oneshot_reports_once_until_rearmed)
 {
     struct pair pair = connected_pair();
