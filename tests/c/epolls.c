@@ -158,8 +158,8 @@ CLIENT(epoll_edge_of_input_is_not_lost_beside_room)
     meet(me);
 }
 
-// One thread is both ends. It sends whenever there is room and receives whenever there is something; in the course of it
-// the connection becomes busy.
+// One thread is both ends. It sends whenever there is room and receives whenever there is something; in the course of
+// it the connection becomes busy.
 static void stream_by_events(size_t sent_at_once, size_t received_at_once, int requests)
 {
     struct pair pair = connected_pair();
@@ -207,8 +207,8 @@ TEST(epoll_reports_room_while_a_connection_becomes_busy)
     }
 }
 
-// A client does something on a connection of few requests, and then sends on its busy one. A wait that reports the second
-// reports the first as well, if no earlier one has.
+// A client does something on a connection of few requests, and then sends on its busy one. A wait that reports the
+// second reports the first as well, if no earlier one has.
 #define ORDERS 200
 
 struct ordered {

@@ -161,8 +161,8 @@ impl EpollSet {
         }
     }
 
-    /// Asks the kernel without waiting, and accepts what it reports. That comes first: a busy client waits for its answers,
-    /// so that what uses TCP, as the first requests of a client do, has arrived earlier as a rule.
+    /// Asks the kernel without waiting, and accepts what it reports. That comes first: a busy client waits for its
+    /// answers, so that what uses TCP, as the first requests of a client do, has arrived earlier as a rule.
     fn ask_kernel(&'static self, call: &Call, buffer: &mut Buffer) -> Result<(), Errno> {
         lifecycle::follow_switch();
         if let Some(mut state) = self.lock() {
