@@ -120,6 +120,180 @@ CLIENT(epoll_edge_event_loop)
     }
 }
 
+// Room is there in each wait, so that an arrival may come while the wait reports nothing but that.
+#define ROUND_TRIPS 30000
+
+SERVER(epoll_edge_of_input_is_not_lost_beside_room)
+{
+    int epoll = epoll_with(me->fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+    set_nonblocking(me->fd);
+    for (int answered = 0; answered < ROUND_TRIPS;) {
+        struct epoll_event event;
+        if (OK(epoll_wait(epoll, &event, 1, WAIT_MS_MAX)) == 0)
+            FAIL("no edge after %d messages", answered);
+        char byte;
+        if (!(event.events & EPOLLIN))
+            continue;
+        while (recv(me->fd, &byte, 1, 0) == 1) {
+            CHECK_EQ(send(me->fd, &byte, 1, 0), 1);
+            answered++;
+        }
+        CHECK_EQ(errno, EAGAIN);
+        errno = 0;
+    }
+    meet(me);
+}
+CLIENT(epoll_edge_of_input_is_not_lost_beside_room)
+{
+    uint64_t state = 1;
+    for (int i = 0; i < ROUND_TRIPS; i++) {
+        char byte = (char)i;
+        // The time between two messages varies by about the time of a wait that finds something.
+        for (uint64_t pause = random_next(&state) % 1024; pause > 0; pause--)
+            __asm__ volatile("");
+        CHECK_EQ(send(me->fd, &byte, 1, 0), 1);
+        CHECK_EQ(recv(me->fd, &byte, 1, 0), 1);
+        CHECK_EQ(byte, (char)i);
+    }
+    meet(me);
+}
+
+// One thread is both ends. It sends whenever there is room and receives whenever there is something; in the course of
+// it the connection becomes busy.
+static void stream_by_events(size_t sent_at_once, size_t received_at_once, int requests)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < requests; i++)
+        ping_pong(pair.client, pair.server);
+    set_nonblocking(pair.client);
+    set_nonblocking(pair.server);
+    int epoll = OK(epoll_create1(0));
+    struct epoll_event room = {.events = EPOLLIN | EPOLLOUT, .data.fd = pair.client};
+    struct epoll_event input = {.events = EPOLLIN, .data.fd = pair.server};
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.client, &room));
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.server, &input));
+    static char buffer[16384];
+    size_t total = 256 * 1024, sent = 0, received = 0;
+    while (received < total) {
+        struct epoll_event events[2];
+        int count = OK(epoll_wait(epoll, events, 2, WAIT_MS_MAX));
+        if (count == 0)
+            FAIL("no event after %zu bytes sent and %zu received, %d requests before", sent, received, requests);
+        for (int i = 0; i < count; i++) {
+            if (events[i].data.fd == pair.server) {
+                received += OK(recv(pair.server, buffer, received_at_once, 0));
+            } else if (sent < total) {
+                size_t left = total - sent;
+                sent += OK(send(pair.client, buffer, left < sent_at_once ? left : sent_at_once, 0));
+            } else {
+                room.events = EPOLLIN;
+                OK(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.client, &room));
+            }
+        }
+    }
+    CHECK_EQ(received, total);
+    OK(close(epoll));
+    close_pair(&pair);
+}
+
+TEST(epoll_reports_room_while_a_connection_becomes_busy)
+{
+    for (int requests = 0; requests < 8; requests++) {
+        for (int i = 0; i < 3; i++) {
+            stream_by_events(1000, 4096, requests);
+            stream_by_events(1000, 16384, requests);
+            stream_by_events(16384, 4096, requests);
+        }
+    }
+}
+
+// A client does something on a connection of few requests, and then sends on its busy one. A wait that reports the
+// second reports the first as well, if no earlier one has.
+#define ORDERS 200
+
+struct ordered {
+    struct address address;
+    int busy;
+};
+
+static void tell_and_wait(int busy)
+{
+    char byte = 't';
+    CHECK_EQ(send(busy, &byte, 1, 0), 1);
+    CHECK_EQ(recv(busy, &byte, 1, 0), 1);
+}
+
+static void *act_in_order(void *argument)
+{
+    struct ordered *it = argument;
+    for (int i = 0; i < ORDERS; i++) {
+        int other = dial(&it->address);
+        tell_and_wait(it->busy);
+        CHECK_EQ(send(other, "o", 1, 0), 1);
+        tell_and_wait(it->busy);
+        OK(close(other));
+        tell_and_wait(it->busy);
+    }
+    return NULL;
+}
+
+// Waits until the busy connection has something. Returns whether `other` was reported before or with it: the kernel's
+// order within one wait depends on what was reported last.
+static bool is_not_later(int epoll, int other, int busy)
+{
+    for (bool is_seen = false, is_done = false; !is_done;) {
+        struct epoll_event events[8];
+        int count = OK(epoll_wait(epoll, events, 8, WAIT_MS_MAX));
+        CHECK(count > 0);
+        for (int i = 0; i < count; i++) {
+            is_seen |= events[i].data.fd == other;
+            is_done |= events[i].data.fd == busy;
+        }
+        if (is_done)
+            return is_seen;
+    }
+    return false;
+}
+
+static void answer(int busy)
+{
+    char byte;
+    CHECK_EQ(recv(busy, &byte, 1, 0), 1);
+    CHECK_EQ(send(busy, &byte, 1, 0), 1);
+}
+
+TEST(epoll_reports_a_busy_connection_with_what_its_peer_did_before)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < 20; i++)
+        ping_pong(pair.client, pair.server);
+    struct ordered it = {name_of(pair.listener), pair.client};
+    pthread_t client = start_thread(act_in_order, &it);
+    int epoll = epoll_with(pair.listener, EPOLLIN);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = pair.listener};
+    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.listener, &event));
+    event.data.fd = pair.server;
+    OK(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.server, &event));
+    for (int i = 0; i < ORDERS; i++) {
+        if (!is_not_later(epoll, pair.listener, pair.server))
+            FAIL("the connect of round %d was reported later", i);
+        int other = accept_from(pair.listener);
+        event.data.fd = other;
+        OK(epoll_ctl(epoll, EPOLL_CTL_ADD, other, &event));
+        answer(pair.server);
+        if (!is_not_later(epoll, other, pair.server))
+            FAIL("the byte of round %d was reported later", i);
+        char byte;
+        CHECK_EQ(recv(other, &byte, 1, 0), 1);
+        answer(pair.server);
+        if (!is_not_later(epoll, other, pair.server))
+            FAIL("the close of round %d was reported later", i);
+        OK(close(other));
+        answer(pair.server);
+    }
+    join_thread(client);
+}
+
 TEST(epoll_oneshot_reports_once_until_rearmed)
 {
     struct pair pair = connected_pair();

@@ -178,7 +178,7 @@ fn lanes_pass() {
 }
 
 /// Checks of what matters when a connection becomes busy, in particular its use by several threads or processes.
-const SHARED: [&str; 27] = [
+const SHARED: [&str; 29] = [
     "a_child_ends_after_a_failed_exec",
     "a_child_goes_on_after_its_parent_closes",
     "a_child_goes_on_while_a_thread_of_its_parent_is_blocked_in_a_closed_connection",
@@ -194,6 +194,8 @@ const SHARED: [&str; 27] = [
     "both_processes_send_and_then_one_goes_on",
     "children_come_and_go_while_a_server_serves",
     "duplicates_in_parent_and_child_are_closed_one_by_one",
+    "epoll_reports_a_busy_connection_with_what_its_peer_did_before",
+    "epoll_reports_room_while_a_connection_becomes_busy",
     "fork_amid_traffic_of_other_threads",
     "forks_at_random",
     "one_end_goes_on_in_the_parent_and_the_other_in_the_child",

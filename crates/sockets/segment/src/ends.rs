@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! memory of an end                                          written          loaded by the peer
-//!    0  down, ended, ends at, withdrawn                     rarely           when it finds no record
+//!    0  down, ended, ends at, withdrawn, order              rarely           with each poll
 //!   64  sender's sleep; ask; up, up at, start               rarely           when it returns room, and before a move
 //!  128  credit, open record                                 with each read   when its ring is full
 //!  192  receiver's sleep; frozen at; ok; closed             rarely           with each write

@@ -25,6 +25,7 @@ pub mod holders;
 mod identity;
 mod kernel;
 pub mod lifecycle;
+mod order;
 pub mod pipe;
 pub mod poll;
 pub mod process;

@@ -6,7 +6,7 @@ use crate::kernel::Tcp;
 use crate::sharing::{self, Epoch};
 use crate::table::{self, Entry};
 use crate::young::{Occasion, Transfer, Young};
-use crate::{fitness, identity, process, requirement, statistics};
+use crate::{fitness, identity, order, process, requirement, statistics};
 use meeting::{Reason, Role};
 use rustix::io::Errno;
 use socket::descriptor::hidden;
@@ -65,6 +65,9 @@ pub fn end(fd: RawFd, call: &Call, bytes: usize) {
     loop {
         match table::get(fd) {
             Entry::Young(young) if young.number() == call.number => {
+                if call.transfer == Transfer::Sent && bytes > 0 {
+                    order::note_use_of_kernel();
+                }
                 let left = young.leave(call.transfer);
                 let (next, occasion) = if bytes == 0 { (left, Occasion::None) } else { left.count(call.transfer) };
                 if table::replace(fd, Entry::Young(young), Entry::Young(next)) {
@@ -186,6 +189,7 @@ fn counts_connections() -> bool {
 
 /// Notes that the program has connected a socket, or has begun to, by a call that began in this epoch.
 pub fn note_connected(fd: RawFd, epoch: Epoch) {
+    order::note_use_of_kernel();
     if matches!(table::get(fd), Entry::None) && counts_connections() && !process::is_child_in_memory() {
         note_connection(fd, Role::Connected, epoch);
     }
@@ -231,12 +235,15 @@ pub fn before_close(fd: RawFd) {
     epoll::forget(fd);
     match table::get(fd) {
         Entry::None => {}
-        Entry::Young(_) | Entry::Connection(_) | Entry::Set(_) => match table::set(fd, Entry::None) {
-            Entry::Connection(connection) => connection.remove_descriptor(fd),
-            Entry::Set(set) => set.remove_descriptor(fd),
-            Entry::Young(young) => sharing::release(young),
-            Entry::None => {}
-        },
+        Entry::Young(_) | Entry::Connection(_) | Entry::Set(_) => {
+            order::note_use_of_kernel();
+            match table::set(fd, Entry::None) {
+                Entry::Connection(connection) => connection.remove_descriptor(fd),
+                Entry::Set(set) => set.remove_descriptor(fd),
+                Entry::Young(young) => sharing::release(young),
+                Entry::None => {}
+            }
+        }
     }
 }
 
@@ -310,6 +317,7 @@ pub fn stay_on_tcp(fd: RawFd) {
 /// its end, and what is sent to an end that does not receive any more: both go by TCP from now on.
 /// Returns whether to call [`after_shutdown`] afterwards.
 pub fn before_shutdown(fd: RawFd, how: i32) -> bool {
+    order::note_use_of_kernel();
     match table::get(fd) {
         Entry::Connection(connection) => {
             connection.before_shutdown(Tcp(fd), how);

@@ -49,6 +49,9 @@ pub enum Word {
     EndsAt = BESIDE_FIN + 16,
     /// Sending direction: the last move that was given up before it began.
     Withdrawn = BESIDE_FIN + 24,
+    /// Sending direction: changes before a message that was sent after something else that only the kernel shows to
+    /// the receiver's process. Ends of earlier releases leave it 0 and do not look at it.
+    Order = BESIDE_FIN + 32,
     /// Sending direction: the move for which this end asks.
     Ask = BESIDE_SENDERS_SLEEP,
     /// Sending direction: the last move that began to use the lane.
@@ -71,7 +74,7 @@ pub enum Word {
     Closed = BESIDE_RECEIVERS_SLEEP + 32,
 }
 
-const _: () = assert!(Word::Withdrawn as usize + 8 <= BESIDE_FIN + Layout::SPARE_BESIDE_FIN_WORDS * 8);
+const _: () = assert!(Word::Order as usize + 8 <= BESIDE_FIN + Layout::SPARE_BESIDE_FIN_WORDS * 8);
 const _: () = assert!(Word::Repeated as usize + 8 <= BESIDE_SENDERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 const _: () = assert!(Word::Closed as usize + 8 <= BESIDE_RECEIVERS_SLEEP + Layout::SPARE_BESIDE_SLEEP_WORDS * 8);
 

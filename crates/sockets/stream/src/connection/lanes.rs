@@ -1,6 +1,7 @@
 //! The lanes of the two directions, in the memory that the two ends have exchanged.
 
 use crate::kernel::Tcp;
+use crate::order;
 use fabric::{Inbound, MemoryInbound};
 use lane::{Chunk, Corrupt, MemoryRelease, ShortRead, Span};
 use libc::iovec;
@@ -86,13 +87,13 @@ impl Shared {
         let mut producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
         producer.set_budget(&memory_budget::PROCESS_BUDGET);
         let (mine, peers) = (self.mine.clone(), self.peers.clone());
-        OutLane { producer, mine, peers, is_entered: false, has_left: false, unread_from: Ok(None) }
+        OutLane { producer, mine, peers, is_entered: false, has_left: false, unread_from: Ok(None), epoch: 0 }
     }
 
     /// Returns the lane that this end reads.
     pub fn incoming(&self, secret: u64) -> InLane {
         let consumer = ends::receiver(&self.mine, &self.peers, &self.state, secret);
-        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), entered: 0, is_corrupt: false }
+        InLane { consumer, mine: self.mine.clone(), peers: self.peers.clone(), entered: 0, is_corrupt: false, epoch: 0 }
     }
 }
 
@@ -129,6 +130,8 @@ pub(super) struct OutLane {
     has_left: bool,
     /// Where in the lane that has ended the bytes begin that follow on TCP; `None` if none do.
     unread_from: Result<Option<[u64; 2]>, Corrupt>,
+    /// The epoch of the last message, see [`order`].
+    epoch: u64,
 }
 
 impl OutLane {
@@ -139,6 +142,16 @@ impl OutLane {
 
     pub fn store(&mut self, word: Word, value: u64) {
         self.mine.publish(place_of(word), value);
+    }
+
+    /// Tells the receiver, before a message, whether this process has used the kernel since the last one.
+    #[inline(always)]
+    pub fn note_order(&mut self) {
+        let epoch = order::epoch();
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.mine.publish(ends::Word::Order, epoch);
+        }
     }
 
     /// Returns whether TCP has so much room that a move may begin. The lane holds no more than TCP has room for at
@@ -371,6 +384,8 @@ pub(super) struct InLane {
     entered: u64,
     /// The peer has published an impossible beginning of the lane.
     is_corrupt: bool,
+    /// The peer's epoch with the last bytes that were read, see [`order`].
+    epoch: u64,
 }
 
 impl InLane {
@@ -427,6 +442,18 @@ impl InLane {
     #[inline(always)]
     pub fn may_have_data(&self) -> bool {
         self.consumer.may_have_record()
+    }
+
+    /// Returns whether the peer's process has used the kernel before it sent what is unread, as far as it is known.
+    #[inline]
+    pub fn follows_use_of_kernel(&self) -> bool {
+        self.peers.load(ends::Word::Order) != self.epoch
+    }
+
+    /// Notes that the program receives what is there.
+    #[inline(always)]
+    pub fn note_order(&mut self) {
+        self.epoch = self.peers.load(ends::Word::Order);
     }
 
     pub fn announce_sleep(&mut self) {

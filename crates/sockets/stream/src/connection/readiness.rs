@@ -33,8 +33,8 @@ impl Edges {
 pub struct LaneReport {
     /// The wanted events that the lanes have.
     pub ready: i16,
-    /// The kernel may have wanted events that the lanes cannot show: the direction that this end receives uses TCP, or
-    /// the stream has ended.
+    /// The kernel may have wanted events that the lanes cannot show: the direction that this end receives uses TCP, the
+    /// stream has ended, or the peer has done something by the kernel before it sent.
     pub asks_kernel: bool,
 }
 
@@ -70,10 +70,14 @@ impl Connection {
             // A violation counts as readable: the receive reports it.
             let by_lane = receiver.prepare(Tcp(fd)).map_or(true, |by| by == ReceiveBy::Lane);
             let has_data = if by_lane {
-                receiver.lane_in_use().is_none_or(|lane| lane.may_have_data())
+                let lane = receiver.lane_in_use();
+                let has_data = lane.as_ref().is_none_or(|lane| lane.may_have_data());
+                report.asks_kernel = has_data && lane.is_some_and(|lane| lane.follows_use_of_kernel());
+                has_data
             } else {
                 report.asks_kernel = true;
-                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data())
+                // Bytes in front of the lane may still be on their way.
+                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data()) && Tcp(fd).available() > 0
             };
             report.ready |= if has_data { INPUT } else { 0 };
         }

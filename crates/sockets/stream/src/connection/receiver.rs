@@ -451,6 +451,7 @@ impl Receiver {
         // SAFETY: the span is writable for its length, by this function's contract.
         let read = unsafe { lane.read_short(span.iov_base.cast(), span.iov_len) };
         let ShortRead::Read(bytes) = read else { return (read, false) };
+        lane.note_order();
         self.counters.add_received(bytes);
         (read, lane.take_wake_request())
     }
@@ -521,6 +522,7 @@ impl Receiver {
         }
         let wakes_sender = !flags.peek() && lane.take_wake_request();
         if !flags.peek() {
+            lane.note_order();
             self.counters.add_received(bytes);
         }
         Ok(Attempt::Got { bytes, wakes_sender })

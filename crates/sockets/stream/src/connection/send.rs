@@ -9,6 +9,7 @@ use super::{Connection, Generation, Use};
 use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use crate::lifecycle;
+use crate::order;
 use crate::spans::total_bytes;
 use lane::Corrupt;
 use libc::iovec;
@@ -279,6 +280,7 @@ impl Connection {
         // SAFETY: every span is readable for its length, by this function's contract.
         let sent = unsafe { tcp.send_part(spans, skip) };
         sender.leave_kernel(sent.unwrap_or(0));
+        order::note_use_of_kernel();
         sent
     }
 }
@@ -289,6 +291,9 @@ impl Use {
         let Ok((mut sender, tcp)) = self.sender() else { return };
         sender.leave_kernel(bytes);
         drop(sender);
+        if bytes > 0 {
+            order::note_use_of_kernel();
+        }
         if bytes > 0 && !self.is_closed() {
             self.connection.count(tcp, crate::young::Transfer::Sent);
         }

@@ -303,6 +303,7 @@ impl Sender {
         if lane.load(Word::Frozen) == number.to_word() || lane.has_peer_closed() {
             return None;
         }
+        lane.note_order();
         // SAFETY: the span is readable for its length, by this function's contract.
         if !unsafe { lane.write_short(span.iov_base.cast(), span.iov_len, is_answer) } {
             return None;
@@ -332,6 +333,7 @@ impl Sender {
     ) -> Result<Written, Corrupt> {
         let lane = self.lane.as_mut().expect("sends go by the lane");
         lane.set_prefers_waiting(may_wait);
+        lane.note_order();
         let position = lane.position();
         // SAFETY: the parts are within spans that are readable, by this function's contract.
         let mut bytes = unsafe { copy_to(lane, spans, skip) }?;
@@ -369,6 +371,7 @@ impl Sender {
     ) -> Result<(Written, Option<Ended>), Corrupt> {
         let lane = self.lane.as_mut().expect("sends go by the lane");
         lane.set_prefers_waiting(may_wait);
+        lane.note_order();
         let (mut bytes, mut ended) = (0, None);
         while bytes < len_bytes && ended.is_none() {
             match lane.fill(len_bytes - bytes, fill)? {

@@ -13,9 +13,9 @@ pub(super) struct Buffer {
     max: usize,
     /// The number of the wait.
     wait: u64,
-    /// The kernel has been asked in this wait: it would report again what does not end with a report.
-    pub has_asked_kernel: bool,
-    /// The kernel may have other events of members that were reported from memory.
+    /// The array has events of the kernel, which would report again those that do not end with a report.
+    pub has_kernel_events: bool,
+    /// The kernel may have other events of members that were reported from memory, or events from before those.
     pub asks_kernel: bool,
 }
 
@@ -33,7 +33,7 @@ impl Buffer {
     /// `events` is writable for `max` events as long as the buffer lives.
     pub unsafe fn new(events: *mut epoll_event, max: usize) -> Self {
         let wait = NEXT_WAIT.fetch_add(1, Ordering::Relaxed);
-        Self { events, len: 0, max, wait, has_asked_kernel: false, asks_kernel: false }
+        Self { events, len: 0, max, wait, has_kernel_events: false, asks_kernel: false }
     }
 
     pub fn len(&self) -> usize {
@@ -47,6 +47,30 @@ impl Buffer {
     /// Returns the free part of the array.
     pub fn rest(&self) -> (*mut epoll_event, i32) {
         (self.events.wrapping_add(self.len), i32::try_from(self.max - self.len).unwrap_or(i32::MAX))
+    }
+
+    /// Puts the events from the one at `begin` on in front of the others.
+    pub fn bring_forward(&mut self, begin: usize) {
+        if begin == 0 || begin == self.len {
+            return;
+        }
+        self.reverse(0, begin);
+        self.reverse(begin, self.len);
+        self.reverse(0, self.len);
+        // The places of this wait hold no more.
+        self.wait = NEXT_WAIT.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn reverse(&mut self, begin: usize, end: usize) {
+        for step in 0..(end - begin) / 2 {
+            let (low, high) = (self.events.wrapping_add(begin + step), self.events.wrapping_add(end - 1 - step));
+            // SAFETY: both are among the first `len` elements of the array, which are filled and need not be aligned.
+            unsafe {
+                let (first, last) = (low.read_unaligned(), high.read_unaligned());
+                low.write_unaligned(last);
+                high.write_unaligned(first);
+            }
+        }
     }
 
     /// Returns the event at `offset` behind the filled ones, which the kernel has stored there.
@@ -84,5 +108,24 @@ impl Buffer {
             *place = next;
         }
         is_pushed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_events_come_forward_in_their_order() {
+        for begin in 0..=5 {
+            let mut events = [epoll_event { events: 0, u64: 0 }; 8];
+            // SAFETY: the array is a local of this length.
+            let mut buffer = unsafe { Buffer::new(events.as_mut_ptr(), events.len()) };
+            (0..5).for_each(|number| assert!(buffer.push(1, number)));
+            buffer.bring_forward(begin);
+            let data: Vec<u64> = (0..5).map(|index| buffer.of_kernel(0, index).u64).collect();
+            let expected: Vec<u64> = (begin as u64..5).chain(0..begin as u64).collect();
+            assert_eq!(data, expected, "from {begin} on");
+        }
     }
 }

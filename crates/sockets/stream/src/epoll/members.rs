@@ -31,6 +31,16 @@ enum Watch {
     Off,
 }
 
+/// What the lanes of a member have.
+#[derive(Clone, Copy)]
+struct Found {
+    ready: u32,
+    /// The kernel may have other events.
+    asks_kernel: bool,
+    /// For an edge-triggered registration: the counters before which everything that has happened is in `ready`.
+    edges: Option<Edges>,
+}
+
 /// A connection of a set.
 pub(super) struct Member {
     pub connection: &'static Connection,
@@ -119,17 +129,27 @@ impl Member {
         if masks_room { self.events & !OUTPUT } else { self.events }
     }
 
-    /// Returns the events that the lanes have to report now, and whether the kernel may have others.
+    /// Returns what the lanes have to report now.
     #[inline]
-    fn poll(&mut self) -> (u32, bool) {
-        let report = self.report();
-        let ready = report.ready as u16 as u32;
-        if ready == 0 || !self.is_edge_triggered() {
-            return (ready, report.asks_kernel);
+    fn poll(&self) -> Found {
+        let found = self.report_with_edges();
+        let is_old = found.edges.zip(self.seen).is_some_and(|(edges, seen)| !edges.has_event_since(seen));
+        if is_old { Found { ready: 0, ..found } } else { found }
+    }
+
+    /// Returns everything that the lanes have, also what an edge-triggered registration was told of before.
+    #[inline]
+    fn report_with_edges(&self) -> Found {
+        let mut report = self.report();
+        let mut edges = None;
+        if report.ready != 0 && self.is_edge_triggered() {
+            edges = Some(self.connection.edges());
+            // What has arrived before the edges were taken counts as seen, so the report must contain it.
+            let again = self.report();
+            report.ready |= again.ready;
+            report.asks_kernel |= again.asks_kernel;
         }
-        let edges = self.connection.edges();
-        let is_edge = self.seen.is_none_or(|seen| edges.has_event_since(seen));
-        (if is_edge { ready } else { 0 }, report.asks_kernel)
+        Found { ready: report.ready as u16 as u32, asks_kernel: report.asks_kernel, edges }
     }
 
     #[inline]
@@ -141,11 +161,9 @@ impl Member {
     }
 
     /// Notes a report of lane events.
-    fn note_report(&mut self, reports: u32) {
+    fn note_report(&mut self, reports: u32, found: Found) {
         self.active_at = reports;
-        if self.is_edge_triggered() {
-            self.seen = Some(self.connection.edges());
-        }
+        self.seen = found.edges.or(self.seen);
     }
 
     /// Changes the program's events and data.
@@ -267,7 +285,7 @@ impl Members {
     fn park(&mut self, index: u32) -> bool {
         let Some(member) = self.get(index) else { return false };
         member.connection.ask_for_ring((member.wanted() & 0xffff) as i16);
-        if member.poll().0 != 0 {
+        if member.poll().ready != 0 {
             return true;
         }
         if member.watch == Watch::Hot {
@@ -325,17 +343,17 @@ impl Members {
             let index = self.hot[(self.begin + step) % count];
             let reports = self.reports.wrapping_add(1);
             let Some(member) = self.slots[index as usize].as_mut() else { continue };
-            let (ready, asks_kernel) = member.poll();
-            self.has_lanes |= !asks_kernel;
-            if ready == 0 {
+            let found = member.poll();
+            self.has_lanes |= !found.asks_kernel;
+            if found.ready == 0 {
                 continue;
             }
-            buffer.asks_kernel |= asks_kernel;
-            if !buffer.push_at(&mut member.place, ready, member.data) {
+            buffer.asks_kernel |= found.asks_kernel;
+            if !buffer.push_at(&mut member.place, found.ready, member.data) {
                 self.begin = (self.begin + step) % count;
                 break;
             }
-            member.note_report(reports);
+            member.note_report(reports, found);
             is_any = true;
             if member.is_one_shot() {
                 spent.push(index);
@@ -353,11 +371,11 @@ impl Members {
     pub fn events_with(&mut self, index: u32, of_kernel: u32) -> u32 {
         let reports = self.reports;
         let Some(member) = self.get(index) else { return 0 };
-        let ready = if of_kernel == 0 { member.poll().0 } else { member.report().ready as u16 as u32 };
-        if ready != 0 {
-            member.note_report(reports);
+        let found = if of_kernel == 0 { member.poll() } else { member.report_with_edges() };
+        if found.ready != 0 {
+            member.note_report(reports, found);
         }
-        ready
+        found.ready
     }
 
     /// Parks the member that has been idle for longest, if it has been for long enough.

@@ -224,14 +224,21 @@ impl State {
         self.update_kernel(epfd, index);
     }
 
-    /// Puts into the kernel's registration of a member the events that its path requires.
+    /// Puts into the kernel's registration of a member the events that its path requires. A member of which the kernel
+    /// does not report room any more is polled from now on: it may have been parked while its sends used TCP, and then
+    /// its peer does not know that somebody waits for room in the lane.
     pub fn update_kernel(&mut self, epfd: RawFd, index: u32) {
         let Some(member) = self.members.get(index) else { return };
         let wanted = member.kernel_events();
-        if wanted != member.in_kernel && !member.is_off() {
-            member.in_kernel = wanted;
-            let fd = member.fd;
-            let _ = control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, wanted, MEMBER_TAG | u64::from(index));
+        if wanted == member.in_kernel || member.is_off() {
+            return;
+        }
+        let loses_room = member.in_kernel & !wanted != 0;
+        member.in_kernel = wanted;
+        let fd = member.fd;
+        let _ = control_in_kernel(epfd, libc::EPOLL_CTL_MOD, fd, wanted, MEMBER_TAG | u64::from(index));
+        if loses_room {
+            self.members.make_hot(index);
         }
     }
 }
@@ -487,6 +494,7 @@ impl EpollSet {
                 state.update_kernel(self.epfd(), index);
             }
         }
+        self.hand_over(&mut state);
     }
 
     /// Makes visible in the kernel what the lanes have, for a wait on the set's descriptor itself.
