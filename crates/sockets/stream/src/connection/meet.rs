@@ -292,17 +292,18 @@ impl Connection {
         if let Some(mut sender) = self.sender.lock() {
             sender.stay_on_tcp();
         }
-        self.leave_lanes_for_now(tcp, now_ns().saturating_add(FREEZE_NS_MAX));
+        self.leave_lanes_for_now(tcp, now_ns().saturating_add(FREEZE_NS_MAX), false);
     }
 
     /// Sends both directions back to TCP. They stay there until [`Connection::take_over`]. Waits until `deadline_ns` at
-    /// most for a sender that goes back at the same time.
-    pub(super) fn leave_lanes_for_now(&'static self, tcp: Tcp, deadline_ns: u64) {
+    /// most for a sender that goes back at the same time. Before a fork, notes that the peer has to write to TCP what
+    /// is unread.
+    pub(super) fn leave_lanes_for_now(&'static self, tcp: Tcp, deadline_ns: u64, is_for_fork: bool) {
         self.notice_hang_up();
         if let Some(mut receiver) = self.receiver.lock() {
             receiver.set_staying(true);
         }
-        self.freeze(tcp, deadline_ns);
+        self.freeze(tcp, deadline_ns, is_for_fork);
         if let Some(mut sender) = self.sender.lock() {
             sender.set_paused(true);
             sender.finish(tcp, self.role());
@@ -313,10 +314,10 @@ impl Connection {
 
     /// Leaves the lane that this end receives by. From then on the socket has what is unread, or the sender will write
     /// it there. Waits for a sender that goes back at the same time.
-    fn freeze(&'static self, tcp: Tcp, deadline_ns: u64) {
+    fn freeze(&'static self, tcp: Tcp, deadline_ns: u64, is_for_fork: bool) {
         loop {
             let Some(mut receiver) = self.receiver.lock() else { return };
-            match receiver.freeze(tcp) {
+            match receiver.freeze(tcp, is_for_fork) {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(_) => {

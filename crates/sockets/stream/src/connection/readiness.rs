@@ -73,7 +73,7 @@ impl Connection {
                 receiver.lane_in_use().is_none_or(|lane| lane.may_have_data())
             } else {
                 report.asks_kernel = true;
-                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data())
+                receiver.leftover_bytes() > 0 || receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data())
             };
             report.ready |= if has_data { INPUT } else { 0 };
         }
@@ -278,7 +278,8 @@ impl Connection {
         let Some(mut receiver) = self.receiver.lock() else { return in_tcp };
         // The sender may have begun a move. A violation is reported by the next receive.
         let _ = receiver.prepare(Tcp(fd));
-        i32::try_from(receiver.unread_bytes(in_tcp.max(0) as u64)).unwrap_or(i32::MAX)
+        let unread = receiver.unread_bytes(in_tcp.max(0) as u64).saturating_add(receiver.abandoned_bytes(Tcp(fd)));
+        i32::try_from(unread).unwrap_or(i32::MAX)
     }
 
     /// Notes that the program has set the size of the socket's send buffer.

@@ -88,7 +88,10 @@ impl Connection {
         if let Some(mut meeting) = self.meeting.lock() {
             meeting.share();
         }
-        self.leave_lanes_for_now(tcp, deadline_ns);
+        self.leave_lanes_for_now(tcp, deadline_ns, true);
+        if self.receiver.lock().is_some_and(|mut receiver| receiver.save_leftover(tcp, deadline_ns)) {
+            self.for_each_watcher(|set| set.poll_again(self));
+        }
     }
 
     /// Uses lanes again if no other process holds the connection.
