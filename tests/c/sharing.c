@@ -271,6 +271,33 @@ TEST(a_process_goes_on_after_a_failed_fork)
     }
 }
 
+// The processes share one table of descriptors: what the child closes, the parent does not have any more.
+TEST(a_process_goes_on_with_a_child_that_shares_its_descriptors)
+{
+    struct pair pair = connected_pair(), other = connected_pair();
+    go_on(&pair, BUSY);
+    go_on(&other, BUSY);
+    int barrier[2];
+    OK(pipe(barrier));
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        go_on(&pair, BUSY);
+        close_pair(&other);
+        CHECK_EQ(write(barrier[1], "x", 1), 1);
+        _exit(0);
+    }
+    char byte;
+    CHECK_EQ(read(barrier[0], &byte, 1), 1);
+    CHECK_ERR(send(other.client, "x", 1, 0), EBADF);
+    wait_child(pid);
+    go_on(&pair, BUSY);
+    struct pair another = connected_pair();
+    go_on(&another, BUSY);
+    close_pair(&another);
+    close_pair(&pair);
+}
+
 static void *receive_once(void *argument)
 {
     expect(*(int *)argument, "for the blocked thread");
@@ -692,7 +719,7 @@ struct talk {
     uint64_t decisions; // random numbers of this side
     uint64_t position;
     struct pattern *pattern;
-    bool kills;      // Children are killed, and the connection is handed over late: it stays on TCP then.
+    bool kills;      // Children are killed, and the connection is handed over late.
     pid_t helpers[STEPS];
     enum end ends[STEPS];
     int helper_count;

@@ -1,6 +1,7 @@
 """Connections around a fork. Each step is reported in a line, and the next one waits for a line of the input.
 
-Usage: forks.py WAY, where the child ends in a way: exit, close, exec, or killed; or the fork has failed.
+Usage: forks.py WAY, where the child ends in a way: exit, close, exec, or killed; with other threads (threads); by a
+           program that has the connections, and ends (bequeathed); or the fork has failed.
        forks.py server, which forks for one connection and prints the port and then the child's PID.
        forks.py client PORT ROUNDS
 """
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -41,6 +43,12 @@ def exchange(one, other, rounds):
 def end(way, connections, report):
     if way == "exec":
         os.execvp("true", ["true"])
+    if way == "bequeathed":
+        for connection in connections:
+            connection.set_inheritable(True)
+        os.execvp("true", ["true"])
+    if way == "threads":
+        threading.Thread(target=signal.pause, daemon=True).start()
     if way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "close":

@@ -88,7 +88,7 @@ impl Meeting {
     pub fn hang_up(&mut self) {
         self.bell = None;
         if !matches!(self.state, State::Alone) {
-            self.state = State::Stays;
+            self.stay();
         }
     }
 
@@ -287,7 +287,7 @@ impl Connection {
     /// Sends the connection back to TCP for good.
     pub fn stay_on_tcp(&'static self, tcp: Tcp) {
         if let Some(mut meeting) = self.meeting.lock() {
-            meeting.state = State::Stays;
+            meeting.stay();
         }
         if let Some(mut sender) = self.sender.lock() {
             sender.stay_on_tcp();

@@ -49,7 +49,7 @@ impl Meeting {
     fn share(&mut self) {
         self.state = match std::mem::take(&mut self.state) {
             State::Stays => State::Stays,
-            State::Shared(sharing) if sharing.hold.add() => State::Shared(sharing),
+            State::Shared(sharing) if sharing.hold.add_child() => State::Shared(sharing),
             State::Shared(_) => State::Stays,
             state => {
                 let has_met = matches!(state, State::Met);
@@ -70,6 +70,14 @@ impl Meeting {
             // It was created by another thread during the fork, or is not in use.
             state => *state = State::Stays,
         }
+    }
+
+    /// Keeps the connection on TCP for good. Somebody whom the library does not know may get it.
+    pub fn stay(&mut self) {
+        if let State::Shared(sharing) = &self.state {
+            sharing.hold.leave_counted();
+        }
+        self.state = State::Stays;
     }
 
     /// Releases the hold of this process, if it has one.
@@ -101,7 +109,7 @@ impl Connection {
         let State::Shared(Sharing { hold, has_met, is_final: false, is_released: false, .. }) = meeting.state else {
             return;
         };
-        if !hold.is_sole() || !hold.take_over() {
+        if !crate::sharing::is_sole(hold) || !hold.take_over() {
             return;
         }
         meeting.state = if has_met { State::Met } else { State::Alone };
@@ -162,7 +170,7 @@ pub fn after_failed_fork() {
         if let Some(meeting) = connection.meeting.lock()
             && let State::Shared(sharing) = &meeting.state
         {
-            sharing.hold.release();
+            sharing.hold.release_of_child();
         }
     });
 }
