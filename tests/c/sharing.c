@@ -487,6 +487,54 @@ CLIENT(parent_and_child_receive_what_a_peer_has_left_behind)
     meet(me);
 }
 
+// The peer of a connection that goes on in a child has watched it all the time.
+static const uint32_t watch_modes[] = {0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT};
+
+SERVER(a_child_goes_on_with_a_connection_that_the_peer_watches)
+{
+    for (size_t mode = 0; mode < sizeof watch_modes / sizeof *watch_modes; mode++) {
+        int fd = accept_from(me->listener);
+        for (int i = 0; i < BUSY; i++) {
+            expect(fd, "request");
+            say(fd, "answer");
+        }
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            int epoll = epoll_with(fd, EPOLLIN | watch_modes[mode]);
+            for (int i = 0; i < 3 * BUSY; i++) {
+                epoll_one(epoll);
+                struct epoll_event again = {.events = EPOLLIN | watch_modes[mode]};
+                expect(fd, "request");
+                if (watch_modes[mode] & EPOLLONESHOT)
+                    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &again));
+                say(fd, "answer");
+            }
+            _exit(0);
+        }
+        OK(close(fd));
+        wait_child(pid);
+    }
+}
+
+CLIENT(a_child_goes_on_with_a_connection_that_the_peer_watches)
+{
+    struct address at = peer_of(me->fd);
+    for (size_t mode = 0; mode < sizeof watch_modes / sizeof *watch_modes; mode++) {
+        int fd = dial(&at), epoll = epoll_with(fd, EPOLLIN | watch_modes[mode]);
+        for (int i = 0; i < 4 * BUSY; i++) {
+            say(fd, "request");
+            struct epoll_event again = {.events = EPOLLIN | watch_modes[mode]};
+            epoll_one(epoll);
+            expect(fd, "answer");
+            if (watch_modes[mode] & EPOLLONESHOT)
+                OK(epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &again));
+        }
+        expect_eof(fd);
+        OK(close(epoll));
+        OK(close(fd));
+    }
+}
+
 // ---- what a peer has left -----------------------------------------------------------------------
 
 // Ways in which a peer leaves what it has sent.
@@ -719,7 +767,7 @@ struct talk {
     uint64_t decisions; // random numbers of this side
     uint64_t position;
     struct pattern *pattern;
-    bool kills;      // Children are killed, and the connection is handed over late.
+    bool kills;      // Children are killed.
     pid_t helpers[STEPS];
     enum end ends[STEPS];
     int helper_count;
@@ -838,7 +886,7 @@ __attribute__((noreturn)) static void converse(int fd, int side, uint64_t seed, 
         unsigned decision = below(&me->decisions, 100);
         if (decision < 3)
             start_helper(me);
-        else if (decision == 3 && (me->kills || me->step < 20))
+        else if (decision == 3)
             hand_over(me);
         else if (decision == 4)
             lend(me);

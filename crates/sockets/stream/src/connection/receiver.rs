@@ -153,7 +153,10 @@ impl Receiver {
     /// [`Receiver::allow_moves`]: the sets that hold the connection must know of the lane first.
     pub fn install(&mut self, lane: InLane, counters: Counters) {
         // Field by field, as the sender.
+        self.path = Receiving::default();
         self.lane = Some(lane);
+        self.left_to_parent = None;
+        self.has_peer_left = false;
         self.counters = counters;
         self.forbidden += 1;
     }
@@ -338,7 +341,8 @@ impl Receiver {
     fn prepare_for(&mut self, is_willing: bool, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
         let is_willing = is_willing && self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
-        let is_willing = is_willing && self.leftover.is_none() && self.requested.is_none();
+        // Bytes that come first are elsewhere, or nobody would send by the lane.
+        let is_willing = is_willing && self.leftover.is_none() && self.requested.is_none() && !self.has_peer_left;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
@@ -585,7 +589,7 @@ impl Receiver {
 
     /// Leaves the lane. Returns whether everything that is unread comes by TCP.
     pub fn freeze(&mut self, tcp: Tcp, is_for_fork: bool) -> Result<bool, Violation> {
-        if self.has_peer_left {
+        if self.has_peer_left && self.lane.is_some() {
             // Nobody would write what is unread to TCP: it is read here.
             let is_unread = self.lane_in_use().is_some_and(|lane| lane.may_have_data());
             return Ok(is_unread || self.prepare_last(tcp)? != ReceiveBy::Nothing);

@@ -5,6 +5,7 @@ use super::{Connection, POOL};
 use crate::holders::{self, Hold};
 use crate::kernel::Tcp;
 use crate::young::{Occasion, Young};
+use meeting::Role;
 
 /// Transfers after which a process checks whether it is the only one that holds the connection.
 const TRANSFERS_PER_CHECK: u32 = 16;
@@ -60,15 +61,29 @@ impl Meeting {
         };
     }
 
-    /// Gives up what belongs to the parent of this process. The child never uses lanes of a connection whose ends had
-    /// met: the peer knows the parent's memory and bell, and does not meet anybody else. The same holds if calls were
-    /// in the kernel: one may be of the thread that has forked, in a signal handler, and may go on in the child.
-    pub fn leave_to_parent(&mut self, had_calls: bool) {
+    /// Gives up what belongs to the parent of this process. The peer knows the parent's memory and bell, so that this
+    /// process meets it anew once the parent is gone. If it `is_final`, this process never uses lanes.
+    pub fn leave_to_parent(&mut self, is_final: bool) {
         self.bell = None;
         match &mut self.state {
-            State::Shared(sharing) => sharing.is_final |= sharing.has_met || had_calls,
+            State::Shared(sharing) => {
+                sharing.has_met = false;
+                sharing.is_final |= is_final;
+            }
             // It was created by another thread during the fork, or is not in use.
             state => *state = State::Stays,
+        }
+    }
+
+    /// Prepares to meet another process that holds the peer's end, because the one that this end has met is gone.
+    pub fn forget_peer(&mut self, role: Role) {
+        match &mut self.state {
+            State::Met => {
+                self.state = State::Alone;
+                self.begin_anew(Young::new(role));
+            }
+            State::Shared(sharing) => sharing.has_met = false,
+            _ => {}
         }
     }
 

@@ -154,6 +154,7 @@ impl Receiver {
         // As the sender.
         if is_plain && self.lane.is_some() && self.left_to_parent.is_none() {
             std::mem::swap(&mut self.lane, &mut self.left_to_parent);
+            self.has_peer_left = false;
         }
         std::mem::take(&mut self.calls_in_kernel) > 0
     }
