@@ -271,6 +271,33 @@ TEST(a_process_goes_on_after_a_failed_fork)
     }
 }
 
+// The processes share one table of descriptors: what the child closes, the parent does not have any more.
+TEST(a_process_goes_on_with_a_child_that_shares_its_descriptors)
+{
+    struct pair pair = connected_pair(), other = connected_pair();
+    go_on(&pair, BUSY);
+    go_on(&other, BUSY);
+    int barrier[2];
+    OK(pipe(barrier));
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        go_on(&pair, BUSY);
+        close_pair(&other);
+        CHECK_EQ(write(barrier[1], "x", 1), 1);
+        _exit(0);
+    }
+    char byte;
+    CHECK_EQ(read(barrier[0], &byte, 1), 1);
+    CHECK_ERR(send(other.client, "x", 1, 0), EBADF);
+    wait_child(pid);
+    go_on(&pair, BUSY);
+    struct pair another = connected_pair();
+    go_on(&another, BUSY);
+    close_pair(&another);
+    close_pair(&pair);
+}
+
 static void *receive_once(void *argument)
 {
     expect(*(int *)argument, "for the blocked thread");
@@ -460,6 +487,272 @@ CLIENT(parent_and_child_receive_what_a_peer_has_left_behind)
     meet(me);
 }
 
+// The peer of a connection that goes on in a child has watched it all the time.
+static const uint32_t watch_modes[] = {0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT};
+
+SERVER(a_child_goes_on_with_a_connection_that_the_peer_watches)
+{
+    for (size_t mode = 0; mode < sizeof watch_modes / sizeof *watch_modes; mode++) {
+        int fd = accept_from(me->listener);
+        for (int i = 0; i < BUSY; i++) {
+            expect(fd, "request");
+            say(fd, "answer");
+        }
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            int epoll = epoll_with(fd, EPOLLIN | watch_modes[mode]);
+            for (int i = 0; i < 3 * BUSY; i++) {
+                epoll_one(epoll);
+                struct epoll_event again = {.events = EPOLLIN | watch_modes[mode]};
+                expect(fd, "request");
+                if (watch_modes[mode] & EPOLLONESHOT)
+                    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &again));
+                say(fd, "answer");
+            }
+            _exit(0);
+        }
+        OK(close(fd));
+        wait_child(pid);
+    }
+}
+
+CLIENT(a_child_goes_on_with_a_connection_that_the_peer_watches)
+{
+    struct address at = peer_of(me->fd);
+    for (size_t mode = 0; mode < sizeof watch_modes / sizeof *watch_modes; mode++) {
+        int fd = dial(&at), epoll = epoll_with(fd, EPOLLIN | watch_modes[mode]);
+        for (int i = 0; i < 4 * BUSY; i++) {
+            say(fd, "request");
+            struct epoll_event again = {.events = EPOLLIN | watch_modes[mode]};
+            epoll_one(epoll);
+            expect(fd, "answer");
+            if (watch_modes[mode] & EPOLLONESHOT)
+                OK(epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &again));
+        }
+        expect_eof(fd);
+        OK(close(epoll));
+        OK(close(fd));
+    }
+}
+
+// ---- what a peer has left -----------------------------------------------------------------------
+
+// Ways in which a peer leaves what it has sent.
+enum leave { LEAVES_BY_KILL, LEAVES_BY_CLOSE, LEAVES_BY_EXIT, LEAVES_BY_SHUTDOWN, LEAVES };
+
+#define LEFT_BYTES 48000
+#define LEFT_MESSAGE 8
+
+// A peer that has sent LEFT_BYTES, and leaves when it is told to.
+struct leaver {
+    pid_t pid;
+    int fd;      // this side of the connection
+    int command; // a byte tells the peer to leave
+};
+
+static struct leaver start_leaver(enum leave leave, int listener)
+{
+    struct address at = name_of(listener);
+    int command[2], report[2];
+    OK(pipe(command));
+    OK(pipe(report));
+    struct leaver leaver = {.command = command[1]};
+    leaver.pid = fork_child();
+    if (leaver.pid == 0) {
+        int fd = dial(&at);
+        char byte;
+        for (int i = 0; i < BUSY; i++) {
+            say(fd, "request");
+            expect(fd, "answer");
+        }
+        pattern_send(pattern_new(9), fd, LEFT_BYTES, 1000);
+        CHECK_EQ(write(report[1], "x", 1), 1);
+        CHECK_EQ(read(command[0], &byte, 1), 1);
+        switch (leave) {
+        case LEAVES_BY_KILL:
+            raise(SIGKILL);
+            break;
+        case LEAVES_BY_CLOSE:
+            OK(close(fd));
+            break;
+        case LEAVES_BY_SHUTDOWN:
+            OK(shutdown(fd, SHUT_WR));
+            break;
+        default:
+            break;
+        }
+        if (leave != LEAVES_BY_EXIT) {
+            CHECK_EQ(write(report[1], "x", 1), 1);
+            CHECK_EQ(read(command[0], &byte, 1), 1);
+        }
+        _exit(0);
+    }
+    OK(close(command[0]));
+    leaver.fd = accept_from(listener);
+    for (int i = 0; i < BUSY; i++) {
+        expect(leaver.fd, "request");
+        say(leaver.fd, "answer");
+    }
+    char byte;
+    CHECK_EQ(read(report[0], &byte, 1), 1);
+    OK(close(report[0]));
+    OK(close(report[1]));
+    return leaver;
+}
+
+// Has the peer leave, and waits until the end of its stream is here.
+static void have_leave(const struct leaver *leaver)
+{
+    CHECK_EQ(write(leaver->command, "x", 1), 1);
+    await(leaver->fd, POLLRDHUP);
+}
+
+static void end_leaver(const struct leaver *leaver, enum leave leave)
+{
+    if (leave != LEAVES_BY_KILL && leave != LEAVES_BY_EXIT)
+        CHECK_EQ(write(leaver->command, "x", 1), 1);
+    await_end(leave == LEAVES_BY_KILL ? IS_KILLED : EXIT, leaver->pid);
+    OK(close(leaver->command));
+    OK(close(leaver->fd));
+}
+
+// Receives the next bytes in one of several ways.
+static void receive_left(int fd, int way, uint64_t position, size_t size)
+{
+    static struct pattern *pattern;
+    if (pattern == NULL)
+        pattern = pattern_new(9);
+    char *bytes = calloc(1, size);
+    int unread;
+    CHECK(bytes != NULL);
+    switch (way % 4) {
+    case 0:
+        OK(ioctl(fd, FIONREAD, &unread));
+        CHECK_EQ(unread, LEFT_BYTES - position);
+        recv_exact(fd, bytes, size);
+        break;
+    case 1:
+        await(fd, POLLIN);
+        CHECK_EQ(recv(fd, bytes, size, MSG_WAITALL), size);
+        break;
+    case 2:
+        CHECK_EQ(recv(fd, bytes, 9, MSG_PEEK), 9);
+        pattern_check(pattern, position, bytes, 9);
+        CHECK_EQ(recv(fd, bytes, size, MSG_PEEK | MSG_WAITALL), size);
+        pattern_check(pattern, position, bytes, size);
+        memset(bytes, 0, size);
+        recv_exact(fd, bytes, size);
+        break;
+    default:;
+        struct iovec spans[2] = {{bytes, 5}, {bytes + 5, size - 5}};
+        CHECK_EQ(readv(fd, spans, 2), size);
+        break;
+    }
+    pattern_check(pattern, position, bytes, size);
+    free(bytes);
+}
+
+// Parent and children receive alternately.
+static void receive_alternately(int fd, int way, uint64_t begin)
+{
+    size_t size = 4000;
+    for (uint64_t position = begin; position < LEFT_BYTES; position += 2 * size, way++) {
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            receive_left(fd, way, position, size);
+            _exit(0);
+        }
+        wait_child(pid);
+        receive_left(fd, way + 1, position + size, size);
+    }
+    char byte;
+    CHECK_EQ(recv(fd, &byte, 1, 0), 0);
+}
+
+static void leave_and_receive(bool leaves_before_fork)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    for (enum leave leave = 0; leave < LEAVES; leave++) {
+        for (int way = 0; way < 4; way++) {
+            snprintf(failure_note, sizeof failure_note, "end %d, way %d: ", leave, way);
+            struct leaver leaver = start_leaver(leave, listener);
+            if (leaves_before_fork)
+                have_leave(&leaver);
+            pid_t pid = fork_child();
+            if (pid == 0) {
+                if (!leaves_before_fork)
+                    await(leaver.fd, POLLRDHUP);
+                receive_left(leaver.fd, way, 0, 8000);
+                _exit(0);
+            }
+            if (!leaves_before_fork)
+                have_leave(&leaver);
+            wait_child(pid);
+            receive_left(leaver.fd, way + 1, 8000, 8000);
+            receive_alternately(leaver.fd, way + 2, 16000);
+            end_leaver(&leaver, leave);
+        }
+    }
+    OK(close(listener));
+}
+
+TEST(parent_and_child_receive_what_a_peer_has_left_before_the_fork)
+{
+    leave_and_receive(true);
+}
+
+TEST(parent_and_child_receive_what_a_peer_leaves_after_the_fork)
+{
+    leave_and_receive(false);
+}
+
+// Parent and children receive at once: each message reaches one of them.
+TEST(processes_receive_what_a_peer_has_left_at_the_same_time)
+{
+    enum { READERS = 3, MESSAGES = LEFT_BYTES / LEFT_MESSAGE };
+    struct address at;
+    int listener = listen_anywhere(&at);
+    struct pattern *pattern = pattern_new(9);
+    static uint8_t all[LEFT_BYTES];
+    pattern_fill(pattern, 0, all, LEFT_BYTES);
+    for (enum leave leave = 0; leave < LEAVES; leave++) {
+        snprintf(failure_note, sizeof failure_note, "end %d: ", leave);
+        struct leaver leaver = start_leaver(leave, listener);
+        have_leave(&leaver);
+        pid_t readers[READERS];
+        int counts[2];
+        OK(pipe(counts));
+        for (int i = 0; i <= READERS; i++) {
+            if (i < READERS && (readers[i] = fork_child()) != 0)
+                continue;
+            int count = 0;
+            uint8_t bytes[LEFT_MESSAGE], *found = all;
+            for (ssize_t got; (got = OK(recv(leaver.fd, bytes, sizeof bytes, 0))) > 0; count++) {
+                CHECK_EQ(got, LEFT_MESSAGE);
+                // Each reader finds its messages in the order of the stream.
+                while (found < all + LEFT_BYTES && memcmp(found, bytes, sizeof bytes) != 0)
+                    found += LEFT_MESSAGE;
+                CHECK(found < all + LEFT_BYTES);
+                found += LEFT_MESSAGE;
+            }
+            CHECK_EQ(write(counts[1], &count, sizeof count), sizeof count);
+            if (i < READERS)
+                _exit(0);
+        }
+        int sum = 0;
+        for (int i = 0, count; i <= READERS; i++, sum += count)
+            CHECK_EQ(read(counts[0], &count, sizeof count), sizeof count);
+        CHECK_EQ(sum, MESSAGES);
+        for (int i = 0; i < READERS; i++)
+            wait_child(readers[i]);
+        OK(close(counts[0]));
+        OK(close(counts[1]));
+        end_leaver(&leaver, leave);
+    }
+    OK(close(listener));
+}
+
 // ---- at random ----------------------------------------------------------------------------------
 
 #define STEPS 500
@@ -474,7 +767,7 @@ struct talk {
     uint64_t decisions; // random numbers of this side
     uint64_t position;
     struct pattern *pattern;
-    bool kills;      // Children are killed, and the connection is handed over late: it stays on TCP then.
+    bool kills;      // Children are killed.
     pid_t helpers[STEPS];
     enum end ends[STEPS];
     int helper_count;
@@ -593,7 +886,7 @@ __attribute__((noreturn)) static void converse(int fd, int side, uint64_t seed, 
         unsigned decision = below(&me->decisions, 100);
         if (decision < 3)
             start_helper(me);
-        else if (decision == 3 && (me->kills || me->step < 20))
+        else if (decision == 3)
             hand_over(me);
         else if (decision == 4)
             lend(me);

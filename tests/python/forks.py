@@ -1,8 +1,11 @@
 """Connections around a fork. Each step is reported in a line, and the next one waits for a line of the input.
 
-Usage: forks.py WAY, where the child ends in a way: exit, close, exec, or killed; or the fork has failed.
-       forks.py server, which forks for one connection and prints the port and then the child's PID.
-       forks.py client PORT ROUNDS
+Usage: forks.py WAY, where the child ends in a way: exit, close, exec, or killed; with other threads (threads); by a
+           program that has the connections, and ends (bequeathed); or the fork has failed.
+       forks.py server EXCHANGES, which forks for one connection after it has served some exchanges, and prints the
+           port and then the child's PID.
+       forks.py client PORT ROUNDS EXCHANGES, which forks after some exchanges too, if it has any, and goes on in the
+           child.
 """
 
 import ctypes
@@ -10,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -41,6 +45,12 @@ def exchange(one, other, rounds):
 def end(way, connections, report):
     if way == "exec":
         os.execvp("true", ["true"])
+    if way == "bequeathed":
+        for connection in connections:
+            connection.set_inheritable(True)
+        os.execvp("true", ["true"])
+    if way == "threads":
+        threading.Thread(target=signal.pause, daemon=True).start()
     if way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "close":
@@ -79,10 +89,12 @@ def parent(way):
         os.kill(child, signal.SIGKILL)
 
 
-def server():
+def server(exchanges):
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     connection = listener.accept()[0]
+    for _ in range(exchanges):
+        connection.sendall(read(connection, 7))
     child = os.fork()
     if child == 0:
         listener.close()
@@ -94,19 +106,30 @@ def server():
     os.waitpid(child, 0)
 
 
-def client(port, rounds):
-    connection = socket.create_connection(("127.0.0.1", port))
+def ask(connection, rounds):
     for number in range(rounds):
         text = b"%07d" % number
         connection.sendall(text)
         if read(connection, len(text)) != text:
             sys.exit("wrong bytes")
+
+
+def client(port, rounds, exchanges):
+    connection = socket.create_connection(("127.0.0.1", port))
+    ask(connection, exchanges)
+    child = os.fork() if exchanges > 0 else 0
+    if child > 0:
+        connection.close()
+        os.waitpid(child, 0)
+        sys.exit(0)
+    print(os.getpid(), flush=True)
+    ask(connection, rounds)
     step("done")
 
 
 if sys.argv[1] == "server":
-    server()
+    server(int(sys.argv[2]))
 elif sys.argv[1] == "client":
-    client(int(sys.argv[2]), int(sys.argv[3]))
+    client(*map(int, sys.argv[2:5]))
 else:
     parent(sys.argv[1])

@@ -48,7 +48,7 @@ fn traffic_alone(way: &str) -> Traffic {
 
 #[test]
 fn a_parent_uses_lanes_again_when_its_child_is_gone() {
-    for way in ["exit", "close", "exec", "failed"] {
+    for way in ["exit", "close", "exec", "failed", "killed", "threads"] {
         let traffic = traffic_alone(way);
         let all = Traffic { lane_bytes: PARENTS_BYTES, ..Traffic::default() };
         assert_eq!(traffic, all, "after {way}");
@@ -56,27 +56,42 @@ fn a_parent_uses_lanes_again_when_its_child_is_gone() {
 }
 
 #[test]
-fn a_parent_stays_on_tcp_when_its_child_was_killed() {
-    let traffic = traffic_alone("killed");
-    assert_eq!((traffic.lane_bytes, traffic.kernel_bytes), (0, PARENTS_BYTES), "nobody knows that the child is gone");
+fn a_parent_stays_on_tcp_when_another_program_may_have_the_connection() {
+    let traffic = traffic_alone("bequeathed");
+    assert_eq!((traffic.lane_bytes, traffic.kernel_bytes), (0, PARENTS_BYTES), "nobody knows whether the program ends");
+}
+
+/// Runs a server that forks after some exchanges, and a client that may do so too. Returns what the two that go on
+/// transfer.
+fn traffic_of_children(of_server: &str, of_client: &str) -> [Traffic; 2] {
+    let rack = Rack::new();
+    let server = Process::start(&mut script(&rack, &["server", of_server]));
+    server.wait_until("a port", WAIT_MAX, |server| server.stdout().lines().count() == 1);
+    let (port, rounds) = (server.stdout(), CLIENTS_ROUNDS.to_string());
+    let arguments = ["client", port.trim(), &rounds, of_client];
+    let (client, mut input) = Process::start_with_input(&mut script(&rack, &arguments));
+    await_line(&client, "done");
+    let number = |output: String, line| output.lines().nth(line).and_then(|pid| pid.parse().ok()).expect("a PID");
+    let pids: [u32; 2] = [number(client.stdout(), 0), number(server.stdout(), 1)];
+    let traffic = pids.map(|pid| rack.stat().traffic_of_pid(pid).unwrap_or_default());
+    go_on(&mut input);
+    client.wait(WAIT_MAX).must_succeed();
+    server.wait(WAIT_MAX).must_succeed();
+    traffic
 }
 
 #[test]
 fn the_child_that_serves_a_connection_of_its_parent_uses_lanes() {
-    let rack = Rack::new();
-    let server = Process::start(&mut script(&rack, &["server"]));
-    server.wait_until("a port", WAIT_MAX, |server| server.stdout().lines().count() == 1);
-    let (port, rounds) = (server.stdout(), CLIENTS_ROUNDS.to_string());
-    let arguments = ["client", port.trim(), &rounds];
-    let (client, mut input) = Process::start_with_input(&mut script(&rack, &arguments));
-    await_line(&client, "done");
-    let stdout = server.stdout();
-    let child = stdout.lines().nth(1).and_then(|pid| pid.parse().ok()).expect("the child's PID");
-    for pid in [client.pid(), child] {
-        let traffic = rack.stat().traffic_of_pid(pid).unwrap_or_default();
+    for traffic in traffic_of_children("0", "0") {
         assert!(traffic.lane_bytes > CLIENTS_BYTES * 9 / 10, "{traffic:?} of {CLIENTS_BYTES}");
     }
-    go_on(&mut input);
-    client.wait(WAIT_MAX).must_succeed();
-    server.wait(WAIT_MAX).must_succeed();
+}
+
+#[test]
+fn a_child_meets_the_peer_of_its_parent_anew_once_the_parent_has_closed() {
+    for (of_server, of_client) in [("50", "0"), ("0", "50"), ("50", "50"), ("90", "50"), ("50", "90")] {
+        for traffic in traffic_of_children(of_server, of_client) {
+            assert!(traffic.lane_bytes > CLIENTS_BYTES * 8 / 10, "{of_server}, {of_client}: {traffic:?}");
+        }
+    }
 }

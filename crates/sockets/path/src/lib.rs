@@ -78,7 +78,12 @@
 //! other's. So at least one of them sees the other. If the receiver does not see `Down`, the sender will see `Frozen`
 //! before it writes to TCP. If it does, it waits for `Ended`, which says what the sender has seen.
 //!
-//! A sender that dies before it has written the rest to TCP takes that with it, unless the receiver is in the lane.
+//! A sender that dies before it has written the rest to TCP takes that with it, unless the receiver is in the lane, or
+//! still has the memory of the lane: as long as `Ended` is missing, nothing of the rest is in TCP.
+//!
+//! **Meeting anew.** Another process may take the place of an end, after a fork. The two that go on begin with new
+//! words, and with machines in their initial states, once the sender is in `Tcp` or `Asking` and the receiver is
+//! `Plain`: then TCP has the whole rest of the stream, and nobody loads the words of the meeting before.
 //!
 //! **Search.** `tests/search.rs` explores every interleaving of two ends step by step, with stores that are delayed as
 //! long as the processor may, ends that crash between two steps, and a holder of the socket who knows nothing of all

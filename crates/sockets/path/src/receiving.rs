@@ -301,6 +301,10 @@ impl Receiving {
             if matches!(self, Self::Freezing(_)) {
                 *self = before.into();
             }
+            if let Self::Lane { .. } = *self {
+                // It may have bytes that were not read while this end waited for the sender's word.
+                return Ok(ReceiveBy::Lane);
+            }
         }
         match *self {
             Self::Careful(consent) => {

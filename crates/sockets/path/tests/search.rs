@@ -11,7 +11,7 @@ mod model;
 use model::{Budget, Rules, World, explore};
 
 /// What the ends may do in the search; each number adds a factor to its length.
-const BUDGET: Budget = Budget { bytes: 4, asks: 2, returns: 1, freezes: 1 };
+const BUDGET: Budget = Budget { bytes: 4, asks: 2, returns: 1, freezes: 1, meetings: 0 };
 
 #[test]
 fn every_byte_arrives_once_and_in_order_in_every_interleaving() {
@@ -25,14 +25,35 @@ fn every_byte_arrives_once_and_in_order_in_every_interleaving() {
         explored.settled,
         explored.replaced,
         explored.dropped,
+        explored.abandoned,
     ];
     assert!(wanted.iter().all(|count| *count > 0), "never happened: {explored:?}");
 }
 
 #[test]
 fn both_ends_may_freeze_and_go_back_repeatedly() {
-    let budget = Budget { bytes: 2, asks: 2, returns: 2, freezes: 2 };
+    let budget = Budget { bytes: 2, asks: 2, returns: 2, freezes: 2, meetings: 0 };
     explore(budget, Rules::default()).unwrap_or_else(|fault| panic!("{fault}"));
+}
+
+/// What the ends may do where another process takes the place of one of them.
+const BUDGET_ANEW: Budget = Budget { bytes: 3, asks: 2, returns: 1, freezes: 1, meetings: 1 };
+
+#[test]
+fn ends_that_have_left_their_lanes_may_meet_anew() {
+    let explored = explore(BUDGET_ANEW, Rules::default()).unwrap_or_else(|fault| panic!("{fault}"));
+    assert!(explored.meetings > 100, "{explored:?}");
+}
+
+#[test]
+fn a_meeting_during_a_move_is_found() {
+    explore(BUDGET_ANEW, Rules { leaves_lanes: false, ..Rules::default() }).expect_err("a broken rule is found");
+}
+
+#[test]
+fn a_receiver_that_forgets_a_frozen_lane_is_found() {
+    let fault = found(Rules { reads_abandoned: false, ..Rules::default() });
+    assert!(fault.contains("bytes arrive"), "{fault}");
 }
 
 /// Returns the fault that the search finds with `rules`.

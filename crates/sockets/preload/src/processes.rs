@@ -98,6 +98,9 @@ pub unsafe extern "C" fn clone(
         // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::clone(run, stack, flags, argument, parent_tid, tls, child_tid) };
     }
+    if flags & libc::CLONE_FILES != 0 {
+        keeping_errno(process::before_sharing_descriptors);
+    }
     let mut start = Start { run, argument };
     let start = (&raw mut start).cast();
     // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.

@@ -73,6 +73,10 @@ enum Child {
 /// Returns what kind of child process a call creates, if any.
 unsafe fn child_of(number: c_long, [first, second, ..]: [usize; 6]) -> Option<Child> {
     let by_flags = |flags: u64| match () {
+        () if flags & (libc::CLONE_VM | libc::CLONE_FILES) as u64 == libc::CLONE_FILES as u64 => {
+            keeping_errno(process::before_sharing_descriptors);
+            Some(Child::WithCopy)
+        }
         () if flags & libc::CLONE_VM as u64 == 0 => Some(Child::WithCopy),
         () if flags & libc::CLONE_THREAD as u64 == 0 => Some(Child::InMemory),
         () => None,

@@ -4,6 +4,7 @@
 //! each other. Each of the three is behind a lock of its own, and has methods that need only itself.
 //!
 //! * `lanes`: the lanes of the two directions, in memory that one end writes and the other reads.
+//! * `leftover`: what a peer that is gone has left in a lane, for several processes.
 //! * `send`, `receive`: the calls of the program; `short` is their path for messages of one record.
 //! * `wait`: spins, then sleeps until the kernel or the peer reports something.
 //! * `relay`: an end in a process that relays bytes, without the program's descriptors.
@@ -13,6 +14,7 @@
 mod calls;
 mod counts;
 mod lanes;
+mod leftover;
 mod lifetime;
 mod meet;
 mod processes;

@@ -10,16 +10,25 @@
 //! | another fork, before it; undone if it fails | somebody holds the connection | one more |
 //! | a close of the last descriptor, an end of the process, an `exec` that closes it | | one less; free at 0 |
 //! | that `exec` has failed | somebody holds the connection | one more |
+//! | another process finds that a holder was killed | | one less; free at 0 |
 //! | the sole holder takes over | 1 | the slot is free |
 //!
 //! A slot that becomes free gets another generation, by which a process that comes back from a failed `exec` notices
 //! that the connection was taken over meanwhile: it never uses lanes then.
 //!
-//! A process that is killed, or that leaves the descriptor to somebody whom the library does not know, stays counted.
-//! The others then stay on TCP, and the slot stays in use until none of them is left.
+//! [`processes`] records which process holds what, so that others can release the holds of one that was killed. A
+//! process that leaves the descriptor to somebody whom the library does not know stays counted: it removes the hold
+//! from its record without releasing it. The others then stay on TCP, and the slot stays in use until none of them is
+//! left.
 
+mod processes;
+
+use processes::{Holds, Processes};
+use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use socket::descriptor::hidden::HiddenFd;
+use socket::process::clock::ticks;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Number of connections that can be shared at once in a family of processes. Others stay on TCP for good.
 const SLOTS: usize = 1 << INDEX_BITS;
@@ -31,6 +40,10 @@ const GENERATION_SHIFT: u32 = 32;
 const HOLDERS: u64 = (1 << GENERATION_SHIFT) - 1;
 /// More processes than a system has.
 const HOLDERS_MAX: u64 = 1 << 24;
+/// Number of processes of a family that are recorded at once. A process without a record that is killed stays counted.
+const RECORDS: usize = 1024;
+/// A search for killed processes takes at most one part in this of the time.
+const SEARCH_SHARE: u64 = 100;
 
 /// A connection that several processes hold, or have held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,40 +56,198 @@ pub struct Hold {
 #[derive(Clone, Copy)]
 struct Slots<'a>(&'a [AtomicU64]);
 
-static FIRST: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
-/// Where this process looks for a free slot next.
-static NEXT: AtomicU32 = AtomicU32::new(0);
-
-fn slots() -> Option<Slots<'static>> {
-    let first = FIRST.load(Ordering::Acquire);
-    // SAFETY: `slots_for_fork` has stored the address of a mapping of this length, which is never unmapped. Its zeros
-    // are valid words, and all processes access them by atomic operations only.
-    (!first.is_null()).then(|| Slots(unsafe { std::slice::from_raw_parts(first, SLOTS) }))
+/// What the processes of a family share. All zeros are its initial value.
+struct Shared {
+    slots: [AtomicU64; SLOTS],
+    states: [AtomicU64; RECORDS],
+    holds: [Holds<{ SLOTS / 64 }>; RECORDS],
 }
 
-fn slots_for_fork() -> Option<Slots<'static>> {
-    if FIRST.load(Ordering::Acquire).is_null() {
-        let (anywhere, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: the kernel chooses the address, so that the new mapping replaces no existing memory.
-        let mapped =
-            unsafe { rustix::mm::mmap_anonymous(anywhere, SLOTS * size_of::<AtomicU64>(), access, MapFlags::SHARED) };
-        FIRST.store(mapped.ok()?.cast(), Ordering::Release);
+/// The memory of this family.
+#[derive(Clone, Copy)]
+struct Family {
+    slots: Slots<'static>,
+    processes: Processes<'static, { SLOTS / 64 }>,
+}
+
+static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+/// Where this process looks for a free slot next.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+/// The slot of the hidden descriptor by which this process locks its record, or -1.
+static LOCK: AtomicI32 = AtomicI32::new(-1);
+/// The record of this process, plus one; 0 if it has none.
+static OWN: AtomicU32 = AtomicU32::new(0);
+/// The record of the child that is about to be created, plus one; 0 if it has none yet.
+static CHILD: AtomicU32 = AtomicU32::new(0);
+/// When this process may search for killed ones again, by the processor's clock.
+static SEARCH_TICKS: AtomicU64 = AtomicU64::new(0);
+
+fn family() -> Option<Family> {
+    // SAFETY: `family_for_fork` has stored the address of a mapping of this size, which is never unmapped. Its zeros
+    // are valid words, and all processes access them by atomic operations only.
+    let shared = unsafe { SHARED.load(Ordering::Acquire).as_ref() }?;
+    Some(Family { slots: Slots(&shared.slots), processes: Processes { states: &shared.states, holds: &shared.holds } })
+}
+
+fn family_for_fork() -> Option<Family> {
+    if SHARED.load(Ordering::Acquire).is_null() {
+        SHARED.store(map_shared()?, Ordering::Release);
     }
-    slots()
+    family()
+}
+
+/// Creates the memory of the family, and the file whose parts its processes lock.
+fn map_shared() -> Option<*mut Shared> {
+    let (anywhere, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: the kernel chooses the address, so that the new mapping replaces no existing memory.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(anywhere, size_of::<Shared>(), access, MapFlags::SHARED) }.ok()?;
+    let file = rustix::fs::memfd_create(c"crosslane-holders", MemfdFlags::CLOEXEC).ok();
+    keep_lock(file.and_then(|file| HiddenFd::hide_in_small_table(file).ok()));
+    Some(mapped.cast())
+}
+
+/// Replaces the descriptor by which this process locks its record.
+fn keep_lock(lock: Option<HiddenFd>) {
+    let new = lock.map_or(-1, |lock| lock.into_slot().into());
+    let old = LOCK.swap(new, Ordering::AcqRel);
+    if let Ok(slot) = u16::try_from(old) {
+        drop(HiddenFd::from_slot(slot));
+    }
 }
 
 /// Returns whether a connection of this process was ever held at a fork.
 pub fn is_any() -> bool {
-    !FIRST.load(Ordering::Relaxed).is_null()
+    !SHARED.load(Ordering::Relaxed).is_null()
 }
 
 /// Counts this process and the child that it is about to create as holders of a connection. `None` if there is no
 /// memory or no free slot. The caller excludes other forks.
 pub fn share() -> Option<Hold> {
+    let family = family_for_fork()?;
     let first = NEXT.load(Ordering::Relaxed) as usize;
-    let hold = slots_for_fork()?.share(first)?;
+    let hold = family.slots.share(first)?;
     NEXT.store(u32::from(hold.index) + 1, Ordering::Relaxed);
+    family.note(family.own_record(), hold);
+    family.note(family.childs_record(), hold);
     Some(hold)
+}
+
+/// Undoes [`share`] of a connection that another thread has changed meanwhile.
+pub fn unshare(hold: Hold) {
+    hold.release_of_child();
+    hold.release();
+}
+
+/// Continues after a fork, in the parent: the record of the child is the child's.
+pub fn after_fork_in_parent() -> ChildsRecord {
+    ChildsRecord(CHILD.swap(0, Ordering::AcqRel))
+}
+
+/// The record of a child that was to be created.
+#[derive(Clone, Copy, Default)]
+pub struct ChildsRecord(u32);
+
+impl ChildsRecord {
+    /// No record.
+    pub const NONE: Self = Self(0);
+
+    /// Frees the record, because there is no child.
+    pub fn free(self) {
+        if let (Some(family), Some(record)) = (family(), self.0.checked_sub(1)) {
+            family.processes.free(record as usize);
+        }
+    }
+}
+
+/// Continues in the child of a fork. The lock of the parent must not outlive it because this process holds it too.
+pub fn after_fork_in_child() {
+    SEARCH_TICKS.store(0, Ordering::Relaxed);
+    OWN.store(CHILD.swap(0, Ordering::AcqRel), Ordering::Release);
+    let Some(family) = family().filter(|_| !crate::process::is_confined()) else { return };
+    let lock = lock_number();
+    if lock >= 0 && !processes::reopen(lock) {
+        keep_lock(None);
+    }
+    if let Some(record) = OWN.load(Ordering::Acquire).checked_sub(1) {
+        family.begin(record as usize);
+    }
+}
+
+/// Frees the record of this process, which has released its holds and is about to end.
+pub fn end_process() {
+    if let (Some(family), Some(record)) = (family(), OWN.load(Ordering::Acquire).checked_sub(1))
+        && family.processes.end_if_empty(record as usize)
+    {
+        OWN.store(0, Ordering::Release);
+    }
+}
+
+/// Releases the holds of processes of this family that were killed, unless such a search was made a short time ago.
+#[cold]
+pub fn release_those_of_killed() {
+    let now = ticks();
+    // The clock is one of all processors.
+    if (now.wrapping_sub(SEARCH_TICKS.load(Ordering::Relaxed)) as i64) < 0 {
+        return;
+    }
+    if let Some(family) = family() {
+        family.release_those_of_killed();
+    }
+    let end = ticks();
+    SEARCH_TICKS.store(end.wrapping_add(end.wrapping_sub(now).wrapping_mul(SEARCH_SHARE)), Ordering::Relaxed);
+}
+
+impl Family {
+    /// Returns the record of this process, which it gets if it has none. `None` if there is no free one.
+    fn own_record(self) -> Option<usize> {
+        if OWN.load(Ordering::Acquire) == 0
+            && let Some(record) = self.allocate()
+        {
+            OWN.store(record as u32 + 1, Ordering::Release);
+            self.begin(record);
+        }
+        OWN.load(Ordering::Acquire).checked_sub(1).map(|record| record as usize)
+    }
+
+    /// Returns the record of the child that is about to be created.
+    fn childs_record(self) -> Option<usize> {
+        if CHILD.load(Ordering::Acquire) == 0
+            && let Some(record) = self.allocate()
+        {
+            CHILD.store(record as u32 + 1, Ordering::Release);
+        }
+        CHILD.load(Ordering::Acquire).checked_sub(1).map(|record| record as usize)
+    }
+
+    fn allocate(self) -> Option<usize> {
+        self.processes.allocate().or_else(|| {
+            self.release_those_of_killed();
+            self.processes.allocate()
+        })
+    }
+
+    /// Locks the record of this process. From then on its end is noticed.
+    fn begin(self, record: usize) {
+        if processes::lock(lock_number(), record) {
+            self.processes.begin(record);
+        }
+    }
+
+    fn note(self, record: Option<usize>, hold: Hold) {
+        if let Some(record) = record {
+            self.processes.add(record, hold.index);
+        }
+    }
+
+    fn release_those_of_killed(self) {
+        let (own, lock) = (OWN.load(Ordering::Acquire), lock_number());
+        let is_killed = |record| record + 1 != own as usize && processes::is_unlocked(lock, record);
+        (0..RECORDS).for_each(|record| self.processes.release_if(record, is_killed, |index| self.slots.remove(index)));
+    }
+}
+
+fn lock_number() -> i32 {
+    u16::try_from(LOCK.load(Ordering::Acquire)).map_or(-1, socket::descriptor::hidden::number_at)
 }
 
 impl Hold {
@@ -94,27 +265,64 @@ impl Hold {
         Self { index: (bits & (SLOTS as u64 - 1)) as u16, generation: generation as u16 }
     }
 
-    /// Counts one more holder. Returns `false` if the connection was taken over, or nobody holds it any more.
+    /// Counts this process again. Returns `false` if the connection was taken over, or nobody holds it any more.
     pub fn add(self) -> bool {
-        slots().is_some_and(|slots| slots.add(self))
+        let family = family().filter(|family| family.slots.add(self));
+        family.inspect(|family| family.note(family.own_record(), self)).is_some()
     }
 
-    /// Counts one holder less.
+    /// Counts the child that this process is about to create. Returns `false` as [`Hold::add`].
+    pub fn add_child(self) -> bool {
+        let family = family().filter(|family| family.slots.add(self));
+        family.inspect(|family| family.note(family.childs_record(), self)).is_some()
+    }
+
+    /// Removes the hold from the record of this process. Returns whether it was there.
+    fn remove_from_record(self) -> bool {
+        let own = OWN.load(Ordering::Acquire).checked_sub(1);
+        family().zip(own).is_some_and(|(family, own)| family.processes.remove(own as usize, self.index))
+    }
+
+    /// Counts one holder less: this process does not hold the connection any more.
     pub fn release(self) {
-        if let Some(slots) = slots() {
-            slots.release(self);
+        self.remove_from_record();
+        if let Some(family) = family() {
+            family.slots.release(self);
         }
+    }
+
+    /// Counts one holder less: the child is not created.
+    pub fn release_of_child(self) {
+        let Some(family) = family() else { return };
+        if let Some(record) = CHILD.load(Ordering::Acquire).checked_sub(1) {
+            family.processes.remove(record as usize, self.index);
+        }
+        family.slots.release(self);
+    }
+
+    /// Stays counted when this process ends: somebody whom the library does not know may have the connection.
+    pub fn leave_counted(self) {
+        self.remove_from_record();
     }
 
     /// Returns whether there is one holder, in one load.
     #[inline]
     pub fn is_sole(self) -> bool {
-        slots().is_some_and(|slots| slots.is_sole(self))
+        family().is_some_and(|family| family.slots.is_sole(self))
     }
 
     /// Ends the sharing, for the sole holder. Returns whether it was that.
     pub fn take_over(self) -> bool {
-        slots().is_some_and(|slots| slots.take_over(self))
+        // Before: as soon as the slot is free, another connection may have it.
+        let was_recorded = self.remove_from_record();
+        let is_taken_over = family().is_some_and(|family| family.slots.take_over(self));
+        if !is_taken_over
+            && was_recorded
+            && let Some(family) = family()
+        {
+            family.note(family.own_record(), self);
+        }
+        is_taken_over
     }
 }
 
@@ -151,6 +359,12 @@ impl Slots<'_> {
         self.change(hold, |holders| Some(holders - 1));
     }
 
+    /// Counts one holder less of the connection that has a slot, because a process that held it was killed.
+    fn remove(self, index: u16) {
+        let generation = (self.0[usize::from(index)].load(Ordering::Acquire) >> GENERATION_SHIFT) as u16;
+        self.release(Hold { index, generation });
+    }
+
     fn is_sole(self, hold: Hold) -> bool {
         let word = self.0[usize::from(hold.index)].load(Ordering::Relaxed);
         word == u64::from(hold.generation) << GENERATION_SHIFT | 1
@@ -162,212 +376,4 @@ impl Slots<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashSet;
-
-    fn words(count: usize) -> Vec<AtomicU64> {
-        (0..count).map(|_| AtomicU64::new(0)).collect()
-    }
-
-    #[test]
-    fn a_hold_survives_its_encoding() {
-        for hold in [Hold { index: 0, generation: 0 }, Hold { index: (SLOTS - 1) as u16, generation: 1023 }] {
-            assert_eq!(Hold::from_bits(hold.to_bits()), hold);
-            assert!(hold.to_bits() < 1 << Hold::BITS);
-        }
-    }
-
-    #[test]
-    fn the_last_of_several_holders_takes_over() {
-        let words = words(4);
-        let slots = Slots(&words);
-        let hold = slots.share(0).unwrap();
-        assert!(slots.add(hold));
-        assert!(!slots.is_sole(hold) && !slots.take_over(hold));
-        slots.release(hold);
-        assert!(!slots.is_sole(hold) && !slots.take_over(hold));
-        slots.release(hold);
-        assert!(slots.is_sole(hold) && slots.take_over(hold));
-        assert!(!slots.is_sole(hold) && !slots.take_over(hold) && !slots.add(hold));
-    }
-
-    #[test]
-    fn a_slot_is_reused_and_its_old_holds_are_void() {
-        let words = words(1);
-        let slots = Slots(&words);
-        let old = slots.share(0).unwrap();
-        assert_eq!(slots.share(0), None);
-        slots.release(old);
-        slots.release(old);
-        let new = slots.share(5).unwrap();
-        assert_ne!(new, old);
-        slots.release(old);
-        assert!(!slots.add(old) && !slots.take_over(old));
-        slots.release(new);
-        assert!(slots.take_over(new));
-    }
-
-    #[test]
-    fn generations_wrap() {
-        let words = words(1);
-        let slots = Slots(&words);
-        let holds = (0..2 << GENERATION_BITS).map(|_| {
-            let hold = slots.share(0).expect("a free slot");
-            slots.release(hold);
-            slots.release(hold);
-            hold
-        });
-        assert_eq!(holds.collect::<HashSet<_>>().len(), 1 << GENERATION_BITS);
-    }
-
-    #[test]
-    fn a_search_ends_after_some_probes() {
-        let words = words(2 * PROBES_MAX);
-        let slots = Slots(&words);
-        (0..PROBES_MAX).for_each(|_| assert!(slots.share(0).is_some()));
-        assert_eq!(slots.share(0), None);
-        assert!(slots.share(PROBES_MAX).is_some());
-    }
-
-    #[test]
-    fn holds_of_this_process_are_in_shared_memory() {
-        let hold = share().unwrap();
-        assert!(is_any() && hold.add() && !hold.is_sole());
-        hold.release();
-        hold.release();
-        assert!(hold.take_over());
-    }
-
-    /// What a process knows of a connection, in the model.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    enum Process {
-        /// It does not exist yet.
-        Unborn,
-        /// It counts as a holder, and uses TCP.
-        Holds(Hold),
-        /// It has found itself to be the sole holder, and is about to take over.
-        TakesOver(Hold),
-        /// It is about to run another program, and has released its hold. The program may be run or not.
-        Runs(Hold),
-        /// It uses lanes.
-        Alone,
-        /// It is back from a failed `exec`, and uses TCP, uncounted.
-        StaysOnTcp,
-        /// It does not have the connection any more.
-        Gone,
-    }
-
-    const PROCESSES: usize = 3;
-
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    struct Model {
-        /// One slot, so that it is reused soon.
-        words: [u64; 1],
-        processes: [Process; PROCESSES],
-        /// Another connection, which has a slot now.
-        other: Option<Hold>,
-        /// Forks and other connections that are left, which bounds the search.
-        steps: u8,
-    }
-
-    impl Model {
-        /// Calls `step` with slots that have this state, and returns the next state.
-        fn with(self, index: usize, step: impl FnOnce(Slots<'_>) -> Process) -> Self {
-            let words = self.words.map(AtomicU64::new);
-            let mut next = self;
-            next.processes[index] = step(Slots(&words));
-            next.words = words.map(AtomicU64::into_inner);
-            next
-        }
-
-        fn forked(self, parent: usize, child: usize) -> Option<Self> {
-            let words = self.words.map(AtomicU64::new);
-            let slots = Slots(&words);
-            let hold = match self.processes[parent] {
-                Process::Alone => slots.share(0)?,
-                Process::Holds(hold) | Process::TakesOver(hold) if slots.add(hold) => hold,
-                _ => return None,
-            };
-            let mut next = self;
-            next.processes[parent] = Process::Holds(hold);
-            next.processes[child] = Process::Holds(hold);
-            next.steps -= 1;
-            next.words = words.map(AtomicU64::into_inner);
-            Some(next)
-        }
-
-        /// Returns the state after another connection of the family has got a slot, or has ended.
-        fn other_connection(self) -> Option<Self> {
-            let words = self.words.map(AtomicU64::new);
-            let slots = Slots(&words);
-            let (other, steps) = match self.other {
-                Some(hold) => {
-                    slots.release(hold);
-                    slots.release(hold);
-                    (None, self.steps)
-                }
-                None => (Some(slots.share(0)?), self.steps.checked_sub(1)?),
-            };
-            Some(Self { words: words.map(AtomicU64::into_inner), other, steps, ..self })
-        }
-
-        /// Returns the states that one step of one process leads to.
-        fn next(self) -> Vec<Self> {
-            let mut all = Vec::new();
-            for (index, process) in self.processes.into_iter().enumerate() {
-                let mut add = |step: &dyn Fn(Slots<'_>) -> Process| all.push(self.with(index, step));
-                match process {
-                    Process::Holds(hold) => {
-                        add(&|slots| if slots.is_sole(hold) { Process::TakesOver(hold) } else { process });
-                        add(&|slots| {
-                            slots.release(hold);
-                            Process::Gone
-                        });
-                        add(&|slots| {
-                            slots.release(hold);
-                            Process::Runs(hold)
-                        });
-                        // A signal kills it.
-                        add(&|_| Process::Gone);
-                    }
-                    Process::TakesOver(hold) => {
-                        add(&|slots| if slots.take_over(hold) { Process::Alone } else { Process::Holds(hold) });
-                    }
-                    Process::Runs(hold) => {
-                        add(&|slots| if slots.add(hold) { Process::Holds(hold) } else { Process::StaysOnTcp });
-                        add(&|_| Process::Gone);
-                    }
-                    Process::Alone => add(&|_| Process::Gone),
-                    Process::Unborn | Process::StaysOnTcp | Process::Gone => {}
-                }
-                if self.steps > 0 {
-                    let unborn = self.processes.iter().position(|process| *process == Process::Unborn);
-                    all.extend(unborn.and_then(|child| self.forked(index, child)));
-                }
-            }
-            all.extend(self.other_connection());
-            all
-        }
-    }
-
-    /// Every order of forks, closes, kills, failed runs of programs and attempts to take over in three processes: where
-    /// one uses lanes, no other one counts as a holder, and nobody becomes one again.
-    #[test]
-    fn lanes_are_used_by_nobody_while_another_process_holds_the_connection() {
-        let mut processes = [Process::Unborn; PROCESSES];
-        processes[0] = Process::Alone;
-        let mut open = vec![Model { words: [0], processes, other: None, steps: 6 }];
-        let mut seen: HashSet<Model> = open.iter().copied().collect();
-        let mut taken_over = 0;
-        while let Some(model) = open.pop() {
-            let holders = |process: &&Process| matches!(process, Process::Holds(_) | Process::TakesOver(_));
-            let alone = model.processes.iter().filter(|process| **process == Process::Alone).count();
-            let others = model.processes.iter().filter(holders).count();
-            assert!(alone <= 1 && (alone == 0 || others == 0), "{model:?}");
-            taken_over += usize::from(alone == 1 && model.processes[1] != Process::Unborn);
-            open.extend(model.next().into_iter().filter(|next| seen.insert(*next)));
-        }
-        assert!(taken_over > 10, "{taken_over} of {} states", seen.len());
-    }
-}
+mod tests;

@@ -46,8 +46,8 @@ pub fn begin(fd: RawFd, young: Young, transfer: Transfer) -> Begun {
             }
         } else if young.is_released() {
             sharing::hold_again(fd, young);
-        } else {
-            table::replace(fd, Entry::Young(young), Entry::None);
+        } else if table::replace(fd, Entry::Young(young), Entry::None) {
+            sharing::leave_counted(young);
         }
         match table::get(fd) {
             Entry::Young(now) => young = now,
@@ -112,7 +112,9 @@ fn leave_to_kernel(fd: RawFd, number: u32) {
     while let entry @ Entry::Young(now) = table::get(fd)
         && now.number() == number
     {
-        table::replace(fd, entry, Entry::None);
+        if table::replace(fd, entry, Entry::None) {
+            sharing::leave_counted(now);
+        }
     }
 }
 

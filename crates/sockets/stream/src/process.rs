@@ -71,13 +71,21 @@ pub fn confine() {
     sandbox::set_confined(true);
 }
 
+/// Prepares for a child with memory of its own and the descriptors of this process: what one of them closes or makes,
+/// the other does not learn. Both processes use TCP from then on.
+pub fn before_sharing_descriptors() {
+    confine();
+}
+
 /// Leaves all connections and sets to the kernel alone. Calls `visit` with each connection that was left.
 fn leave_to_kernel(visit: impl Fn(&'static Connection)) {
     // All peers are asked first, so that the waits for them overlap.
     table::for_each(0..=RawFd::MAX, |fd, entry| match entry {
         Entry::None | Entry::Set(_) => {}
         Entry::Young(_) => {
-            table::set(fd, Entry::None);
+            if let Entry::Young(young) = table::set(fd, Entry::None) {
+                sharing::leave_counted(young);
+            }
         }
         Entry::Connection(_) => lifecycle::stay_on_tcp(fd),
     });

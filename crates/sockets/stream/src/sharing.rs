@@ -23,6 +23,8 @@ static HAS_RELEASED: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// The epoch of the last fork that this thread has begun.
     static LAST_FORK: Cell<u64> = const { Cell::new(0) };
+    /// The record of the child that it was to create.
+    static CHILDS_RECORD: Cell<holders::ChildsRecord> = const { Cell::new(holders::ChildsRecord::NONE) };
 }
 
 /// The time between two forks, as the creator of a descriptor sees it.
@@ -62,7 +64,7 @@ pub fn before_fork() {
 fn share(fd: RawFd) {
     while let entry @ Entry::Young(young) = table::get(fd) {
         let (after, new) = match young.hold() {
-            Some(hold) if hold.add() => return,
+            Some(hold) if hold.add_child() => return,
             // Another thread takes over at this moment, or there is no slot: both processes leave it to the kernel.
             Some(_) => (Entry::None, None),
             None => match holders::share() {
@@ -74,14 +76,14 @@ fn share(fd: RawFd) {
             return;
         }
         if let Some(hold) = new {
-            hold.release();
-            hold.release();
+            holders::unshare(hold);
         }
     }
 }
 
 /// Continues after a fork, in the parent.
 pub fn after_fork_in_parent() {
+    CHILDS_RECORD.set(holders::after_fork_in_parent());
     EPOCH.fetch_add(1, Ordering::SeqCst);
     FORKS.unlock();
 }
@@ -97,16 +99,18 @@ pub fn after_failed_fork() {
         if let Entry::Young(young) = entry
             && let Some(hold) = young.hold()
         {
-            hold.release();
+            hold.release_of_child();
         }
     });
     connection::after_failed_fork();
+    CHILDS_RECORD.take().free();
 }
 
 /// Continues in the child.
 pub fn after_fork_in_child() {
     EPOCH.fetch_add(1, Ordering::SeqCst);
     FORKS.reset();
+    holders::after_fork_in_child();
     HAS_RELEASED.store(false, Ordering::Relaxed);
     table::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Young(young) = entry {
@@ -117,10 +121,18 @@ pub fn after_fork_in_child() {
     });
 }
 
+/// Returns whether no other process holds a connection, now that those that were killed do not.
+pub fn is_sole(hold: holders::Hold) -> bool {
+    hold.is_sole() || {
+        holders::release_those_of_killed();
+        hold.is_sole()
+    }
+}
+
 /// Makes a connection one that no other process holds, if there is none.
 pub fn take_over(fd: RawFd, young: Young) {
     let Some(hold) = young.hold() else { return };
-    if !young.may_take_over() || !hold.is_sole() || !hold.take_over() {
+    if !young.may_take_over() || !is_sole(hold) || !hold.take_over() {
         return;
     }
     // Calls of other threads change the counters meanwhile. A fork replaces the entry, because the hold is void.
@@ -143,6 +155,13 @@ pub fn release(young: Young) {
     }
 }
 
+/// Notes that the library forgets a connection, which somebody whom it does not know may get.
+pub fn leave_counted(young: Young) {
+    if let Some(hold) = young.hold() {
+        hold.leave_counted();
+    }
+}
+
 /// Returns whether this process has one thread; `false` if that cannot be found out.
 pub fn is_only_thread() -> bool {
     // The links of a directory are its subdirectories and two more (proc(5)).
@@ -157,6 +176,7 @@ pub fn release_all() {
         Entry::Connection(connection) => connection.release_hold(),
         Entry::None | Entry::Set(_) => {}
     });
+    holders::end_process();
 }
 
 fn release_young(fd: RawFd, young: Young) {

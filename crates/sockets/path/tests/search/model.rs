@@ -11,6 +11,8 @@ pub struct Budget {
     pub asks: u8,
     pub returns: u8,
     pub freezes: u8,
+    /// Meetings after the first one, in each of which another process takes the place of one end.
+    pub meetings: u8,
 }
 
 /// The rules that the ends keep. Each is broken once, to show that the search finds it.
@@ -30,6 +32,10 @@ pub struct Rules {
     pub repeats: bool,
     /// A receiver drops what it has read in the lane and receives once more.
     pub drops: bool,
+    /// A receiver that has frozen the lane reads there what a sender has left that died before it ended the move.
+    pub reads_abandoned: bool,
+    /// Ends that meet anew have left the lanes of the meeting before.
+    pub leaves_lanes: bool,
 }
 
 impl Default for Rules {
@@ -42,6 +48,8 @@ impl Default for Rules {
             counts_written: true,
             repeats: true,
             drops: true,
+            reads_abandoned: true,
+            leaves_lanes: true,
         }
     }
 }
@@ -57,6 +65,10 @@ pub struct Explored {
     pub replaced: usize,
     /// Bytes that were dropped.
     pub dropped: usize,
+    /// Meetings after the first one.
+    pub meetings: usize,
+    /// Bytes of a dead sender that were read in a lane that was frozen.
+    pub abandoned: usize,
 }
 
 /// A place in shared memory.
@@ -184,6 +196,8 @@ pub struct World {
     /// The receiver's position in the lane.
     lane_read: u64,
     received: u8,
+    /// The receiver has frozen the lane of the last move, and may have bytes to read there if the sender dies.
+    is_requested: bool,
 }
 
 /// Runs a call again from its beginning with the answers so far; stops at the first step without one.
@@ -367,7 +381,41 @@ impl World {
             lane_begin: 0,
             lane_read: 0,
             received: 0,
+            is_requested: false,
         }
+    }
+
+    /// Returns the state in which another process has taken the place of one end, and has met the other one: both begin
+    /// with new memory.
+    fn meet_anew(&self, rules: Rules) -> Option<Self> {
+        let sends_by_tcp = matches!(self.sender.machine, Sending::Tcp { .. } | Sending::Asking { .. });
+        let receives_by_tcp = matches!(self.receiver.machine, Receiving::Plain { .. });
+        let is_between_calls = self.sender.call.is_none() && self.receiver.call.is_none() && !self.sender.is_dead;
+        if self.budget.meetings == 0 || !is_between_calls || !(sends_by_tcp && receives_by_tcp || !rules.leaves_lanes) {
+            return None;
+        }
+        let (budget, tcp) = (Budget { meetings: self.budget.meetings - 1, ..self.budget }, self.tcp.clone());
+        let (tcp_written, tcp_read, received) = (self.tcp_written, self.tcp_read, self.received);
+        let (next_byte, returned) = (self.next_byte, self.returned);
+        Some(Self { tcp, tcp_written, tcp_read, next_byte, returned, received, ..Self::new(budget) })
+    }
+
+    /// Receives what a dead sender has left in a lane that was frozen before it has ended the move.
+    fn receive_abandoned(&mut self, seen: &mut Explored) -> Result<(), String> {
+        let word = |word| self.memory[Place::Word(word).index()];
+        let is_abandoned = word(Word::Frozen) == word(Word::Up) && word(Word::Ended) >> 1 < word(Word::Frozen);
+        if !self.is_requested || !is_abandoned || !self.tcp.is_empty() {
+            return Ok(());
+        }
+        let begin = match self.memory[Place::Cursor.index()] {
+            0 => self.memory[Place::BeginsIn.index()],
+            cursor => cursor - 1,
+        };
+        for position in begin..self.memory[Place::Published.index()] {
+            self.receive_byte(self.lane[position as usize])?;
+            seen.abandoned += 1;
+        }
+        Ok(())
     }
 
     pub fn is_on_tcp(&self) -> bool {
@@ -550,6 +598,14 @@ impl World {
                 if let Receiving::Freezing(_) = self.receiver.machine {
                     seen.settled += usize::from(!matches!(machine, Receiving::Freezing(_)));
                 }
+                if matches!(call, Call::Freeze | Call::Replace) && matches!(machine, Receiving::Plain { .. }) {
+                    let had_lane = |machine| {
+                        matches!(machine, Receiving::Careful(_) | Receiving::Capped(_) | Receiving::Lane { .. })
+                    };
+                    self.is_requested |= had_lane(self.receiver.machine);
+                } else if !matches!(machine, Receiving::Plain { .. }) {
+                    self.is_requested = false;
+                }
                 self.receiver.machine = machine;
                 self.receiver.call = None;
                 self.receiver.answers.clear();
@@ -613,6 +669,9 @@ impl World {
     fn next(&self, rules: Rules, seen: &mut Explored) -> Result<Vec<Self>, String> {
         let mut next = self.begin_calls();
         next.extend(self.kill_sender());
+        let anew = self.meet_anew(rules);
+        seen.meetings += usize::from(anew.is_some());
+        next.extend(anew);
         for is_sender in [true, false] {
             let mut world = self.clone();
             if world.flush_one(is_sender) {
@@ -628,7 +687,7 @@ impl World {
     }
 
     /// Checks that everything sent arrives if both ends go on undisturbed.
-    fn check_that_all_arrives(&self, rules: Rules) -> Result<(), String> {
+    fn check_that_all_arrives(&self, rules: Rules, seen: &mut Explored) -> Result<(), String> {
         if self.sender.call.is_some() || self.receiver.call.is_some() {
             return Ok(());
         }
@@ -648,9 +707,13 @@ impl World {
                 world.flush(false);
             }
         }
-        // Nobody can write to TCP what a dead sender has left in a lane that is frozen.
+        if self.sender.is_dead && rules.reads_abandoned {
+            world.receive_abandoned(seen)?;
+        }
+        // A sender that dies when it has ended a move, and before it has written the rest to TCP, takes that with it.
         let frozen = self.memory[Place::Word(Word::Frozen).index()];
-        let may_miss = self.sender.is_dead && frozen > 0 && frozen == self.memory[Place::Word(Word::Up).index()];
+        let has_ended = self.memory[Place::Word(Word::Ended).index()] >> 1 >= frozen;
+        let may_miss = self.sender.is_dead && frozen > 0 && has_ended;
         if world.received < self.returned && !may_miss {
             return Err(format!("only {} of {} bytes arrive", world.received, self.returned));
         }
@@ -673,7 +736,7 @@ pub fn explore(budget: Budget, rules: Rules) -> Result<Explored, String> {
     let mut open = vec![World::new(budget)];
     while let Some(world) = open.pop() {
         let fault = |fault: String| format!("{fault}, from {world:?}");
-        world.check_that_all_arrives(rules).map_err(fault)?;
+        world.check_that_all_arrives(rules, &mut seen).map_err(fault)?;
         for next in world.next(rules, &mut seen).map_err(fault)? {
             if known.insert(fingerprint(&next)) {
                 open.push(next);

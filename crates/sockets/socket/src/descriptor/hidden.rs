@@ -20,6 +20,8 @@ use rustix::process::{Resource, Rlimit};
 
 /// The first number of hidden descriptors, where the soft limit is high enough.
 const FIRST_NUMBER_MAX: u64 = 8192;
+/// The first number of those with which the kernel's table of descriptors has at most 8 KiB.
+const SMALL_TABLE_NUMBER: u64 = 960;
 /// No hidden descriptor has this number or a higher one.
 const NUMBERS: usize = 1 << 16;
 /// Largest number of hidden descriptors in a process.
@@ -60,6 +62,17 @@ impl HiddenFd {
     /// `MFILE` if no number is free; the descriptor is then closed.
     pub fn hide(fd: OwnedFd) -> Result<Self, Errno> {
         let moved = move_up(&fd);
+        close(fd);
+        Self::register(moved?)
+    }
+
+    /// As [`HiddenFd::hide`], at a number so low that the kernel's table of descriptors stays small: a fork copies it.
+    /// For a descriptor that a process has once.
+    ///
+    /// # Errors
+    /// As [`HiddenFd::hide`].
+    pub fn hide_in_small_table(fd: OwnedFd) -> Result<Self, Errno> {
+        let moved = move_from(fd.as_fd(), first_number().min(SMALL_TABLE_NUMBER));
         close(fd);
         Self::register(moved?)
     }

@@ -24,6 +24,10 @@ use std::time::Duration;
 /// Transfers in each of which an end that has proposed to meet checks for the answer.
 const CHECKS_MAX: u32 = 16;
 
+/// Transfers by TCP after which an end that has met the other checks whether that is gone: a call in the kernel does
+/// not notice the end of a bell, and another process may hold the peer's end.
+const TRANSFERS_PER_BELL_CHECK: u32 = 16;
+
 /// How long to wait for a sender that goes back to TCP at the same time, and the time between checks.
 const FREEZE_NS_MAX: u64 = 1_000_000_000;
 const FREEZE_NAP: Duration = Duration::from_micros(20);
@@ -35,6 +39,8 @@ pub(super) struct Meeting {
     pub(super) state: State,
     /// The bell, while the ends have met.
     pub(super) bell: Option<HiddenFd>,
+    /// Transfers by TCP of ends that have met.
+    transfers: u32,
     failures: Failures,
 }
 
@@ -88,14 +94,18 @@ impl Meeting {
     pub fn hang_up(&mut self) {
         self.bell = None;
         if !matches!(self.state, State::Alone) {
-            self.state = State::Stays;
+            self.stay();
         }
     }
 
     /// Counts a transfer, and returns whether it is an occasion to proceed.
     fn count(&mut self, transfer: Transfer) -> Option<Occasion> {
         match &mut self.state {
-            State::Met | State::Stays => return None,
+            State::Stays => return None,
+            State::Met => {
+                self.transfers = (self.transfers + 1) % TRANSFERS_PER_BELL_CHECK;
+                return (self.transfers == 0).then_some(Occasion::Check);
+            }
             State::Shared(sharing) => return sharing.count(),
             State::Alone | State::Announced(_) | State::Proposed(_) => {}
         }
@@ -134,7 +144,12 @@ impl Connection {
         let Some(_one_at_a_time) = MEETINGS.try_lock() else { return };
         let Some(mut meeting) = self.meeting.lock() else { return };
         let met = match std::mem::take(&mut meeting.state) {
-            State::Alone if occasion == Occasion::Meet => match self.begin(tcp) {
+            State::Met => {
+                meeting.state = State::Met;
+                drop(meeting);
+                return self.check_bell(tcp);
+            }
+            State::Alone if occasion == Occasion::Meet && self.may_begin_to_meet(tcp) => match self.begin(tcp) {
                 Ok(begun) => {
                     meeting.state = begun;
                     None
@@ -179,6 +194,22 @@ impl Connection {
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
             self.allow_moves();
+        }
+    }
+
+    /// Returns whether nothing is in lanes of an earlier meeting, and somebody may go on in place of that peer.
+    fn may_begin_to_meet(&self, tcp: Tcp) -> bool {
+        let Some(mut receiver) = self.receiver.lock() else { return false };
+        let is_by_tcp = receiver.is_plain() && self.sender.lock().is_some_and(|sender| sender.is_by_tcp());
+        is_by_tcp && (receiver.lane().is_none() || !tcp.has_ended())
+    }
+
+    /// Notes the end of the peer's bell, if it has come.
+    #[inline(never)]
+    fn check_bell(&'static self, tcp: Tcp) {
+        let bell = self.bell();
+        if bell >= 0 && blocking::poll_now(bell, libc::POLLIN) & libc::POLLHUP != 0 {
+            self.note_peer_left(self.current_use(tcp.0));
         }
     }
 
@@ -287,22 +318,23 @@ impl Connection {
     /// Sends the connection back to TCP for good.
     pub fn stay_on_tcp(&'static self, tcp: Tcp) {
         if let Some(mut meeting) = self.meeting.lock() {
-            meeting.state = State::Stays;
+            meeting.stay();
         }
         if let Some(mut sender) = self.sender.lock() {
             sender.stay_on_tcp();
         }
-        self.leave_lanes_for_now(tcp, now_ns().saturating_add(FREEZE_NS_MAX));
+        self.leave_lanes_for_now(tcp, now_ns().saturating_add(FREEZE_NS_MAX), false);
     }
 
     /// Sends both directions back to TCP. They stay there until [`Connection::take_over`]. Waits until `deadline_ns` at
-    /// most for a sender that goes back at the same time.
-    pub(super) fn leave_lanes_for_now(&'static self, tcp: Tcp, deadline_ns: u64) {
+    /// most for a sender that goes back at the same time. Before a fork, notes that the peer has to write to TCP what
+    /// is unread.
+    pub(super) fn leave_lanes_for_now(&'static self, tcp: Tcp, deadline_ns: u64, is_for_fork: bool) {
         self.notice_hang_up();
         if let Some(mut receiver) = self.receiver.lock() {
             receiver.set_staying(true);
         }
-        self.freeze(tcp, deadline_ns);
+        self.freeze(tcp, deadline_ns, is_for_fork);
         if let Some(mut sender) = self.sender.lock() {
             sender.set_paused(true);
             sender.finish(tcp, self.role());
@@ -313,10 +345,10 @@ impl Connection {
 
     /// Leaves the lane that this end receives by. From then on the socket has what is unread, or the sender will write
     /// it there. Waits for a sender that goes back at the same time.
-    fn freeze(&'static self, tcp: Tcp, deadline_ns: u64) {
+    fn freeze(&'static self, tcp: Tcp, deadline_ns: u64, is_for_fork: bool) {
         loop {
             let Some(mut receiver) = self.receiver.lock() else { return };
-            match receiver.freeze(tcp) {
+            match receiver.freeze(tcp, is_for_fork) {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(_) => {
@@ -368,6 +400,10 @@ impl Connection {
             receiver.note_hang_up();
         }
         self.bell_slot.store(-1, Ordering::Release);
+        // A child of the peer may go on with the connection.
+        if let Some(mut meeting) = self.meeting.lock() {
+            meeting.forget_peer(self.role());
+        }
     }
 }
 

@@ -88,9 +88,13 @@ pub fn after_fork_in_child() {
     POOL.for_each(|connection| {
         let had_calls = connection.sender.lock().is_some_and(|mut sender| sender.leave_to_parent())
             | connection.receiver.lock().is_some_and(|mut receiver| receiver.leave_to_parent());
+        let misses_bytes = connection.sender.lock().is_none_or(|sender| sender.misses_bytes());
+        // A call may be of the thread that has forked, in a signal handler, and go on here. What a set of both
+        // processes reports of lanes would reach one of them.
+        let is_watched = connection.watchers.lock().is_none_or(|watchers| !watchers.is_empty());
         // The parent's bell would not hang up while the child holds it.
         if let Some(mut meeting) = connection.meeting.lock() {
-            meeting.leave_to_parent(had_calls);
+            meeting.leave_to_parent(had_calls || misses_bytes || is_watched);
             connection.bell_slot.store(-1, Ordering::Release);
         }
     });

@@ -77,7 +77,8 @@ impl Connection {
             } else {
                 report.asks_kernel = true;
                 // Bytes in front of the lane may still be on their way.
-                receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data()) && Tcp(fd).available() > 0
+                let has_data = receiver.lane_to_watch().is_some_and(|lane| lane.may_have_data());
+                receiver.leftover_bytes() > 0 || has_data && Tcp(fd).available() > 0
             };
             report.ready |= if has_data { INPUT } else { 0 };
         }
@@ -282,7 +283,8 @@ impl Connection {
         let Some(mut receiver) = self.receiver.lock() else { return in_tcp };
         // The sender may have begun a move. A violation is reported by the next receive.
         let _ = receiver.prepare(Tcp(fd));
-        i32::try_from(receiver.unread_bytes(in_tcp.max(0) as u64)).unwrap_or(i32::MAX)
+        let unread = receiver.unread_bytes(in_tcp.max(0) as u64).saturating_add(receiver.abandoned_bytes(Tcp(fd)));
+        i32::try_from(unread).unwrap_or(i32::MAX)
     }
 
     /// Notes that the program has set the size of the socket's send buffer.

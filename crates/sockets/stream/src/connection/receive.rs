@@ -62,7 +62,7 @@ impl Connection {
     /// Leaves a receive to the kernel if there is no lane.
     fn receive_unmet(&'static self, this: Use) -> Option<Received> {
         let (mut receiver, _) = this.receiver().ok()?;
-        receiver.lane().is_none().then(|| {
+        (receiver.lane().is_none() && receiver.is_plain()).then(|| {
             receiver.enter_kernel();
             Received::Kernel(this.generation())
         })
@@ -196,7 +196,9 @@ impl Connection {
         let mut by_itself = false;
         let finish = |done: usize, error| Received::Done(if done > 0 { Ok(done) } else { Err(error) });
         loop {
-            let what = if call.done > 0 || by_itself { WaitFor::MoreData } else { WaitFor::Data };
+            let awaits_requested = || call.this.receiver().is_ok_and(|(mut receiver, _)| receiver.awaits_requested());
+            let stays_here = call.done > 0 || by_itself || awaits_requested();
+            let what = if stays_here { WaitFor::MoreData } else { WaitFor::Data };
             let events = match self.wait_to_receive(&mut blocking, &mut deadline, may_block, what, &mut spin) {
                 Ok(events) => events,
                 Err(error) => return finish(call.done.max(peeked), error),

@@ -1,10 +1,14 @@
 //! The receiving half of a connection.
 
+mod after_fork;
+
 use super::lanes::InLane;
+use super::leftover::Leftover;
 use crate::flags::MessageFlags;
 use crate::kernel::{self, Tcp};
 use crate::spans::{Part, for_each_part, total_bytes};
 use crate::statistics::Counters;
+use after_fork::Requested;
 use lane::ShortRead;
 use libc::iovec;
 use path::{EndWord, Failure, ReceiveBy, ReceiverIo, Receiving, Word, Words};
@@ -57,6 +61,10 @@ pub(super) struct Receiver {
     is_staying: bool,
     /// The lane of the parent of this process, which is dropped with the connection.
     left_to_parent: Option<InLane>,
+    /// What comes before everything else.
+    leftover: Option<Leftover>,
+    /// What the peer was asked to write to TCP, before a fork.
+    requested: Option<Requested>,
 }
 
 /// The result of one attempt to receive.
@@ -145,7 +153,10 @@ impl Receiver {
     /// [`Receiver::allow_moves`]: the sets that hold the connection must know of the lane first.
     pub fn install(&mut self, lane: InLane, counters: Counters) {
         // Field by field, as the sender.
+        self.path = Receiving::default();
         self.lane = Some(lane);
+        self.left_to_parent = None;
+        self.has_peer_left = false;
         self.counters = counters;
         self.forbidden += 1;
     }
@@ -187,16 +198,20 @@ impl Receiver {
 
     /// Returns whether receives are the kernel's, unchanged.
     pub fn is_plain(&self) -> bool {
-        matches!(self.path, Receiving::Plain { .. })
+        matches!(self.path, Receiving::Plain { .. }) && self.leftover_bytes() == 0 && self.requested.is_none()
     }
 
     /// Returns whether a receive would find bytes.
     pub fn has_bytes(&mut self, tcp: Tcp) -> bool {
-        self.unread_bytes(tcp.available()) > 0
+        self.unread_bytes(tcp.available()) > 0 || self.abandoned_bytes(tcp) > 0
     }
 
     /// Returns the number of unread bytes, if TCP has `in_tcp` of them.
     pub fn unread_bytes(&mut self, in_tcp: u64) -> u64 {
+        (self.leftover_bytes() as u64).saturating_add(self.unread_bytes_of_path(in_tcp))
+    }
+
+    fn unread_bytes_of_path(&mut self, in_tcp: u64) -> u64 {
         let Some(lane) = self.lane.as_mut() else { return in_tcp };
         if self.path.bytes_before_lane() == Some(in_tcp) {
             lane.enter();
@@ -214,6 +229,9 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::prepare`].
     pub fn confirm_input(&mut self, tcp: Tcp) -> Result<bool, Violation> {
+        if self.leftover_bytes() > 0 {
+            return Ok(true);
+        }
         let Some(lane) = self.lane.as_mut() else { return Ok(true) };
         if let Receiving::Plain { .. } = self.path {
             return Ok(true);
@@ -288,18 +306,6 @@ impl Receiver {
         self.calls_in_kernel > 0
     }
 
-    /// Leaves the lane to the parent of this process, unless the sender has died and something is unread: both
-    /// processes receive that. Returns whether a call of the parent was in the kernel. Frees nothing: another thread of
-    /// the parent may have held the allocator's locks.
-    pub fn leave_to_parent(&mut self) -> bool {
-        let is_plain = matches!(self.path, Receiving::Plain { .. });
-        // As the sender.
-        if is_plain && self.lane.is_some() && self.left_to_parent.is_none() {
-            std::mem::swap(&mut self.lane, &mut self.left_to_parent);
-        }
-        std::mem::take(&mut self.calls_in_kernel) > 0
-    }
-
     /// Notes that the kernel has reported an event of the socket.
     pub fn note_kernel_event(&mut self) {
         self.has_kernel_event = true;
@@ -335,6 +341,8 @@ impl Receiver {
     fn prepare_for(&mut self, is_willing: bool, tcp: Tcp) -> Result<ReceiveBy, Violation> {
         // A call that waits in the kernel would take bytes that are not counted.
         let is_willing = is_willing && self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
+        // Bytes that come first are elsewhere, or nobody would send by the lane.
+        let is_willing = is_willing && self.leftover.is_none() && self.requested.is_none() && !self.has_peer_left;
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }
@@ -369,6 +377,19 @@ impl Receiver {
         skip: usize,
         flags: MessageFlags,
     ) -> Result<Attempt, Violation> {
+        if let Some(leftover) = &self.leftover {
+            // SAFETY: every span is writable for its length, by this function's contract.
+            let bytes = unsafe { leftover.receive(spans, skip, flags.peek(), flags.discard()) };
+            // Another process may have taken the rest.
+            if bytes > 0 || leftover.unread_bytes() > 0 {
+                return Ok(Attempt::Got { bytes, wakes_sender: false });
+            }
+            self.leftover = None;
+        }
+        if self.requested.is_some() && !flags.kernel_only() && self.awaits_requested() {
+            // SAFETY: every span is writable for its length, by this function's contract.
+            return unsafe { self.receive_requested(tcp, spans, skip, flags) };
+        }
         let mut by = self.prepare_for(!flags.kernel_only(), tcp)?;
         loop {
             match by {
@@ -569,14 +590,23 @@ impl Receiver {
     }
 
     /// Leaves the lane. Returns whether everything that is unread comes by TCP.
-    pub fn freeze(&mut self, tcp: Tcp) -> Result<bool, Violation> {
-        let Some(lane) = self.lane.as_mut() else { return Ok(true) };
-        if self.has_peer_left {
+    pub fn freeze(&mut self, tcp: Tcp, is_for_fork: bool) -> Result<bool, Violation> {
+        if self.has_peer_left && self.lane.is_some() {
             // Nobody would write what is unread to TCP: it is read here.
-            let by = self.path.note_peer_left(&mut ReceiveIo { counters: &self.counters, lane, tcp })?;
-            return Ok(by == ReceiveBy::Kernel);
+            let is_unread = self.lane_in_use().is_some_and(|lane| lane.may_have_data());
+            return Ok(is_unread || self.prepare_last(tcp)? != ReceiveBy::Nothing);
         }
-        Ok(self.path.freeze(&mut ReceiveIo { counters: &self.counters, lane, tcp })?)
+        let Some(lane) = self.lane.as_mut() else { return Ok(true) };
+        let is_entered = matches!(self.path, Receiving::Lane { .. });
+        let was_plain = matches!(self.path, Receiving::Plain { .. });
+        let is_done = self.path.freeze(&mut ReceiveIo { counters: &self.counters, lane, tcp })?;
+        if let Receiving::Plain { last } = self.path
+            && !was_plain
+            && is_for_fork
+        {
+            self.note_request(last, is_entered);
+        }
+        Ok(is_done)
     }
 }
 

@@ -136,7 +136,9 @@ impl Sender {
     /// Begins to use the lane, now that the ends have met: asks for the first move.
     pub fn install(&mut self, lane: OutLane, counters: Counters, tcp: Tcp, role: Role) {
         // Field by field: a whole sender on the stack would be too large for the smallest stacks of threads.
+        (self.path, self.is_blocked, self.bytes_resent) = (Sending::default(), false, 0);
         self.lane = Some(lane);
+        self.left_to_parent = None;
         self.set_counters(counters);
         self.asks_after = Some(AsksAfter { left: ASKS_AFTER_SENDS, next: 2 * ASKS_AFTER_SENDS });
         self.with_io(tcp, role, |path, io| {
@@ -216,6 +218,11 @@ impl Sender {
         (sent, sent.saturating_sub(unread as u64))
     }
 
+    /// Returns whether sends go by TCP, and nothing of a lane is to be written there.
+    pub fn is_by_tcp(&self) -> bool {
+        matches!(self.path, Sending::Tcp { .. } | Sending::Asking { .. })
+    }
+
     /// Does not ask for a move any more.
     pub fn stay_on_tcp(&mut self) {
         self.asks_after = None;
@@ -238,7 +245,7 @@ impl Sender {
     /// nothing: another thread of the parent may have held the allocator's locks.
     pub fn leave_to_parent(&mut self) -> bool {
         self.misses_bytes |= matches!(self.path, Sending::Resending { .. });
-        // A process that has left a lane to its parent never gets another one for the connection.
+        // One that this process has had for itself was left before another meeting.
         if self.lane.is_some() && self.left_to_parent.is_none() {
             std::mem::swap(&mut self.lane, &mut self.left_to_parent);
         }

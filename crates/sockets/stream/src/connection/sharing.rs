@@ -5,6 +5,7 @@ use super::{Connection, POOL};
 use crate::holders::{self, Hold};
 use crate::kernel::Tcp;
 use crate::young::{Occasion, Young};
+use meeting::Role;
 
 /// Transfers after which a process checks whether it is the only one that holds the connection.
 const TRANSFERS_PER_CHECK: u32 = 16;
@@ -49,7 +50,7 @@ impl Meeting {
     fn share(&mut self) {
         self.state = match std::mem::take(&mut self.state) {
             State::Stays => State::Stays,
-            State::Shared(sharing) if sharing.hold.add() => State::Shared(sharing),
+            State::Shared(sharing) if sharing.hold.add_child() => State::Shared(sharing),
             State::Shared(_) => State::Stays,
             state => {
                 let has_met = matches!(state, State::Met);
@@ -60,16 +61,38 @@ impl Meeting {
         };
     }
 
-    /// Gives up what belongs to the parent of this process. The child never uses lanes of a connection whose ends had
-    /// met: the peer knows the parent's memory and bell, and does not meet anybody else. The same holds if calls were
-    /// in the kernel: one may be of the thread that has forked, in a signal handler, and may go on in the child.
-    pub fn leave_to_parent(&mut self, had_calls: bool) {
+    /// Gives up what belongs to the parent of this process. The peer knows the parent's memory and bell, so that this
+    /// process meets it anew once the parent is gone. If it `is_final`, this process never uses lanes.
+    pub fn leave_to_parent(&mut self, is_final: bool) {
         self.bell = None;
         match &mut self.state {
-            State::Shared(sharing) => sharing.is_final |= sharing.has_met || had_calls,
+            State::Shared(sharing) => {
+                sharing.has_met = false;
+                sharing.is_final |= is_final;
+            }
             // It was created by another thread during the fork, or is not in use.
             state => *state = State::Stays,
         }
+    }
+
+    /// Prepares to meet another process that holds the peer's end, because the one that this end has met is gone.
+    pub fn forget_peer(&mut self, role: Role) {
+        match &mut self.state {
+            State::Met => {
+                self.state = State::Alone;
+                self.begin_anew(Young::new(role));
+            }
+            State::Shared(sharing) => sharing.has_met = false,
+            _ => {}
+        }
+    }
+
+    /// Keeps the connection on TCP for good. Somebody whom the library does not know may get it.
+    pub fn stay(&mut self) {
+        if let State::Shared(sharing) = &self.state {
+            sharing.hold.leave_counted();
+        }
+        self.state = State::Stays;
     }
 
     /// Releases the hold of this process, if it has one.
@@ -88,7 +111,10 @@ impl Connection {
         if let Some(mut meeting) = self.meeting.lock() {
             meeting.share();
         }
-        self.leave_lanes_for_now(tcp, deadline_ns);
+        self.leave_lanes_for_now(tcp, deadline_ns, true);
+        if self.receiver.lock().is_some_and(|mut receiver| receiver.save_leftover(tcp, deadline_ns)) {
+            self.for_each_watcher(|set| set.poll_again(self));
+        }
     }
 
     /// Uses lanes again if no other process holds the connection.
@@ -98,7 +124,7 @@ impl Connection {
         let State::Shared(Sharing { hold, has_met, is_final: false, is_released: false, .. }) = meeting.state else {
             return;
         };
-        if !hold.is_sole() || !hold.take_over() {
+        if !crate::sharing::is_sole(hold) || !hold.take_over() {
             return;
         }
         meeting.state = if has_met { State::Met } else { State::Alone };
@@ -159,7 +185,7 @@ pub fn after_failed_fork() {
         if let Some(meeting) = connection.meeting.lock()
             && let State::Shared(sharing) = &meeting.state
         {
-            sharing.hold.release();
+            sharing.hold.release_of_child();
         }
     });
 }

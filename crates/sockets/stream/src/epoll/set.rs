@@ -264,7 +264,12 @@ impl EpollSet {
     /// Makes a connection a member, in place of the program's registration of its descriptor.
     pub(super) fn adopt_member(&'static self, connection: &'static Connection, fd: RawFd, registration: Registration) {
         let Some(mut state) = self.lock() else { return };
-        if state.members.find(fd).is_some() {
+        if let Some(index) = state.members.find(fd) {
+            let is_watched = self.watch_new_bell(&mut state, connection, index);
+            drop(state);
+            if !is_watched {
+                connection.leave_lanes(fd);
+            }
             return;
         }
         let Some(index) = self.insert_member(&mut state, connection, fd, registration) else {
@@ -298,6 +303,18 @@ impl EpollSet {
                 None
             }
         }
+    }
+
+    /// Has the inner instance watch the bell of a member that has met its other end anew. Returns whether it does.
+    fn watch_new_bell(&self, state: &mut State, connection: &'static Connection, index: u32) -> bool {
+        let Ok(inner) = state.ensure_inner(self.epfd()) else { return false };
+        if nested::is_watched_by_edges(self.epfd()) {
+            return false;
+        }
+        let added = control_in_kernel(inner, libc::EPOLL_CTL_ADD, connection.bell(), BELL_EVENTS, index.into());
+        state.members.make_hot(index);
+        self.hand_over(state);
+        matches!(added, Ok(()) | Err(Errno::EXIST))
     }
 
     /// Inserts a member, whose bell the inner instance watches from now on. `None` if that is impossible.
