@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use segment::ends::{SMALL_RING_OFFSET, SMALL_RING_SLOTS, Word};
 use system_tests::paths::{package_file, python};
@@ -41,6 +41,36 @@ fn must_echo(rack: &Rack, server: &Server) {
     let finished = Process::start(script(rack, "echo_client.py").arg(server.port.to_string())).wait(WAIT_MAX);
     assert_eq!(finished.must_succeed().stdout, "echoed 100000\n");
     assert!(server.process.is_running(), "{}", server.process.stderr());
+}
+
+/// Another client, which prints the median, the 99th percentile and the maximum of the times that it waits for the echo
+/// of a byte, in milliseconds, until a file exists.
+const ECHO_TIMES: &str = r#"
+import os, socket, sys, time
+times = []
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as server:
+    while not os.path.exists(sys.argv[2]):
+        began = time.perf_counter()
+        server.sendall(b"?")
+        assert server.recv(1) == b"?"
+        times.append(1e3 * (time.perf_counter() - began))
+        time.sleep(0.001)
+times.sort()
+median, late = (times[len(times) * percent // 100] for percent in (50, 99))
+print(f"{median:.2f}, {late:.2f}, {times[-1]:.2f} ms of {len(times)}")
+"#;
+
+/// Calls `work` as long as a condition holds. Returns what [`ECHO_TIMES`] prints meanwhile.
+fn echo_times_while(rack: &Rack, server: &Server, holds: impl Fn() -> bool, work: impl Fn()) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let over = folder.path().join("over");
+    let mut command = rack.require_lane(python());
+    let client = Process::start(command.args(["-c", ECHO_TIMES, &server.port.to_string()]).arg(&over));
+    while holds() {
+        work();
+    }
+    fs::write(over, "").expect("a file");
+    client.wait(WAIT_MAX).must_succeed().stdout.trim_end().to_owned()
 }
 
 fn word_arguments() -> Vec<String> {
@@ -114,12 +144,18 @@ fn peers_that_write_anything_into_their_memory_do_not_stall_a_server() {
     let server = start_echo(&rack);
     must_echo(&rack, &server);
     let (descriptors, mappings, memory_kib) = (descriptors_of(&server), mappings_of(&server), anonymous_kib(&server));
+    let began = Instant::now();
+    let before = echo_times_while(&rack, &server, || began.elapsed() < SILENCE, || must_echo(&rack, &server));
     let attacker = start_attacks(&rack, &server);
     let has_forged = || attacker.stdout().starts_with("forged ") || !attacker.is_running();
-    let began = std::time::Instant::now();
-    while !has_forged() && began.elapsed() < ATTACKS_LIMIT {
-        must_echo(&rack, &server);
-    }
+    let began = Instant::now();
+    let attacked = echo_times_while(
+        &rack,
+        &server,
+        || !has_forged() && began.elapsed() < ATTACKS_LIMIT,
+        || must_echo(&rack, &server),
+    );
+    println!("one byte there and back for another client: before {before}; during the attacks {attacked}");
     let said = attacker.stdout();
     assert!(said.starts_with("forged ") && attacker.is_running(), "{said} {}", attacker.stderr());
     assert!(!said.contains("reset 0"), "no forged word had an effect");
