@@ -385,8 +385,7 @@ pub struct Node {
     pub address: IpAddr,
 }
 
-/// Spans of each window for direct connections. If the link is modelled, all programs that write into the window share
-/// its rate through the page before the first span.
+/// Spans of each window for direct connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spans {
     /// Offset of the first span in the window.
