@@ -24,8 +24,8 @@
 //!
 //! # Windows in shared memory: [`SharedWindows`]
 //!
-//! Programs that hold a part of a link's windows fork, exec, hand it to other processes and stop at any time. Their
-//! windows keep all state in the shared memory, and neither endpoint depends on the other's loads.
+//! Processes that share the memory of a link's windows may stop at any time. Their windows keep all state in it, and
+//! neither endpoint depends on the other's loads.
 
 mod clock;
 mod error;

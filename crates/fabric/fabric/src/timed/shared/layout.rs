@@ -36,12 +36,6 @@ impl SharedLayout {
         self.times_offset() + (at - self.words_bytes) / LINE * WORD_BYTES
     }
 
-    /// Empties the histories, in memory that no program uses: the first part of the window is then what it holds in
-    /// place. Arrival times need no reset, because they are as old as the stores they belong to.
-    pub fn forget_words(self, mut store_zero: impl FnMut(usize)) {
-        (0..self.words_bytes).step_by(WORD_BYTES).for_each(|at| store_zero(self.history(at)));
-    }
-
     pub(super) fn check(self) -> Result<(), TimedError> {
         let Self { window_bytes, words_bytes } = self;
         let fits = is_window_size(window_bytes) && words_bytes <= window_bytes && words_bytes.is_multiple_of(LINE);

@@ -229,16 +229,6 @@ fn a_corrupted_pacer_delays_nobody_for_long() {
     assert_eq!(b.inbound().load_u64(0, Ordering::Acquire), 1);
 }
 
-#[test]
-fn emptied_histories_leave_what_lies_in_place() {
-    let pair = Pair::new();
-    pair.a.outbound().store_u64(0, 1, Ordering::Release);
-    pair.a.outbound().store_u64(504, 2, Ordering::Release);
-    assert_eq!((pair.at(1_000).word(0), pair.word(504)), (1, 2));
-    SHAPE.forget_words(|at| pair.memory[1].store_u64(at, 0, Ordering::Relaxed));
-    assert_eq!((pair.word(0), pair.word(504)), (0, 0));
-}
-
 /// Loads that find a history in the middle of a store never return a value that was not stored, and values do not go
 /// back.
 #[test]
