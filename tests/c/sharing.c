@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 // Round trips after which a connection is certainly busy, and may have moved.
@@ -296,6 +297,26 @@ TEST(a_process_goes_on_with_a_child_that_shares_its_descriptors)
     go_on(&another, BUSY);
     close_pair(&another);
     close_pair(&pair);
+}
+
+TEST(a_process_that_has_forked_gets_all_descriptors)
+{
+    enum { LIMIT = 200 };
+    struct rlimit limit = {LIMIT, LIMIT};
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+    int used = 3, opened = 0; // the pair and its listener
+    for (int fd = 0; fd < LIMIT; fd++)
+        used += fcntl(fd, F_GETFD) != -1;
+    struct pair pair = connected_pair();
+    pid_t pid = fork_child();
+    if (pid == 0)
+        _exit(0);
+    wait_child(pid);
+    while (socket(AF_INET, SOCK_STREAM, 0) != -1)
+        opened++;
+    CHECK_EQ(errno, EMFILE);
+    CHECK_EQ(used + opened, LIMIT);
+    go_on(&pair, BUSY);
 }
 
 static void *receive_once(void *argument)

@@ -19,6 +19,14 @@ use crate::terms::{DataPath, FallbackReason, Role};
 
 /// Longest path of a rack directory in which a page is published.
 const RACK_PATH_BYTES_MAX: usize = 512;
+/// The page is a file of the rack, or cannot be one.
+const PUBLISHED: u32 = 0;
+/// The page is private memory, in a child of `fork` that has counted nothing.
+const PRIVATE: u32 = 1;
+/// A thread makes it a file.
+const PUBLISHING: u32 = 2;
+/// How often a thread yields at most to one that does so.
+const YIELDS_MAX: u32 = 1000;
 /// Index of a connection for which no slot was free.
 const UNLISTED: u32 = u32::MAX;
 
@@ -67,6 +75,8 @@ pub struct StatsPage {
     /// Number of open connections, by `DataPath as usize`.
     open: [AtomicU64; DataPath::COUNT],
     published: AtomicBool,
+    /// [`PUBLISHED`], [`PRIVATE`] or [`PUBLISHING`].
+    publication: AtomicU32,
     file_pid: AtomicU32,
     file_suffix: AtomicU32,
     file_device: AtomicU64,
@@ -132,6 +142,7 @@ impl StatsPage {
             known,
             open: [const { AtomicU64::new(0) }; DataPath::COUNT],
             published: AtomicBool::new(false),
+            publication: AtomicU32::new(PUBLISHED),
             file_pid: AtomicU32::new(0),
             file_suffix: AtomicU32::new(0),
             file_device: AtomicU64::new(0),
@@ -195,6 +206,7 @@ impl StatsPage {
 
     /// Counts a connection that could have had a lane and uses kernel TCP.
     pub fn count_fallback(&self, reason: FallbackReason) {
+        self.ensure_published();
         self.header().fallbacks[reason as usize].fetch_add(1, Relaxed);
     }
 
@@ -206,6 +218,7 @@ impl StatsPage {
 
     /// Adds a connection. Takes no lock and allocates nothing; makes a system call only if the table grows.
     pub fn open_connection(&'static self, connection: &NewConnection) -> ConnectionSlot {
+        self.ensure_published();
         let path = connection.path;
         let totals = &self.header().totals[path as usize];
         totals.connections_total.fetch_add(1, Relaxed);
@@ -292,33 +305,60 @@ impl StatsPage {
     /// child handler, which runs while the child has one thread. Connections of the parent stay open, marked as
     /// inherited, and count from zero; every [`ConnectionSlot`] stays valid. Safe after `fork` in a multi-threaded
     /// program: it neither allocates nor takes a lock.
+    ///
+    /// The page is private until the child counts a connection, a reason, or bytes by kernel TCP: most children end or
+    /// run another program before that, and a file takes as long as the `fork` itself.
     pub fn forked_child(&'static self) {
-        let pid = own_pid();
         if self.known.is_empty() {
             // The emergency page is static memory, of which the child already has a copy.
             return reset_counters(self.header());
         }
         let used = self.slots_used.load(Relaxed);
-        let replaced = backing::map(self.rack(), pid, used as usize).and_then(|page| {
-            self.write_inherited(page.base, used);
-            self.write_header(page.base, pid);
-            // SAFETY: both are whole mappings of a page that this process owns, and the child has only the calling
-            // thread.
-            unsafe { backing::replace(self.page, page.base) }.inspect_err(|_| {
-                page.file.inspect(|file| backing::remove(self.rack(), *file));
-                // SAFETY: `replace` failed, so that the mapping is still whole, and nothing refers to it.
-                unsafe { backing::unmap(page.base) };
-            })?;
-            self.adopt(&page);
-            Ok(())
-        });
-        if replaced.or_else(|_| self.become_private(pid, used)).is_ok() {
+        if self.become_private(own_pid(), used).is_ok() {
+            self.publication.store(PRIVATE, Relaxed);
             return self.rebuild_free_stack(used);
         }
         // Even this fails in a child whose memory limit is below what it has mapped. Its counters then go to its
         // parent's page, but it reuses none of its parent's slots.
+        self.publication.store(PUBLISHED, Relaxed);
         self.slots_used.store(SLOTS as u32, Relaxed);
         self.free_top.store(0, Relaxed);
+    }
+
+    /// Makes the page of a child a file of the rack, before the child counts something.
+    #[inline]
+    fn ensure_published(&self) {
+        if self.publication.load(Relaxed) != PUBLISHED {
+            self.publish();
+        }
+    }
+
+    #[cold]
+    fn publish(&self) {
+        if self.publication.compare_exchange(PRIVATE, PUBLISHING, Acquire, Relaxed).is_err() {
+            // Bounded: this may be a handler that has interrupted that thread. What it counts is lost then.
+            for _ in 0..YIELDS_MAX {
+                if self.publication.load(Acquire) == PUBLISHED {
+                    return;
+                }
+                std::thread::yield_now();
+            }
+            return;
+        }
+        let used = self.slots_used.load(Relaxed);
+        if let Ok(page) = backing::map(self.rack(), own_pid(), used as usize) {
+            copy_page(self.page, page.base, used);
+            // SAFETY: both are whole mappings of a page that this process owns. The kernel replaces one by the other at
+            // once; what other threads count meanwhile goes to one of them.
+            if unsafe { backing::replace(self.page, page.base) }.is_ok() {
+                self.adopt(&page);
+            } else {
+                page.file.inspect(|file| backing::remove(self.rack(), *file));
+                // SAFETY: `replace` failed, so that the mapping is still whole, and nothing refers to it.
+                unsafe { backing::unmap(page.base) };
+            }
+        }
+        self.publication.store(PUBLISHED, Release);
     }
 
     fn write_inherited(&self, base: NonNull<u8>, used: u32) {
@@ -344,8 +384,7 @@ impl StatsPage {
         }
     }
 
-    /// Replaces the page by private memory if no second page can be mapped, so that the child does not write into its
-    /// parent's.
+    /// Replaces the page by private memory, so that the child does not write into its parent's.
     fn become_private(&self, pid: u32, used: u32) -> Result<(), Errno> {
         self.published.store(false, Relaxed);
         // SAFETY: `self.page` is a whole mapping of a page that this process owns, and the child has only the calling
@@ -382,6 +421,18 @@ impl StatsPage {
     pub unsafe fn vanish(&'static self) {
         // SAFETY: by the contract of this function, the page is no longer used.
         unsafe { backing::unmap(self.page) };
+    }
+}
+
+/// Copies the header and the slots that were used, the beginning of the header last: a reader that finds the magic
+/// there also finds the rest.
+fn copy_page(from: NonNull<u8>, to: NonNull<u8>, used: u32) {
+    let words = (HEADER_BYTES + used as usize * SLOT_BYTES) / size_of::<AtomicU64>();
+    for index in (0..words).rev() {
+        // SAFETY: both are pages with memory for this number of slots, aligned, and consist of atomics.
+        let (from, to) =
+            unsafe { (from.cast::<AtomicU64>().add(index).as_ref(), to.cast::<AtomicU64>().add(index).as_ref()) };
+        to.store(from.load(Relaxed), Release);
     }
 }
 
@@ -519,6 +570,9 @@ impl ConnectionSlot {
     /// says that no other thread counts meanwhile.
     #[inline]
     pub fn add_by_kernel(&self, sent_bytes: u64, received_bytes: u64, is_only_thread: bool) {
+        if sent_bytes > 0 || received_bytes > 0 {
+            self.stats.ensure_published();
+        }
         let single_writer = is_only_thread && self.index != UNLISTED;
         for (side, bytes) in [(&self.slot.sender, sent_bytes), (&self.slot.receiver, received_bytes)] {
             if bytes > 0 {
@@ -531,6 +585,9 @@ impl ConnectionSlot {
     /// [`ConnectionSlot::add_sent`] and [`ConnectionSlot::add_received`].
     #[inline]
     pub fn add_by_tcp(&self, sent_bytes: u64, received_bytes: u64) {
+        if sent_bytes > 0 || received_bytes > 0 {
+            self.stats.ensure_published();
+        }
         for (side, bytes) in [(&self.slot.sender, sent_bytes), (&self.slot.receiver, received_bytes)] {
             if bytes > 0 {
                 side.bytes_by_tcp.fetch_add(bytes, Relaxed);

@@ -173,6 +173,14 @@ pub fn after_fork_in_child() {
     }
 }
 
+/// Closes the descriptor by which this process locks its record, so that the program gets its number.
+pub fn close_descriptor() {
+    if let (Some(family), Some(record)) = (family(), OWN.load(Ordering::Acquire).checked_sub(1)) {
+        family.processes.keep_counted(record as usize);
+    }
+    keep_lock(None);
+}
+
 /// Frees the record of this process, which has released its holds and is about to end.
 pub fn end_process() {
     if let (Some(family), Some(record)) = (family(), OWN.load(Ordering::Acquire).checked_sub(1))

@@ -111,6 +111,7 @@ pub fn make_room() -> bool {
     }
     leave_to_kernel(Connection::hang_up);
     meeting::diag::close_kept();
+    holders::close_descriptor();
     true
 }
 

@@ -22,6 +22,8 @@ use rustix::process::{Resource, Rlimit};
 const FIRST_NUMBER_MAX: u64 = 8192;
 /// The first number of those with which the kernel's table of descriptors has at most 8 KiB.
 const SMALL_TABLE_NUMBER: u64 = 960;
+/// The common soft limit, up to which the table is small anyway.
+const SMALL_LIMIT: u64 = 1024;
 /// No hidden descriptor has this number or a higher one.
 const NUMBERS: usize = 1 << 16;
 /// Largest number of hidden descriptors in a process.
@@ -66,13 +68,16 @@ impl HiddenFd {
         Self::register(moved?)
     }
 
-    /// As [`HiddenFd::hide`], at a number so low that the kernel's table of descriptors stays small: a fork copies it.
-    /// For a descriptor that a process has once.
+    /// As [`HiddenFd::hide`], but where the limit is high, at a number so low that the kernel's table of descriptors
+    /// stays small: a fork copies it. For a descriptor that a process has once.
     ///
     /// # Errors
     /// As [`HiddenFd::hide`].
     pub fn hide_in_small_table(fd: OwnedFd) -> Result<Self, Errno> {
-        let moved = move_from(fd.as_fd(), first_number().min(SMALL_TABLE_NUMBER));
+        if soft_limit() <= SMALL_LIMIT {
+            return Self::hide(fd);
+        }
+        let moved = move_from(fd.as_fd(), SMALL_TABLE_NUMBER);
         close(fd);
         Self::register(moved?)
     }

@@ -5,6 +5,7 @@
 //! | free | a process is about to create a child that will hold connections, or holds one itself | starting |
 //! | starting | the child, or the process, has locked the record | running |
 //! | starting | there is no child, because the fork has failed | free |
+//! | running | the process gives up its descriptor, and with that the lock | starting |
 //! | running | the process has no hold any more and is about to end | free |
 //! | running | another process finds the record unlocked | ending |
 //! | ending | that process has released the holds | free |
@@ -67,6 +68,14 @@ impl<const WORDS: usize> Processes<'_, WORDS> {
     pub fn free(self, record: usize) {
         self.holds[record].iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.end_start(record, FREE);
+    }
+
+    /// Keeps the holds of this process counted when it ends, because it is about to unlock its record.
+    pub fn keep_counted(self, record: usize) {
+        let running = self.states[record].load(Ordering::Acquire);
+        if running & STATE == RUNNING {
+            change(&self.states[record], running, STARTING);
+        }
     }
 
     /// Frees the record of this process, if it has no hold any more. Returns whether it has.
