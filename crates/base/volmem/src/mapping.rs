@@ -66,6 +66,14 @@ impl Mapping {
         Self::protected(file, offset_bytes, len_bytes, libc::PROT_READ)
     }
 
+    /// Maps zeroed memory of no file, which children of a fork share. It is allocated as it is used.
+    ///
+    /// # Errors
+    /// The error of `mmap(2)`; `InvalidInput` for a length of zero.
+    pub fn anonymous(len_bytes: usize) -> io::Result<Self> {
+        Self::of_flags(libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0, len_bytes, READ_WRITE)
+    }
+
     /// Maps like [`Mapping::new`] a file of which most is never accessed: none of its memory is locked or allocated in
     /// advance, even in a process that has called `mlockall(MCL_FUTURE)`.
     ///
@@ -101,10 +109,14 @@ impl Mapping {
 
     fn protected(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize, protection: i32) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let (anywhere, file) = (std::ptr::null_mut(), file.as_raw_fd());
+        Self::of_flags(libc::MAP_SHARED, file.as_raw_fd(), offset, len_bytes, protection)
+    }
+
+    fn of_flags(flags: i32, file: i32, offset: libc::off_t, len_bytes: usize, protection: i32) -> io::Result<Self> {
+        let anywhere = std::ptr::null_mut();
         let address = keeping_errno(|| {
             // SAFETY: the kernel chooses the address, so the new mapping replaces no existing memory.
-            match unsafe { libc::mmap(anywhere, len_bytes, protection, libc::MAP_SHARED, file, offset) } {
+            match unsafe { libc::mmap(anywhere, len_bytes, protection, flags, file, offset) } {
                 libc::MAP_FAILED => Err(io::Error::last_os_error()),
                 address => {
                     // SAFETY: the range is the new mapping; the advice changes only what a core dump has.

@@ -7,80 +7,63 @@
 
 use crate::spans::for_each_part;
 use libc::iovec;
-use rustix::mm::{MapFlags, ProtFlags};
 use std::convert::Infallible;
-use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use volmem::sync::Ordering;
+use volmem::{Mapping, Region};
 
 /// The most that is kept: more than a lane and the buffers of TCP have.
 const BYTES_MAX: usize = 32 << 20;
-/// Offset of the bytes. The number of bytes that were taken comes first.
+/// Offset of the number of bytes that were taken.
+const TAKEN_AT: usize = 0;
+/// Offset of the bytes.
 const BYTES_AT: usize = 64;
-const PAGE_BYTES: usize = 4096;
 
 /// Unread bytes that several processes may receive, each byte once.
 pub(super) struct Leftover {
-    base: *mut c_void,
-    mapped_bytes: usize,
+    memory: Region,
     len_bytes: usize,
 }
-
-// SAFETY: the memory is not tied to a thread. Its bytes do not change once processes share it, and the word in it is
-// accessed by atomic operations only.
-unsafe impl Send for Leftover {}
-// SAFETY: as was just said: what several threads access is constant or atomic.
-unsafe impl Sync for Leftover {}
 
 impl Leftover {
     /// Creates an empty one; `None` without memory for that.
     pub fn new() -> Option<Self> {
-        Self::map(BYTES_MAX)
+        Self::with_room(BYTES_MAX)
     }
 
     /// Creates one whose bytes stay in a lane; `None` without memory for the number of those that were taken.
     pub fn in_lane() -> Option<Self> {
-        Self::map(PAGE_BYTES)
+        Self::with_room(0)
     }
 
-    fn map(mapped_bytes: usize) -> Option<Self> {
-        let (anywhere, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: the kernel chooses the address, so that the new mapping replaces no existing memory.
-        let base = unsafe { rustix::mm::mmap_anonymous(anywhere, mapped_bytes, access, flags) }.ok()?;
-        Some(Self { base, mapped_bytes, len_bytes: 0 })
+    fn with_room(bytes: usize) -> Option<Self> {
+        let mapping = Mapping::anonymous(BYTES_AT + bytes).ok()?;
+        Some(Self { memory: Region::of_mapping(Arc::new(mapping)), len_bytes: 0 })
     }
 
     /// Returns the memory after the bytes, of which `add` then makes some part of them.
     pub fn room(&mut self) -> iovec {
-        let end = BYTES_AT + self.len_bytes;
-        // SAFETY: the offset is in the mapping, by `add`.
-        iovec { iov_base: unsafe { self.base.byte_add(end) }, iov_len: self.mapped_bytes - end }
+        let (end, all_bytes) = (BYTES_AT + self.len_bytes, self.memory.len_bytes());
+        iovec { iov_base: self.memory.pointer(end, all_bytes - end).as_ptr().cast(), iov_len: all_bytes - end }
     }
 
     /// Adds what was written to the [room](Leftover::room).
     pub fn add(&mut self, bytes: usize) {
-        self.len_bytes = (self.len_bytes + bytes).min(self.mapped_bytes - BYTES_AT);
+        self.len_bytes = (self.len_bytes + bytes).min(self.memory.len_bytes() - BYTES_AT);
     }
 
-    /// Returns the memory behind the bytes to the system. Nothing can be added then.
-    pub fn finish(&mut self) {
-        let used_bytes = (BYTES_AT + self.len_bytes).next_multiple_of(PAGE_BYTES);
-        // SAFETY: the range is the end of the mapping, and nothing refers to it: its bytes are not part of `len_bytes`.
-        let is_done = used_bytes < self.mapped_bytes
-            && unsafe { rustix::mm::munmap(self.base.byte_add(used_bytes), self.mapped_bytes - used_bytes) }.is_ok();
-        if is_done {
-            self.mapped_bytes = used_bytes;
-        }
-    }
-
-    fn taken(&self) -> &AtomicU64 {
-        // SAFETY: the mapping is aligned and longer than the word, and lives as long as `self`.
-        unsafe { &*self.base.cast() }
+    /// Returns it in memory without room for more; `None` without memory for that.
+    pub fn finish(self) -> Option<Self> {
+        let mut bytes = vec![0; self.len_bytes];
+        self.memory.read(BYTES_AT, &mut bytes);
+        let kept = Self::with_room(bytes.len())?;
+        kept.memory.write(BYTES_AT, &bytes);
+        Some(Self { len_bytes: bytes.len(), ..kept })
     }
 
     /// Returns the number of bytes that were taken.
     pub fn taken_bytes(&self) -> usize {
-        usize::try_from(self.taken().load(Ordering::Acquire)).unwrap_or(usize::MAX)
+        usize::try_from(self.memory.load_u64(TAKEN_AT, Ordering::Acquire)).unwrap_or(usize::MAX)
     }
 
     /// Returns the number of copied bytes that nobody has taken.
@@ -98,10 +81,7 @@ impl Leftover {
             if !discards {
                 // SAFETY: the source is within the bytes, because `take` asks for no others. The target is within spans
                 // that are writable, by this function's contract.
-                unsafe {
-                    let source = self.base.byte_add(BYTES_AT + from).cast_const().cast::<u8>();
-                    std::ptr::copy_nonoverlapping(source, to, len_bytes);
-                }
+                unsafe { self.memory.read_to(BYTES_AT + from, to, len_bytes) };
             }
             Ok(len_bytes)
         });
@@ -124,7 +104,7 @@ impl Leftover {
         mut copy: impl FnMut(usize, *mut u8, usize) -> Result<usize, E>,
     ) -> Result<usize, E> {
         loop {
-            let taken = self.taken().load(Ordering::Acquire);
+            let taken = self.memory.load_u64(TAKEN_AT, Ordering::Acquire);
             let begin = usize::try_from(taken).unwrap_or(usize::MAX).min(len_bytes);
             let mut done = 0;
             let bytes = for_each_part(spans, skip, len_bytes - begin, |to, part_bytes| {
@@ -134,18 +114,10 @@ impl Leftover {
             })?;
             let next = taken + bytes as u64;
             // Another process may have taken them meanwhile.
-            if peeks || self.taken().compare_exchange(taken, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if peeks || self.memory.compare_exchange_u64(TAKEN_AT, taken, next).is_ok() {
                 return Ok(bytes);
             }
         }
-    }
-}
-
-impl Drop for Leftover {
-    fn drop(&mut self) {
-        // SAFETY: the range is the mapping, and nothing refers to it any more. Other processes have mappings of their
-        // own.
-        let _ = unsafe { rustix::mm::munmap(self.base, self.mapped_bytes) };
     }
 }
 
@@ -155,11 +127,10 @@ mod tests {
 
     fn of(bytes: &[u8]) -> Leftover {
         let mut leftover = Leftover::new().expect("memory");
-        // SAFETY: the room is longer than the bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), leftover.room().iov_base.cast(), bytes.len()) };
+        assert!(leftover.room().iov_len >= bytes.len());
+        leftover.memory.write(BYTES_AT, bytes);
         leftover.add(bytes.len());
-        leftover.finish();
-        leftover
+        leftover.finish().expect("memory")
     }
 
     fn receive(leftover: &Leftover, len_bytes: usize, peeks: bool) -> Vec<u8> {

@@ -43,8 +43,9 @@ impl Receiver {
                 _ => break,
             }
         }
-        saved.finish();
-        self.leftover = Some(saved).filter(|saved| saved.unread_bytes() > 0);
+        if saved.unread_bytes() > 0 {
+            self.leftover = saved.finish();
+        }
         self.leftover.is_some()
     }
 
