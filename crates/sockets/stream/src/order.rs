@@ -5,29 +5,32 @@
 //! second request answered first. So a sender tells the receiver of a lane, by a word that changes, that this process
 //! has done something by the kernel before, and a wait that finds the lane ready then asks the kernel, too.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Something was done by the kernel since the epoch began.
-static HAS_USED_KERNEL: AtomicBool = AtomicBool::new(false);
-/// Grows when a lane is used after the kernel was.
+/// Grows when a lane is used after the kernel was, and is odd from a use of the kernel to the next one of a lane: a
+/// message by a lane loads one word.
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 
 /// Notes that this process has connected, sent by TCP, shut down or closed a connection.
 #[inline]
 pub fn note_use_of_kernel() {
     // A store only if need be, so that threads do not take the line from each other.
-    if !HAS_USED_KERNEL.load(Ordering::Relaxed) {
-        HAS_USED_KERNEL.store(true, Ordering::Release);
+    if EPOCH.load(Ordering::Relaxed).is_multiple_of(2) {
+        EPOCH.fetch_or(1, Ordering::AcqRel);
     }
 }
 
 /// Returns a number that differs from that of an earlier call if this process has used the kernel since.
 #[inline]
 pub fn epoch() -> u64 {
-    if HAS_USED_KERNEL.load(Ordering::Relaxed) && HAS_USED_KERNEL.swap(false, Ordering::AcqRel) {
-        EPOCH.fetch_add(1, Ordering::AcqRel);
-    }
-    EPOCH.load(Ordering::Acquire)
+    let epoch = EPOCH.load(Ordering::Acquire);
+    if epoch.is_multiple_of(2) { epoch } else { begin_epoch() }
+}
+
+#[cold]
+fn begin_epoch() -> u64 {
+    let begun = |epoch: u64| epoch.next_multiple_of(2);
+    EPOCH.fetch_update(Ordering::AcqRel, Ordering::Acquire, |epoch| Some(begun(epoch))).map_or_else(begun, begun)
 }
 
 #[cfg(test)]

@@ -109,7 +109,8 @@ impl Connection {
         Edges { arrivals: arrivals.unwrap_or(0), rooms }
     }
 
-    /// Asks the peer to ring when one of `wanted` becomes true.
+    /// Asks the peer to ring when one of `wanted` becomes true. Where there is room, none can appear: a send that finds
+    /// none has the sets poll again. Otherwise the peer of an edge-triggered set would ring with each message it reads.
     pub fn ask_for_ring(&'static self, wanted: i16) {
         if wanted & INPUT != 0
             && let Some(mut receiver) = self.receiver.lock()
@@ -119,7 +120,7 @@ impl Connection {
         }
         if wanted & OUTPUT != 0
             && let Some(mut sender) = self.sender.lock()
-            && let Some(lane) = sender.lane()
+            && let Some(lane) = sender.lane().filter(|lane| !lane.is_writable())
         {
             lane.announce_sleep();
         }

@@ -27,6 +27,8 @@ struct First {
     set: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
+    /// The descriptor may be among the further registrations.
+    has_further: AtomicBool,
     /// Threads that wait on this descriptor as on a set without members.
     waiters: AtomicU32,
     /// This descriptor is a set that the program has created.
@@ -142,6 +144,7 @@ pub fn put(fd: RawFd, registration: Registration) {
                 Some((_, known)) => *known = registration,
                 None => further.push((fd, registration)),
             }
+            first.has_further.store(true, Ordering::Release);
             HAS_FURTHER.store(true, Ordering::Release);
         }),
         _ => first.put(registration),
@@ -151,7 +154,7 @@ pub fn put(fd: RawFd, registration: Registration) {
 /// Returns whether a descriptor has a registration.
 #[inline]
 pub fn is_any(fd: RawFd) -> bool {
-    first(fd).is_some_and(|first| first.set.load(Ordering::Acquire) != 0) || HAS_FURTHER.load(Ordering::Acquire)
+    first(fd).is_some_and(|first| first.set.load(Ordering::Acquire) != 0 || first.has_further.load(Ordering::Acquire))
 }
 
 /// Returns the registrations of a descriptor.
@@ -181,7 +184,12 @@ pub fn remove_all(fd: RawFd) {
         first.set.store(0, Ordering::Release);
     }
     if HAS_FURTHER.load(Ordering::Acquire) {
-        FURTHER.with(|further| further.retain(|(of, _)| *of != fd));
+        FURTHER.with(|further| {
+            further.retain(|(of, _)| *of != fd);
+            if let Some(first) = first(fd) {
+                first.has_further.store(false, Ordering::Release);
+            }
+        });
     }
 }
 
@@ -216,16 +224,18 @@ mod tests {
         let registration = |epfd, data| Registration { epfd, events: 5, data };
         assert!(of(fd).is_empty());
         put(fd, registration(one, 1));
+        assert!(is_any(fd) && !is_any(one));
         put(fd, registration(two, 2));
         put(fd, registration(two, 3));
         put(fd, registration(one, 4));
         assert_eq!(of(fd), [registration(one, 4), registration(two, 3)]);
         remove(fd, one);
         assert_eq!(of(fd), [registration(two, 3)]);
+        assert!(is_any(fd) && !is_any(one), "only the descriptor itself has registrations");
         put(fd, registration(one, 5));
         remove_set(two);
         assert_eq!(of(fd), [registration(one, 5)]);
         remove_all(fd);
-        assert!(of(fd).is_empty());
+        assert!(of(fd).is_empty() && !is_any(fd));
     }
 }

@@ -143,11 +143,11 @@ impl EpollSet {
     }
 
     /// Returns whether it is time to ask the kernel, or it may have other events of members that were reported, or
-    /// events from before those.
+    /// events from before those. What it has reported in this wait it would report again.
     fn is_kernel_due(&self, buffer: &Buffer) -> bool {
         let asked_ticks = self.lock().map_or(0, |state| state.kernel_asked_ticks);
         let is_time = ticks().wrapping_sub(asked_ticks) > KERNEL_EVERY_US * TICKS_PER_MICROSECOND;
-        is_time || (buffer.asks_kernel && !buffer.has_kernel_events)
+        !buffer.has_kernel_events && (is_time || buffer.asks_kernel)
     }
 
     /// Ends a registration with `EPOLLONESHOT` of which lane events were reported, in the kernel too.
