@@ -146,7 +146,8 @@ fn redis_loads_from_a_pipe_and_copies_to_a_replica() {
         let copied = run_client(&rack, redis_cli(&rack, replica.port).args(["GET", key])).0;
         assert_eq!(copied.stdout, value + "\n");
     }
-    rack.assert_program_over_lanes("redis-server", (KEYS * 10) as u64);
+    // Part of the replies of five bytes: while the server saves in a child, its connections use TCP.
+    rack.assert_program_over_lanes("redis-server", (KEYS * 2) as u64);
 }
 
 // --- memcached -----------------------------------------------------------------------------------------------------
