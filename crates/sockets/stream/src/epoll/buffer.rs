@@ -54,23 +54,10 @@ impl Buffer {
         if begin == 0 || begin == self.len {
             return;
         }
-        self.reverse(0, begin);
-        self.reverse(begin, self.len);
-        self.reverse(0, self.len);
+        // SAFETY: the first `len` elements of the array are filled; `epoll_event` is packed, which aligns it to a byte.
+        unsafe { std::slice::from_raw_parts_mut(self.events, self.len) }.rotate_left(begin);
         // The places of this wait hold no more.
         self.wait = NEXT_WAIT.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn reverse(&mut self, begin: usize, end: usize) {
-        for step in 0..(end - begin) / 2 {
-            let (low, high) = (self.events.wrapping_add(begin + step), self.events.wrapping_add(end - 1 - step));
-            // SAFETY: both are among the first `len` elements of the array, which are filled and need not be aligned.
-            unsafe {
-                let (first, last) = (low.read_unaligned(), high.read_unaligned());
-                low.write_unaligned(last);
-                high.write_unaligned(first);
-            }
-        }
     }
 
     /// Returns the event at `offset` behind the filled ones, which the kernel has stored there.
