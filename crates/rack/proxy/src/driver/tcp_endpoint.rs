@@ -75,15 +75,13 @@ struct Granted {
     grant: SpanGrant,
     /// The number by which both proxies know the connection, once it is open.
     number: Option<ConnectionNumber>,
-    /// The ports of the client and of the server, as the programs see them.
-    ports: [u16; 2],
     is_attached: bool,
 }
 
 impl Granted {
-    fn retained(&self) -> Option<RetainedConnection> {
+    fn retained(&self, ports: [u16; 2]) -> Option<RetainedConnection> {
         let number = self.number?.0;
-        Some(RetainedConnection { peer: self.grant.peer(), span: self.grant.index(), number, ports: self.ports })
+        Some(RetainedConnection { peer: self.grant.peer(), span: self.grant.index(), number, ports })
     }
 }
 
@@ -124,7 +122,7 @@ impl TcpEndpoint {
         let window = Some(Window { kind: spans.kind(), inbound_offset, outbound_offset, outgoing_secret });
         let memory = Memory { window, ..Memory::own(SPAN_BYTES as u64, secret) };
         relay.offer_window(Some(WindowOffer { descriptor, memory }));
-        self.span = Span::Granted(Granted { grant, number: None, ports: self.ports, is_attached: false });
+        self.span = Span::Granted(Granted { grant, number: None, is_attached: false });
         // A program that has proposed before has just met this end.
         self.follow_meeting();
     }
@@ -176,7 +174,7 @@ impl TcpEndpoint {
         }
         let source_port = if is_opener { None } else { shared.source_ports.reserve(port) };
         let relay = Relay::resume(duplicates.socket, duplicates.bell, role, shared.meeting_key());
-        let span = Span::Granted(Granted { grant, number: Some(number), ports, is_attached: true });
+        let span = Span::Granted(Granted { grant, number: Some(number), is_attached: true });
         let mut endpoint = Self::new(relay, ports, None, source_port);
         endpoint.span = span;
         Some(endpoint)
@@ -185,7 +183,7 @@ impl TcpEndpoint {
     /// Returns what the next monitor needs to retain the connection after this proxy's monitor has died.
     pub(super) fn into_retained(mut self) -> Option<(RetainedConnection, RetainedDescriptors)> {
         let Span::Granted(granted) = &self.span else { return None };
-        let retained = granted.retained()?;
+        let retained = granted.retained(self.ports)?;
         let (socket, bell) = self.relay.as_mut()?.duplicate()?;
         // Not reset: the duplicates continue it.
         drop(self.relay.take());
@@ -200,7 +198,7 @@ impl TcpEndpoint {
         }
         granted.is_attached = true;
         granted.grant.note_attached();
-        if let (Some(retained), Some((socket, bell))) = (granted.retained(), relay.duplicate()) {
+        if let (Some(retained), Some((socket, bell))) = (granted.retained(self.ports), relay.duplicate()) {
             granted.grant.deposit(retained, RetainedDescriptors { socket, bell });
         }
     }
