@@ -52,6 +52,13 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         FrameHeader::decode(&bytes, chunk.len_bytes)
     }
 
+    /// Copies the payload of a frame of a kind whose payload has `N` bytes.
+    pub(super) fn payload<const N: usize>(&self, partition: usize, chunk: Chunk) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.partitions[partition].from.span(chunk).part(HEADER_BYTES, N).read(&mut bytes);
+        bytes
+    }
+
     /// Handles a frame. Returns `false` if an earlier frame of its connection must be received first.
     fn handle_frame(&mut self, partition: usize, header: &FrameHeader, chunk: Chunk) -> Result<bool, LinkFault> {
         let Some(key) = self.connection_of(partition, header)? else {

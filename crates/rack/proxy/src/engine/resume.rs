@@ -18,7 +18,7 @@ use super::settings::EngineSettings;
 use super::state::{CONNECTION_RESET, Engine};
 use crate::connection::{Connection, Due, Phase, StreamEnd, WaitState};
 use crate::counters::EngineCounters;
-use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, Resumption};
+use crate::frame::{FrameHeader, FrameKind, Resumption};
 use crate::local::LocalEndpoint;
 use crate::placement::{Class, TrafficHistory};
 use crate::table::{ConnectionKey, Table};
@@ -236,9 +236,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         let at_start = Resumption { limit: header.aux, has_end: false };
         match header.kind {
             FrameKind::Resume => {
-                let mut bytes = [0; Resumption::BYTES];
-                self.partitions[partition].from.span(chunk).part(HEADER_BYTES, bytes.len()).read(&mut bytes);
-                self.resume(key, header.aux, Resumption::decode(&bytes).ok_or("an invalid resumption")?)
+                let resumption = Resumption::decode(&self.payload(partition, chunk));
+                self.resume(key, header.aux, resumption.ok_or("an invalid resumption")?)
             }
             // The peer does not know that its `Open` was answered.
             FrameKind::Open if header.connection.opener() != self.settings.side => {

@@ -16,7 +16,7 @@
 
 use super::state::{CONNECTION_RESET, Engine};
 use crate::connection::{Connection, Due, Phase};
-use crate::frame::{Carried, ConnectionNumber, FrameHeader, FrameKind, HEADER_BYTES};
+use crate::frame::{Carried, ConnectionNumber, FrameHeader, FrameKind};
 use crate::local::LocalEndpoint;
 use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
@@ -39,12 +39,9 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     pub fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<L>> {
         let mut suspended = Vec::new();
         for key in self.table.keys() {
-            let is_kept = |connection: &mut Connection<L>| {
-                let is_open = connection.has_span && connection.phase == Phase::Open;
-                is_open && connection.local.as_mut().is_some_and(L::may_outlive_link)
-            };
             let Some(connection) = self.table.get(key) else { continue };
-            if !is_kept(connection) {
+            let is_open = connection.has_span && connection.phase == Phase::Open;
+            if !is_open || !connection.local.as_mut().is_some_and(L::may_outlive_link) {
                 continue;
             }
             let (number, lost_ns) =
@@ -104,9 +101,7 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             }
             _ => return Err("a frame before the resumption"),
         }
-        let mut bytes = [0; Carried::BYTES];
-        self.partitions[partition].from.span(chunk).part(HEADER_BYTES, bytes.len()).read(&mut bytes);
-        let theirs = Carried::decode(&bytes);
+        let theirs = Carried::decode(&self.payload(partition, chunk));
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         let Some(local) = connection.local.as_mut().filter(|local| local.span_index() == header.aux) else {
             return Err("a resumption with another span");

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::Engine;
 use crate::engine::EngineEvent;
 use crate::engine::with_span::tests::{engine, lanes, links, open_payload};
-use crate::frame::LinkSide;
+use crate::frame::{HEADER_BYTES, LinkSide};
 use crate::local::{Broken, Input};
 use fabric::heap::HeapLink;
 use fabric::{Inbound, Link, Outbound};
