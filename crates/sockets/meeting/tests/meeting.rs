@@ -289,6 +289,7 @@ fn a_child_that_closes_what_it_shares_leaves_the_meeting_to_its_parent() {
 
 #[test]
 fn role_of_a_socket_is_not_guessed() {
+    let _alone = alone();
     // Whoever states the wrong role gets counts that are off by the SYN, and no meeting.
     let connection = Connection::v4();
     let wrong = meeting::counts::read(connection.accepted.as_fd(), Role::Connected);
