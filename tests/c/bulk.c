@@ -198,6 +198,72 @@ CLIENT(writer_under_pressure_continues_after_drain)
         meet(me);
 }
 
+// A reader that takes half of what there is, and then waits for the writer: room must return, however the writer waits
+// for it, and also if the connection begins to use memory while megabytes are unread in TCP.
+enum room_wait { POLL, SELECT, LEVEL, EDGE, SEND };
+
+static uint64_t send_until_full(int fd, const struct pattern *pattern, uint64_t position)
+{
+    static char block[30000];
+    for (;;) {
+        pattern_fill(pattern, position, block, sizeof block);
+        ssize_t sent = send(fd, block, sizeof block, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0) {
+            CHECK_EQ(errno, EAGAIN);
+            return position;
+        }
+        position += sent;
+    }
+}
+
+static void room_returns_after(int trips, enum room_wait how)
+{
+    struct pair pair = connected_pair();
+    for (; trips > 0; trips--)
+        ping_pong(pair.client, pair.server);
+    struct pattern *pattern = pattern_new(88);
+    static char bytes[1000];
+    uint64_t read = 0, written = 0;
+    int epoll = epoll_with(pair.client, how == EDGE ? EPOLLOUT | EPOLLET : how == LEVEL ? EPOLLOUT : 0);
+    for (int i = 0; i < 8; i++) {
+        uint64_t before = written;
+        written = send_until_full(pair.client, pattern, written);
+        CHECK(written > before);
+        for (uint64_t left = (written - read) / 2000; left > 0; left--, read += sizeof bytes) {
+            recv_exact(pair.server, bytes, sizeof bytes);
+            pattern_check(pattern, read, bytes, sizeof bytes);
+        }
+        if (how == POLL) {
+            await(pair.client, POLLOUT);
+        } else if (how == SELECT) {
+            fd_set set;
+            FD_ZERO(&set);
+            FD_SET(pair.client, &set);
+            CHECK_EQ(select(pair.client + 1, NULL, &set, NULL, &(struct timeval){.tv_sec = WAIT_MS_MAX / 1000}), 1);
+        } else if (how == SEND) {
+            pattern_fill(pattern, written, bytes, sizeof bytes);
+            send_all(pair.client, bytes, sizeof bytes);
+            written += sizeof bytes;
+        } else {
+            CHECK(epoll_one(epoll).events & EPOLLOUT);
+        }
+    }
+    OK(close(epoll));
+    close_pair(&pair);
+}
+
+static void room_returns(enum room_wait how)
+{
+    for (int trips = 0; trips < 4; trips++)
+        room_returns_after(trips, how);
+}
+
+TEST(room_returns_for_poll) { room_returns(POLL); }
+TEST(room_returns_for_select) { room_returns(SELECT); }
+TEST(room_returns_for_epoll) { room_returns(LEVEL); }
+TEST(room_returns_as_an_edge) { room_returns(EDGE); }
+TEST(room_returns_for_send) { room_returns(SEND); }
+
 TEST(a_connection_buffers_32_kib)
 {
     // Programs that write before their peer reads rely on some tens of kilobytes.

@@ -34,7 +34,8 @@ impl<'a> PipeEnd<'a> {
     pub fn wait(&self) -> Result<(), Errno> {
         let mut entry = [libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         loop {
-            match blocking::poll(&mut entry, if self.waits { -1 } else { 0 }) {
+            match blocking::poll_slice(&mut entry, if self.waits { -1 } else { 0 }) {
+                Ok(0) if self.waits => {}
                 Ok(0) => return Err(Errno::AGAIN),
                 Err(Errno::INTR) if system::all_handlers_restart() => {}
                 polled => return polled.map(|_| ()),

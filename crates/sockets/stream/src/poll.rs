@@ -192,7 +192,7 @@ impl<'a> Call<'a> {
         let in_kernel = self.in_kernel.as_mut_slice();
         self.muted.as_slice().iter().for_each(|index| in_kernel[*index].fd = -1);
         // SAFETY: `mask` is null or a signal set, by this function's contract.
-        unsafe { blocking::ppoll(in_kernel, timeout_ns, mask) }?;
+        unsafe { blocking::ppoll_slice(in_kernel, timeout_ns, mask) }?;
         KERNEL_ASKED.set((self.hash, ticks()));
         let (of_program, of_bells) = in_kernel.split_at(self.entries.len());
         for (entry, found) in self.entries.iter_mut().zip(of_program) {

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 pub const MEMORY_BYTES: u64 = 65_536;
 
-/// Keeps the tests of a binary apart. Where one of them counts the descriptors of the process, every test must call this.
+/// Keeps the tests of a binary apart. Every test of one in which some count the descriptors of the process calls this.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -62,6 +62,7 @@ fn by_libc(call: impl FnOnce() -> isize) -> isize {
 
 /// Maximum time that a thread blocks at once while there is idle work.
 const IDLE_WORK_EVERY_MS: u64 = 250;
+const SLICE_NS: u64 = IDLE_WORK_EVERY_MS * 1_000_000;
 /// The function that blocking threads call from time to time, if any.
 static IDLE_WORK: Callback<fn() -> bool> = Callback::new();
 
@@ -77,7 +78,6 @@ fn in_slices<R>(
     mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,
     has_woken: impl Fn(&R) -> bool,
 ) -> Result<R, Errno> {
-    const SLICE_NS: u64 = IDLE_WORK_EVERY_MS * 1_000_000;
     let mut left_ns = timeout_ns;
     loop {
         let work = IDLE_WORK.get();
@@ -91,8 +91,9 @@ fn in_slices<R>(
     }
 }
 
-/// Blocks for one slice of a wait that has `timeout_ms` left, or -1: for all of it without idle work. Returns 0 at the
-/// end of the slice. A longer wait would pass descriptors again that may be other files by then.
+/// `poll(2)` for one slice of a wait that has `timeout_ms` left, or -1: for all of it without idle work. Returns 0 at
+/// the end of the slice. A longer wait would pass descriptors again that may be other files by then, and the work may
+/// have changed what the caller waits for.
 pub fn poll_slice(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let slice_ms = IDLE_WORK_EVERY_MS as i32;
     let Some(work) = IDLE_WORK.get().filter(|_| !(0..=slice_ms).contains(&timeout_ms)) else {
@@ -139,16 +140,6 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     count_or_error(received).map(|received| received > 0)
 }
 
-/// `poll(2)`, with a timeout in milliseconds or -1.
-pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
-    if timeout_ms == 0 || !IDLE_WORK.is_set() {
-        return poll_once(fds, timeout_ms);
-    }
-    let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
-    let poll = |left_ns: Option<u64>| poll_once(fds, left_ns.map_or(-1, |ns| ns.div_ceil(1_000_000) as i32));
-    in_slices(timeout_ns, poll, |ready| *ready > 0)
-}
-
 fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let ready = if let Some(poll) = POLL.get() {
         // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
@@ -160,22 +151,23 @@ fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> 
     count_or_error(ready)
 }
 
-/// `ppoll(2)`; without a timeout it waits without limit.
+/// `ppoll(2)`, as [`poll_slice`]; without a timeout, the wait has no limit.
 ///
 /// # Safety
 /// `mask` is null or points to a signal set.
-pub unsafe fn ppoll(
+pub unsafe fn ppoll_slice(
     fds: &mut [libc::pollfd],
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    if timeout_ns == Some(0) || !IDLE_WORK.is_set() {
-        // SAFETY: the caller guarantees that `mask` is null or points to a signal set, which is the only requirement.
-        return unsafe { ppoll_once(fds, timeout_ns, mask) };
+    let work = IDLE_WORK.get().filter(|_| timeout_ns.is_none_or(|timeout_ns| timeout_ns > SLICE_NS));
+    let slice_ns = if work.is_some() { Some(SLICE_NS) } else { timeout_ns };
+    // SAFETY: the caller guarantees that `mask` is null or points to a signal set, which is the only requirement.
+    let ready = unsafe { ppoll_once(fds, slice_ns, mask) }?;
+    if ready == 0 {
+        work.iter().for_each(do_idle_work);
     }
-    // SAFETY: the caller guarantees that `mask` is null or points to a signal set until this call returns, and so in
-    // each slice of the wait.
-    in_slices(timeout_ns, |left_ns| unsafe { ppoll_once(fds, left_ns, mask) }, |ready| *ready > 0)
+    Ok(ready)
 }
 
 unsafe fn ppoll_once(

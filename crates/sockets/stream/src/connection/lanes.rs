@@ -13,6 +13,7 @@ use segment::window::{self, WindowSpans};
 use segment::{Receiver, Sender};
 use socket::accounting::memory_budget;
 use socket::descriptor::hidden;
+use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
@@ -22,6 +23,8 @@ const ROOM_BYTES_MIN: usize = 64 << 10;
 const CAPACITY_BYTES_MAX_OWN: usize = 3 << 20;
 /// The largest capacity of a lane of the peer that this end accepts.
 const CAPACITY_BYTES_MAX: usize = segment::CAPACITY_BYTES_MAX;
+/// Milliseconds after which a direction goes back to TCP if its lane is full and the receiver has not entered it.
+const ENTRY_PATIENCE_MS: u64 = 100;
 /// The cursor of a receiver that has not entered the lane of the move.
 const NOT_ENTERED: u64 = u64::MAX;
 
@@ -87,7 +90,16 @@ impl Shared {
         let mut producer = ends::sender(&self.mine, &self.peers, &self.state, secret);
         producer.set_budget(&memory_budget::PROCESS_BUDGET);
         let (mine, peers) = (self.mine.clone(), self.peers.clone());
-        OutLane { producer, mine, peers, is_entered: false, has_left: false, unread_from: Ok(None), epoch: 0 }
+        OutLane {
+            producer,
+            mine,
+            peers,
+            is_entered: false,
+            full_since: None,
+            has_left: false,
+            unread_from: Ok(None),
+            epoch: 0,
+        }
     }
 
     /// Returns the lane that this end reads.
@@ -126,6 +138,8 @@ pub(super) struct OutLane {
     peers: PeerMemory,
     /// The peer has begun to read the lane of this move.
     is_entered: bool,
+    /// When the lane was first found full in this move, before the peer has entered it; by the processor's clock.
+    full_since: Option<u64>,
     /// The lane has ended since [`OutLane::take_left`].
     has_left: bool,
     /// Where in the lane that has ended the bytes begin that follow on TCP; `None` if none do.
@@ -155,10 +169,11 @@ impl OutLane {
     }
 
     /// Returns whether TCP has so much room that a move may begin. The lane holds no more than TCP has room for at
-    /// every moment, so that the direction can go back at once.
+    /// every moment, so that the direction can go back at once. Until the peer enters it, it holds half of that: then
+    /// it has room when the peer has read what TCP had, as TCP would have.
     pub fn may_begin(&mut self, room: usize) -> bool {
         if room >= ROOM_BYTES_MIN {
-            self.set_room(room);
+            self.set_room(room / 2);
         }
         room >= ROOM_BYTES_MIN
     }
@@ -178,19 +193,29 @@ impl OutLane {
     /// Begins a move of the direction to the lane.
     pub fn begin(&mut self, bytes_written: u64) {
         let start = self.producer.restart();
-        self.is_entered = false;
+        (self.is_entered, self.full_since) = (false, None);
         self.mine.publish_start(bytes_written, start);
     }
 
-    /// Lets the lane hold more bytes once the peer has begun to read it, and so has received all that was in TCP.
-    /// Returns whether it may hold more.
+    /// Called when the lane is full. Lets it hold more bytes once the peer has begun to read it, and so has received
+    /// all that was in TCP. Returns whether it may hold more.
     pub fn note_entered(&mut self, tcp: Tcp) -> bool {
         let has_entered = !self.is_entered && self.producer.has_restarted();
         if has_entered {
             self.is_entered = true;
             self.note_send_buffer(tcp);
+        } else if !self.is_entered && self.full_since.is_none() {
+            self.full_since = Some(ticks());
         }
         has_entered
+    }
+
+    /// Returns whether the lane was full before the peer had entered it, and either the peer has entered it since, or
+    /// this has lasted for so long that TCP may be the better path: TCP has room again once the peer has read a part of
+    /// what is in it, and this lane not before the peer has read all of that.
+    pub fn is_entry_due(&self, now_ticks: u64) -> bool {
+        let is_late = |since: u64| now_ticks.wrapping_sub(since) > ENTRY_PATIENCE_MS * TICKS_PER_MILLISECOND;
+        !self.is_entered && self.full_since.is_some_and(|since| self.producer.has_restarted() || is_late(since))
     }
 
     /// Ends the lane's part of the stream. What the receiver has left follows on TCP: by its own position if

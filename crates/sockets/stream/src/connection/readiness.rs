@@ -87,10 +87,11 @@ impl Connection {
         {
             let by = sender.prepare_if_by_lane(Tcp(fd), self.role());
             let has_room = match by {
-                Some(SendBy::Lane) => sender.lane().is_none_or(|lane| lane.is_writable()),
+                Some(SendBy::Lane) => sender
+                    .lane()
+                    .is_none_or(|lane| lane.is_writable() || (lane.note_entered(Tcp(fd)) && lane.is_writable())),
                 Some(_) => true,
-                // It was the lane that had no room.
-                None => sender.is_blocked() && blocking::poll_now(fd, OUTPUT) & OUTPUT != 0,
+                None => sender.reports_room_on_tcp(Tcp(fd)),
             };
             if by.is_some() || has_room {
                 sender.note_room(has_room);

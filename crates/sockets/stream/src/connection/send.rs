@@ -177,6 +177,7 @@ impl Connection {
             if !self.may_block(flags.dont_wait()) {
                 // Sets in which the connection is parked have asked for a ring before there was a need for room.
                 self.for_each_watcher(|set| set.poll_again(self));
+                reclaim::sweep_while_polling();
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             let result = self.wait(&mut call, &mut deadline, WaitFor::Room).and_then(|woken| {
@@ -256,6 +257,7 @@ impl Connection {
             }
             if !self.may_block(false) {
                 self.for_each_watcher(|set| set.poll_again(self));
+                reclaim::sweep_while_polling();
                 return finish(done, Errno::AGAIN);
             }
             match self.wait(&mut call, &mut deadline, WaitFor::Room) {

@@ -33,8 +33,7 @@ pub(super) struct Sender {
     left_to_parent: Option<OutLane>,
     /// The parent of this process has not yet written to TCP what the receiver has left in the lane.
     misses_bytes: bool,
-    /// A send has found no room, and nothing has found room since.
-    is_blocked: bool,
+    room: Room,
     /// How often a send that found no room was followed by room.
     rooms: u64,
     /// Bytes that were written to TCP of what is unread in the lane.
@@ -42,6 +41,17 @@ pub(super) struct Sender {
     /// The sum of all such bytes.
     bytes_resent_ever: u64,
     growth: Growth,
+}
+
+/// What the sends by lanes have left to report to polls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Room {
+    #[default]
+    Nothing,
+    /// A send has found no room, and nothing has found room since.
+    Missing,
+    /// There is room since the direction has gone back to TCP: an edge that the kernel does not report.
+    OnTcp,
 }
 
 /// Sends by TCP after which this end asks for a move.
@@ -53,6 +63,8 @@ struct AsksAfter {
 
 /// Sends after the end of a move before this end first asks for another one; doubled each time.
 const ASKS_AFTER_SENDS: u32 = 16;
+
+const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
 /// Spans of one send of what is unread in a lane.
 const RESENT_SPANS: usize = 32;
@@ -136,7 +148,7 @@ impl Sender {
     /// Begins to use the lane, now that the ends have met: asks for the first move.
     pub fn install(&mut self, lane: OutLane, counters: Counters, tcp: Tcp, role: Role) {
         // Field by field: a whole sender on the stack would be too large for the smallest stacks of threads.
-        (self.path, self.is_blocked, self.bytes_resent) = (Sending::default(), false, 0);
+        (self.path, self.room, self.bytes_resent) = (Sending::default(), Room::Nothing, 0);
         self.lane = Some(lane);
         self.left_to_parent = None;
         self.set_counters(counters);
@@ -195,15 +207,24 @@ impl Sender {
         self.is_by_lane().then(|| self.prepare(tcp, role))
     }
 
-    /// Returns whether a send by a lane has found no room, and nothing has found room since.
-    pub fn is_blocked(&self) -> bool {
-        self.is_blocked
+    /// Returns whether polls have something to report of room, although sends go by TCP: a send by a lane has found
+    /// none, and no send by TCP has begun since.
+    pub fn reports_room_on_tcp(&self, tcp: Tcp) -> bool {
+        match self.room {
+            Room::Nothing => false,
+            Room::Missing => blocking::poll_now(tcp.0, OUTPUT) & OUTPUT != 0,
+            Room::OnTcp => true,
+        }
     }
 
     /// Notes whether a poll has found room.
     pub fn note_room(&mut self, has_room: bool) {
-        self.rooms += u64::from(has_room && self.is_blocked);
-        self.is_blocked = !has_room;
+        self.rooms += u64::from(has_room && self.room == Room::Missing);
+        self.room = match has_room {
+            false => Room::Missing,
+            true if self.is_by_lane() => Room::Nothing,
+            true => Room::OnTcp,
+        };
     }
 
     /// Returns how often a send that found no room was followed by room.
@@ -263,6 +284,7 @@ impl Sender {
     /// can do may have been done.
     pub fn enter_kernel(&mut self, tcp: Tcp, role: Role) {
         self.calls_in_kernel += 1;
+        self.room = Room::Nothing;
         if !self.path.may_ask() || self.is_paused {
             return;
         }
@@ -349,8 +371,10 @@ impl Sender {
             // SAFETY: every span is readable for its length, by this function's contract.
             bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
         }
-        self.is_blocked |= bytes < wanted;
-        self.growth.note(lane);
+        if bytes < wanted {
+            self.room = Room::Missing;
+        }
+        self.growth.note(lane, bytes < wanted);
         if is_answer {
             lane.demote_since(position);
         }
@@ -387,17 +411,29 @@ impl Sender {
                 Filled::Failed(error) => ended = Some(Err(error)),
                 Filled::NoRoom if lane.note_entered(tcp) => {}
                 Filled::NoRoom => {
-                    self.is_blocked = true;
+                    self.room = Room::Missing;
                     break;
                 }
             }
         }
-        self.growth.note(lane);
+        self.growth.note(lane, self.room == Room::Missing);
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         if bytes > 0 {
             self.counters.add_sent(bytes);
         }
         Ok((Written { bytes, wakes_receiver }, ended))
+    }
+
+    /// Returns whether to [make room](Sender::make_room).
+    pub fn is_entry_due(&self, now_ticks: u64) -> bool {
+        self.is_by_lane() && self.lane.as_ref().is_some_and(|lane| lane.is_entry_due(now_ticks))
+    }
+
+    /// Lets the lane hold more bytes if the peer has entered it, and otherwise goes back to TCP.
+    pub fn make_room(&mut self, tcp: Tcp, role: Role) {
+        if !self.lane.as_mut().is_some_and(|lane| lane.note_entered(tcp)) {
+            self.finish_stream(tcp, role);
+        }
     }
 
     /// Releases the memory of the lane if it has been idle for `idle_ms`.

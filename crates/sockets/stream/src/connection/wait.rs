@@ -125,7 +125,7 @@ impl Connection {
         deadline.find_out(call.this.tcp()?, WaitFor::MoreData);
         deadline.left_ms()?;
         call.note_sleep();
-        match blocking::poll(&mut [], NAP_MS) {
+        match blocking::poll_slice(&mut [], NAP_MS) {
             Err(Errno::INTR) if deadline.continues_after_signal() => Ok(()),
             polled => polled.and(deadline.check_signals()),
         }
@@ -252,7 +252,7 @@ impl Connection {
         let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let tcp = this.tcp()?;
         let mut entries = [entry(tcp.0, events), entry(if is_alone { self.bell() } else { -1 }, libc::POLLIN)];
-        match blocking::poll(&mut entries, timeout_ms) {
+        match blocking::poll_slice(&mut entries, timeout_ms) {
             Err(Errno::INTR) if deadline.continues_after_signal() => {}
             polled => {
                 polled?;
