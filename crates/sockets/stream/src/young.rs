@@ -3,10 +3,12 @@
 //! A connection is worth a lane once it has carried some requests. Both ends count them alike: a request begins where
 //! the connecting end sends after it has received, or where the accepting end receives after it has sent. A stream in
 //! one direction counts as a request for every [`TRANSFERS_PER_REQUEST`] transfers. The accepting end is ready to meet
-//! the other from its second request on. The connecting end tries to meet it at its third, then at its sixth, twelfth
-//! and so on: an attempt costs a few system calls, and the peer may never load this library. Both do so after they have
-//! sent, so that the peer does not wait for it: the connecting end its request, the accepting end its answer. If the
-//! accepting end was slow to announce itself, the connecting end finds it at its fourth request.
+//! the other from its third request on. The connecting end tries to meet it at its fourth, then at its eighth,
+//! sixteenth and so on: an attempt costs a few system calls, and the peer may never load this library. A TLS connection
+//! with one request ends before: its handshake and the alert at its end count as requests. Both do so after they have
+//! sent, so that the peer does not wait for it: the connecting end its request, the accepting end its answer. The
+//! accepting end answers a proposal when it receives the next request. If it was slow to announce itself, the
+//! connecting end finds it at its fifth request.
 
 use crate::holders::Hold;
 use meeting::Role;
@@ -15,9 +17,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Transfers in one direction that count as one request.
 const TRANSFERS_PER_REQUEST: u32 = 8;
 /// The request with which the accepting end announces itself.
-const ANNOUNCED_AT: u32 = 2;
+const ANNOUNCED_AT: u32 = 3;
 /// The request with which the connecting end first proposes to meet.
-const PROPOSED_AT: u32 = 3;
+const PROPOSED_AT: u32 = 4;
 /// The first requests, in each of which an end that expects the other checks whether it is there.
 const EAGER_REQUESTS: u32 = 8;
 /// Transfers after which a process checks whether it is the only one that holds the connection.
@@ -194,12 +196,14 @@ impl Young {
         let is_request = if is_same { run == TRANSFERS_PER_REQUEST } else { begins_requests };
         let run = if run == TRANSFERS_PER_REQUEST { 0 } else { run };
         let requests = (self.requests() + u32::from(is_request)).min(REQUESTS_MAX);
-        // The peer waits for what this end sends, a request or an answer.
-        let is_occasion = if is_same { is_request } else { transfer == Transfer::Sent };
+        let (is_sent, is_connected) = (transfer == Transfer::Sent, self.role() == Role::Connected);
+        // The peer waits for what this end sends, a request or an answer. What it has proposed in the meantime is found
+        // with its next request.
+        let (may_meet, may_check) = if is_same { (is_request, is_request) } else { (is_sent, is_sent == is_connected) };
         let counters =
             direction << DIRECTION_SHIFT | u64::from(run) << RUN_SHIFT | u64::from(requests) << REQUESTS_SHIFT;
         let next = Self(self.0 & KEPT | counters);
-        (next, if is_occasion { self.occasion(requests) } else { Occasion::None })
+        (next, self.occasion(requests, may_meet, may_check))
     }
 
     fn count_shared(self) -> (Self, Occasion) {
@@ -209,18 +213,18 @@ impl Young {
         (Self(self.0 & !mask | transfers), occasion)
     }
 
-    fn occasion(self, requests: u32) -> Occasion {
+    fn occasion(self, requests: u32, may_meet: bool, may_check: bool) -> Occasion {
         let first = match self.role() {
             Role::Accepted => ANNOUNCED_AT,
             Role::Connected => PROPOSED_AT,
         };
         let is_doubled = requests.is_multiple_of(first) && (requests / first).is_power_of_two();
         let is_second_try = self.role() == Role::Connected && requests == first + 1;
+        // The peer proposes after the request behind the first occasion.
+        let is_awaited = requests > first + 1 && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS));
         match () {
-            () if is_doubled || is_second_try => Occasion::Meet,
-            () if requests > first && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS)) => {
-                Occasion::Check
-            }
+            () if may_meet && (is_doubled || is_second_try) => Occasion::Meet,
+            () if may_check && is_awaited => Occasion::Check,
             () => Occasion::None,
         }
     }
@@ -266,15 +270,15 @@ mod tests {
     }
 
     #[test]
-    fn an_accepting_end_announces_itself_after_its_second_answer() {
+    fn an_accepting_end_announces_itself_after_its_third_answer() {
         let found = occasions(Role::Accepted, requests(Role::Accepted, 20), Occasion::Meet);
-        assert_eq!(found, [4, 8, 16, 32]);
+        assert_eq!(found, [6, 12, 24]);
     }
 
     #[test]
-    fn a_connecting_end_proposes_with_its_third_and_fourth_request_and_then_ever_more_rarely() {
+    fn a_connecting_end_proposes_with_its_fourth_and_fifth_request_and_then_ever_more_rarely() {
         let found = occasions(Role::Connected, requests(Role::Connected, 30), Occasion::Meet);
-        assert_eq!(found, [5, 7, 11, 23, 47]);
+        assert_eq!(found, [7, 9, 15, 31]);
     }
 
     #[test]
@@ -288,7 +292,7 @@ mod tests {
         for role in [Role::Connected, Role::Accepted] {
             for transfer in [Transfer::Sent, Transfer::Received] {
                 let found = occasions(role, [transfer; 40], Occasion::Meet);
-                assert!(found[0] < 30, "{role:?} {transfer:?}: {found:?}");
+                assert!(found[0] < 34, "{role:?} {transfer:?}: {found:?}");
             }
         }
     }
@@ -296,7 +300,7 @@ mod tests {
     #[test]
     fn an_announced_end_checks_often_at_first_and_rarely_later() {
         let found = occasions(Role::Accepted, requests(Role::Accepted, 100), Occasion::Check);
-        assert_eq!(found[..4], [6, 10, 12, 14]);
+        assert_eq!(found[..4], [9, 11, 13, 15]);
         assert!(found.len() < 18, "{found:?}");
     }
 

@@ -25,7 +25,7 @@ use report::{Connections, Report};
 use trial::Trial;
 
 const AFTER_HELP: &str = "The server must run under 'crosslane run' already: it serves both sides. A connection gets a \
-                          lane once it is busy, with its third request or later: a client of short connections is \
+                          lane once it is busy, with its fourth request or later: a client of short connections is \
                           measured on kernel TCP on both sides, once with the library and once without it.";
 
 /// Options of `crosslane compare`.

@@ -91,7 +91,7 @@ impl Reason {
             Self::NotConnected => "nothing: it is not used yet",
             Self::OtherRelease => "restart the program with the library of this release, or use that release's command",
             Self::Unpublished => "free space in the rack directory's file system and restart the program",
-            Self::NotBusy => "nothing: a connection moves to a lane with its third request or later",
+            Self::NotBusy => "nothing: a connection moves to a lane with its fourth request or later",
         }
     }
 }
