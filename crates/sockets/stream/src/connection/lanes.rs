@@ -169,11 +169,11 @@ impl OutLane {
     }
 
     /// Returns whether TCP has so much room that a move may begin. The lane holds no more than TCP has room for at
-    /// every moment, so that the direction can go back at once. Until the peer enters it, it holds half of that: then
-    /// it has room when the peer has read what TCP had, as TCP would have.
+    /// every moment, so that the direction can go back at once. Until the peer enters it, it holds three quarters of
+    /// that: then it has room when the peer has read what TCP had, as TCP would have.
     pub fn may_begin(&mut self, room: usize) -> bool {
         if room >= ROOM_BYTES_MIN {
-            self.set_room(room / 2);
+            self.set_room(room - room / 4);
         }
         room >= ROOM_BYTES_MIN
     }
