@@ -84,10 +84,9 @@ Reasons for kernel TCP; accelerated programs fall back when they connect to thes
 
 Notes:
 
-- A rack directory belongs to one user. Servers that have their own user (PostgreSQL, MariaDB, Squid, RabbitMQ) run as
-  that user here, as with `User=` of a systemd unit, and so do their clients. A server that starts as root and drops
-  root before it listens (`memcached -u nobody`, `squid`) uses kernel TCP. One that drops it afterwards (nginx, Apache,
-  PHP-FPM) has lanes.
+- Lanes join programs of one user. Servers that have their own user (PostgreSQL, MariaDB, Squid, RabbitMQ) run as that
+  user here, as with `User=` of a systemd unit, and so do their clients; nginx runs as root. The
+  workers of Apache and PHP-FPM run as `www-data`, so that their connections stay on kernel TCP.
 - nginx starts the program that replaces it with a new environment. Here its configuration has `env LD_PRELOAD;` and
   `env CROSSLANE_RACK;`, without which clients of the new program use kernel TCP; none is lost in that case either.
 - The program on tokio is mini-redis, the server of its tutorial. Open MPI is told to use its TCP transport between
@@ -115,7 +114,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("crosslane", metavar="CROSSLANE")
     parser.add_argument("programs", metavar="PROGRAM", nargs="*")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_intermixed_args()
     chosen = [
         entry

@@ -164,12 +164,15 @@ def grpc(trial):
 def erlang(trial):
     ports, port = free_port(), free_port()
     trial.serve([program("epmd"), "-port", str(ports), "-address", "127.0.0.1"], ports)
-    environment = {"ERL_EPMD_PORT": str(ports), "HOME": str(trial.folder)}
+    environment = {"ERL_EPMD_PORT": str(ports), "ERL_CRASH_DUMP": "/dev/null", "HOME": str(trial.folder)}
     node = [program("erl"), "-noinput", "-setcookie", "one", "-kernel", "inet_dist_use_interface", "{127,0,0,1}"]
     listen = ["inet_dist_listen_min", str(port), "inet_dist_listen_max", str(port)]
     trial.serve([*node, *listen, "-name", "a@127.0.0.1"], port, environment=environment)
     script = (
-        "N = 20000, A = 'a@127.0.0.1', pong = net_adm:ping(A), Body = binary:copy(<<1>>, 1000), "
+        "A = 'a@127.0.0.1', "
+        # The other node listens a moment before its name is known.
+        "Ping = fun F() -> case net_adm:ping(A) of pong -> pong; pang -> timer:sleep(100), F() end end, "
+        "N = 20000, Body = binary:copy(<<1>>, 1000), Ping(), "
         "{T, _} = timer:tc(fun() -> [Body = rpc:call(A, erlang, hd, [[Body]]) || _ <- lists:seq(1, N)] end), "
         "Big = rand:bytes(3000000), [Big = rpc:call(A, erlang, hd, [[Big]]) || _ <- lists:seq(1, 20)], "
         "io:format(\"calls/s ~p~n\", [N * 1000000 div T]), halt(0)."
@@ -182,7 +185,13 @@ PIKA = """
 import sys, time, pika
 
 COUNT = 3000
-connection = pika.BlockingConnection(pika.ConnectionParameters('127.0.0.1', int(sys.argv[1])))
+# The server listens before it answers.
+for attempt in range(50):
+    try:
+        connection = pika.BlockingConnection(pika.ConnectionParameters('127.0.0.1', int(sys.argv[1])))
+        break
+    except pika.exceptions.AMQPConnectionError:
+        time.sleep(0.2)
 channel = connection.channel()
 channel.confirm_delivery()
 channel.queue_declare('one')
