@@ -4,11 +4,11 @@
 //! the connecting end sends after it has received, or where the accepting end receives after it has sent. A stream in
 //! one direction counts as a request for every [`TRANSFERS_PER_REQUEST`] transfers. The accepting end is ready to meet
 //! the other from its third request on. The connecting end tries to meet it at its fourth, then at its eighth,
-//! sixteenth and so on: an attempt costs a few system calls, and the peer may never load this library. A TLS connection
-//! with one request ends before: its handshake and the alert at its end count as requests. Both do so after they have
-//! sent, so that the peer does not wait for it: the connecting end its request, the accepting end its answer. The
-//! accepting end answers a proposal when it receives the next request. If it was slow to announce itself, the
-//! connecting end finds it at its fifth request.
+//! sixteenth and so on: an attempt costs a few system calls, and the peer may never load this library. Both do so after
+//! they have sent, so that the peer does not wait for it: the connecting end its request, the accepting end its answer.
+//! The accepting end answers a proposal when it receives the next request. If it was slow to announce itself, the
+//! connecting end finds it at its fifth request. A TLS connection with one request ends before all this: its handshake
+//! and the alert at its end count as one request each.
 
 use crate::holders::Hold;
 use meeting::Role;
@@ -197,8 +197,8 @@ impl Young {
         let run = if run == TRANSFERS_PER_REQUEST { 0 } else { run };
         let requests = (self.requests() + u32::from(is_request)).min(REQUESTS_MAX);
         let (is_sent, is_connected) = (transfer == Transfer::Sent, self.role() == Role::Connected);
-        // The peer waits for what this end sends, a request or an answer. What it has proposed in the meantime is found
-        // with its next request.
+        // A peer that waits for a request or an answer gets it before this end begins to meet. An accepting end looks
+        // for a proposal when it receives, because the peer proposes while it waits for the answer before.
         let (may_meet, may_check) = if is_same { (is_request, is_request) } else { (is_sent, is_sent == is_connected) };
         let counters =
             direction << DIRECTION_SHIFT | u64::from(run) << RUN_SHIFT | u64::from(requests) << REQUESTS_SHIFT;
@@ -220,7 +220,8 @@ impl Young {
         };
         let is_doubled = requests.is_multiple_of(first) && (requests / first).is_power_of_two();
         let is_second_try = self.role() == Role::Connected && requests == first + 1;
-        // The peer proposes after the request behind the first occasion.
+        // An accepting end finds nothing earlier: the peer proposes once it has sent the request `PROPOSED_AT`, which
+        // is the next one after `first`.
         let is_awaited = requests > first + 1 && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS));
         match () {
             () if may_meet && (is_doubled || is_second_try) => Occasion::Meet,
@@ -292,7 +293,8 @@ mod tests {
         for role in [Role::Connected, Role::Accepted] {
             for transfer in [Transfer::Sent, Transfer::Received] {
                 let found = occasions(role, [transfer; 40], Occasion::Meet);
-                assert!(found[0] < 34, "{role:?} {transfer:?}: {found:?}");
+                let latest = TRANSFERS_PER_REQUEST * PROPOSED_AT + 1;
+                assert!(found[0] <= latest as usize, "{role:?} {transfer:?}: {found:?}");
             }
         }
     }

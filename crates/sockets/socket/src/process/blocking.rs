@@ -62,6 +62,7 @@ fn by_libc(call: impl FnOnce() -> isize) -> isize {
 
 /// Maximum time that a thread blocks at once while there is idle work.
 const IDLE_WORK_EVERY_MS: u64 = 250;
+/// The same time in nanoseconds.
 const SLICE_NS: u64 = IDLE_WORK_EVERY_MS * 1_000_000;
 /// The function that blocking threads call from time to time, if any.
 static IDLE_WORK: Callback<fn() -> bool> = Callback::new();
@@ -162,7 +163,8 @@ pub unsafe fn ppoll_slice(
 ) -> Result<usize, Errno> {
     let work = IDLE_WORK.get().filter(|_| timeout_ns.is_none_or(|timeout_ns| timeout_ns > SLICE_NS));
     let slice_ns = if work.is_some() { Some(SLICE_NS) } else { timeout_ns };
-    // SAFETY: the caller guarantees that `mask` is null or points to a signal set, which is the only requirement.
+    // SAFETY: `mask` is null or points to a signal set, by this function's contract; the entries are borrowed until the
+    // call returns.
     let ready = unsafe { ppoll_once(fds, slice_ns, mask) }?;
     if ready == 0 {
         work.iter().for_each(do_idle_work);

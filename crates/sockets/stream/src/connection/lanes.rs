@@ -364,6 +364,11 @@ impl OutLane {
         self.producer.is_writable().unwrap_or(true)
     }
 
+    /// As [`OutLane::is_writable`], after the lane was allowed to hold more if the peer has entered it.
+    pub fn has_room(&mut self, tcp: Tcp) -> bool {
+        self.is_writable() || (self.note_entered(tcp) && self.is_writable())
+    }
+
     /// Returns whether a send would find room in the present ring.
     pub fn may_have_room(&self) -> bool {
         self.producer.is_ring_writable().unwrap_or(true)

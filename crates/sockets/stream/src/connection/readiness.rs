@@ -87,9 +87,7 @@ impl Connection {
         {
             let by = sender.prepare_if_by_lane(Tcp(fd), self.role());
             let has_room = match by {
-                Some(SendBy::Lane) => sender
-                    .lane()
-                    .is_none_or(|lane| lane.is_writable() || (lane.note_entered(Tcp(fd)) && lane.is_writable())),
+                Some(SendBy::Lane) => sender.lane().is_none_or(|lane| lane.has_room(Tcp(fd))),
                 Some(_) => true,
                 None => sender.reports_room_on_tcp(Tcp(fd)),
             };

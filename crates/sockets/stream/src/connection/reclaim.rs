@@ -22,7 +22,7 @@ const IDLE_MS: u64 = 200;
 /// Milliseconds without a send after which a lane's memory is released, if the process has more than it keeps warm.
 const IDLE_UNDER_PRESSURE_MS: u64 = 10;
 /// Number of lanes of this process that have memory beyond their small rings, or were full.
-static GROWN_LANES: AtomicU32 = AtomicU32::new(0);
+static COUNTED_LANES: AtomicU32 = AtomicU32::new(0);
 /// Clock ticks at the last sweep.
 static SWEPT_TICKS: AtomicU64 = AtomicU64::new(0);
 
@@ -47,14 +47,14 @@ impl Growth {
     #[cold]
     fn begin(&mut self) {
         self.is_counted = true;
-        GROWN_LANES.fetch_add(1, Ordering::Relaxed);
+        COUNTED_LANES.fetch_add(1, Ordering::Relaxed);
         blocking::set_idle_work(sweep);
     }
 
     /// Notes that the lane has no memory to release any more.
     fn end(&mut self) {
         if std::mem::take(&mut self.is_counted) {
-            GROWN_LANES.fetch_sub(1, Ordering::Relaxed);
+            COUNTED_LANES.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -87,13 +87,13 @@ impl Drop for Growth {
 /// Releases the memory of idle lanes, unless a sweep has just done so. Returns whether some may be left.
 fn sweep() -> bool {
     sweep_after(IDLE_MS, IDLE_MS / 2);
-    GROWN_LANES.load(Ordering::Relaxed) > 0
+    COUNTED_LANES.load(Ordering::Relaxed) > 0
 }
 
 /// Does the same after a call that found nothing to receive or no room: a program that only polls never blocks.
 #[inline]
 pub(super) fn sweep_while_polling() {
-    if GROWN_LANES.load(Ordering::Relaxed) > 0 {
+    if COUNTED_LANES.load(Ordering::Relaxed) > 0 {
         sweep_after(IDLE_MS, IDLE_MS / 2);
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn sweep_while_polling() {
 /// Releases memory after a lane has grown. No lock of a connection is held then.
 #[inline]
 pub(super) fn sweep_under_pressure() {
-    if GROWN_LANES.load(Ordering::Relaxed) > 0 && charged_bytes() > WARM_BYTES {
+    if COUNTED_LANES.load(Ordering::Relaxed) > 0 && charged_bytes() > WARM_BYTES {
         sweep_after(IDLE_UNDER_PRESSURE_MS, IDLE_UNDER_PRESSURE_MS / 4);
     }
 }

@@ -43,14 +43,15 @@ pub(super) struct Sender {
     growth: Growth,
 }
 
-/// What the sends by lanes have left to report to polls.
+/// Whether polls have room to report of which the kernel does not know.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Room {
     #[default]
     Nothing,
-    /// A send has found no room, and nothing has found room since.
+    /// A send by the lane has found no room, and no poll has found room since.
     Missing,
-    /// There is room since the direction has gone back to TCP: an edge that the kernel does not report.
+    /// The direction has gone back to TCP since, and a poll has found room there. It is reported until the next send by
+    /// TCP: for an edge-triggered watcher this is an edge, and the kernel may report none.
     OnTcp,
 }
 
@@ -207,8 +208,8 @@ impl Sender {
         self.is_by_lane().then(|| self.prepare(tcp, role))
     }
 
-    /// Returns whether polls have something to report of room, although sends go by TCP: a send by a lane has found
-    /// none, and no send by TCP has begun since.
+    /// Returns whether a poll is to report room although sends go by TCP: the last send by a lane has found none, TCP
+    /// has some, and no send by TCP has begun since.
     pub fn reports_room_on_tcp(&self, tcp: Tcp) -> bool {
         match self.room {
             Room::Nothing => false,
@@ -371,10 +372,11 @@ impl Sender {
             // SAFETY: every span is readable for its length, by this function's contract.
             bytes += unsafe { copy_to(lane, spans, skip + bytes) }?;
         }
-        if bytes < wanted {
+        let is_full = bytes < wanted;
+        if is_full {
             self.room = Room::Missing;
         }
-        self.growth.note(lane, bytes < wanted);
+        self.growth.note(lane, is_full);
         if is_answer {
             lane.demote_since(position);
         }
@@ -410,13 +412,14 @@ impl Sender {
                 Filled::Bytes(filled) => bytes += filled,
                 Filled::Failed(error) => ended = Some(Err(error)),
                 Filled::NoRoom if lane.note_entered(tcp) => {}
-                Filled::NoRoom => {
-                    self.room = Room::Missing;
-                    break;
-                }
+                Filled::NoRoom => break,
             }
         }
-        self.growth.note(lane, self.room == Room::Missing);
+        let is_full = bytes < len_bytes && ended.is_none();
+        if is_full {
+            self.room = Room::Missing;
+        }
+        self.growth.note(lane, is_full);
         let wakes_receiver = bytes > 0 && lane.take_wake_request();
         if bytes > 0 {
             self.counters.add_sent(bytes);
@@ -424,7 +427,7 @@ impl Sender {
         Ok((Written { bytes, wakes_receiver }, ended))
     }
 
-    /// Returns whether to [make room](Sender::make_room).
+    /// Returns whether [`Sender::make_room`] is to be called: see [`OutLane::is_entry_due`].
     pub fn is_entry_due(&self, now_ticks: u64) -> bool {
         self.is_by_lane() && self.lane.as_ref().is_some_and(|lane| lane.is_entry_due(now_ticks))
     }

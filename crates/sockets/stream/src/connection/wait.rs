@@ -218,7 +218,7 @@ impl Connection {
                     lane.announce_sleep();
                 }
                 // The receiver may have left the lane.
-                sender.prepare(tcp, self.role()) == SendBy::Lane && sender.lane().is_none_or(|lane| lane.is_writable())
+                sender.prepare(tcp, self.role()) == SendBy::Lane && sender.lane().is_none_or(|lane| lane.has_room(tcp))
             }
         };
         if has_changed {

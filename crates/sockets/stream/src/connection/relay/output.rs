@@ -107,7 +107,7 @@ impl Relay {
     pub fn has_room(&mut self) -> bool {
         let tcp = self.tcp();
         match self.send_by() {
-            Ok(Some(SendBy::Lane)) => self.sender.lane().is_none_or(|lane| lane.is_writable()),
+            Ok(Some(SendBy::Lane)) => self.sender.lane().is_none_or(|lane| lane.has_room(tcp)),
             Ok(Some(_)) => blocking::poll_now(tcp.0, libc::POLLOUT) != 0,
             Ok(None) => false,
             Err(Broken) => true,
