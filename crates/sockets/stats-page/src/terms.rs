@@ -91,10 +91,10 @@ macro_rules! fallback_reasons {
 
 // The position is the index of the counter in the page: with another order, the page has another version.
 fallback_reasons! {
-    /// The other end has not announced itself: nobody there has the library, or not in this rack.
+    /// The other end has not announced itself: nobody there has the library, or not as this user and in this rack.
     NoAnswer => "no_answer",
-        "the other side does not look for a lane: its program runs without crosslane, in another rack, or on another \
-         machine; crosslane explain tells",
+        "the other side does not look for a lane: its program runs without crosslane, as another user, in another \
+         rack, or on another machine; crosslane explain tells",
         "start both programs with crosslane run and the same --rack";
     /// Nothing listens at the address of the other node.
     NoListener => "no_listener",
