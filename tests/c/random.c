@@ -157,8 +157,8 @@ static ssize_t receive_by_pipe(struct talker *me, size_t size)
         CHECK_EQ(read(ends[0], me->buffer, got), got);
     close(ends[0]);
     close(ends[1]);
-    // splice also returns 0 at an urgent byte, which it cannot move.
-    return got == 0 ? count_of(recv(me->fd, me->buffer, size, 0), "recv") : got;
+    // splice cannot move an urgent byte: it returns 0 or EAGAIN in front of one. No event would follow that EAGAIN.
+    return got <= 0 && !peer_has_left ? count_of(recv(me->fd, me->buffer, size, 0), "recv") : got;
 }
 
 static ssize_t receive_piece(struct talker *me)
@@ -744,7 +744,7 @@ static void *wait_in_pool(void *argument)
             if (talker == NULL)
                 return NULL;
             // Unless the event is one-shot, another thread may have received it too: the thread that deletes the
-// registration owns the connection.
+            // registration owns the connection.
             if (talker->way != BY_ONESHOT && epoll_ctl(pool->epoll, EPOLL_CTL_DEL, talker->fd, NULL) != 0)
                 FAIL("epoll_ctl: %s", strerrorname_np(errno));
             note_events(talker, events[i].events);
