@@ -309,6 +309,8 @@ pub(crate) unsafe fn poll_until(
     }
     let mut call = Call::new(entries, hash, ends_wait);
     if !call.has_lanes() {
+        // The kernel applies the mask: a handler that runs before that has run before the call.
+        let began = mask.is_null().then_some(began);
         // SAFETY: `mask` is null or a signal set, by this function's contract.
         return unsafe { sleep(&mut call, began, deadline_ns, mask) };
     }
@@ -336,7 +338,7 @@ pub(crate) unsafe fn poll_until(
     match spin(&mut call, began, deadline_ns)? {
         Some(ready) => Ok(ready),
         // SAFETY: `mask` is null or a signal set, by this function's contract.
-        None => unsafe { sleep(&mut call, began, deadline_ns, mask) },
+        None => unsafe { sleep(&mut call, Some(began), deadline_ns, mask) },
     }
 }
 
@@ -374,21 +376,22 @@ fn spin(call: &mut Call, began: SignalCheckpoint, deadline_ns: Option<u64>) -> R
     }
 }
 
-/// Asks the peers to ring, polls once more, and sleeps in the kernel.
+/// Asks the peers to ring, polls once more, and sleeps in the kernel. A handler that has run since `began` ends the
+/// call.
 ///
 /// # Safety
 /// `mask` is null or points to a signal set.
 #[inline(never)]
 unsafe fn sleep(
     call: &mut Call,
-    mut began: SignalCheckpoint,
+    mut began: Option<SignalCheckpoint>,
     deadline_ns: Option<u64>,
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
     loop {
         let parked = call.park();
         let is_ready = call.any_lane_is_ready();
-        if began.since() != HandlersRun::None {
+        if began.is_some_and(|began| began.since() != HandlersRun::None) {
             return Err(Errno::INTR);
         }
         let left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns()));
@@ -401,7 +404,7 @@ unsafe fn sleep(
         }
         if !mask.is_null() {
             // The handlers that ran since were kept out until the kernel's wait was over.
-            began = SignalCheckpoint::now();
+            began = began.map(|_| SignalCheckpoint::now());
         }
     }
 }
