@@ -142,6 +142,50 @@ TEST_YOUNG_AND_OLD(urgent_bytes_are_received_in_line_with_so_oobinline)
     CHECK_EQ(poll_once(pair.server, POLLPRI | POLLIN, 0), 0);
 }
 
+enum urgent_by { OUT_OF_BAND, IN_LINE, NOT_AT_ALL };
+
+static void send_urgent_before_the_answer(struct pair pair, enum urgent_by way)
+{
+    say(pair.client, "question");
+    expect(pair.server, "question");
+    send_urgent(pair.client, "!");
+    // Not by a wait, which would also notice whatever else has happened.
+    while (sockatmark(pair.server) == 0)
+        usleep(100);
+    if (way == OUT_OF_BAND)
+        expect_urgent(pair.server, '!');
+    if (way == IN_LINE) {
+        set_inline(pair.server);
+        expect_piece(pair.server, "!");
+    }
+    if (way == NOT_AT_ALL) {
+        char byte;
+        expect_nothing(pair.server);
+        CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
+    }
+    say(pair.client, "behind");
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "behind");
+    say(pair.server, "answer");
+    expect(pair.client, "answer");
+    for (int round = 0; round < 8; round++)
+        ping_pong(pair.client, pair.server);
+}
+
+// The server may have met the client by then, and the client may not know it.
+TEST(an_urgent_byte_before_an_answer_is_received_at_every_age)
+{
+    for (int age = 0; age < 10; age++) {
+        for (enum urgent_by way = OUT_OF_BAND; way <= NOT_AT_ALL; way++) {
+            struct pair pair = connected_pair();
+            for (int round = 0; round < age; round++)
+                ping_pong(pair.client, pair.server);
+            send_urgent_before_the_answer(pair, way);
+            close_pair(&pair);
+        }
+    }
+}
+
 TEST_YOUNG_AND_OLD(only_the_latest_urgent_byte_has_a_mark)
 {
     say(pair.client, "a");

@@ -200,7 +200,10 @@ fn bytes<const REQUEST: rustix::ioctl::Opcode>(socket: BorrowedFd<'_>) -> Result
 
 /// Returns whether an urgent byte has arrived that the program has not received (`POLLPRI`), or is the next of the
 /// stream (`SIOCATMARK`).
-fn is_urgent(socket: BorrowedFd<'_>) -> Result<bool, Reason> {
+///
+/// # Errors
+/// [`Reason::Busy`] or [`Reason::State`] if the kernel does not tell.
+pub fn is_urgent(socket: BorrowedFd<'_>) -> Result<bool, Reason> {
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::PRI)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_err(|_| Reason::Busy)?;
     let at_mark = system::number::<SIOCATMARK>(socket).map_err(|_| Reason::State)?;

@@ -42,7 +42,8 @@
 //! | state | event | stores | next state | the receive goes |
 //! |---|---|---|---|---|
 //! | `Plain` | no new `Ask` | | | to the kernel, unchanged |
-//! | `Plain` | a new `Ask = k` | `Ok = k` | `Careful` | as there |
+//! | `Plain` | a new `Ask = k`; `k = 1` without one | `Ok = k` | `Careful` | as there |
+//! | `Careful` | `Ask < k`, and an urgent byte has arrived | | as it freezes | |
 //! | `Careful` | `Up != k`, `n` bytes had arrived before | | | to the kernel, for at most `n` bytes |
 //! | `Careful` | `Withdrawn >= k`, `Up != k` | | `Plain` | to the kernel |
 //! | `Careful` | `Up = k` | | `Capped` | as there |
@@ -63,6 +64,9 @@
 //! consented takes no byte of which it does not know that it was written before: it counts what has arrived, looks for
 //! `Up` again, and receives at most that many bytes. The bytes counted were in the kernel before `Up` was loaded as
 //! unchanged, and the sender writes to TCP again only after `Up`.
+//!
+//! A receiver may consent to the first move before the sender asks for it, so that the sender's next bytes use the
+//! lane.
 //!
 //! **Freezing.** A receiver can leave a lane at once, even if the sender never runs again before somebody else reads
 //! the socket: the unread bytes are still in memory of the sender, which writes them to TCP when it finds `Frozen`.
@@ -195,6 +199,9 @@ pub trait ReceiverIo: Words {
 
     /// Returns the number of bytes that have arrived by TCP and are unread.
     fn bytes_available(&mut self) -> Result<u64, Self::Stop>;
+
+    /// Returns whether an urgent byte has arrived, which only the program's own calls can receive or pass.
+    fn has_urgent_byte(&mut self) -> Result<bool, Self::Stop>;
 
     /// Returns the number of bytes that the sender had written to TCP when the move began.
     fn begins_at(&mut self) -> Result<u64, Self::Stop>;

@@ -123,12 +123,19 @@ impl Receiving {
         }
     }
 
-    /// Consents to a move if the sender asks for a new one and the kernel can tell how much was read.
+    /// Consents to the first move before the sender asks for it. Has no effect after a move.
+    pub fn consent_to_first<I: ReceiverIo>(&mut self, io: &mut I) -> Result<(), I::Stop> {
+        if *self == Self::default() { self.consent_to(MoveNumber::NONE.next(), io) } else { Ok(()) }
+    }
+
+    /// Consents to a move if the sender asks for a new one.
     fn consent<I: ReceiverIo>(&mut self, last: MoveNumber, io: &mut I) -> Result<(), I::Stop> {
         let number = MoveNumber::from_word(io.load(Word::Ask)?);
-        if number <= last {
-            return Ok(());
-        }
+        if number > last { self.consent_to(number, io) } else { Ok(()) }
+    }
+
+    /// Consents to a move if the kernel can tell how much was read.
+    fn consent_to<I: ReceiverIo>(&mut self, number: MoveNumber, io: &mut I) -> Result<(), I::Stop> {
         let Some(bytes_read) = io.bytes_read()? else { return Ok(()) };
         io.store(Word::Ok, number.to_word())?;
         *self = Self::Careful(Consent { number, bytes_read });
@@ -139,6 +146,10 @@ impl Receiving {
     fn poll<I: ReceiverIo>(&mut self, consent: Consent, io: &mut I) -> Result<ReceiveBy, Failure<I::Stop>> {
         let Consent { number, bytes_read } = consent;
         let bytes_available = io.bytes_available()?;
+        // Until it has asked, the sender does not withdraw before it sends an urgent byte.
+        if MoveNumber::from_word(io.load(Word::Ask)?) < number && io.has_urgent_byte()? {
+            return Ok(if self.freeze(io)? { ReceiveBy::Kernel } else { ReceiveBy::Nothing });
+        }
         // Before `Up`: a sender that has withdrawn this move does not begin it later.
         let withdrawn = MoveNumber::from_word(io.load(Word::Withdrawn)?);
         let up = io.load(Word::Up)?;

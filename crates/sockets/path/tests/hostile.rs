@@ -58,6 +58,9 @@ impl ReceiverIo for Random {
     fn bytes_available(&mut self) -> Result<u64, Infallible> {
         Ok(self.next() % 3)
     }
+    fn has_urgent_byte(&mut self) -> Result<bool, Infallible> {
+        Ok(self.next().is_multiple_of(3))
+    }
     fn publish_cursor(&mut self, _: bool) -> Result<(), Infallible> {
         Ok(())
     }

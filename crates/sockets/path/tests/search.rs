@@ -11,7 +11,7 @@ mod model;
 use model::{Budget, Rules, World, explore};
 
 /// What the ends may do in the search; each number adds a factor to its length.
-const BUDGET: Budget = Budget { bytes: 4, asks: 2, returns: 1, freezes: 1, meetings: 0 };
+const BUDGET: Budget = Budget { bytes: 4, asks: 2, returns: 1, freezes: 1, meetings: 0, early_consents: 0 };
 
 #[test]
 fn every_byte_arrives_once_and_in_order_in_every_interleaving() {
@@ -32,17 +32,24 @@ fn every_byte_arrives_once_and_in_order_in_every_interleaving() {
 
 #[test]
 fn both_ends_may_freeze_and_go_back_repeatedly() {
-    let budget = Budget { bytes: 2, asks: 2, returns: 2, freezes: 2, meetings: 0 };
+    let budget = Budget { bytes: 2, asks: 2, returns: 2, freezes: 2, meetings: 0, early_consents: 0 };
     explore(budget, Rules::default()).unwrap_or_else(|fault| panic!("{fault}"));
 }
 
 /// What the ends may do where another process takes the place of one of them.
-const BUDGET_ANEW: Budget = Budget { bytes: 3, asks: 2, returns: 1, freezes: 1, meetings: 1 };
+const BUDGET_ANEW: Budget = Budget { bytes: 3, asks: 2, returns: 1, freezes: 1, meetings: 1, early_consents: 0 };
 
 #[test]
 fn ends_that_have_left_their_lanes_may_meet_anew() {
     let explored = explore(BUDGET_ANEW, Rules::default()).unwrap_or_else(|fault| panic!("{fault}"));
     assert!(explored.meetings > 100, "{explored:?}");
+}
+
+#[test]
+fn a_receiver_may_consent_before_the_sender_asks() {
+    let budget = Budget { bytes: 3, asks: 1, returns: 1, freezes: 1, meetings: 0, early_consents: 1 };
+    let explored = explore(budget, Rules::default()).unwrap_or_else(|fault| panic!("{fault}"));
+    assert!(explored.early_consents > 0 && explored.moves_begun > 0, "{explored:?}");
 }
 
 #[test]

@@ -121,6 +121,10 @@ pub(crate) unsafe fn send_by_path<S: AsRef<[iovec]>>(
 ) -> isize {
     match table::get(fd) {
         Entry::None | Entry::Set(_) => in_kernel(),
+        Entry::Young(_) if flags & libc::MSG_OOB != 0 => {
+            keeping_errno(|| lifecycle::stay_on_tcp(fd));
+            in_kernel()
+        }
         Entry::Young(young) => match lifecycle::begin(fd, young, Transfer::Sent) {
             Begun::Uncounted => in_kernel(),
             Begun::Counted(call) => {

@@ -32,6 +32,11 @@ pub fn bytes_read(tcp: Tcp) -> Option<u64> {
     counts::read_consumed(tcp.borrow()).ok()
 }
 
+/// Returns whether an urgent byte has arrived that the program has not received, or is the next of the stream.
+pub fn has_urgent_byte(tcp: Tcp) -> bool {
+    counts::is_urgent(tcp.borrow()).unwrap_or(true)
+}
+
 impl Tcp {
     /// Returns the descriptor for a system call.
     pub fn borrow(self) -> BorrowedFd<'static> {

@@ -2,13 +2,13 @@
 //!
 //! A connection is worth a lane once it has carried some requests. Both ends count them alike: a request begins where
 //! the connecting end sends after it has received, or where the accepting end receives after it has sent. A stream in
-//! one direction counts as a request for every [`TRANSFERS_PER_REQUEST`] transfers. The accepting end is ready to meet
-//! the other from its third request on. The connecting end tries to meet it at its fourth, then at its eighth,
-//! sixteenth and so on: an attempt costs a few system calls, and the peer may never load this library. Both do so after
-//! they have sent, so that the peer does not wait for it: the connecting end its request, the accepting end its answer.
-//! The accepting end answers a proposal when it receives the next request. If it was slow to announce itself, the
-//! connecting end finds it at its fifth request. A TLS connection with one request ends before all this: its handshake
-//! and the alert at its end count as one request each.
+//! one direction counts as a request for every [`TRANSFERS_PER_REQUEST`] transfers. The accepting end announces itself
+//! after its third answer. The connecting end tries to meet it with its fourth request, then with its eighth, sixteenth
+//! and so on: an attempt costs a few system calls, and the peer may never load this library. Both do so after they have
+//! sent, so that the peer does not wait for it. The first attempt may come too early for the announcement; the
+//! connecting end then tries once more when it has the answer, by which time the peer has announced itself. The
+//! accepting end answers the proposal when it receives the fifth request, and the sixth uses the lane. The ends of a
+//! TLS connection with one request do not meet: its handshake and the alert at its end count as one request each.
 
 use crate::holders::Hold;
 use meeting::Role;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Transfers in one direction that count as one request.
 const TRANSFERS_PER_REQUEST: u32 = 8;
-/// The request with which the accepting end announces itself.
+/// The request after whose answer the accepting end announces itself.
 const ANNOUNCED_AT: u32 = 3;
 /// The request with which the connecting end first proposes to meet.
 const PROPOSED_AT: u32 = 4;
@@ -197,9 +197,10 @@ impl Young {
         let run = if run == TRANSFERS_PER_REQUEST { 0 } else { run };
         let requests = (self.requests() + u32::from(is_request)).min(REQUESTS_MAX);
         let (is_sent, is_connected) = (transfer == Transfer::Sent, self.role() == Role::Connected);
-        // A peer that waits for a request or an answer gets it before this end begins to meet. An accepting end looks
-        // for a proposal when it receives, because the peer proposes while it waits for the answer before.
-        let (may_meet, may_check) = if is_same { (is_request, is_request) } else { (is_sent, is_sent == is_connected) };
+        // An accepting end looks for a proposal when it receives: the peer proposes while it waits for an answer.
+        let is_second_try = is_connected && requests == PROPOSED_AT;
+        let (may_meet, may_check) =
+            if is_same { (is_request, is_request) } else { (is_sent || is_second_try, is_sent == is_connected) };
         let counters =
             direction << DIRECTION_SHIFT | u64::from(run) << RUN_SHIFT | u64::from(requests) << REQUESTS_SHIFT;
         let next = Self(self.0 & KEPT | counters);
@@ -219,12 +220,11 @@ impl Young {
             Role::Connected => PROPOSED_AT,
         };
         let is_doubled = requests.is_multiple_of(first) && (requests / first).is_power_of_two();
-        let is_second_try = self.role() == Role::Connected && requests == first + 1;
-        // An accepting end finds nothing earlier: the peer proposes once it has sent the request `PROPOSED_AT`, which
-        // is the next one after `first`.
-        let is_awaited = requests > first + 1 && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS));
+        // An accepting end finds nothing earlier.
+        let is_awaited =
+            requests > PROPOSED_AT && (requests < EAGER_REQUESTS || requests.is_multiple_of(EAGER_REQUESTS));
         match () {
-            () if may_meet && (is_doubled || is_second_try) => Occasion::Meet,
+            () if may_meet && is_doubled => Occasion::Meet,
             () if may_check && is_awaited => Occasion::Check,
             () => Occasion::None,
         }
@@ -277,9 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn a_connecting_end_proposes_with_its_fourth_and_fifth_request_and_then_ever_more_rarely() {
+    fn a_connecting_end_proposes_with_its_fourth_request_and_its_answer_and_then_ever_more_rarely() {
         let found = occasions(Role::Connected, requests(Role::Connected, 30), Occasion::Meet);
-        assert_eq!(found, [7, 9, 15, 31]);
+        assert_eq!(found, [7, 8, 15, 31]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub struct Budget {
     pub freezes: u8,
     /// Meetings after the first one, in each of which another process takes the place of one end.
     pub meetings: u8,
+    /// Consents to the first move that the sender has not asked for.
+    pub early_consents: u8,
 }
 
 /// The rules that the ends keep. Each is broken once, to show that the search finds it.
@@ -59,6 +61,8 @@ impl Default for Rules {
 pub struct Explored {
     pub states: usize,
     pub moves_begun: usize,
+    /// Consents to a move for which the sender had not asked.
+    pub early_consents: usize,
     pub moves_ended: usize,
     pub resends: usize,
     pub settled: usize,
@@ -141,6 +145,7 @@ enum Call {
     /// The bell has rung: the sender writes what the receiver has left.
     Answer,
     Receive,
+    Consent,
     /// As a receive, by an end that knows that the peer is gone.
     ReceiveRest,
     Freeze,
@@ -276,6 +281,10 @@ impl ReceiverIo for Replay<'_> {
         self.take(Step::CountAvailable)
     }
 
+    fn has_urgent_byte(&mut self) -> Result<bool, Step> {
+        Ok(false) // It would be one more reason to freeze.
+    }
+
     fn publish_cursor(&mut self, has_entered: bool) -> Result<(), Step> {
         let position = self.take(Step::LanePosition)?;
         self.take(Step::Store(Place::Cursor, if has_entered { position + 1 } else { 0 })).map(|_| ())
@@ -335,6 +344,7 @@ fn send(machine: &mut Sending, call: Call, io: &mut Replay) -> Result<(), Step> 
 fn receive(machine: &mut Receiving, call: Call, io: &mut Replay) -> Result<bool, Failure<Step>> {
     match call {
         Call::Freeze | Call::Replace => return machine.freeze(io),
+        Call::Consent => return machine.consent_to_first(io).map(|()| true).map_err(Failure::Stopped),
         _ => {}
     }
     let mut by = machine.prepare(true, io)?;
@@ -598,6 +608,8 @@ impl World {
                 if let Receiving::Freezing(_) = self.receiver.machine {
                     seen.settled += usize::from(!matches!(machine, Receiving::Freezing(_)));
                 }
+                let is_unasked = self.memory[Place::Word(Word::Ask).index()] == 0;
+                seen.early_consents += usize::from(call == Call::Consent && is_unasked);
                 if matches!(call, Call::Freeze | Call::Replace) && matches!(machine, Receiving::Plain { .. }) {
                     let had_lane = |machine| {
                         matches!(machine, Receiving::Careful(_) | Receiving::Capped(_) | Receiving::Lane { .. })
@@ -644,6 +656,9 @@ impl World {
         }
         if self.receiver.call.is_none() {
             begin(false, if self.sender.is_dead { Call::ReceiveRest } else { Call::Receive }, &|_| {});
+            if self.budget.early_consents > 0 && self.reader == Reader::End {
+                begin(false, Call::Consent, &|budget| budget.early_consents -= 1);
+            }
             if self.budget.freezes > 0 && self.reader == Reader::End && !self.sender.is_dead {
                 begin(false, Call::Freeze, &|budget| budget.freezes -= 1);
                 begin(false, Call::Replace, &|budget| budget.freezes -= 1);

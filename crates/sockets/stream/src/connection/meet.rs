@@ -213,11 +213,10 @@ impl Connection {
         }
     }
 
-    /// Consents to a move for which the peer may have asked already, so that what it sends next uses the lane.
+    /// Consents to a move, whether or not the peer has asked for it already, so that what it sends next uses the lane.
     fn consent(&self, tcp: Tcp) {
         if let Some(mut receiver) = self.receiver.lock() {
-            // A violation is found again by the next receive, which reports it.
-            let _ = receiver.prepare(tcp);
+            receiver.consent(tcp);
         }
     }
 

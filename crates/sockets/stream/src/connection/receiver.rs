@@ -115,6 +115,10 @@ impl ReceiverIo for ReceiveIo<'_> {
         Ok(self.tcp.available())
     }
 
+    fn has_urgent_byte(&mut self) -> Result<bool, Infallible> {
+        Ok(kernel::has_urgent_byte(self.tcp))
+    }
+
     fn begins_at(&mut self) -> Result<u64, Infallible> {
         Ok(self.lane.begins_at())
     }
@@ -337,12 +341,28 @@ impl Receiver {
         self.prepare_for(true, tcp)
     }
 
+    /// Consents to a move; to the first one even if the peer has not asked for it yet.
+    pub fn consent(&mut self, tcp: Tcp) {
+        if self.path != Receiving::default() {
+            // A violation is found again by the next receive, which reports it.
+            let _ = self.prepare(tcp);
+        } else if self.is_willing()
+            && let Some(lane) = self.lane.as_mut()
+        {
+            let Ok(()) = self.path.consent_to_first(&mut ReceiveIo { counters: &self.counters, lane, tcp });
+        }
+    }
+
+    fn is_willing(&self) -> bool {
+        // A call that waits in the kernel would take bytes that are not counted.
+        let may_move = self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
+        // Bytes that come first are elsewhere, or nobody would send by the lane.
+        may_move && self.leftover.is_none() && self.requested.is_none() && !self.has_peer_left
+    }
+
     /// As [`Receiver::prepare`]. A call that only the kernel can make is not willing to move.
     fn prepare_for(&mut self, is_willing: bool, tcp: Tcp) -> Result<ReceiveBy, Violation> {
-        // A call that waits in the kernel would take bytes that are not counted.
-        let is_willing = is_willing && self.calls_in_kernel == 0 && self.forbidden == 0 && !self.is_staying;
-        // Bytes that come first are elsewhere, or nobody would send by the lane.
-        let is_willing = is_willing && self.leftover.is_none() && self.requested.is_none() && !self.has_peer_left;
+        let is_willing = is_willing && self.is_willing();
         let Some(lane) = self.lane.as_mut() else { return Ok(ReceiveBy::Kernel) };
         Ok(self.path.prepare(is_willing, &mut ReceiveIo { counters: &self.counters, lane, tcp })?)
     }

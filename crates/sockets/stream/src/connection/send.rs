@@ -68,6 +68,13 @@ impl Connection {
     /// Every span is readable for its length.
     #[inline(never)]
     unsafe fn send_long(&'static self, this: Use, spans: &[iovec], flags: MessageFlags) -> Sent {
+        if flags.out_of_stream()
+            && !self.has_met()
+            && let Ok(tcp) = this.tcp()
+        {
+            // The peer may have agreed to meet, and then takes it that no urgent byte comes before a withdrawal.
+            self.stay_on_tcp(tcp);
+        }
         if let Some(sent) = self.send_unmet(this) {
             return sent;
         }
