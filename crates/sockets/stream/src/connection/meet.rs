@@ -395,8 +395,11 @@ impl Connection {
             let has_drawn_reset = sender.finish_for_absent(tcp, self.role());
             self.has_drawn_reset.store(has_drawn_reset, Ordering::Relaxed);
         }
-        if let Ok((mut receiver, _)) = this.receiver() {
+        if let Ok((mut receiver, tcp)) = this.receiver() {
             receiver.note_hang_up();
+            // Drops what the peer has repeated, if everything is here: sets do not watch a connection without a bell,
+            // and report what the kernel has. A violation is found again by the next receive.
+            let _ = receiver.prepare(tcp);
         }
         self.bell_slot.store(-1, Ordering::Release);
         // A child of the peer may go on with the connection.
