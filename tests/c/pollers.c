@@ -267,6 +267,70 @@ static void play_seeds(struct endpoint *me, bool is_server)
 SERVER(pollers_lose_no_event) { play_seeds(me, true); }
 CLIENT(pollers_lose_no_event) { play_seeds(me, false); }
 
+// ---- registrations while a connection moves ------------------------------------------------------
+
+#define RACING_SETS 16
+#define RACING_ROUNDS 12
+
+struct racing_pair {
+    struct pair pair;
+    int sets[RACING_SETS];
+    uint32_t flags;
+    pthread_barrier_t begin;
+};
+
+static void *register_everywhere(void *argument)
+{
+    struct racing_pair *racing = argument;
+    pthread_barrier_wait(&racing->begin);
+    // Again and again, so that the connection moves during one of the calls.
+    for (int round = 0; round < RACING_ROUNDS; round++) {
+        for (int i = 0; i < RACING_SETS; i++) {
+            struct epoll_event event = {.events = EPOLLIN | racing->flags, .data.u64 = i};
+            OK(epoll_ctl(racing->sets[i], EPOLL_CTL_ADD, racing->pair.server, &event));
+        }
+        for (int i = 0; i < RACING_SETS && round + 1 < RACING_ROUNDS; i++)
+            OK(epoll_ctl(racing->sets[i], EPOLL_CTL_DEL, racing->pair.server, NULL));
+    }
+    return NULL;
+}
+
+// One thread registers a connection in sets while it moves in another: each set reports its bytes afterwards.
+TEST(registrations_see_a_move_in_another_thread)
+{
+    static const uint32_t flags[] = {0, EPOLLET, EPOLLONESHOT};
+    for (int trial = 0; trial < 60; trial++) {
+        struct racing_pair racing = {.pair = connected_pair(), .flags = flags[trial % 3]};
+        for (int i = 0; i < RACING_SETS; i++)
+            racing.sets[i] = OK(epoll_create1(EPOLL_CLOEXEC));
+        pthread_barrier_init(&racing.begin, NULL, 2);
+        pthread_t thread = start_thread(register_everywhere, &racing);
+        pthread_barrier_wait(&racing.begin);
+        for (int round = 0; round < 8; round++)
+            ping_pong(racing.pair.client, racing.pair.server);
+        join_thread(thread);
+        struct epoll_event event;
+        for (int i = 0; i < RACING_SETS; i++) // Input that was there before is no event of interest.
+            while (racing.flags == EPOLLET && OK(epoll_wait(racing.sets[i], &event, 1, 0)) > 0)
+                ;
+        if (racing.flags == EPOLLONESHOT)
+            for (int i = 0; i < RACING_SETS; i++) {
+                event = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = i};
+                OK(epoll_ctl(racing.sets[i], EPOLL_CTL_MOD, racing.pair.server, &event));
+            }
+        say(racing.pair.client, "word");
+        for (int i = 0; i < RACING_SETS; i++) {
+            snprintf(failure_note, sizeof failure_note, "trial %d, set %d: ", trial, i);
+            CHECK_EQ(epoll_wait(racing.sets[i], &event, 1, WAIT_MS_MAX / 4), 1);
+            CHECK_EQ(event.data.u64, i);
+            OK(close(racing.sets[i]));
+        }
+        failure_note[0] = 0;
+        expect(racing.pair.server, "word");
+        close_pair(&racing.pair);
+    }
+}
+
 // ---- other descriptors in a set with connections that are always ready --------------------------
 
 enum other { PIPE, DATAGRAM, COUNTER, LISTENER, CONNECTION, IDLE_CONNECTION, NESTED, OTHERS };

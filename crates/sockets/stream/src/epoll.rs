@@ -32,9 +32,12 @@ pub use wait::wait;
 
 use crate::connection::Connection;
 use std::os::fd::RawFd;
+use std::sync::atomic::{Ordering, fence};
 
 /// Makes a connection, which has met its other end, a member of the sets that hold its descriptor `fd`.
 pub fn adopt(connection: &'static Connection, fd: RawFd) {
+    // Pairs with the one of `epoll_ctl`, after a new registration: this thread sees it, or that one the meeting.
+    fence(Ordering::SeqCst);
     for registration in registry::of(fd) {
         match set::of(registration.epfd) {
             Some(set) => set.adopt_member(connection, fd, registration),

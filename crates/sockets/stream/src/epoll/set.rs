@@ -12,7 +12,7 @@ use socket::descriptor::hidden::HiddenFd;
 use socket::process::pool::Pool;
 use socket::process::system::{count_or_error, raw_syscall};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
 
 /// The upper half of the data of a member's registration in the kernel; the lower half is the member's index. No
 /// pointer of a program and no small number has it.
@@ -264,6 +264,11 @@ impl EpollSet {
     /// Makes a connection a member, in place of the program's registration of its descriptor.
     pub(super) fn adopt_member(&'static self, connection: &'static Connection, fd: RawFd, registration: Registration) {
         let Some(mut state) = self.lock() else { return };
+        // Another thread may end the registration meanwhile: it then removes the member, unless it has done so already.
+        fence(Ordering::SeqCst);
+        if !registry::of(fd).contains(&registration) {
+            return;
+        }
         if let Some(index) = state.members.find(fd) {
             let is_watched = self.watch_new_bell(&mut state, connection, index);
             drop(state);
@@ -282,6 +287,11 @@ impl EpollSet {
         } else if self.register_member(&mut state, libc::EPOLL_CTL_MOD, index).is_err() {
             registry::remove(fd, self.epfd());
         }
+    }
+
+    /// Returns whether a descriptor is a member.
+    pub(super) fn has_member(&self, fd: RawFd) -> bool {
+        self.lock().is_some_and(|state| state.members.find(fd).is_some())
     }
 
     /// Makes a connection a member as the program has asked. `None` if it cannot be one: then the kernel does it.
