@@ -169,6 +169,26 @@ fn a_refusal_names_its_reason() {
     names(refusal(&rack, server.port, ""), "lanes are off (64)");
 }
 
+/// Sends some bytes with pauses, longer than the time after which a connection without a lane is refused.
+const CLIENT_WITH_PAUSES: &str = "
+import socket, sys, time
+connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for _ in range(4):
+    connection.sendall(b'x')
+    time.sleep(1.2)
+print('sent')
+";
+
+/// The peer could agree only with its own transfers, which are as rare.
+#[test]
+fn a_required_lane_is_not_refused_for_pauses() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let server = echo_server(|| rack.require_lane(python()));
+    let mut command = rack.require_lane(python());
+    let client = Process::start(command.args(["-c", CLIENT_WITH_PAUSES, &server.port.to_string()]));
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "sent\n");
+}
+
 /// Runs connections that become idle after some requests, whose report has the lines `ROLE FACT NUMBER`. Returns the
 /// numbers of a fact.
 fn facts_of_idle(rack: &Rack, connections: u64) -> impl Fn(&str) -> Vec<u64> {

@@ -2,8 +2,9 @@
 //!
 //! Such a connection tries to meet its other end from the beginning, in each transfer, which uses TCP until it has.
 //! That a peer will never meet shows only by its silence: a transfer is refused once the connection has not met its
-//! other end within `PATIENCE_NS` of its first transfer. A peer that has not accepted the connection, or not received
-//! what was sent, could not agree, and gets the same time once more. A connection that other processes hold too, or
+//! other end within `PATIENCE_NS` of its first transfer. The peer agrees with its own transfers, which may be as rare as
+//! those of this end: of the time between two of them at most `IDLE_NS_MAX` counts. A peer that has not accepted the
+//! connection, or not received what was sent, could not agree, and gets the same time once more. A connection that other processes hold too, or
 //! whose peer has ended its stream, is not refused.
 
 use crate::connection::Connection;
@@ -21,14 +22,28 @@ use std::os::fd::RawFd;
 
 /// Time from the first transfer to the meeting.
 const PATIENCE_NS: u64 = 1_000_000_000;
+/// What counts at most of the time between two transfers.
+const IDLE_NS_MAX: u64 = PATIENCE_NS / 4;
 
 /// A connection that has not met its other end.
 struct Unmet {
     connection: &'static Connection,
     /// It is not excluded by a setting or an option.
     may_meet: bool,
-    /// When its first transfer was; `None` before.
-    first_ns: Option<u64>,
+    /// When its last transfer was; `None` before the first.
+    last_ns: Option<u64>,
+    /// The time since the first transfer that counts.
+    waited_ns: u64,
+}
+
+impl Unmet {
+    /// Notes a transfer, and returns whether the peer should have agreed by now.
+    fn note_transfer(&mut self) -> bool {
+        let now = now_ns();
+        let idle_ns = self.last_ns.replace(now).map_or(0, |last_ns| now.saturating_sub(last_ns));
+        self.waited_ns += idle_ns.min(IDLE_NS_MAX);
+        self.waited_ns > PATIENCE_NS
+    }
 }
 
 static UNMET: Locked<Vec<Unmet>> = Locked::new(Vec::new());
@@ -37,7 +52,7 @@ static UNMET: Locked<Vec<Unmet>> = Locked::new(Vec::new());
 pub fn begin(fd: RawFd, connection: &'static Connection, may_meet: bool) {
     UNMET.with(|unmet| {
         unmet.retain(|it| !std::ptr::eq(it.connection, connection));
-        unmet.push(Unmet { connection, may_meet, first_ns: None });
+        unmet.push(Unmet { connection, may_meet, last_ns: None, waited_ns: 0 });
     });
     if may_meet {
         connection.meet(Tcp(fd), Occasion::Meet);
@@ -58,13 +73,12 @@ pub fn check(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
 fn check_required(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
     let found = UNMET.with(|unmet| {
         let found = unmet.iter_mut().find(|it| std::ptr::eq(it.connection, connection))?;
-        Some((found.may_meet, *found.first_ns.get_or_insert_with(now_ns)))
+        Some((found.may_meet, found.note_transfer()))
     });
-    let Some((may_meet, first_ns)) = found else { return Ok(()) };
+    let Some((may_meet, is_late)) = found else { return Ok(()) };
     if may_meet && !connection.has_met() {
         connection.meet(Tcp(fd), Occasion::Meet);
     }
-    let is_late = now_ns() > first_ns.saturating_add(PATIENCE_NS);
     if is_late && may_meet && !connection.has_met() && has_peer_not_looked(fd, connection) {
         note_transfer_anew(connection);
         return Ok(());
@@ -93,7 +107,7 @@ fn has_peer_not_looked(fd: RawFd, connection: &Connection) -> bool {
 fn note_transfer_anew(connection: &'static Connection) {
     UNMET.with(|unmet| {
         for it in unmet.iter_mut().filter(|it| std::ptr::eq(it.connection, connection)) {
-            it.first_ns = Some(now_ns());
+            it.waited_ns = 0;
         }
     });
 }
