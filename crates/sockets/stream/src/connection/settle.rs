@@ -2,7 +2,6 @@
 
 use super::sender::Resent;
 use super::{Connection, Use};
-use crate::flags::MessageFlags;
 use crate::kernel::Tcp;
 use path::{ReceiveBy, SendBy};
 use socket::process::clock::now_ns;
@@ -28,8 +27,7 @@ impl Connection {
                 if receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Lane)
                     && receiver.lane_in_use().is_some_and(|lane| !lane.may_have_data())
                 {
-                    // SAFETY: there are no spans.
-                    let _ = unsafe { receiver.receive(Tcp(fd), &[], 0, MessageFlags::default()) };
+                    let _ = receiver.note_empty(Tcp(fd)).and_then(|_| receiver.prepare_last(Tcp(fd)));
                 }
                 receiver.prepare(Tcp(fd)) == Ok(ReceiveBy::Kernel)
             });
