@@ -2,10 +2,10 @@
 //!
 //! Such a connection tries to meet its other end from the beginning, in each transfer, which uses TCP until it has.
 //! That a peer will never meet shows only by its silence: a transfer is refused once the connection has not met its
-//! other end within `PATIENCE_NS` of its first transfer. The peer agrees with its own transfers, which may be as rare as
-//! those of this end: of the time between two of them at most `IDLE_NS_MAX` counts. A peer that has not accepted the
-//! connection, or not received what was sent, could not agree, and gets the same time once more. A connection that other processes hold too, or
-//! whose peer has ended its stream, is not refused.
+//! other end within `PATIENCE_NS` of its first transfer. The peer agrees with its own transfers, which may be as rare
+//! as those of this end: of the time between two of them at most `IDLE_NS_MAX` counts. A peer that has not accepted
+//! the connection, or not received what was sent, could not agree, and gets the same time once more. A connection that
+//! other processes hold too, or whose peer has ended its stream, is not refused.
 
 use crate::connection::Connection;
 use crate::kernel::Tcp;

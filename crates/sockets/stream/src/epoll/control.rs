@@ -78,7 +78,8 @@ fn note_meeting_meanwhile(is_new: bool, fd: RawFd, registration: Registration) {
         match set::of(epfd) {
             Some(set) if set.has_member(fd) => {}
             Some(set) if !is_one_shot => set.adopt_member(connection, fd, registration),
-            // Only the kernel knows whether the event of a one-shot registration was reported, and a move may have begun.
+            // Only the kernel knows whether the event of a one-shot registration was reported, and a move may have
+            // begun.
             _ => connection.leave_lanes(fd),
         }
     } else if let Entry::Set(set) = table::get(epfd)
