@@ -1,15 +1,16 @@
-//! Programs with libraries of different releases in one rack: this one, and the last release whose connections were not
-//! the kernel's. They find no lane between them, and all connections work.
+//! Programs with libraries of different releases in one rack, this one and each that `frozen` keeps: all connections
+//! work. Those of the release whose connections were not the kernel's find no lane.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use system_tests::paths::{frozen_library, library, python};
 use system_tests::{Process, Rack, Server, WAIT_MAX, start_server};
 
 const ROUNDS: usize = 300;
-/// The library of 55916a72, stripped: its connections are AF_UNIX streams.
-const BEFORE: &str = "before-kernel-connections";
+/// The libraries of 55916a72, whose connections are AF_UNIX streams, and of 2d302bdb, the first release whose
+/// connections are the kernel's; both stripped.
+const FROZEN: [&str; 2] = ["before-kernel-connections", "kernel-connections"];
 
 /// Exchanges short messages, which makes each connection busy, and long ones.
 const CLIENT: &str = r#"
@@ -65,8 +66,11 @@ fn must_echo(client: Process) {
 
 #[test]
 fn programs_of_two_releases_reach_each_other() {
+    FROZEN.iter().for_each(|earlier| reach_each_other([frozen_library(earlier), library()]));
+}
+
+fn reach_each_other(releases: [PathBuf; 2]) {
     let rack = Rack::new();
-    let releases = [frozen_library(BEFORE), library()];
     for of_server in &releases {
         let server = start(&rack, of_server);
         for of_client in [&releases[0], &releases[1], &releases[0]] {
@@ -81,7 +85,10 @@ fn programs_of_two_releases_reach_each_other() {
 /// orders.
 #[test]
 fn servers_of_two_releases_share_a_port_while_one_replaces_the_other() {
-    let releases = [frozen_library(BEFORE), library()];
+    FROZEN.iter().for_each(|earlier| replace_each_other([frozen_library(earlier), library()]));
+}
+
+fn replace_each_other(releases: [PathBuf; 2]) {
     for (before, after) in [(&releases[0], &releases[1]), (&releases[1], &releases[0])] {
         let rack = Rack::new();
         let server = start(&rack, before);
