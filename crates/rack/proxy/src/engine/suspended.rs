@@ -64,6 +64,10 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         if self.table.is_full() || self.table.find(number).is_some() {
             return None;
         }
+        if number.opener() == self.settings.side {
+            // If it ends soon, the peer may still end it too when another connection is opened.
+            self.numbers_given = self.numbers_given.max(number.count() / self.settings.number_step + 1);
+        }
         let mut connection = Connection::new(number, Phase::Open, self.now_ns);
         (connection.has_span, connection.is_resuming, connection.lost_ns) = (true, true, lost_ns);
         connection.due.add(Due::RESUME);

@@ -425,6 +425,17 @@ impl World {
     }
 }
 
+#[test]
+fn a_connection_opens_after_one_has_ended_during_a_resumption() {
+    let mut world = World::new();
+    [0, 1].into_iter().for_each(|node| world.open(node));
+    let die = |node| Act::Die { connection: 1, node };
+    let poll = |node| Act::Poll { node };
+    let acts = [Act::LinkDown, Act::LinkUp, poll(1), die(1), poll(0), die(0), poll(1), Act::Open { node: 1 }];
+    acts.into_iter().for_each(|act| world.step(act));
+    world.check_settled();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 512, ..ProptestConfig::default() })]
 
