@@ -289,6 +289,10 @@ static void *register_everywhere(void *argument)
             struct epoll_event event = {.events = EPOLLIN | racing->flags, .data.u64 = i};
             OK(epoll_ctl(racing->sets[i], EPOLL_CTL_ADD, racing->pair.server, &event));
         }
+        for (int i = 0; i < RACING_SETS; i++) {
+            struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | racing->flags, .data.u64 = i};
+            OK(epoll_ctl(racing->sets[i], EPOLL_CTL_MOD, racing->pair.server, &event));
+        }
         for (int i = 0; i < RACING_SETS && round + 1 < RACING_ROUNDS; i++)
             OK(epoll_ctl(racing->sets[i], EPOLL_CTL_DEL, racing->pair.server, NULL));
     }

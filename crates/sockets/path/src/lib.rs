@@ -66,7 +66,8 @@
 //! unchanged, and the sender writes to TCP again only after `Up`.
 //!
 //! A receiver may consent to the first move before the sender asks for it, so that the sender's next bytes use the
-//! lane.
+//! lane. A sender that has asked withdraws before it sends an urgent byte, which is not counted as others are. One that
+//! has not may send it at any time, so the receiver looks for one, and then leaves the stream to the kernel.
 //!
 //! **Freezing.** A receiver can leave a lane at once, even if the sender never runs again before somebody else reads
 //! the socket: the unread bytes are still in memory of the sender, which writes them to TCP when it finds `Frozen`.

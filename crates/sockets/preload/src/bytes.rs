@@ -121,6 +121,7 @@ pub(crate) unsafe fn send_by_path<S: AsRef<[iovec]>>(
 ) -> isize {
     match table::get(fd) {
         Entry::None | Entry::Set(_) => in_kernel(),
+        // The kernel's counts of such a stream are not exact, and the peer may agree to meet at this moment.
         Entry::Young(_) if flags & libc::MSG_OOB != 0 => {
             keeping_errno(|| lifecycle::stay_on_tcp(fd));
             in_kernel()

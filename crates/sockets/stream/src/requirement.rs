@@ -22,7 +22,7 @@ use std::os::fd::RawFd;
 
 /// Time from the first transfer to the meeting.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// What counts at most of the time between two transfers.
+/// What counts at most of the time between two transfers: a peer has had four of its own before it is refused.
 const IDLE_NS_MAX: u64 = PATIENCE_NS / 4;
 
 /// A connection that has not met its other end.

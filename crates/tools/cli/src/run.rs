@@ -85,7 +85,8 @@ pub struct Options {
     #[arg(long, value_name = "ignore|honour", value_enum)]
     filters: Option<Filters>,
     /// Reset connections that have not got a lane within a second of their first transfer, by the next transfer, with a
-    /// line on standard error that says why; one that ends within a second is not reset
+    /// line on standard error that says why; one that ends within a second is not reset. Of a pause between two
+    /// transfers, a quarter of a second counts
     #[arg(long)]
     require_lane: bool,
     /// Program and its arguments

@@ -65,7 +65,8 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
             return None;
         }
         if number.opener() == self.settings.side {
-            // If it ends soon, the peer may still end it too when another connection is opened.
+            // A number that is free again at this node may still be in use at the peer, which ends the connection too:
+            // it would take the `Open` of another connection for a late frame.
             self.numbers_given = self.numbers_given.max(number.count() / self.settings.number_step + 1);
         }
         let mut connection = Connection::new(number, Phase::Open, self.now_ns);

@@ -145,6 +145,7 @@ enum Call {
     /// The bell has rung: the sender writes what the receiver has left.
     Answer,
     Receive,
+    /// Consents to the first move, whether or not the sender has asked.
     Consent,
     /// As a receive, by an end that knows that the peer is gone.
     ReceiveRest,

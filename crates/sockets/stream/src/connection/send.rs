@@ -72,7 +72,7 @@ impl Connection {
             && !self.has_met()
             && let Ok(tcp) = this.tcp()
         {
-            // The peer may have agreed to meet, and then takes it that no urgent byte comes before a withdrawal.
+            // The peer may have agreed to meet and consented to a move, from which this end cannot withdraw yet.
             self.stay_on_tcp(tcp);
         }
         if let Some(sent) = self.send_unmet(this) {

@@ -86,7 +86,7 @@ fn note_meeting_meanwhile(is_new: bool, fd: RawFd, registration: Registration) {
         && !is_one_shot
     {
         // A one-shot member awaits the next change, and the connection does not move before that.
-        let _ = set.change_member(false, fd, events, data);
+        set.register_again(fd, events, data);
     }
 }
 

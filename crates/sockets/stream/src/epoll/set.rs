@@ -264,11 +264,11 @@ impl EpollSet {
     /// Makes a connection a member, in place of the program's registration of its descriptor.
     pub(super) fn adopt_member(&'static self, connection: &'static Connection, fd: RawFd, registration: Registration) {
         let Some(mut state) = self.lock() else { return };
-        // Another thread may end the registration meanwhile: it then removes the member, unless it has done so already.
+        // Another thread may have changed or ended the registration since it was read. One that ends it from now on
+        // removes the member.
         fence(Ordering::SeqCst);
-        if !registry::of(fd).contains(&registration) {
-            return;
-        }
+        let mut now = registry::of(fd).into_iter();
+        let Some(registration) = now.find(|it| it.epfd == registration.epfd) else { return };
         if let Some(index) = state.members.find(fd) {
             let is_watched = self.watch_new_bell(&mut state, connection, index);
             drop(state);
@@ -286,6 +286,18 @@ impl EpollSet {
             connection.forbid_moves();
         } else if self.register_member(&mut state, libc::EPOLL_CTL_MOD, index).is_err() {
             registry::remove(fd, self.epfd());
+        }
+    }
+
+    /// Registers a member anew as the program has asked: the kernel's registration may be the program's own.
+    pub(super) fn register_again(&self, fd: RawFd, events: u32, data: u64) {
+        let Some(mut state) = self.lock() else { return };
+        if let Some(index) = state.members.find(fd)
+            && let Some(member) = state.members.get(index)
+        {
+            member.change(events, data);
+            // It fails if the registration has ended meanwhile, and then the member ends too.
+            let _ = self.register_member(&mut state, libc::EPOLL_CTL_MOD, index);
         }
     }
 
