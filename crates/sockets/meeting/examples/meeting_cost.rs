@@ -9,7 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use meeting::bell::hang_up;
-use meeting::{Accepting, Answer, Endpoint, Key, Memory, Met, Offer, Policy, Proposal, Role, Step, counts, diag};
+use meeting::{
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Place, Policy, Proposal, Role, Step, counts, diag,
+};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 const MEMORY: Memory = Memory::own(65_536, 1);
@@ -56,15 +58,15 @@ fn meet(
     memories: &[OwnedFd; 2],
     policy: &Policy,
 ) -> (Box<Met>, Box<Met>) {
-    let key = Key::from([9; 16]);
+    let place = Place::from(Key::from([9; 16]));
     let (connected, accepted) = (sockets.0.as_fd(), sockets.1.as_fd());
     let offers = memories.each_ref().map(|memory| Offer { descriptor: memory.as_fd(), memory: MEMORY });
     let endpoint = parts.time("accepting: Endpoint::of", || Endpoint::of(accepted, Role::Accepted)).expect("TCP");
     let mut accepting =
-        parts.time("accepting: announce", || Accepting::announce(&key, accepted, &endpoint, policy)).expect("a name");
+        parts.time("accepting: announce", || Accepting::announce(&place, accepted, &endpoint, policy)).expect("a name");
     let endpoint = parts.time("connecting: Endpoint::of", || Endpoint::of(connected, Role::Connected)).expect("TCP");
     let mut proposal =
-        parts.time("connecting: connect", || Proposal::connect(&key, &endpoint, policy)).expect("a peer");
+        parts.time("connecting: connect", || Proposal::connect(&place, &endpoint, policy)).expect("a peer");
     parts.time("connecting: send", || proposal.send(connected, &offers[0])).expect("a peer");
     let step = parts.time("accepting: advance", || accepting.advance(accepted));
     assert_eq!(step, Step::Proposed);
@@ -78,14 +80,10 @@ fn meet(
 
 fn main() {
     let rounds = std::env::args().nth(1).map_or(ROUNDS, |text| text.parse().expect("a number of rounds"));
-    let uid = {
-        use std::os::unix::fs::MetadataExt;
-        std::fs::metadata("/proc/self").expect("/proc").uid()
-    };
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
-    for looks_up in [true, false] {
-        let policy = Policy { allowed_uid: uid, looks_up };
+    for evidence in [Evidence::LookUp, Evidence::Counts] {
+        let policy = Policy { admits: |_, _| Ok(()), evidence };
         let mut parts = Parts::default();
         for _ in 0..rounds {
             let mut sockets = parts.time(" a TCP connection, for comparison", || {
@@ -101,14 +99,14 @@ fn main() {
             let endpoint = Endpoint::of(socket, Role::Connected).expect("TCP");
             parts.time(" diag::look_up_peer", || diag::look_up_peer(&endpoint));
             parts.time(" nobody: connect", || {
-                Proposal::connect(&Key::from([8; 16]), &endpoint, &policy).expect_err("nobody")
+                Proposal::connect(&Key::from([8; 16]).into(), &endpoint, &policy).expect_err("nobody")
             });
             parts.time(" both hang up", || {
                 hang_up(met.bell);
                 hang_up(other.bell);
             });
         }
-        println!("{} look-ups, {rounds} rounds:", if looks_up { "with" } else { "without" });
+        println!("{} look-ups, {rounds} rounds:", if evidence == Evidence::LookUp { "with" } else { "without" });
         parts.report();
     }
 }

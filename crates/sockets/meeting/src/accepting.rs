@@ -9,17 +9,17 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::announce::{Announcement, Caller};
-use crate::counts::{self, Counts};
-use crate::diag::{self, LookUp};
+use crate::counts::{self, Counts, Role};
+use crate::diag;
 use crate::endpoint::Endpoint;
 use crate::message::{Kind, Memory, Message};
 use crate::met::Met;
-use crate::name::Key;
+use crate::place::Place;
 use crate::reason::Reason;
-use crate::receive::{Received, receive, refuse_descriptors};
+use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
 use crate::system::{self, Descriptor, FIONREAD};
-use crate::verify::{Policy, Window, verify};
+use crate::verify::{Evidence, Policy, Trust, Window, look_up, verify};
 
 /// Most callers that one [`Accepting::advance`] accepts: others of the queue wait for the next.
 const CALLERS_MAX: usize = 4;
@@ -45,6 +45,7 @@ enum State {
         message: Message,
         descriptor: Descriptor,
         after: Counts,
+        trust: Trust,
     },
 }
 
@@ -64,12 +65,17 @@ impl Accepting {
     ///
     /// # Errors
     /// Those of [`counts::read`] and of [`Announcement::bind`]; [`Reason::Role`] for an endpoint that has connected.
-    pub fn announce(key: &Key, socket: BorrowedFd<'_>, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
-        if endpoint.role != counts::Role::Accepted {
+    pub fn announce(
+        place: &Place,
+        socket: BorrowedFd<'_>,
+        endpoint: &Endpoint,
+        policy: &Policy,
+    ) -> Result<Self, Reason> {
+        if endpoint.role != Role::Accepted {
             return Err(Reason::Role);
         }
         let before = counts::read(socket, endpoint.role)?;
-        let announcement = Announcement::bind(key, endpoint)?;
+        let announcement = Announcement::bind(place, endpoint)?;
         Ok(Self { endpoint: *endpoint, policy: *policy, announcement, before, state: State::Announced })
     }
 
@@ -102,9 +108,7 @@ impl Accepting {
             let Some(bell) = caller.bell.as_fd() else { continue };
             match receive(bell) {
                 Ok(Received::Ended) => {}
-                Ok(Received::Message(message, descriptor)) => {
-                    return self.propose(socket, caller, message, descriptor);
-                }
+                Ok(Received::Message(message, passed)) => return self.propose(socket, caller, message, passed),
                 Err(reason) => return self.refuse_caller(&caller, reason),
                 // A silent caller must not keep others out.
                 Ok(Received::Nothing) => match self.next_caller() {
@@ -119,25 +123,27 @@ impl Accepting {
         Step::Waiting
     }
 
-    /// Accepts the next caller of the allowed user. Hangs up one of another user without an answer.
+    /// Accepts the next caller of an allowed user. Another one is told so where users share a rack, and hung up.
     fn next_caller(&self) -> Result<Option<Caller>, Reason> {
-        match self.announcement.accept()? {
-            Some(caller) if caller.credentials.uid != self.policy.allowed_uid => Err(Reason::User),
-            caller => Ok(caller),
+        let Some(caller) = self.announcement.accept()? else { return Ok(None) };
+        match (self.policy.admits)(caller.credentials.uid, &self.endpoint) {
+            Ok(()) => Ok(Some(caller)),
+            Err(reason) => {
+                if self.policy.evidence == Evidence::Proof {
+                    self.refuse_caller(&caller, reason);
+                }
+                Err(reason)
+            }
         }
     }
 
     /// Verifies a proposal.
-    fn propose(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        caller: Caller,
-        message: Message,
-        descriptor: Option<Descriptor>,
-    ) -> Step {
-        match (self.check(socket, &caller, &message), descriptor) {
-            (Ok(after), Some(descriptor)) => {
-                self.state = State::Proposed { caller, message, descriptor, after };
+    fn propose(&mut self, socket: BorrowedFd<'_>, caller: Caller, message: Message, passed: Passed) -> Step {
+        let checked = self.check(socket, &caller, &message, passed.look_up.as_ref().map(Descriptor::as_fd));
+        passed.look_up.into_iter().for_each(discard);
+        match (checked, passed.memory) {
+            (Ok((after, trust)), Some(descriptor)) => {
+                self.state = State::Proposed { caller, message, descriptor, after, trust };
                 Step::Proposed
             }
             (Ok(_), None) => self.refuse_caller(&caller, Reason::Malformed),
@@ -145,7 +151,13 @@ impl Accepting {
         }
     }
 
-    fn check(&self, socket: BorrowedFd<'_>, caller: &Caller, message: &Message) -> Result<Counts, Reason> {
+    fn check(
+        &self,
+        socket: BorrowedFd<'_>,
+        caller: &Caller,
+        message: &Message,
+        passed: Option<BorrowedFd<'_>>,
+    ) -> Result<(Counts, Trust), Reason> {
         let bell = caller.bell.as_fd().ok_or(Reason::Gone)?;
         refuse_descriptors(bell);
         // Nothing follows a proposal before its answer.
@@ -153,11 +165,15 @@ impl Accepting {
         if message.kind != Kind::Proposal || !is_alone {
             return Err(Reason::Malformed);
         }
+        let evidence = self.policy.evidence;
+        if evidence != Evidence::Proof && (passed.is_some() || message.wants_proof) {
+            return Err(Reason::Descriptors);
+        }
         let after = counts::read(socket, self.endpoint.role)?;
         let window = Window { before: self.before, after };
-        let look_up = if self.policy.looks_up { diag::look_up_peer(&self.endpoint) } else { LookUp::Unavailable };
-        verify(&self.endpoint, &window, message, look_up, &self.policy)?;
-        Ok(after)
+        let look_up = look_up(&self.endpoint, message, passed, evidence);
+        let trust = verify(&self.endpoint, &window, message, look_up, (caller.credentials.uid, evidence))?;
+        Ok((after, if message.wants_proof { Trust::NeedsProof } else { trust }))
     }
 
     /// Answers *no* and hangs up. A peer that does not speak this language gets no answer.
@@ -165,7 +181,7 @@ impl Accepting {
         if let Some(bell) = caller.bell.as_fd().filter(|_| reason != Reason::Malformed) {
             let no = Message::new(Kind::No(reason), &self.endpoint, Counts::default(), Memory::default());
             // A caller that has gone needs no answer.
-            let _ = send(bell, &no, None);
+            let _ = send(bell, &no, &[]);
         }
         Step::Refused(reason)
     }
@@ -194,10 +210,16 @@ impl Accepting {
     /// of `sendmsg(2)`.
     pub fn accept(mut self, offer: &Offer<'_>) -> Result<Box<Met>, Reason> {
         let state = std::mem::replace(&mut self.state, State::Announced);
-        let State::Proposed { mut caller, message, descriptor, after } = state else { return Err(Reason::Nobody) };
-        let yes = Message::new(Kind::Yes, &self.endpoint, after, offer.memory);
-        send(caller.bell.as_fd().ok_or(Reason::Gone)?, &yes, Some(offer.descriptor))?;
+        let State::Proposed { mut caller, message, descriptor, after, trust } = state else {
+            return Err(Reason::Nobody);
+        };
+        let wants_proof = trust == Trust::NeedsProof;
+        let yes = Message { wants_proof, ..Message::new(Kind::Yes, &self.endpoint, after, offer.memory) };
+        let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
+        let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
+        send(caller.bell.as_fd().ok_or(Reason::Gone)?, &yes, &passed)?;
         let bell = caller.bell.release().ok_or(Reason::Gone)?;
-        Ok(Met::new((bell, descriptor), &message, offer.memory, after, caller.credentials.pid))
+        let met = Met::new((bell, descriptor), &message, offer.memory, after, caller.credentials.pid);
+        Ok(if wants_proof { met.to_be_proven(Role::Accepted) } else { met })
     }
 }

@@ -1,14 +1,15 @@
-//! The accepting endpoint's announcement: a listener at the keyed name of its connection.
+//! The accepting endpoint's announcement: a listener at the place of its connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use rustix::net::Shutdown;
 
 use crate::bell::Held;
 use crate::endpoint::Endpoint;
 use crate::met::{Credentials, peer_credentials};
-use crate::name::{self, Key};
+use crate::place::{Bound, Place, SOCKET_FLAGS};
 use crate::reason::Reason;
 use crate::receive::discard;
 use crate::system::Descriptor;
@@ -16,13 +17,15 @@ use crate::system::Descriptor;
 /// Length of the queue of callers. There is one true caller; names are public, so others may connect.
 const BACKLOG: i32 = 4;
 
-/// A listening AF_UNIX socket at the name of a connection. Nobody can connect any more once it is dropped.
+/// A listening AF_UNIX socket at the place of a connection. Nobody can connect any more once it is dropped.
 ///
 /// A process that shares it with its parent or a child calls [`close_shared`](Self::close_shared) instead of dropping
 /// it.
 #[derive(Debug)]
 pub struct Announcement {
     socket: Descriptor,
+    /// Its file, if it is in a directory.
+    file: Option<PathBuf>,
     is_shared: bool,
 }
 
@@ -33,24 +36,18 @@ pub(crate) struct Caller {
     pub(crate) credentials: Credentials,
 }
 
-pub(crate) const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-
 impl Announcement {
-    /// Announces an accepting endpoint, in three system calls.
+    /// Announces an accepting endpoint, in three system calls, and four in a directory.
     ///
     /// # Errors
-    /// [`Reason::NameTaken`] if the name has an owner; [`Reason::NoDescriptors`], [`Reason::NoMemory`] and
-    /// [`Reason::System`] by the errors of `socket(2)`, `bind(2)` and `listen(2)`.
-    pub fn bind(key: &Key, endpoint: &Endpoint) -> Result<Self, Reason> {
-        let address = name::address(key, endpoint.tuple)?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None);
-        let socket = socket.and_then(Descriptor::kept).map_err(Reason::of_errno)?;
-        match rustix::net::bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) => return Err(Reason::NameTaken),
-            bound => bound.map_err(Reason::of_errno)?,
-        }
-        rustix::net::listen(&socket, BACKLOG).map_err(Reason::of_errno)?;
-        Ok(Self { socket, is_shared: false })
+    /// [`Reason::NameTaken`] if the name has an owner; [`Reason::Rack`] without the directory;
+    /// [`Reason::NoDescriptors`], [`Reason::NoMemory`], [`Reason::Sandbox`] and [`Reason::System`] by the errors of
+    /// `socket(2)`, `bind(2)` and `listen(2)`.
+    pub fn bind(place: &Place, endpoint: &Endpoint) -> Result<Self, Reason> {
+        let Bound { socket, file } = place.bind(endpoint.tuple)?;
+        let announcement = Self { socket, file, is_shared: false };
+        rustix::net::listen(&announcement.socket, BACKLOG).map_err(Reason::of_errno)?;
+        Ok(announcement)
     }
 
     /// Accepts the next caller, if there is one, in two system calls.
@@ -80,8 +77,14 @@ impl AsFd for Announcement {
 impl Drop for Announcement {
     /// Empties the queue of callers, whose unread messages the kernel would close with the socket as they are.
     fn drop(&mut self) {
+        if self.is_shared {
+            return;
+        }
+        if let Some(file) = &self.file {
+            let _ = rustix::fs::unlink(file);
+        }
         // Nobody can be added to the queue from now on, so the loop ends.
-        if self.is_shared || rustix::net::shutdown(&self.socket, Shutdown::Both).is_err() {
+        if rustix::net::shutdown(&self.socket, Shutdown::Both).is_err() {
             return;
         }
         while let Ok(socket) = rustix::net::accept_with(&self.socket, SOCKET_FLAGS) {

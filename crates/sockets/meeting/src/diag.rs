@@ -2,16 +2,21 @@
 //!
 //! The request has both addresses, so the kernel looks up one socket and lists nothing. It falls back to a listener of
 //! the address, which is why the state has to be checked.
+//!
+//! The kernel looks in the network namespace of the netlink socket. Passed to another process, such a socket has the
+//! kernel look in the namespace of who passes it ([`look_up_through`]): what it says of the namespace and of the socket
+//! there is true. The user of the socket is not: it is a number of the user namespace of who made the netlink socket.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, socket_with};
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socket_with};
 
 use crate::endpoint::{Endpoint, netns_cookie};
-use crate::system::{Descriptor, Kept};
+use crate::system::{Descriptor, Kept, option};
 use crate::tuple::Tuple;
 
 const NLMSGHDR_BYTES: usize = 16;
@@ -103,6 +108,31 @@ fn look_up_peer_by(netlink: BorrowedFd<'_>, endpoint: &Endpoint) -> LookUp {
     if netns_cookie(netlink) != endpoint.netns_cookie {
         return LookUp::Unavailable;
     }
+    ask_for_peer(netlink, endpoint)
+}
+
+/// Looks up the other endpoint of a connection in the network namespace with a cookie, by a netlink socket that a peer
+/// has passed, without blocking. The peer may use the socket too, and take an answer: there is none then.
+pub fn look_up_through(netlink: BorrowedFd<'_>, endpoint: &Endpoint, cookie: u64) -> LookUp {
+    let number = |name| option(netlink, libc::SOL_SOCKET, name).map(i32::from_ne_bytes);
+    let is_for_look_ups = number(libc::SO_DOMAIN) == Some(libc::AF_NETLINK)
+        && number(libc::SO_PROTOCOL) == Some(libc::NETLINK_SOCK_DIAG)
+        && number(libc::SO_TYPE) == Some(libc::SOCK_DGRAM);
+    if !is_for_look_ups || cookie == 0 || netns_cookie(netlink) != cookie {
+        return LookUp::Unavailable;
+    }
+    match ask(netlink, endpoint.tuple.reversed()) {
+        Ok(answer) => answer,
+        Err(_) => LookUp::Unavailable,
+    }
+}
+
+/// Returns a new socket for look-ups in this process's network namespace, to be passed to a peer.
+pub(crate) fn socket_to_pass() -> Option<Descriptor> {
+    open().ok().map(Descriptor::from)
+}
+
+fn ask_for_peer(netlink: BorrowedFd<'_>, endpoint: &Endpoint) -> LookUp {
     match ask(netlink, endpoint.tuple.reversed()) {
         // A kernel without `tcp_diag` also says that there is no such socket, of this endpoint too.
         Ok(LookUp::Nothing) if ask(netlink, endpoint.tuple) == Ok(LookUp::Nothing) => LookUp::Unavailable,
@@ -202,10 +232,13 @@ fn request_answer<'a>(
     room: &'a mut [u8; ROOM_BYTES],
 ) -> Result<&'a [u8], Errno> {
     let sequence = next_sequence();
-    rustix::net::send(netlink, &request(tuple, sequence), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-    let (length, _) = rustix::net::recv(netlink, &mut room[..], RecvFlags::DONTWAIT)?;
+    let kernel = SocketAddrNetlink::new(0, 0);
+    rustix::net::sendto(netlink, &request(tuple, sequence), SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &kernel)?;
+    let (length, _, from) = rustix::net::recvfrom(netlink, &mut room[..], RecvFlags::DONTWAIT)?;
     let answer = &room[..length.min(ROOM_BYTES)];
-    if answer.get(8..12) == Some(&sequence.to_ne_bytes()) { Ok(answer) } else { Err(Errno::BADMSG) }
+    // A process with the right to do so in its namespace can send to a socket of another process.
+    let is_kernels = from.and_then(|from| SocketAddrNetlink::try_from(from).ok()).is_some_and(|from| from.pid() == 0);
+    if is_kernels && answer.get(8..12) == Some(&sequence.to_ne_bytes()) { Ok(answer) } else { Err(Errno::BADMSG) }
 }
 
 /// Returns a `struct nlmsghdr` with a `struct inet_diag_req_v2` for any state and cookie.

@@ -16,7 +16,7 @@
 //! | 64 | 8 | bytes of the sender's memory; 0 with a *no* |
 //! | 72 | 8 | secret of the lane in the sender's memory; 0 with a *no* |
 //! | 80 | 4 | kind of the window memory that is passed instead; 0 without |
-//! | 84 | 4 | 0 |
+//! | 84 | 4 | 1 if the sender asks for a proof by the bytes (see [`proof`](crate::proof)), otherwise 0 |
 //! | 88 | 16 | offsets in it of the receiver's inbound and outbound span |
 //! | 104 | 8 | secret of the lane in the outbound span |
 //! | 112 | 16 | 0 |
@@ -96,13 +96,15 @@ pub struct Message {
     pub counts: Counts,
     /// Its memory.
     pub memory: Memory,
+    /// It asks for a proof by the bytes of the connection.
+    pub wants_proof: bool,
 }
 
 impl Message {
     /// Returns a message of an endpoint.
     pub fn new(kind: Kind, endpoint: &Endpoint, counts: Counts, memory: Memory) -> Self {
         let Endpoint { role, cookie, netns_cookie, .. } = *endpoint;
-        Self { kind, role, cookie, netns_cookie, counts, memory }
+        Self { kind, role, cookie, netns_cookie, counts, memory, wants_proof: false }
     }
 
     /// Returns the bytes of the message.
@@ -127,6 +129,7 @@ impl Message {
         for (part, word) in bytes[16..80].chunks_exact_mut(8).zip(words) {
             part.copy_from_slice(&word.to_ne_bytes());
         }
+        bytes[84..88].copy_from_slice(&u32::from(self.wants_proof).to_ne_bytes());
         if let Some(Window { kind, inbound_offset, outbound_offset, outgoing_secret }) = self.memory.window {
             bytes[80..84].copy_from_slice(&kind.to_ne_bytes());
             let words = [inbound_offset, outbound_offset, outgoing_secret];
@@ -175,9 +178,15 @@ impl Message {
             outbound_offset: word(96),
             outgoing_secret: word(104),
         });
-        let behind = if window.is_some() { 112 } else { 80 };
-        let zeros = bytes[14..16].iter().chain(&bytes[84..88]).chain(&bytes[behind..]);
+        let wants_proof = match u32::from_ne_bytes([bytes[84], bytes[85], bytes[86], bytes[87]]) {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let behind = if window.is_some() { 112 } else { 88 };
+        let zeros = bytes[14..16].iter().chain(&bytes[behind..]);
         zeros.copied().all(|byte| byte == 0).then(|| Self {
+            wants_proof,
             kind,
             role,
             cookie: word(16),
@@ -192,7 +201,7 @@ impl Message {
         let counts = self.counts;
         let is_memory_valid = match self.kind {
             Kind::Proposal | Kind::Yes => (1..=MEMORY_BYTES_MAX).contains(&self.memory.bytes),
-            Kind::No(_) => self.memory == Memory::default(),
+            Kind::No(_) => self.memory == Memory::default() && !self.wants_proof,
         };
         counts.acked <= counts.written && counts.consumed <= counts.received && is_memory_valid
     }
@@ -223,7 +232,8 @@ mod tests {
             } else {
                 Memory { window, ..Memory::own(bytes, secret) }
             };
-            Message { kind, role, cookie, netns_cookie, counts, memory }
+            let wants_proof = secret & 1 == 1 && !matches!(kind, Kind::No(_));
+            Message { kind, role, cookie, netns_cookie, counts, memory, wants_proof }
         })
     }
 
@@ -272,7 +282,7 @@ mod tests {
         let counts = Counts { written: 5, acked: 5, received: 5, consumed: 5 };
         let memory = Memory::own(4096, 1);
         let (role, kind) = (Role::Connected, Kind::Proposal);
-        let valid = Message { kind, role, cookie: 1, netns_cookie: 1, counts, memory };
+        let valid = Message { kind, role, cookie: 1, netns_cookie: 1, counts, memory, wants_proof: false };
         let invalid = [
             Message { counts: Counts { acked: 6, ..counts }, ..valid },
             Message { counts: Counts { consumed: 6, ..counts }, ..valid },

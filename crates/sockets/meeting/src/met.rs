@@ -2,8 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::counts::Counts;
+use crate::counts::{Counts, Role};
 use crate::message::{Memory, Message};
+use crate::proof::Prover;
 use crate::system::{self, Descriptor};
 
 /// The result of a meeting. The last holder closes the bell by [`hang_up`](crate::bell::hang_up).
@@ -26,6 +27,8 @@ pub struct Met {
     pub peer_cookie: u64,
     /// The peer's process by `SO_PEERCRED`, or 0 if it has no number in this process's namespace.
     pub peer_pid: i32,
+    /// The proof by the bytes that both endpoints have to give before they use the memory.
+    pub proof: Option<Box<Prover>>,
 }
 
 impl Met {
@@ -47,7 +50,18 @@ impl Met {
             peer_counts: counts,
             peer_cookie: cookie,
             peer_pid,
+            proof: None,
         })
+    }
+
+    /// Returns the result of a meeting that has to be proven by the bytes.
+    pub(crate) fn to_be_proven(mut self: Box<Self>, role: Role) -> Box<Self> {
+        let (connected, accepted) = match role {
+            Role::Connected => (self.outgoing.secret, self.incoming.secret),
+            Role::Accepted => (self.incoming.secret, self.outgoing.secret),
+        };
+        self.proof = Some(Box::new(Prover::new(role, [connected, accepted], &self.own_counts)));
+        self
     }
 }
 

@@ -6,22 +6,18 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType};
-
-use crate::announce::SOCKET_FLAGS;
 use crate::bell::{Held, hang_up};
 use crate::counts::{self, Counts, Role};
 use crate::diag::{self, LookUp};
 use crate::endpoint::Endpoint;
 use crate::message::{Kind, Memory, Message};
 use crate::met::{Credentials, Met, peer_credentials};
-use crate::name::{self, Key};
+use crate::place::Place;
 use crate::reason::Reason;
-use crate::receive::{Received, receive, refuse_descriptors};
+use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
 use crate::system::Descriptor;
-use crate::verify::{Policy, Window, verify};
+use crate::verify::{Evidence, Policy, Trust, Window, look_up, verify};
 
 /// A connecting endpoint that has reached the other one. It hangs up when it is dropped.
 #[derive(Debug)]
@@ -30,6 +26,8 @@ pub struct Proposal {
     policy: Policy,
     bell: Held,
     credentials: Credentials,
+    /// This endpoint asks for a proof by the bytes.
+    wants_proof: bool,
     /// What was sent: the memory, and the counts read before.
     sent: Option<(Memory, Counts)>,
 }
@@ -51,28 +49,29 @@ impl Proposal {
     /// who has bound the name, until its user is known.
     ///
     /// # Errors
-    /// [`Reason::Nobody`] if there is no announcement, [`Reason::Full`] if too many callers wait, [`Reason::User`] if
-    /// it is another user's, and [`Reason::Role`] for an endpoint that has accepted.
-    pub fn connect(key: &Key, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
+    /// [`Reason::Nobody`] if there is no announcement, [`Reason::Full`] if too many callers wait, the policy's reason
+    /// if it is that of a user who is not allowed, and [`Reason::Role`] for an endpoint that has accepted.
+    pub fn connect(place: &Place, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
         if endpoint.role != Role::Connected {
             return Err(Reason::Role);
         }
-        let address = name::address(key, endpoint.tuple.reversed())?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None);
-        let socket = socket.and_then(Descriptor::kept).map_err(Reason::of_errno)?;
-        match rustix::net::connect(&socket, &address) {
-            Err(Errno::CONNREFUSED) => return Err(Reason::Nobody),
-            Err(Errno::AGAIN) => return Err(Reason::Full),
-            connected => connected.map_err(Reason::of_errno)?,
-        }
+        let socket = place.connect(endpoint.tuple.reversed())?;
         let credentials = peer_credentials(socket.as_fd());
         let bell = Held::new(socket);
-        match credentials {
-            Some(credentials) if credentials.uid == policy.allowed_uid => {
-                Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, sent: None })
-            }
-            _ => Err(Reason::User),
-        }
+        let credentials = credentials.ok_or(Reason::System)?;
+        (policy.admits)(credentials.uid, endpoint)?;
+        let wants_proof = policy.evidence == Evidence::Proof
+            && match diag::look_up_peer(endpoint) {
+                LookUp::Found(entry) => !entry.is_connected() || entry.uid != credentials.uid,
+                // The kernel may still answer by a socket that the peer passes.
+                LookUp::Nothing | LookUp::Unavailable => true,
+            };
+        Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, wants_proof, sent: None })
+    }
+
+    /// Returns whether this endpoint asks for a proof by the bytes, from the proposal on.
+    pub fn wants_proof(&self) -> bool {
+        self.wants_proof
     }
 
     /// Returns the descriptor that becomes readable when the answer arrives. `None` after the end.
@@ -88,7 +87,10 @@ impl Proposal {
         let bell = self.bell.as_fd().filter(|_| self.sent.is_none()).ok_or(Reason::Gone)?;
         let before = counts::read(socket, self.endpoint.role)?;
         let proposal = Message::new(Kind::Proposal, &self.endpoint, before, offer.memory);
-        send(bell, &proposal, Some(offer.descriptor))?;
+        let proposal = Message { wants_proof: self.wants_proof, ..proposal };
+        let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
+        let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
+        send(bell, &proposal, &passed)?;
         self.sent = Some((offer.memory, before));
         Ok(())
     }
@@ -97,31 +99,51 @@ impl Proposal {
     /// looked up, 11 without the look-up.
     pub fn advance(&mut self, socket: BorrowedFd<'_>) -> Answer {
         let (Some(bell), Some((memory, before))) = (self.bell.as_fd(), self.sent) else { return Answer::Waiting };
-        let (message, descriptor) = match receive(bell) {
+        let (message, memory_of_peer, passed) = match receive(bell) {
             Ok(Received::Nothing) => return Answer::Waiting,
-            Ok(Received::Message(message, Some(descriptor))) => (message, descriptor),
-            Ok(Received::Message(message, None)) => return self.end(refusal(&message)),
+            Ok(Received::Message(message, Passed { memory: Some(memory), look_up })) => (message, memory, look_up),
+            Ok(Received::Message(message, Passed { memory: None, .. })) => return self.end(refusal(&message)),
             Ok(Received::Ended) => return self.end(Reason::Gone),
             Err(reason) => return self.end(reason),
         };
         refuse_descriptors(bell);
-        match self.check(socket, before, &message) {
-            Ok(after) => match self.bell.release() {
-                Some(bell) => Answer::Met(Met::new((bell, descriptor), &message, memory, after, self.credentials.pid)),
-                None => Answer::Refused(Reason::Gone),
-            },
-            Err(reason) => self.end(reason),
+        let checked = self.check(socket, before, &message, passed.as_ref().map(Descriptor::as_fd));
+        passed.into_iter().for_each(discard);
+        match (checked, self.bell.release()) {
+            (Ok(after), Some(bell)) => {
+                let met = Met::new((bell, memory_of_peer), &message, memory, after, self.credentials.pid);
+                Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected) } else { met })
+            }
+            (Ok(_), None) => Answer::Refused(Reason::Gone),
+            (Err(reason), bell) => {
+                bell.into_iter().for_each(hang_up);
+                Answer::Refused(reason)
+            }
         }
     }
 
-    fn check(&self, socket: BorrowedFd<'_>, before: Counts, message: &Message) -> Result<Counts, Reason> {
+    fn check(
+        &self,
+        socket: BorrowedFd<'_>,
+        before: Counts,
+        message: &Message,
+        passed: Option<BorrowedFd<'_>>,
+    ) -> Result<Counts, Reason> {
         if message.kind != Kind::Yes {
             return Err(Reason::Malformed);
         }
+        let evidence = self.policy.evidence;
+        if evidence != Evidence::Proof && (passed.is_some() || message.wants_proof) {
+            return Err(Reason::Descriptors);
+        }
         let after = counts::read(socket, self.endpoint.role)?;
-        let look_up = if self.policy.looks_up { diag::look_up_peer(&self.endpoint) } else { LookUp::Unavailable };
-        verify(&self.endpoint, &Window { before, after }, message, look_up, &self.policy)?;
-        Ok(after)
+        let look_up = look_up(&self.endpoint, message, passed, evidence);
+        let whom = (self.credentials.uid, evidence);
+        match verify(&self.endpoint, &Window { before, after }, message, look_up, whom)? {
+            // It has changed since the proposal, or the peer has not heeded that.
+            Trust::NeedsProof if !message.wants_proof => Err(Reason::NoProof),
+            _ => Ok(after),
+        }
     }
 
     /// Closes this process's descriptor, and leaves the proposal to the others that hold it: for a child, which shares

@@ -64,6 +64,11 @@ reasons! {
     34 Counts "the byte counts are not those of the other endpoint"
     35 Cookie "the peer's cookie is not that of the other endpoint"
     36 Namespace "the peer's TCP socket is in another network namespace"
+    37 NoRule "no rule of the rack allows it"
+    38 OtherTuple "the addresses are translated, or a proxy is between the two programs"
+    39 NoProof "the bytes of the connection do not prove that the peer is its other endpoint"
+    40 NoLookUp "the kernel does not tell about the peer's socket"
+    41 Unmapped "the peer's user has no number in this user namespace"
     // The message.
     48 Version "the peer is of a release with other messages"
     49 Malformed "the message is malformed"
@@ -81,6 +86,7 @@ reasons! {
     71 AddressSpace "the address space of this process is limited"
     72 Rack "the rack directory cannot be used"
     73 RackUser "the rack directory belongs to another user"
+    74 Rules "the rules of the rack cannot be read"
 }
 
 impl Reason {

@@ -34,9 +34,18 @@ pub enum Received {
     Nothing,
     /// The peer has hung up.
     Ended,
-    /// A message, with the memory of the peer: always with a proposal or a *yes*, and never with a *no*. It was checked
-    /// by [`memory::check`], unless it is a [`Window`](crate::message::Window).
-    Message(Message, Option<Descriptor>),
+    /// A message, with what was passed: the memory of the peer always with a proposal or a *yes*, and nothing with a
+    /// *no*.
+    Message(Message, Passed),
+}
+
+/// The descriptors that come with a message.
+#[derive(Debug, Default)]
+pub struct Passed {
+    /// The memory of the peer, checked by [`memory::check`], unless it is a [`Window`](crate::message::Window).
+    pub memory: Option<Descriptor>,
+    /// A socket for look-ups in the peer's network namespace, as far as the peer says.
+    pub look_up: Option<Descriptor>,
 }
 
 /// Receives a message, without blocking, in one system call if there is no descriptor and four if there is one.
@@ -49,26 +58,25 @@ pub enum Received {
 /// kind, [`Reason::Memory`]. All descriptors are closed then.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<Received, Reason> {
     let mut bytes = [0_u8; ROOM_BYTES];
-    let (mut first, mut count) = (None, 0);
+    let (mut passed, mut count) = (Passed::default(), 0);
     let received = receive_bytes(socket, &mut bytes, &mut |descriptor| {
         count += 1;
-        match first {
-            None => first = Some(descriptor),
-            Some(_) => discard(descriptor),
+        match &mut passed {
+            Passed { memory: memory @ None, .. } => *memory = Some(descriptor),
+            Passed { look_up: look_up @ None, .. } => *look_up = Some(descriptor),
+            _ => discard(descriptor),
         }
     });
     let result = match received {
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
         Err(errno) => Err(Reason::of_errno(errno)),
         Ok(Bytes { count: 0, .. }) => return Ok(Received::Ended),
-        Ok(received) => parse(&bytes[..received.count], first.as_ref(), count, received.is_cut),
+        Ok(received) => parse(&bytes[..received.count], passed.memory.as_ref(), count, received.is_cut),
     };
     match result {
-        Ok(message) => Ok(Received::Message(message, first)),
+        Ok(message) => Ok(Received::Message(message, passed)),
         Err(reason) => {
-            if let Some(descriptor) = first {
-                discard(descriptor);
-            }
+            passed.memory.into_iter().chain(passed.look_up).for_each(discard);
             Err(reason)
         }
     }
@@ -77,8 +85,8 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Received, Reason> {
 /// Parses a message that has come with `count` descriptors, `first` first.
 fn parse(bytes: &[u8], first: Option<&Descriptor>, count: usize, is_cut: bool) -> Result<Message, Reason> {
     let message = Message::parse(bytes)?;
-    let expected = usize::from(!matches!(message.kind, Kind::No(_)));
-    if is_cut || count != expected {
+    let expected = if matches!(message.kind, Kind::No(_)) { 0..=0 } else { 1..=2 };
+    if is_cut || !expected.contains(&count) {
         return Err(Reason::Descriptors);
     }
     // Only who knows that the peer is a proxy uses a window, and checks it.

@@ -19,18 +19,13 @@ pub struct Offer<'a> {
     pub memory: Memory,
 }
 
-/// Sends a message, with a descriptor or without one, in one system call and without blocking.
+/// Sends a message with up to two descriptors, in one system call and without blocking.
 ///
 /// # Errors
 /// [`Reason::Gone`], or that of another error of `sendmsg(2)`.
-pub(crate) fn send(
-    socket: BorrowedFd<'_>,
-    message: &Message,
-    descriptor: Option<BorrowedFd<'_>>,
-) -> Result<(), Reason> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+pub(crate) fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd<'_>]) -> Result<(), Reason> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = descriptor.as_slice();
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Reason::System);
     }

@@ -31,24 +31,53 @@
 //! # Cookies
 //!
 //! Where the kernel answers, the socket with the reversed addresses must be connected, have the cookie that the message
-//! states, and belong to the allowed user. That stops a process of the same user that claims the connection of another
-//! user's process, and each endpoint that has been replaced meanwhile.
+//! states, and belong to the peer's user. That stops a process that claims the connection of another user's process,
+//! and each endpoint that has been replaced meanwhile.
+//!
+//! # Other users and network namespaces
+//!
+//! In a rack that several users share, the kernel has to answer ([`Evidence::Proof`]). A socket of the same network
+//! namespace that was made by the peer's user is the peer's. Otherwise, the peer must prove it by the bytes of the
+//! connection ([`proof`](crate::proof)): its process may have changed its user since; and of another network namespace,
+//! in which the peer may have configured any addresses, the kernel says only which socket is there.
+
+use std::os::fd::BorrowedFd;
 
 use crate::counts::Counts;
-use crate::diag::LookUp;
+use crate::diag::{self, LookUp};
 use crate::endpoint::Endpoint;
 use crate::message::Message;
 use crate::reason::Reason;
 
 /// Who may be met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// The user of whom the peer has to be, by `SO_PEERCRED` and by the kernel's look-up. In a user namespace, the
-    /// kernel reports users without a number there as the overflow user (`user_namespaces(7)`), who must not be
+    /// Whether a peer of a user, by `SO_PEERCRED`, may be met at an endpoint; otherwise why not. In a user namespace,
+    /// the kernel reports users without a number there as the overflow user (`user_namespaces(7)`), who must not be
     /// allowed.
-    pub allowed_uid: u32,
-    /// Whether to look up the peer's socket, which takes five system calls.
-    pub looks_up: bool,
+    pub admits: fn(u32, &Endpoint) -> Result<(), Reason>,
+    /// What has to show that the peer is the other endpoint.
+    pub evidence: Evidence,
+}
+
+/// What has to show that a peer is the other endpoint of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// The byte counts.
+    Counts,
+    /// Also a look-up of the peer's socket, if the kernel answers. It takes five system calls.
+    LookUp,
+    /// The look-up, and the bytes of the connection unless the look-up is a proof.
+    Proof,
+}
+
+/// What else has to show that a peer is the other endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Nothing.
+    Complete,
+    /// The bytes of the connection.
+    NeedsProof,
 }
 
 /// This endpoint's counts around a message of the peer.
@@ -63,30 +92,55 @@ pub struct Window {
 /// Decides whether a message comes from the other endpoint of a connection.
 ///
 /// # Errors
-/// [`Reason::Role`], [`Reason::Namespace`], [`Reason::Counts`], [`Reason::Cookie`], [`Reason::User`].
+/// [`Reason::Role`], [`Reason::Namespace`], [`Reason::Counts`], [`Reason::Cookie`], [`Reason::User`],
+/// [`Reason::NoLookUp`].
 pub fn verify(
     endpoint: &Endpoint,
     window: &Window,
     message: &Message,
     look_up: LookUp,
-    policy: &Policy,
-) -> Result<(), Reason> {
+    (peer_uid, evidence): (u32, Evidence),
+) -> Result<Trust, Reason> {
     if message.role != endpoint.role.opposite() {
         return Err(Reason::Role);
     }
     let (ours, theirs) = (endpoint.netns_cookie, message.netns_cookie);
-    if ours != 0 && theirs != 0 && ours != theirs {
+    let is_here = ours == 0 || theirs == 0 || ours == theirs;
+    if !is_here && evidence != Evidence::Proof {
         return Err(Reason::Namespace);
     }
     if !fits(window, &message.counts) {
         return Err(Reason::Counts);
     }
     match look_up {
-        LookUp::Unavailable => Ok(()),
+        LookUp::Unavailable if evidence == Evidence::Proof => Err(Reason::NoLookUp),
+        LookUp::Unavailable => Ok(Trust::Complete),
         LookUp::Nothing => Err(Reason::Cookie),
         LookUp::Found(entry) if !entry.is_connected() || entry.cookie != message.cookie => Err(Reason::Cookie),
-        LookUp::Found(entry) if entry.uid != policy.allowed_uid => Err(Reason::User),
-        LookUp::Found(_) => Ok(()),
+        LookUp::Found(entry) if is_here && entry.uid == peer_uid => Ok(Trust::Complete),
+        LookUp::Found(_) if evidence == Evidence::Proof => Ok(Trust::NeedsProof),
+        LookUp::Found(_) => Err(Reason::User),
+    }
+}
+
+/// Looks up the peer of a message: in the endpoint's network namespace if the peer is in it too, and otherwise by the
+/// socket that it has passed.
+pub(crate) fn look_up(
+    endpoint: &Endpoint,
+    message: &Message,
+    passed: Option<BorrowedFd<'_>>,
+    evidence: Evidence,
+) -> LookUp {
+    let through = |cookie| passed.map_or(LookUp::Unavailable, |it| diag::look_up_through(it, endpoint, cookie));
+    match evidence {
+        Evidence::Counts => LookUp::Unavailable,
+        Evidence::LookUp => diag::look_up_peer(endpoint),
+        Evidence::Proof if message.netns_cookie != endpoint.netns_cookie => through(message.netns_cookie),
+        Evidence::Proof => match diag::look_up_peer(endpoint) {
+            // A sandbox may deny this process such sockets.
+            LookUp::Unavailable => through(endpoint.netns_cookie),
+            found => found,
+        },
     }
 }
 
@@ -170,10 +224,19 @@ mod tests {
 
     const COUNTS: Counts = Counts { written: 500, acked: 500, received: 300, consumed: 300 };
     const THEIRS: Counts = Counts { written: 300, acked: 300, received: 500, consumed: 400 };
-    const POLICY: Policy = Policy { allowed_uid: 1000, looks_up: true };
     const ENTRY: Entry = Entry { cookie: 22, uid: 1000, state: 1, inode: 5, unread_bytes: 0 };
 
     fn decide(change: impl FnOnce(&mut Endpoint, &mut Message, &mut Window), look_up: LookUp) -> Result<(), Reason> {
+        let trust = decide_by(change, look_up, Evidence::LookUp)?;
+        assert_eq!(trust, Trust::Complete);
+        Ok(())
+    }
+
+    fn decide_by(
+        change: impl FnOnce(&mut Endpoint, &mut Message, &mut Window),
+        look_up: LookUp,
+        evidence: Evidence,
+    ) -> Result<Trust, Reason> {
         let tuple = Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
         let mut endpoint = Endpoint { tuple, role: Role::Accepted, cookie: 21, netns_cookie: 7 };
         let mut message = Message {
@@ -183,10 +246,28 @@ mod tests {
             netns_cookie: 7,
             counts: THEIRS,
             memory: Memory::own(4096, 1),
+            wants_proof: false,
         };
         let mut window = Window { before: COUNTS, after: COUNTS };
         change(&mut endpoint, &mut message, &mut window);
-        verify(&endpoint, &window, &message, look_up, &POLICY)
+        verify(&endpoint, &window, &message, look_up, (1000, evidence))
+    }
+
+    #[test]
+    fn in_a_shared_rack_the_kernel_or_the_bytes_prove_who_the_peer_is() {
+        let shared =
+            |change: fn(&mut Message), look_up| decide_by(|_, message, _| change(message), look_up, Evidence::Proof);
+        let found = LookUp::Found;
+        let elsewhere: fn(&mut Message) = |message| message.netns_cookie = 8;
+        assert_eq!(shared(|_| {}, found(ENTRY)), Ok(Trust::Complete));
+        assert_eq!(shared(|_| {}, found(Entry { uid: 0, ..ENTRY })), Ok(Trust::NeedsProof), "it was root's at first");
+        assert_eq!(shared(elsewhere, found(ENTRY)), Ok(Trust::NeedsProof), "any user can make such a socket there");
+        assert_eq!(shared(elsewhere, found(Entry { cookie: 23, ..ENTRY })), Err(Reason::Cookie));
+        for change in [|_: &mut Message| {}, elsewhere] {
+            assert_eq!(shared(change, LookUp::Unavailable), Err(Reason::NoLookUp));
+            assert_eq!(shared(change, LookUp::Nothing), Err(Reason::Cookie));
+            assert_eq!(shared(change, found(Entry { state: 10, ..ENTRY })), Err(Reason::Cookie));
+        }
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 
-use common::{Connection, MEMORY_BYTES, alone, descriptors, key, memory, offer, policy};
+use common::{Connection, MEMORY_BYTES, alone, descriptors, key, memory, offer, place, policy};
 use meeting::bell::{Drained, drain, hang_up, ring};
-use meeting::{Accepting, Announcement, Answer, Endpoint, Memory, Policy, Proposal, Reason, Role, Step};
+use meeting::{Accepting, Announcement, Answer, Endpoint, Evidence, Memory, Policy, Proposal, Reason, Role, Step};
 
 const V6: &str = "[::1]:0";
 
@@ -84,7 +84,7 @@ fn nobody_answers_before_the_announcement_and_after_it() {
     let before = descriptors();
     assert_eq!(connection.connect().unwrap_err(), Reason::Nobody);
     let accepting = connection.announce();
-    let taken = Announcement::bind(&key(), &connection.endpoints().1);
+    let taken = Announcement::bind(&place(), &connection.endpoints().1);
     assert_eq!(taken.unwrap_err(), Reason::NameTaken);
     let waiting: Vec<Proposal> = (0..5).map(|_| connection.connect().unwrap()).collect();
     assert_eq!(connection.connect().unwrap_err(), Reason::Full);
@@ -99,7 +99,7 @@ fn another_key_is_another_name() {
     let _alone = alone();
     let connection = Connection::v4();
     let _accepting = connection.announce();
-    let other = meeting::Key::from([1; 16]);
+    let other = meeting::Place::from(meeting::Key::from([1; 16]));
     assert_eq!(Proposal::connect(&other, &connection.endpoints().0, &policy()).unwrap_err(), Reason::Nobody);
 }
 
@@ -162,10 +162,10 @@ fn a_silent_caller_does_not_keep_the_other_endpoint_out() {
 fn an_endpoint_of_another_user_is_neither_accepted_nor_sent_anything() {
     let _alone = alone();
     let connection = Connection::v4();
-    let other = Policy { allowed_uid: policy().allowed_uid + 1, ..policy() };
+    let other = Policy { admits: |_, _| Err(Reason::User), ..policy() };
     let (connected, accepted) = connection.endpoints();
-    let mut accepting = Accepting::announce(&key(), connection.accepted.as_fd(), &accepted, &other).unwrap();
-    assert_eq!(Proposal::connect(&key(), &connected, &other).unwrap_err(), Reason::User);
+    let mut accepting = Accepting::announce(&place(), connection.accepted.as_fd(), &accepted, &other).unwrap();
+    assert_eq!(Proposal::connect(&place(), &connected, &other).unwrap_err(), Reason::User);
     let mut proposal = connection.connect().unwrap();
     let _ = proposal.send(connection.connected.as_fd(), &offer(&memory(), 1));
     assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Refused(Reason::User), "the first caller");
@@ -178,9 +178,9 @@ fn roles_decide_who_announces_and_who_proposes() {
     let _alone = alone();
     let connection = Connection::v4();
     let (connected, accepted) = connection.endpoints();
-    let announced = Accepting::announce(&key(), connection.connected.as_fd(), &connected, &policy());
+    let announced = Accepting::announce(&place(), connection.connected.as_fd(), &connected, &policy());
     assert_eq!(announced.unwrap_err(), Reason::Role);
-    assert_eq!(Proposal::connect(&key(), &accepted, &policy()).unwrap_err(), Reason::Role);
+    assert_eq!(Proposal::connect(&place(), &accepted, &policy()).unwrap_err(), Reason::Role);
 }
 
 #[test]
@@ -198,14 +198,14 @@ fn a_stale_pair_is_refused_on_both_sides() {
             pair.accepted.write_all(&[1; 500]).unwrap();
             pair.connected.read_exact(&mut [0; 500]).unwrap();
         }
-        let policy = Policy { looks_up: is_looked_up, ..policy() };
+        let policy = Policy { evidence: if is_looked_up { Evidence::LookUp } else { Evidence::Counts }, ..policy() };
         let (stale, later) = (&pairs[0], &pairs[1]);
         let accepted = stale.endpoints().1;
         let connected = Endpoint { tuple: accepted.tuple.reversed(), ..later.endpoints().0 };
         let (stale, later) = (stale.accepted.as_fd(), later.connected.as_fd());
         let memories = [memory(), memory()];
-        let mut accepting = Accepting::announce(&key(), stale, &accepted, &policy).unwrap();
-        let mut proposal = Proposal::connect(&key(), &connected, &policy).unwrap();
+        let mut accepting = Accepting::announce(&place(), stale, &accepted, &policy).unwrap();
+        let mut proposal = Proposal::connect(&place(), &connected, &policy).unwrap();
         proposal.send(later, &offer(&memories[0], 1)).unwrap();
         assert_eq!(accepting.advance(stale), Step::Refused(reason));
         assert!(matches!(proposal.advance(later), Answer::Refused(answer) if answer == reason));
@@ -220,14 +220,14 @@ fn a_stale_accepting_endpoint_that_agrees_is_refused_by_the_connecting_one() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (mut stale, later) = (Connection::to(&listener, address), Connection::to(&listener, address));
-    let policy = Policy { looks_up: false, ..policy() };
+    let policy = Policy { evidence: Evidence::Counts, ..policy() };
     let accepted = stale.endpoints().1;
     let connected = Endpoint { tuple: accepted.tuple.reversed(), ..later.endpoints().0 };
     let memories = [memory(), memory()];
-    let mut accepting = Accepting::announce(&key(), stale.accepted.as_fd(), &accepted, &policy).unwrap();
+    let mut accepting = Accepting::announce(&place(), stale.accepted.as_fd(), &accepted, &policy).unwrap();
     stale.connected.write_all(&[1; 7]).unwrap();
     stale.accepted.read_exact(&mut [0; 7]).unwrap();
-    let mut proposal = Proposal::connect(&key(), &connected, &policy).unwrap();
+    let mut proposal = Proposal::connect(&place(), &connected, &policy).unwrap();
     proposal.send(later.connected.as_fd(), &offer(&memories[0], 1)).unwrap();
     assert_eq!(accepting.advance(stale.accepted.as_fd()), Step::Proposed);
     let met = accepting.accept(&offer(&memories[1], 1)).unwrap();
@@ -243,8 +243,8 @@ fn an_endpoint_of_another_connection_with_the_same_counts_is_refused_by_the_look
     let (ours, other) = (Connection::to(&listener, address), Connection::to(&listener, address));
     let accepted = ours.endpoints().1;
     let connected = Endpoint { tuple: accepted.tuple.reversed(), ..other.endpoints().0 };
-    let mut accepting = Accepting::announce(&key(), ours.accepted.as_fd(), &accepted, &policy()).unwrap();
-    let mut proposal = Proposal::connect(&key(), &connected, &policy()).unwrap();
+    let mut accepting = Accepting::announce(&place(), ours.accepted.as_fd(), &accepted, &policy()).unwrap();
+    let mut proposal = Proposal::connect(&place(), &connected, &policy()).unwrap();
     proposal.send(other.connected.as_fd(), &offer(&memory(), 1)).unwrap();
     assert_eq!(accepting.advance(ours.accepted.as_fd()), Step::Refused(Reason::Cookie));
     assert!(matches!(proposal.advance(other.connected.as_fd()), Answer::Refused(Reason::Cookie)));

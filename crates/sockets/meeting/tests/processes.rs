@@ -27,7 +27,7 @@ fn connect(address: &str) {
     socket.write_all(b"request").unwrap();
     socket.read_exact(&mut [0; 6]).unwrap(); // "answer": the other endpoint is announced.
     let endpoint = Endpoint::of(socket.as_fd(), Role::Connected).unwrap();
-    let mut proposal = Proposal::connect(&key_of(1), &endpoint, &policy()).unwrap();
+    let mut proposal = Proposal::connect(&key_of(1).into(), &endpoint, &policy()).unwrap();
     proposal.send(socket.as_fd(), &offer(&memory(), 1)).unwrap();
     wait_readable(&[proposal.descriptor().unwrap()]);
     let Answer::Met(met) = proposal.advance(socket.as_fd()) else { panic!("refused") };
@@ -52,7 +52,7 @@ fn two_processes_meet_and_each_sees_the_other_be_killed() {
     let mut socket = listener.accept().unwrap().0;
     socket.read_exact(&mut [0; 7]).unwrap();
     let endpoint = Endpoint::of(socket.as_fd(), Role::Accepted).unwrap();
-    let mut accepting = Accepting::announce(&key_of(1), socket.as_fd(), &endpoint, &policy()).unwrap();
+    let mut accepting = Accepting::announce(&key_of(1).into(), socket.as_fd(), &endpoint, &policy()).unwrap();
     socket.write_all(b"answer").unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

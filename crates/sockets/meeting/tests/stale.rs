@@ -11,9 +11,9 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use common::{Connection, key, memory, offer, policy};
+use common::{Connection, memory, offer, place, policy};
 use meeting::diag::{LookUp, look_up_peer};
-use meeting::{Accepting, Answer, Endpoint, Policy, Proposal, Reason, Role, Step, counts};
+use meeting::{Accepting, Answer, Endpoint, Evidence, Policy, Proposal, Reason, Role, Step, counts};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 const QUEUES: [i32; 2] = [1, 2]; // TCP_RECV_QUEUE, TCP_SEND_QUEUE
@@ -83,10 +83,10 @@ fn a_stale_pair_whose_cookies_agree_is_unmasked_by_its_bytes() {
             other => assert_eq!(other, LookUp::Unavailable),
         }
     }
-    for looks_up in [true, false] {
-        let policy = Policy { looks_up, ..policy() };
-        let mut accepting = Accepting::announce(&key(), accepted.as_fd(), &ours, &policy).unwrap();
-        let mut proposal = Proposal::connect(&key(), &theirs, &policy).unwrap();
+    for evidence in [Evidence::LookUp, Evidence::Counts] {
+        let policy = Policy { evidence, ..policy() };
+        let mut accepting = Accepting::announce(&place(), accepted.as_fd(), &ours, &policy).unwrap();
+        let mut proposal = Proposal::connect(&place(), &theirs, &policy).unwrap();
         proposal.send(connected.as_fd(), &offer(&memory(), 1)).unwrap();
         assert_eq!(accepting.advance(accepted.as_fd()), Step::Refused(Reason::Counts));
         assert!(matches!(proposal.advance(connected.as_fd()), Answer::Refused(Reason::Counts)));

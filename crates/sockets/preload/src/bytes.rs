@@ -169,7 +169,10 @@ unsafe fn send_by(
         Sent::Done(result) => count_or_signal(result, flags),
         Sent::Kernel(call) => {
             let sent = in_kernel();
-            keeping_errno(|| connection.use_of(fd, call).note_sent(usize::try_from(sent).unwrap_or(0)));
+            let bytes = usize::try_from(sent).unwrap_or(0);
+            let kept = if flags & libc::MSG_OOB == 0 { spans } else { &[] };
+            // SAFETY: the kernel has read the bytes that it has sent.
+            keeping_errno(|| unsafe { connection.use_of(fd, call).note_sent(kept, bytes) });
             sent
         }
     }
@@ -233,7 +236,10 @@ unsafe fn receive_by(
         Received::Kernel(call) => {
             let received = in_kernel();
             let taken = if flags & libc::MSG_PEEK == 0 { usize::try_from(received).unwrap_or(0) } else { 0 };
-            keeping_errno(|| connection.use_of(fd, call).note_received(taken));
+            // With `MSG_TRUNC`, the kernel drops the bytes.
+            let kept = if flags & (libc::MSG_OOB | libc::MSG_TRUNC) == 0 { spans } else { &[] };
+            // SAFETY: the kernel has written the bytes that were received.
+            keeping_errno(|| unsafe { connection.use_of(fd, call).note_received(kept, taken) });
             received
         }
     }

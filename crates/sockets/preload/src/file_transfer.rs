@@ -104,7 +104,8 @@ fn send_filled(
         Sent::Done(result) => count_or_signal(finish(result), 0),
         Sent::Kernel(call) => {
             let sent = in_kernel();
-            keeping_errno(|| connection.use_of(fd, call).note_sent(usize::try_from(sent).unwrap_or(0)));
+            // SAFETY: there are no spans.
+            keeping_errno(|| unsafe { connection.use_of(fd, call).note_sent(&[], usize::try_from(sent).unwrap_or(0)) });
             sent
         }
     }
@@ -199,7 +200,9 @@ fn splice_from(
         Received::Done(moved) => count_or_errno(moved),
         Received::Kernel(call) => {
             let moved = in_kernel();
-            keeping_errno(|| from.use_of(input, call).note_received(usize::try_from(moved).unwrap_or(0)));
+            let bytes = usize::try_from(moved).unwrap_or(0);
+            // SAFETY: there are no spans.
+            keeping_errno(|| unsafe { from.use_of(input, call).note_received(&[], bytes) });
             moved
         }
     }

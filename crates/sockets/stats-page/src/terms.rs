@@ -135,7 +135,7 @@ fallback_reasons! {
     /// The network namespaces differ.
     NamespaceDiffers => "namespace_differs",
         "the two programs are in different network namespaces",
-        "run both in one network namespace, or join the namespaces as nodes of a rack file";
+        "give both a shared rack, run both in one network namespace, or join the namespaces by a rack file";
     /// The link to the other node is not up, or the monitor of this one does not answer.
     LinkDown => "link_down",
         "the link to that node is down; see crosslane status",
@@ -159,7 +159,7 @@ fallback_reasons! {
     /// The program at the other side belongs to another user.
     OtherUser => "other_user",
         "the program at the other side belongs to another user",
-        "run both programs as one user";
+        "run both programs as one user, or let root make a shared rack: crosslane rack-dir create";
     /// The rack directory does not belong to the current user of the program.
     RackOfOtherUser => "rack_of_other_user",
         "the rack directory belongs to another user; the program may have changed its user",
@@ -184,6 +184,26 @@ fallback_reasons! {
     AddressSpaceLimited => "address_space_limited",
         "the program's address space is limited (ulimit -v, LimitAS=), of which each lane reserves a part",
         "remove the limit, and limit memory by the cgroup instead (MemoryMax=)";
+    /// No rule of the shared rack allows it.
+    NoRule => "no_rule",
+        "no rule of the shared rack lets clients of the one user reach servers of the other at this port",
+        "allow it: crosslane rack-dir allow DIR --from USER --to USER";
+    /// The addresses of the two ends are not each other's reverse.
+    AddressTranslated => "address_translated",
+        "the addresses are translated, or a proxy is between the two programs",
+        "connect to the address at which the server itself listens";
+    /// The peer has not proven to be the other end.
+    NoProof => "no_proof",
+        "the bytes of the connection did not prove that the program at the other side has its other end",
+        "nothing, unless it persists: then see docs/troubleshooting.md";
+    /// The kernel does not tell about the peer's socket.
+    NoLookUp => "no_look_up",
+        "the kernel does not tell about the socket of the other side (inet_diag), which a shared rack needs",
+        "allow AF_NETLINK sockets (RestrictAddressFamilies=), and load the kernel module tcp_diag";
+    /// A user has no number in the user namespace of the program.
+    UnmappedUser => "unmapped_user",
+        "a user has no number in the user namespace of the program",
+        "run both programs in one user namespace, or without one";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);

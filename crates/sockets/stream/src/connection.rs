@@ -39,6 +39,7 @@ use ::wait::AdaptiveSpin;
 use calls::Calls;
 use meet::Meeting;
 use meeting::Role;
+use meeting::proof::Stream;
 use receiver::Receiver;
 use rustix::io::Errno;
 use sender::Sender;
@@ -69,6 +70,8 @@ pub struct Connection {
     /// Which end this is: [`Role`] as a number.
     role: AtomicU8,
     is_nonblocking: AtomicBool,
+    /// The ends compare bytes that TCP carries, to prove that they are the two ends.
+    is_proving: AtomicBool,
     /// The slot of the bell's hidden descriptor; -1 while there is none.
     bell_slot: AtomicI32,
     /// Threads that sleep until the bell rings.
@@ -123,6 +126,7 @@ impl Connection {
         connection.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
         connection.bell_slot.store(-1, Ordering::Relaxed);
         connection.has_ended.store(false, Ordering::Relaxed);
+        connection.is_proving.store(false, Ordering::Relaxed);
         connection.has_drawn_reset.store(false, Ordering::Relaxed);
         connection.spin_history.reset();
         connection.calls.begin_connection();
@@ -154,7 +158,17 @@ impl Connection {
             Transfer::Received => self.receiver.lock().is_some_and(|mut receiver| receiver.leave_young(number, bytes)),
         };
         if is_known && bytes > 0 {
+            self.keep_unseen(transfer);
             self.count(Tcp(fd), transfer);
+        }
+    }
+
+    /// Notes that TCP has carried bytes which nobody has kept for a proof.
+    fn keep_unseen(&self, transfer: Transfer) {
+        if self.is_proving.load(Ordering::Relaxed) {
+            let stream = if transfer == Transfer::Sent { Stream::Sent } else { Stream::Received };
+            // SAFETY: there are no spans.
+            unsafe { self.keep(stream, &[], 0) };
         }
     }
 

@@ -1,28 +1,53 @@
-//! Who this process is to those that it may meet.
+//! Who this process is to those that it may meet, and where it meets them.
+//!
+//! By default, programs of one user meet at names under a key that only they have. In a shared rack, programs of
+//! several users meet in directories, as far as its rules allow.
 
 use crate::kernel::Tcp;
 use crate::remote;
-use meeting::{Key, Policy, Reason, Role};
+use meeting::diag::{self, LookUp};
+use meeting::{Endpoint, Evidence, Key, Place, Policy, Reason, Role};
 use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
 use socket::rack::key::RackKey;
 use socket::rack::location;
+use socket::rack::rules::Rules;
+use socket::rack::shared::{RulesStamp, SharedRack, SharedRackError};
+use socket::rack::users::{self, UserMap};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The key of the rack, once it was read.
 static KEY: Locked<Option<Key>> = Locked::new(None);
+/// The rules of the shared rack that were last read.
+static RULES: Locked<Option<(RulesStamp, Arc<Rules>)>> = Locked::new(None);
 
-/// Returns the key under which the processes of this user's rack meet.
+/// Returns where a connection's end meets the other one, and whom.
 ///
 /// # Errors
-/// Why there is none: [`Reason::Off`] while lanes are switched off in the rack, [`Reason::RackUser`], [`Reason::Rack`].
-pub fn key() -> Result<Key, Reason> {
+/// Why it meets nobody: [`Reason::Off`] while lanes are switched off in the rack, [`Reason::RackUser`],
+/// [`Reason::Rack`]; in a shared rack also [`Reason::Rules`], [`Reason::NoRule`], [`Reason::OtherTuple`] and
+/// [`Reason::Unmapped`].
+pub fn meeting_place(endpoint: &Endpoint) -> Result<(Place, Policy), Reason> {
     if is_switched_off() {
         return Err(Reason::Off);
     }
+    match location::shared() {
+        Ok(Some(rack)) => {
+            let policy = Policy { admits: admits_in_shared_rack, evidence: Evidence::Proof };
+            Ok((place_in_shared_rack(rack, endpoint)?, policy))
+        }
+        Ok(None) => Ok((Place::Names(private_key()?), private_policy())),
+        Err(error) => Err(reason_of(&error)),
+    }
+}
+
+/// Returns the key under which the processes of this user's rack meet.
+fn private_key() -> Result<Key, Reason> {
     if let Some(known) = KEY.with(|key| *key) {
         return Ok(known);
     }
@@ -37,9 +62,121 @@ pub fn key() -> Result<Key, Reason> {
     Ok(key)
 }
 
-/// Continues in the child of a fork: another thread of the parent may have held the lock of the key.
+/// Returns whom this process may meet in a rack that is its user's alone: processes of the same user.
+pub fn private_policy() -> Policy {
+    let admits = |uid, _: &Endpoint| match uid == rustix::process::geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(Reason::User),
+    };
+    Policy { admits, evidence: Evidence::LookUp }
+}
+
+fn reason_of(error: &SharedRackError) -> Reason {
+    match error {
+        SharedRackError::Unmapped(_) => Reason::Unmapped,
+        SharedRackError::RulesFile(_) | SharedRackError::Rules(_) => Reason::Rules,
+        SharedRackError::UserDirectory(_) => Reason::RackUser,
+        _ => Reason::Rack,
+    }
+}
+
+/// The rules of the shared rack, for this process.
+struct Own {
+    rules: Arc<Rules>,
+    map: UserMap,
+    /// This process's user, by its number on the machine.
+    uid: u32,
+}
+
+impl Own {
+    fn read(rack: &SharedRack) -> Result<Self, Reason> {
+        let map = users::of_this_process().map_err(|_| Reason::Unmapped)?;
+        let uid = map.on_machine(rustix::process::geteuid().as_raw()).ok_or(Reason::Unmapped)?;
+        let rules = rules(rack).map_err(|error| reason_of(&error))?;
+        Ok(Self { rules, map, uid })
+    }
+
+    /// Returns whether this process may meet programs of another user, by its number in this user namespace.
+    fn admits(&self, uid: u32, endpoint: &Endpoint) -> Result<(), Reason> {
+        let peer = self.map.on_machine(uid).ok_or(Reason::Unmapped)?;
+        let (from, to) = match endpoint.role {
+            Role::Connected => (self.uid, peer),
+            Role::Accepted => (peer, self.uid),
+        };
+        if self.rules.allow(from, to, server_port(endpoint)) { Ok(()) } else { Err(Reason::NoRule) }
+    }
+}
+
+fn server_port(endpoint: &Endpoint) -> u16 {
+    match endpoint.role {
+        Role::Connected => endpoint.tuple.peer.port(),
+        Role::Accepted => endpoint.tuple.local.port(),
+    }
+}
+
+fn rules(rack: &SharedRack) -> Result<Arc<Rules>, SharedRackError> {
+    let stamp = rack.rules_stamp()?;
+    let known = RULES.with(|rules| rules.as_ref().filter(|(of, _)| *of == stamp).map(|(_, rules)| rules.clone()));
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    let read = Arc::new(rack.read_rules()?);
+    RULES.with(|rules| *rules = Some((stamp, read.clone())));
+    Ok(read)
+}
+
+fn admits_in_shared_rack(uid: u32, endpoint: &Endpoint) -> Result<(), Reason> {
+    let rack = location::shared().map_err(|error| reason_of(&error))?.ok_or(Reason::Rack)?;
+    Own::read(rack)?.admits(uid, endpoint)
+}
+
+/// Returns where an end of a connection meets the other one in a shared rack.
+fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Place, Reason> {
+    let own = Own::read(rack)?;
+    let peer = known_peer(endpoint)?;
+    if let Some(uid) = peer {
+        own.admits(uid, endpoint)?;
+    }
+    if endpoint.role == Role::Accepted {
+        let directory = rack.ensure_user_directory(&own.map).map_err(|error| reason_of(&error))?;
+        sweep_once(&directory);
+        return Ok(Place::Directories(vec![directory]));
+    }
+    let mut servers = own.rules.servers(own.uid, server_port(endpoint));
+    let first = peer.and_then(|uid| own.map.on_machine(uid));
+    servers.sort_by_key(|uid| Some(*uid) != first);
+    // The directory of a user whose programs have never met any is missing.
+    servers.retain(|uid| rack.check_user_directory(*uid, &own.map).is_ok());
+    Ok(Place::Directories(servers.into_iter().map(|uid| rack.user_directory(uid)).collect()))
+}
+
+/// Returns the user who has made the other end of a connection, if that is in this network namespace. Nothing is known
+/// of a socket of root's: its process may have changed its user.
+///
+/// # Errors
+/// [`Reason::OtherTuple`] if the other end must be in this network namespace and is not.
+fn known_peer(endpoint: &Endpoint) -> Result<Option<u32>, Reason> {
+    match diag::look_up_peer(endpoint) {
+        LookUp::Found(entry) if entry.is_connected() => Ok((entry.uid != 0).then_some(entry.uid)),
+        LookUp::Nothing if endpoint.tuple.peer.ip().is_loopback() => Err(Reason::OtherTuple),
+        LookUp::Found(_) | LookUp::Nothing | LookUp::Unavailable => Ok(None),
+    }
+}
+
+/// Removes once what killed programs have left in the directory of this user.
+fn sweep_once(directory: &Path) {
+    static HAS_SWEPT: AtomicBool = AtomicBool::new(false);
+    if !HAS_SWEPT.swap(true, Ordering::Relaxed) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        meeting::place::sweep(directory, now.tv_sec as i64);
+    }
+}
+
+/// Continues in the child of a fork: another thread of the parent may have held a lock.
 pub fn after_fork_in_child() {
     KEY.lock().reset();
+    RULES.lock().reset();
+    users::after_fork_in_child();
 }
 
 /// Time for which the library remembers that lanes are not switched off.
@@ -54,8 +191,13 @@ pub fn is_switched_off() -> bool {
     if now.wrapping_sub(ON_SINCE.load(Ordering::Relaxed)) < ON_TICKS {
         return false;
     }
-    let rack = location::rack_dir(rustix::process::geteuid().as_raw());
-    let is_off = rustix::fs::stat(rack.join(stats_page::OFF_FILE)).is_ok();
+    let is_off = match location::shared() {
+        Ok(Some(rack)) => rack.is_switched_off(),
+        _ => {
+            let rack = location::rack_dir(rustix::process::geteuid().as_raw());
+            rustix::fs::stat(rack.join(stats_page::OFF_FILE)).is_ok()
+        }
+    };
     if !is_off {
         ON_SINCE.store(now, Ordering::Relaxed);
     }
@@ -77,9 +219,4 @@ pub fn is_excluded(fd: RawFd, role: Role) -> bool {
     let shown = if role == Role::Connected { remote::peer_address(fd) } else { None };
     let port = shown.or(kernels).map(|address| address.port());
     settings.honours_filters || port.is_some_and(|port| !settings.applies_to(port))
-}
-
-/// Returns whom this process may meet: processes of the same user.
-pub fn policy() -> Policy {
-    Policy { allowed_uid: rustix::process::geteuid().as_raw(), looks_up: true }
 }

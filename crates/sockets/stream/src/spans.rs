@@ -46,6 +46,21 @@ pub fn for_each_part<E>(
     Ok(done)
 }
 
+/// Copies the bytes of the spans after their first `skip` bytes to `to`, which they fill.
+///
+/// # Safety
+/// These bytes are readable.
+pub unsafe fn copy(spans: &[iovec], skip: usize, to: &mut [u8]) {
+    let mut done = 0;
+    let Ok(_) = for_each_part::<std::convert::Infallible>(spans, skip, to.len(), |base, len_bytes| {
+        // SAFETY: `base` is readable for `len_bytes` by this function's contract, and the parts together are no longer
+        // than `to`, which is memory of this library.
+        unsafe { std::ptr::copy_nonoverlapping(base, to[done..].as_mut_ptr(), len_bytes) };
+        done += len_bytes;
+        Ok(len_bytes)
+    });
+}
+
 /// The spans of a call after their first `skip` bytes, and at most `bytes_max` bytes, for a system call.
 pub struct Part {
     spans: [iovec; Self::SPANS],
@@ -94,6 +109,20 @@ mod tests {
             for bytes_max in 0..=9 {
                 let part = Part::new(&spans, skip, bytes_max);
                 assert_eq!(total_bytes(part.spans()), bytes_max.min(8 - skip), "{skip} {bytes_max}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_copied_from_any_place() {
+        let (mut one, mut two) = (*b"abc", *b"defgh");
+        let spans = spans_of(&mut [&mut one, &mut two]);
+        for skip in 0..8 {
+            for bytes in 0..=8 - skip {
+                let mut to = vec![0; bytes];
+                // SAFETY: the spans are those of the arrays above.
+                unsafe { copy(&spans, skip, &mut to) };
+                assert_eq!(to, b"abcdefgh"[skip..skip + bytes]);
             }
         }
     }

@@ -6,7 +6,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use meeting::{Accepting, Answer, Endpoint, Key, Memory, Met, Offer, Policy, Proposal, Reason, Role, Step};
+use meeting::{
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Place, Policy, Proposal, Reason, Role, Step,
+};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 pub const MEMORY_BYTES: u64 = 65_536;
@@ -30,9 +32,21 @@ pub fn key_of(number: u128) -> Key {
     Key::from(number.to_ne_bytes())
 }
 
-pub fn policy() -> Policy {
+/// Returns the place of that key.
+pub fn place() -> Place {
+    Place::from(key())
+}
+
+/// Returns the user of this process.
+pub fn own_uid() -> u32 {
     use std::os::unix::fs::MetadataExt;
-    Policy { allowed_uid: std::fs::metadata("/proc/self").unwrap().uid(), looks_up: true }
+    std::fs::metadata("/proc/self").unwrap().uid()
+}
+
+/// Admits the user of this process.
+pub fn policy() -> Policy {
+    let admits = |uid, _: &Endpoint| if uid == own_uid() { Ok(()) } else { Err(Reason::User) };
+    Policy { admits, evidence: Evidence::LookUp }
 }
 
 /// A TCP connection within this process.
@@ -65,11 +79,11 @@ impl Connection {
     }
 
     pub fn announce(&self) -> Accepting {
-        Accepting::announce(&key(), self.accepted.as_fd(), &self.endpoints().1, &policy()).unwrap()
+        Accepting::announce(&place(), self.accepted.as_fd(), &self.endpoints().1, &policy()).unwrap()
     }
 
     pub fn connect(&self) -> Result<Proposal, Reason> {
-        Proposal::connect(&key(), &self.endpoints().0, &policy())
+        Proposal::connect(&place(), &self.endpoints().0, &policy())
     }
 
     /// Lets both endpoints meet in this process.

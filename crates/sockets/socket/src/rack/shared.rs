@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFl
 use rustix::io::Errno;
 
 use super::rules::{FILE_BYTES_MAX, OVERFLOW_UID, RuleError, Rules};
-use super::users::UserMap;
+use super::users::{self, UserMap};
 use crate::descriptor::hidden::close;
 
 /// The file with the rules.
@@ -221,11 +221,7 @@ impl SharedRack {
 }
 
 fn stamp(found: &Stat) -> RulesStamp {
-    RulesStamp {
-        inode: found.st_ino,
-        bytes: found.st_size,
-        changed: (found.st_ctime as i64, found.st_ctime_nsec as i64),
-    }
+    RulesStamp { inode: found.st_ino, bytes: found.st_size, changed: (found.st_ctime, found.st_ctime_nsec as i64) }
 }
 
 fn missing_rules(errno: Errno) -> SharedRackError {
@@ -239,7 +235,7 @@ fn missing_rules(errno: Errno) -> SharedRackError {
 /// Returns whether somebody has mounted a directory where it is, in a user namespace in which root has no number. The
 /// kernel shows root there by the number that stands for everybody without one: who has set up the mounts vouches.
 fn is_vouched_for(path: &Path) -> bool {
-    let is_root_unmapped = UserMap::of_this_process().is_ok_and(|map| map.here(ROOT).is_none());
+    let is_root_unmapped = users::of_this_process().is_ok_and(|map| map.here(ROOT).is_none());
     let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
     is_root_unmapped && found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }

@@ -5,10 +5,38 @@ use rustix::io::Errno;
 
 use super::rules::OVERFLOW_UID;
 use crate::descriptor::hidden::close;
+use crate::process::locked::Locked;
 
 /// The map of a user namespace: 340 lines at most (Linux 4.15).
 const MAP_BYTES_MAX: usize = 16 << 10;
 const MAP_PATH: &str = "/proc/self/uid_map";
+
+/// The map that was last read, and the user namespace that it belongs to.
+static KNOWN: Locked<Option<(u64, UserMap)>> = Locked::new(None);
+
+/// Returns the map of this process's user namespace, which is read again if the process has entered another one.
+/// Without `/proc`, as in a changed root directory, it is the one that was last read.
+///
+/// # Errors
+/// Those of [`UserMap::read`].
+pub fn of_this_process() -> Result<UserMap, Errno> {
+    let namespace = rustix::fs::stat("/proc/self/ns/user").map(|found| found.st_ino);
+    let known = KNOWN.with(|known| known.clone());
+    match (namespace, known) {
+        (Ok(namespace), Some((of, map))) if namespace == of => Ok(map),
+        (Err(_), Some((_, map))) => Ok(map),
+        (namespace, _) => {
+            let map = UserMap::read()?;
+            KNOWN.with(|known| *known = namespace.ok().map(|namespace| (namespace, map.clone())));
+            Ok(map)
+        }
+    }
+}
+
+/// Continues in the child of a fork: another thread of the parent may have held the lock.
+pub fn after_fork_in_child() {
+    KNOWN.lock().reset();
+}
 
 /// How the numbers of this process's user namespace belong to those of the namespace around it, which is the machine's
 /// unless namespaces are nested.
@@ -34,7 +62,7 @@ impl UserMap {
     ///
     /// # Errors
     /// Those of open and read, and `INVAL` for contents that are no map.
-    pub fn of_this_process() -> Result<Self, Errno> {
+    pub fn read() -> Result<Self, Errno> {
         let file = rustix::fs::open(MAP_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut bytes = vec![0_u8; MAP_BYTES_MAX];
         let read = rustix::io::read(&file, &mut bytes[..]);
@@ -104,6 +132,7 @@ mod tests {
     #[test]
     fn this_process_has_a_map() {
         let uid = rustix::process::geteuid().as_raw();
-        assert!(UserMap::of_this_process().unwrap().on_machine(uid).is_some());
+        assert!(of_this_process().unwrap().on_machine(uid).is_some());
+        assert_eq!(of_this_process(), UserMap::read());
     }
 }

@@ -17,13 +17,17 @@ use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use std::os::fd::{AsFd, OwnedFd};
 use volmem::Region;
 
-/// The least bytes for which TCP must have room when a move begins.
-const ROOM_BYTES_MIN: usize = 64 << 10;
+/// The least bytes for which TCP must have room when a move begins: between two network namespaces, the kernel's first
+/// send buffers are small.
+const ROOM_BYTES_MIN: usize = 16 << 10;
+/// Room from which a lane holds about as much as TCP would, whose buffers grow.
+const AMPLE_ROOM_BYTES: usize = 64 << 10;
 /// The most bytes that a lane holds unread.
 const CAPACITY_BYTES_MAX_OWN: usize = 3 << 20;
 /// The largest capacity of a lane of the peer that this end accepts.
 const CAPACITY_BYTES_MAX: usize = segment::CAPACITY_BYTES_MAX;
-/// Milliseconds after which a direction goes back to TCP if its lane is full and the receiver has not entered it.
+/// Milliseconds after which a direction goes back to TCP if its lane is full and the receiver has not entered it, or
+/// does not read what is less than TCP would hold.
 const ENTRY_PATIENCE_MS: u64 = 100;
 /// The cursor of a receiver that has not entered the lane of the move.
 const NOT_ENTERED: u64 = u64::MAX;
@@ -95,7 +99,8 @@ impl Shared {
             mine,
             peers,
             is_entered: false,
-            full_since: None,
+            is_narrow: false,
+            full: None,
             has_left: false,
             unread_from: Ok(None),
             epoch: 0,
@@ -131,6 +136,15 @@ pub(super) enum Filled {
     Failed(Errno),
 }
 
+/// A lane that was found full.
+#[derive(Clone, Copy)]
+struct Full {
+    /// When, by the processor's clock.
+    since_ticks: u64,
+    /// What the peer had not read.
+    unread_bytes: usize,
+}
+
 /// The lane that this end writes.
 pub(super) struct OutLane {
     producer: Sender,
@@ -138,8 +152,10 @@ pub(super) struct OutLane {
     peers: PeerMemory,
     /// The peer has begun to read the lane of this move.
     is_entered: bool,
-    /// When the lane was first found full in this move, before the peer has entered it; by the processor's clock.
-    full_since: Option<u64>,
+    /// TCP has so little room that the lane holds less than TCP would in time.
+    is_narrow: bool,
+    /// The lane was found full, before the peer has entered it or while it is narrow.
+    full: Option<Full>,
     /// The lane has ended since [`OutLane::take_left`].
     has_left: bool,
     /// Where in the lane that has ended the bytes begin that follow on TCP; `None` if none do.
@@ -187,13 +203,14 @@ impl OutLane {
             return is_enough;
         }
         self.producer.set_capacity(room.clamp(ROOM_BYTES_MIN, CAPACITY_BYTES_MAX_OWN));
+        self.is_narrow = room < AMPLE_ROOM_BYTES;
         room >= ROOM_BYTES_MIN
     }
 
     /// Begins a move of the direction to the lane.
     pub fn begin(&mut self, bytes_written: u64) {
         let start = self.producer.restart();
-        (self.is_entered, self.full_since) = (false, None);
+        (self.is_entered, self.full) = (false, None);
         self.mine.publish_start(bytes_written, start);
     }
 
@@ -202,20 +219,28 @@ impl OutLane {
     pub fn note_entered(&mut self, tcp: Tcp) -> bool {
         let has_entered = !self.is_entered && self.producer.has_restarted();
         if has_entered {
-            self.is_entered = true;
+            (self.is_entered, self.full) = (true, None);
             self.note_send_buffer(tcp);
-        } else if !self.is_entered && self.full_since.is_none() {
-            self.full_since = Some(ticks());
+        } else if !self.is_entered || self.is_narrow {
+            let unread_bytes = self.unsent_bytes();
+            if self.full.is_none_or(|full| full.unread_bytes != unread_bytes) {
+                self.full = Some(Full { since_ticks: ticks(), unread_bytes });
+            }
         }
         has_entered
     }
 
     /// Returns whether the lane was full before the peer had entered it, and either the peer has entered it since, or
     /// this has lasted for so long that TCP may be the better path: TCP has room again once the peer has read a part of
-    /// what is in it, and this lane not before the peer has read all of that.
+    /// what is in it, and this lane not before the peer has read all of that. The same for a lane that holds less than
+    /// TCP would, and that the peer does not read.
     pub fn is_entry_due(&self, now_ticks: u64) -> bool {
-        let is_late = |since: u64| now_ticks.wrapping_sub(since) > ENTRY_PATIENCE_MS * TICKS_PER_MILLISECOND;
-        !self.is_entered && self.full_since.is_some_and(|since| self.producer.has_restarted() || is_late(since))
+        let Some(Full { since_ticks, unread_bytes }) = self.full else { return false };
+        let is_late = || now_ticks.wrapping_sub(since_ticks) > ENTRY_PATIENCE_MS * TICKS_PER_MILLISECOND;
+        match self.is_entered {
+            false => self.producer.has_restarted() || is_late(),
+            true => self.is_narrow && is_late() && unread_bytes == self.unsent_bytes(),
+        }
     }
 
     /// Ends the lane's part of the stream. What the receiver has left follows on TCP: by its own position if

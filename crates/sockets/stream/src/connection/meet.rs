@@ -9,15 +9,18 @@ use crate::epoll;
 use crate::identity;
 use crate::kernel::Tcp;
 use crate::remote;
+use crate::spans;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
-use meeting::{Accepting, Answer, Descriptor, Endpoint, Key, Met, Policy, Proposal, Reason, Role, Step};
+use meeting::proof::{Progress, Stream};
+use meeting::{Accepting, Answer, Descriptor, Endpoint, Met, Place, Policy, Proposal, Prover, Reason, Role, Step};
 use path::SendBy;
 use rustix::io::Errno;
 use socket::descriptor::hidden::HiddenFd;
 use socket::process::blocking;
 use socket::process::clock::now_ns;
 use socket::process::limit;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -62,6 +65,8 @@ pub(super) enum State {
     Announced(Box<Accepting>),
     /// This end has proposed to meet.
     Proposed(Box<Proposed>),
+    /// The ends have agreed, and compare bytes of the connection before they use their memory.
+    Proving(Box<Proving>),
     /// The ends have met.
     Met,
     /// Other processes may hold the connection, which uses TCP until none of them does.
@@ -74,6 +79,20 @@ pub(super) struct Proposed {
     proposal: Proposal,
     memory: OwnMemory,
     checks_left: u32,
+}
+
+pub(super) struct Proving {
+    prover: Prover,
+    /// Taken when it is proven.
+    met: Option<(Box<Met>, OwnMemory)>,
+}
+
+impl Drop for Proving {
+    fn drop(&mut self) {
+        if let Some((met, _)) = self.met.take() {
+            meeting::bell::hang_up(met.bell);
+        }
+    }
 }
 
 impl Meeting {
@@ -107,6 +126,7 @@ impl Meeting {
                 return (self.transfers == 0).then_some(Occasion::Check);
             }
             State::Shared(sharing) => return sharing.count(),
+            State::Proving(_) => return Some(Occasion::Check),
             State::Alone | State::Announced(_) | State::Proposed(_) => {}
         }
         let (next, occasion) = self.young?.count(transfer);
@@ -122,6 +142,31 @@ impl Meeting {
 }
 
 impl Connection {
+    /// Keeps bytes that TCP has carried, as far as the ends compare them. `spans` are those of the call; none if it had
+    /// no memory.
+    ///
+    /// # Safety
+    /// The first `bytes` bytes of the spans are readable.
+    #[cold]
+    pub(super) unsafe fn keep(&self, stream: Stream, spans: &[libc::iovec], bytes: usize) {
+        let is_alone = match stream {
+            Stream::Sent => self.sender.lock().is_some_and(|sender| !sender.is_busy()),
+            Stream::Received => self.receiver.lock().is_some_and(|receiver| !receiver.is_busy()),
+        };
+        let Some(mut meeting) = self.meeting.lock() else { return };
+        let State::Proving(proving) = &mut meeting.state else { return };
+        // Nobody knows in which order calls of several threads have sent or received.
+        if spans.is_empty() || !is_alone {
+            return proving.prover.note_missed();
+        }
+        let mut copy = |offset: usize, to: &mut [u8]| {
+            // SAFETY: the bytes are within the first `bytes` of the spans, which are readable by this function's
+            // contract.
+            unsafe { spans::copy(spans, offset, to) };
+        };
+        proving.prover.note(stream, bytes, &mut copy);
+    }
+
     /// Counts a transfer by TCP, and lets the ends meet if it is an occasion.
     pub(super) fn count(&'static self, tcp: Tcp, transfer: Transfer) {
         let occasion = self.meeting.lock().and_then(|mut meeting| meeting.count(transfer));
@@ -154,14 +199,13 @@ impl Connection {
                     meeting.state = begun;
                     None
                 }
-                Err(reason) => {
-                    self.note_failure(tcp, reason, &mut meeting.failures);
-                    meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
-                    None
-                }
+                Err(reason) => self.fail(tcp, reason, &mut meeting),
             },
             State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
-                Step::Proposed => agree(accepting).ok(),
+                Step::Proposed => match agree(accepting) {
+                    Ok((met, memory)) => self.prove_or_use(met, memory, &mut meeting.state),
+                    Err(_) => None,
+                },
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
                         self.note_failure(tcp, reason, &mut meeting.failures);
@@ -171,22 +215,20 @@ impl Connection {
                 }
             },
             State::Proposed(mut proposed) => match proposed.proposal.advance(tcp.borrow()) {
-                Answer::Met(met) => Some((met, proposed.memory)),
+                Answer::Met(met) => self.prove_or_use(met, proposed.memory, &mut meeting.state),
                 Answer::Waiting => {
                     meeting.state = State::Proposed(proposed);
                     None
                 }
-                Answer::Refused(reason) => {
-                    self.note_failure(tcp, reason, &mut meeting.failures);
-                    meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
-                    None
-                }
+                Answer::Refused(reason) => self.fail(tcp, reason, &mut meeting),
             },
+            State::Proving(proving) => self.advance_proof(tcp, proving, &mut meeting),
             unchanged => {
                 meeting.state = unchanged;
                 None
             }
         };
+        self.is_proving.store(matches!(meeting.state, State::Proving(_)), Ordering::Relaxed);
         if let Some((met, memory)) = met {
             let has_met = self.use_memory(tcp, met, memory, &mut meeting.bell);
             meeting.state = if has_met { State::Met } else { State::Stays };
@@ -195,6 +237,40 @@ impl Connection {
             descriptors.into_iter().filter(|_| has_met).for_each(|fd| epoll::adopt(self, fd));
             self.allow_moves();
         }
+    }
+
+    /// Notes that an attempt to meet has failed.
+    fn fail(&self, tcp: Tcp, reason: Reason, meeting: &mut Meeting) -> Option<(Box<Met>, OwnMemory)> {
+        self.note_failure(tcp, reason, &mut meeting.failures);
+        meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
+        None
+    }
+
+    /// Proceeds with the comparison of bytes. Returns what the ends have agreed on once it is a proof.
+    fn advance_proof(
+        &self,
+        tcp: Tcp,
+        mut proving: Box<Proving>,
+        meeting: &mut Meeting,
+    ) -> Option<(Box<Met>, OwnMemory)> {
+        let bell = proving.met.as_ref().map(|(met, _)| met.bell.as_fd());
+        let counts = || meeting::counts::read(tcp.borrow(), self.role()).ok();
+        let progress = bell.map(|bell| proving.prover.advance(bell, counts));
+        match progress.unwrap_or(Progress::Refused(Reason::Gone)) {
+            Progress::Waiting => {
+                meeting.state = State::Proving(proving);
+                None
+            }
+            Progress::Proven => proving.met.take(),
+            Progress::Refused(reason) => self.fail(tcp, reason, meeting),
+        }
+    }
+
+    /// Returns what the ends have agreed on, or begins to compare bytes if that has to be proven first.
+    fn prove_or_use(&self, mut met: Box<Met>, memory: OwnMemory, state: &mut State) -> Option<(Box<Met>, OwnMemory)> {
+        let Some(prover) = met.proof.take() else { return Some((met, memory)) };
+        *state = State::Proving(Box::new(Proving { prover: *prover, met: Some((met, memory)) }));
+        None
     }
 
     /// Returns whether nothing is in lanes of an earlier meeting, and somebody may go on in place of that peer.
@@ -251,12 +327,11 @@ impl Connection {
         if limit::is_address_space_limited() {
             return Err(Reason::AddressSpace);
         }
-        let key = identity::key()?;
-        let policy = identity::policy();
         let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
+        let (place, policy) = identity::meeting_place(&endpoint)?;
         match self.role() {
-            Role::Accepted => Ok(State::Announced(announce(tcp, &key, &endpoint, &policy)?)),
-            Role::Connected => Ok(State::Proposed(propose(tcp, &key, &endpoint, &policy)?)),
+            Role::Accepted => Ok(State::Announced(announce(tcp, &place, &endpoint, &policy)?)),
+            Role::Connected => Ok(State::Proposed(propose(tcp, &place, &endpoint, &policy)?)),
         }
     }
 
@@ -431,14 +506,14 @@ fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters:
 
 /// Announces the accepting end.
 #[inline(never)] // As `begin`.
-fn announce(tcp: Tcp, key: &Key, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Accepting>, Reason> {
-    Accepting::announce(key, tcp.borrow(), endpoint, policy).map(Box::new)
+fn announce(tcp: Tcp, place: &Place, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Accepting>, Reason> {
+    Accepting::announce(place, tcp.borrow(), endpoint, policy).map(Box::new)
 }
 
 /// Proposes to meet the accepting end.
 #[inline(never)] // As `begin`.
-fn propose(tcp: Tcp, key: &Key, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Proposed>, Reason> {
-    let mut proposal = Proposal::connect(key, endpoint, policy)?;
+fn propose(tcp: Tcp, place: &Place, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Proposed>, Reason> {
+    let mut proposal = Proposal::connect(place, endpoint, policy)?;
     let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
     Ok(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX }))

@@ -12,6 +12,7 @@ use crate::young::Transfer;
 use ::wait::Spin;
 use lane::ShortRead;
 use libc::iovec;
+use meeting::proof::Stream;
 use rustix::io::Errno;
 use socket::process::blocking;
 use std::os::fd::RawFd;
@@ -290,9 +291,17 @@ impl Use {
         Ok(attempt)
     }
 
-    /// Notes that a receive by the kernel has returned, and has taken this number of bytes.
-    pub fn note_received(self, bytes: usize) {
+    /// Notes that a receive by the kernel has returned, and has taken this number of bytes into the spans, or into no
+    /// memory of the program's without spans.
+    ///
+    /// # Safety
+    /// The first `bytes` bytes of the spans are readable.
+    pub unsafe fn note_received(self, spans: &[iovec], bytes: usize) {
         self.leave_kernel(bytes);
+        if bytes > 0 && self.connection.is_proving.load(Ordering::Relaxed) {
+            // SAFETY: the bytes are readable, by this function's contract.
+            unsafe { self.connection.keep(Stream::Received, spans, bytes) };
+        }
         if bytes > 0
             && !self.is_closed()
             && let Ok(tcp) = self.tcp()

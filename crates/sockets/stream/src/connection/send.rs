@@ -13,6 +13,7 @@ use crate::order;
 use crate::spans::total_bytes;
 use lane::Corrupt;
 use libc::iovec;
+use meeting::proof::Stream;
 use path::SendBy;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -244,7 +245,8 @@ impl Connection {
             match step {
                 Ok(Step::Kernel) if done == 0 => return Sent::Kernel(this.generation()),
                 Ok(Step::Kernel) => {
-                    this.note_sent(0);
+                    // SAFETY: there are no bytes.
+                    unsafe { this.note_sent(&[], 0) };
                     return Sent::Done(Ok(done));
                 }
                 Ok(Step::Wrote(Written { bytes, wakes_receiver })) => {
@@ -295,13 +297,21 @@ impl Connection {
 }
 
 impl Use {
-    /// Notes that a send by the kernel has returned, and has sent this number of bytes.
-    pub fn note_sent(self, bytes: usize) {
+    /// Notes that a send by the kernel has returned, and has sent this number of bytes of the spans, or of no memory of
+    /// the program's without spans.
+    ///
+    /// # Safety
+    /// The first `bytes` bytes of the spans are readable.
+    pub unsafe fn note_sent(self, spans: &[iovec], bytes: usize) {
         let Ok((mut sender, tcp)) = self.sender() else { return };
         sender.leave_kernel(bytes);
         drop(sender);
         if bytes > 0 {
             order::note_use_of_kernel();
+        }
+        if bytes > 0 && self.connection.is_proving.load(Ordering::Relaxed) {
+            // SAFETY: the bytes are readable, by this function's contract.
+            unsafe { self.connection.keep(Stream::Sent, spans, bytes) };
         }
         if bytes > 0 && !self.is_closed() {
             self.connection.count(tcp, crate::young::Transfer::Sent);
