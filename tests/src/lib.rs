@@ -15,6 +15,7 @@ pub mod port;
 pub mod process;
 pub mod rack;
 pub mod script;
+pub mod shared_rack;
 pub mod stat;
 pub mod wait;
 
@@ -22,6 +23,7 @@ pub use local_nodes::LocalNodes;
 pub use port::{Server, start_server};
 pub use process::{Finished, Process};
 pub use rack::Rack;
+pub use shared_rack::SharedRack;
 pub use stat::{Stat, Traffic};
 pub use wait::{wait_for, wait_until};
 

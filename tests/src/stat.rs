@@ -33,7 +33,7 @@ impl Stat {
         self.processes().filter(move |process| text_of(process, "program").contains(program))
     }
 
-    fn processes(&self) -> impl Iterator<Item = &Value> {
+    pub(crate) fn processes(&self) -> impl Iterator<Item = &Value> {
         self.0["processes"].as_array().into_iter().flatten()
     }
 
@@ -49,7 +49,7 @@ impl Stat {
 }
 
 impl Traffic {
-    fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             lane_bytes: self.lane_bytes + other.lane_bytes,
             kernel_bytes: self.kernel_bytes + other.kernel_bytes,
@@ -69,7 +69,7 @@ impl Traffic {
     }
 }
 
-fn traffic(process: &Value) -> Traffic {
+pub(crate) fn traffic(process: &Value) -> Traffic {
     let total = |name: &str| {
         let value = process["totals"][name].as_u64();
         value.unwrap_or_else(|| panic!("stat --json: no number totals.{name} in {process}"))

@@ -1,7 +1,6 @@
 //! The accepting endpoint's announcement: a listener at the place of its connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -9,7 +8,7 @@ use rustix::net::Shutdown;
 use crate::bell::Held;
 use crate::endpoint::Endpoint;
 use crate::met::{Credentials, peer_credentials};
-use crate::place::{Bound, Place, SOCKET_FLAGS};
+use crate::place::{Bound, Place, SOCKET_FLAGS, SocketFile};
 use crate::reason::Reason;
 use crate::receive::discard;
 use crate::system::Descriptor;
@@ -25,7 +24,7 @@ const BACKLOG: i32 = 4;
 pub struct Announcement {
     socket: Descriptor,
     /// Its file, if it is in a directory.
-    file: Option<PathBuf>,
+    file: Option<SocketFile>,
     is_shared: bool,
 }
 
@@ -81,7 +80,7 @@ impl Drop for Announcement {
             return;
         }
         if let Some(file) = &self.file {
-            let _ = rustix::fs::unlink(file);
+            file.remove();
         }
         // Nobody can be added to the queue from now on, so the loop ends.
         if rustix::net::shutdown(&self.socket, Shutdown::Both).is_err() {

@@ -5,15 +5,16 @@
 //! see the directory, and only the directory's owner can bind it; its name is a code without a key.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::name::{self, Key};
 use crate::reason::Reason;
-use crate::system::Descriptor;
+use crate::system::{self, Descriptor};
 use crate::tuple::Tuple;
 
 pub(crate) const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -28,13 +29,22 @@ const LEFT_OVER_S: i64 = 60;
 const SWEEP_ENTRIES_MAX: usize = 512;
 
 /// Where endpoints meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Place {
     /// At abstract names under a key.
     Names(Key),
-    /// In directories: that of this user for an accepting endpoint; for a connecting one those of the users whom it may
-    /// reach, in this order.
-    Directories(Vec<PathBuf>),
+    /// In directories of users.
+    Directories(Directories),
+}
+
+/// Directories of users.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// The directory that their paths begin at; without one, they are absolute.
+    pub base: Option<fn() -> BorrowedFd<'static>>,
+    /// For an accepting endpoint, that of its user. For a connecting one, those of the users whom it may reach, in the
+    /// order in which it tries them.
+    pub paths: Vec<PathBuf>,
 }
 
 impl From<Key> for Place {
@@ -47,7 +57,14 @@ impl From<Key> for Place {
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) socket: Descriptor,
-    pub(crate) file: Option<PathBuf>,
+    pub(crate) file: Option<SocketFile>,
+}
+
+/// The file of a socket.
+#[derive(Clone, Debug)]
+pub(crate) struct SocketFile {
+    base: Option<fn() -> BorrowedFd<'static>>,
+    path: PathBuf,
 }
 
 impl Place {
@@ -60,9 +77,8 @@ impl Place {
                 bound => bound.map(|()| Bound { socket, file: None }).map_err(Reason::of_errno),
             },
             Self::Directories(directories) => {
-                let directory = directories.first().ok_or(Reason::Rack)?;
-                let file = file_of(directory, accepted);
-                bind_file(socket.as_fd(), &file)?;
+                let file = directories.files(accepted).next().ok_or(Reason::Rack)?;
+                file.bind(socket.as_fd())?;
                 Ok(Bound { socket, file: Some(file) })
             }
         }
@@ -71,14 +87,16 @@ impl Place {
     /// Connects to the accepting endpoint of a connection, whose tuple is given as that endpoint sees it.
     pub(crate) fn connect(&self, accepted: Tuple) -> Result<Descriptor, Reason> {
         match self {
-            Self::Names(key) => connect(&name::address(key, accepted)?),
+            Self::Names(key) => {
+                let address = name::address(key, accepted)?;
+                connect(|socket| rustix::net::connect(socket, &address))
+            }
             Self::Directories(directories) => {
                 let mut found = Reason::Nobody;
-                for directory in directories {
-                    let address = SocketAddrUnix::new(file_of(directory, accepted)).map_err(Reason::of_errno)?;
-                    match connect(&address) {
+                for file in directories.files(accepted) {
+                    match file.connect() {
                         Err(Reason::Nobody) => {}
-                        Err(reason @ Reason::Sandbox) => found = reason,
+                        Err(reason @ (Reason::Sandbox | Reason::Rack)) => found = reason,
                         outcome => return outcome,
                     }
                 }
@@ -88,14 +106,73 @@ impl Place {
     }
 }
 
+impl Directories {
+    fn files(&self, accepted: Tuple) -> impl Iterator<Item = SocketFile> {
+        // The owner of a directory is known, so the code needs no key.
+        let name = name::name(&Key::from([0; 16]), accepted);
+        let base = self.base;
+        self.paths.iter().map(move |path| {
+            let code = std::str::from_utf8(&name[name.len() - NAME_BYTES..]).unwrap_or_default();
+            SocketFile { base, path: path.join(code) }
+        })
+    }
+}
+
+impl SocketFile {
+    fn directory(&self) -> BorrowedFd<'static> {
+        self.base.map_or(CWD, |base| base())
+    }
+
+    fn connect(&self) -> Result<Descriptor, Reason> {
+        let connected = connect(|socket| match self.base {
+            None => rustix::net::connect(socket, &SocketAddrUnix::new(&self.path)?),
+            Some(base) => system::connect_in(base(), socket, self.path.as_os_str().as_bytes()),
+        });
+        // A sandbox denies the call itself (Landlock), the group's rights the way to the file.
+        let is_hidden = || {
+            let directory = self.path.parent().unwrap_or(&self.path);
+            rustix::fs::accessat(self.directory(), directory, Access::EXEC_OK, AtFlags::EACCESS).is_err()
+        };
+        if matches!(connected, Err(Reason::Sandbox)) && is_hidden() { Err(Reason::Rack) } else { connected }
+    }
+
+    fn bind(&self, socket: BorrowedFd<'_>) -> Result<(), Reason> {
+        let bind = || match self.base {
+            None => rustix::net::bind(socket, &SocketAddrUnix::new(&self.path)?),
+            Some(base) => system::bind_in(base(), socket, self.path.as_os_str().as_bytes()),
+        };
+        let mut bound = bind();
+        // A process that was killed leaves its file, and the addresses of its connection may be used again.
+        if bound == Err(Errno::ADDRINUSE) && matches!(self.connect(), Err(Reason::Nobody)) {
+            self.remove();
+            bound = bind();
+        }
+        match bound {
+            Err(Errno::ADDRINUSE) => return Err(Reason::NameTaken),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ROFS) => return Err(Reason::Rack),
+            Err(Errno::NOSPC | Errno::DQUOT) => return Err(Reason::NoMemory),
+            bound => bound.map_err(Reason::of_errno)?,
+        }
+        // The umask may have removed the group's rights. Nobody can connect yet: the socket does not listen.
+        rustix::fs::chmodat(self.directory(), &self.path, SOCKET_MODE, AtFlags::empty()).map_err(|errno| {
+            self.remove();
+            Reason::of_errno(errno)
+        })
+    }
+
+    pub(crate) fn remove(&self) {
+        let _ = rustix::fs::unlinkat(self.directory(), &self.path, AtFlags::empty());
+    }
+}
+
 fn unix_socket() -> Result<Descriptor, Reason> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None);
     socket.and_then(Descriptor::kept).map_err(Reason::of_errno)
 }
 
-fn connect(address: &SocketAddrUnix) -> Result<Descriptor, Reason> {
+fn connect(connect: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>) -> Result<Descriptor, Reason> {
     let socket = unix_socket()?;
-    match rustix::net::connect(&socket, address) {
+    match connect(socket.as_fd()) {
         Ok(()) => Ok(socket),
         // A file that is no socket refuses too.
         Err(Errno::CONNREFUSED | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Err(Reason::Nobody),
@@ -104,38 +181,12 @@ fn connect(address: &SocketAddrUnix) -> Result<Descriptor, Reason> {
     }
 }
 
-fn file_of(directory: &Path, accepted: Tuple) -> PathBuf {
-    // The directory's owner is known, so the code needs no key.
-    let name = name::name(&Key::from([0; 16]), accepted);
-    let code = &name[name.len() - NAME_BYTES..];
-    directory.join(std::str::from_utf8(code).unwrap_or_default())
-}
-
-fn bind_file(socket: BorrowedFd<'_>, file: &Path) -> Result<(), Reason> {
-    let address = SocketAddrUnix::new(file).map_err(|_| Reason::Rack)?;
-    let mut bound = rustix::net::bind(socket, &address);
-    // A process that was killed leaves its file, and the addresses of its connection may be used again.
-    if bound == Err(Errno::ADDRINUSE) && matches!(connect(&address), Err(Reason::Nobody)) {
-        let _ = rustix::fs::unlink(file);
-        bound = rustix::net::bind(socket, &address);
-    }
-    match bound {
-        Err(Errno::ADDRINUSE) => return Err(Reason::NameTaken),
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ROFS) => return Err(Reason::Rack),
-        Err(Errno::NOSPC | Errno::DQUOT) => return Err(Reason::NoMemory),
-        bound => bound.map_err(Reason::of_errno)?,
-    }
-    // The umask may have removed the group's rights. Nobody can connect yet: the socket does not listen.
-    rustix::fs::chmodat(CWD, file, SOCKET_MODE, AtFlags::empty()).map_err(|errno| {
-        let _ = rustix::fs::unlink(file);
-        Reason::of_errno(errno)
-    })
-}
-
 /// Removes socket files that processes of this user have left in their directory when they were killed.
-pub fn sweep(directory: &Path, now_s: i64) {
+pub fn sweep(own: &Directories, now_s: i64) {
+    let Some(directory) = own.paths.first() else { return };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(listing) = rustix::fs::open(directory, flags, Mode::empty()).map(Descriptor::from) else { return };
+    let base = own.base.map_or(CWD, |base| base());
+    let Ok(listing) = rustix::fs::openat(base, directory, flags, Mode::empty()).map(Descriptor::from) else { return };
     let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 1024];
     let mut entries = rustix::fs::RawDir::new(listing.as_fd(), &mut buffer);
     for _ in 0..SWEEP_ENTRIES_MAX {
@@ -148,11 +199,9 @@ pub fn sweep(directory: &Path, now_s: i64) {
         let is_old = found.is_ok_and(|found| {
             FileType::from_raw_mode(found.st_mode) == FileType::Socket && now_s - found.st_ctime > LEFT_OVER_S
         });
-        let file = directory.join(name);
-        let is_left =
-            is_old && SocketAddrUnix::new(&file).is_ok_and(|address| matches!(connect(&address), Err(Reason::Nobody)));
-        if is_left {
-            let _ = rustix::fs::unlink(&file);
+        let file = SocketFile { base: own.base, path: directory.join(name) };
+        if is_old && matches!(file.connect(), Err(Reason::Nobody)) {
+            file.remove();
         }
     }
 }
@@ -161,9 +210,22 @@ pub fn sweep(directory: &Path, now_s: i64) {
 mod tests {
     use super::*;
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::path::Path;
 
     fn tuple() -> Tuple {
         Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap())
+    }
+
+    fn directories(paths: &[&Path]) -> Place {
+        Place::Directories(own(paths))
+    }
+
+    fn own(paths: &[&Path]) -> Directories {
+        Directories { base: None, paths: paths.iter().map(|path| (*path).to_owned()).collect() }
+    }
+
+    fn file(bound: &Bound) -> PathBuf {
+        bound.file.clone().unwrap().path
     }
 
     fn listen(bound: &Bound) {
@@ -175,11 +237,11 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let (here, other) = (scratch.path().join("here"), scratch.path().join("other"));
         std::fs::create_dir(&here).unwrap();
-        let place = Place::Directories(vec![here.clone()]);
-        let reaching = Place::Directories(vec![other, here.clone()]);
+        let place = directories(&[&here]);
+        let reaching = directories(&[&other, &here]);
         assert_eq!(reaching.connect(tuple()).unwrap_err(), Reason::Nobody);
         let bound = place.bind(tuple()).unwrap();
-        let file = bound.file.clone().unwrap();
+        let file = file(&bound);
         let metadata = std::fs::metadata(&file).unwrap();
         assert!(metadata.file_type().is_socket());
         assert_eq!(metadata.permissions().mode() & 0o777, 0o660);
@@ -191,23 +253,23 @@ mod tests {
         drop(bound);
         assert!(file.exists(), "as after a kill");
         place.bind(tuple()).unwrap();
-        assert_eq!(Place::Directories(vec![scratch.path().join("none")]).bind(tuple()).unwrap_err(), Reason::Rack);
+        assert_eq!(directories(&[&scratch.path().join("none")]).bind(tuple()).unwrap_err(), Reason::Rack);
     }
 
     #[test]
     fn a_sweep_removes_what_killed_processes_have_left() {
         let scratch = tempfile::tempdir().unwrap();
-        let place = Place::Directories(vec![scratch.path().to_owned()]);
+        let place = directories(&[scratch.path()]);
         let (left, living) = (place.bind(tuple()).unwrap(), place.bind(tuple().reversed()).unwrap());
         listen(&living);
-        let files = [left.file.clone().unwrap(), living.file.clone().unwrap()];
+        let files = [file(&left), file(&living)];
         drop(left);
         let now_s = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
-        sweep(scratch.path(), now_s);
+        sweep(&own(&[scratch.path()]), now_s);
         assert!(files[0].exists(), "young");
         let other = scratch.path().join("other");
         std::fs::write(&other, "").unwrap();
-        sweep(scratch.path(), now_s + LEFT_OVER_S + 2);
+        sweep(&own(&[scratch.path()]), now_s + LEFT_OVER_S + 2);
         assert_eq!(files.map(|file| file.exists()), [false, true]);
         assert!(other.exists());
     }
@@ -215,8 +277,8 @@ mod tests {
     #[test]
     fn links_and_other_files_are_nobody() {
         let scratch = tempfile::tempdir().unwrap();
-        let place = Place::Directories(vec![scratch.path().to_owned()]);
-        let file = file_of(scratch.path(), tuple());
+        let place = directories(&[scratch.path()]);
+        let file = own(&[scratch.path()]).files(tuple()).next().unwrap().path;
         std::fs::write(&file, "").unwrap();
         assert_eq!(place.connect(tuple()).unwrap_err(), Reason::Nobody);
         std::fs::remove_file(&file).unwrap();

@@ -11,7 +11,7 @@
 //!   Claim: hashes of two samples, one of  ──►  compares them with what it has received and sent:
 //!   what it has sent, one of what it has       ◄── Echo: its own hashes of the same samples; it has its proof
 //!   received                                   ◄── Again: it has no longer, or not yet, what was claimed
-//!   compares: it has its proof                 hangs up: they differ
+//!   compares: it has its proof                 No: they differ, or it has waited in vain
 //! ```
 //!
 //! A sample is the end of what has passed. A receiver that is far behind waits until the sample arrives. One that is
@@ -150,6 +150,8 @@ enum Message {
     Samples(Side, [Sample; 2]),
     /// The next claim is to be about the bytes of a stream from a position on.
     Again(Stream, u64),
+    /// This endpoint gives up.
+    No(Reason),
 }
 
 /// What a comparison has found.
@@ -207,6 +209,17 @@ impl Prover {
     /// Proceeds as far as is possible without blocking. `counts` are this endpoint's present counts, by which it knows
     /// whether it has seen all bytes.
     pub fn advance(&mut self, bell: BorrowedFd<'_>, counts: impl FnOnce() -> Option<Counts>) -> Progress {
+        let progress = self.step(bell, counts);
+        // A peer that does not speak this language, or has gone, gets no answer.
+        if let Progress::Refused(reason) = progress
+            && !matches!(reason, Reason::Malformed | Reason::Gone)
+        {
+            let _ = send(bell, &Message::No(reason));
+        }
+        progress
+    }
+
+    fn step(&mut self, bell: BorrowedFd<'_>, counts: impl FnOnce() -> Option<Counts>) -> Progress {
         if self.transfers > TRANSFERS_MAX || self.claims > CLAIMS_MAX {
             return Progress::Refused(Reason::NoProof);
         }
@@ -215,6 +228,7 @@ impl Prover {
             Role::Connected if self.open.is_none() => None,
             _ => match receive(bell) {
                 Ok(None) => return Progress::Waiting,
+                Ok(Some(Message::No(reason))) => return Progress::Refused(reason),
                 Ok(message) => message,
                 Err(reason) => return Progress::Refused(reason),
             },
@@ -256,7 +270,9 @@ impl Prover {
                     tape.keep(position);
                 }
             }
-            Some(Message::Samples(Side::Claim, _)) => return (None, Progress::Refused(Reason::Malformed)),
+            Some(Message::Samples(Side::Claim, _) | Message::No(_)) => {
+                return (None, Progress::Refused(Reason::Malformed));
+            }
             None => {}
         }
         (self.claim(counts), Progress::Waiting)
@@ -412,7 +428,7 @@ fn stream_at(index: usize) -> Stream {
 
 impl Message {
     /// Returns the bytes of the message: magic, version, kind, then for each of two samples its begin, its end and its
-    /// hash, or the number of a stream and a position.
+    /// hash, or the number of a stream and a position, or the number of a reason.
     fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -430,6 +446,10 @@ impl Message {
                 bytes[10] = 3;
                 bytes[16..24].copy_from_slice(&(*stream as u64).to_ne_bytes());
                 bytes[24..32].copy_from_slice(&position.to_ne_bytes());
+            }
+            Self::No(reason) => {
+                bytes[10] = 4;
+                bytes[16..24].copy_from_slice(&u64::from(reason.number()).to_ne_bytes());
             }
         }
         bytes
@@ -454,6 +474,7 @@ impl Message {
             (3, stream @ (0 | 1)) => {
                 Some(Self::Again(stream_at(stream as usize), word(24))).filter(|_| word(24) < 1 << 62)
             }
+            (4, number @ 1..=0xffff) => Some(Self::No(Reason::from_number(number as u16))),
             _ => None,
         }
     }

@@ -188,6 +188,154 @@ pub(crate) fn number<const REQUEST: Opcode>(socket: BorrowedFd<'_>) -> Result<i3
     unsafe { rustix::ioctl::ioctl(socket, Getter::<REQUEST, i32>::new()) }
 }
 
+/// A call in a directory, as the thread that makes it reads and writes it.
+#[repr(C)]
+struct CallInDirectory {
+    directory: usize,
+    number: usize,
+    socket: usize,
+    address: usize,
+    address_bytes: usize,
+    result: isize,
+}
+
+/// Performs `bind(2)` or `connect(2)` with an AF_UNIX path relative to a directory, which these calls cannot name.
+///
+/// # Errors
+/// Those of the call, of `fchdir(2)` and of `clone(2)`.
+pub(crate) fn bind_in(directory: BorrowedFd<'_>, socket: BorrowedFd<'_>, path: &[u8]) -> Result<(), Errno> {
+    call_in(directory, libc::SYS_bind, socket, path)
+}
+
+/// As [`bind_in`], for `connect(2)`.
+pub(crate) fn connect_in(directory: BorrowedFd<'_>, socket: BorrowedFd<'_>, path: &[u8]) -> Result<(), Errno> {
+    call_in(directory, libc::SYS_connect, socket, path)
+}
+
+fn call_in(directory: BorrowedFd<'_>, number: libc::c_long, socket: BorrowedFd<'_>, path: &[u8]) -> Result<(), Errno> {
+    let mut address = [0_u8; size_of::<libc::sockaddr_un>()];
+    address[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+    let room = address.get_mut(2..2 + path.len()).ok_or(Errno::NAMETOOLONG)?;
+    room.copy_from_slice(path);
+    let mut call = CallInDirectory {
+        directory: directory.as_raw_fd() as usize,
+        number: number as usize,
+        socket: socket.as_raw_fd() as usize,
+        address: address_mut(&mut address),
+        address_bytes: (2 + path.len() + 1).min(address.len()),
+        result: 0,
+    };
+    // All of them: a handler must not run in the thread below. `KILL` and `STOP` need no handler.
+    let (all, mut before) = (u64::MAX.to_ne_bytes(), [0_u8; 8]);
+    let mask = |set: usize, old: usize| [libc::SIG_SETMASK as usize, set, old, all.len(), 0];
+    // SAFETY: both sets are locals of the size that the kernel has for one.
+    unsafe { enter_kernel(libc::SYS_rt_sigprocmask, mask(self::address(&all), address_mut(&mut before))) };
+    // SAFETY: the call and its address live until the thread has ended, which this thread waits for.
+    let started = unsafe { run_in_directory(&raw mut call) };
+    // SAFETY: as above; the mask is the one that the kernel has stored.
+    unsafe { enter_kernel(libc::SYS_rt_sigprocmask, mask(self::address(&before), 0)) };
+    // SAFETY: a volatile read of a local, which another thread has written.
+    let result = unsafe { (&raw const call.result).read_volatile() };
+    match started.min(result) {
+        0 => Ok(()),
+        error => Err(Errno::from_raw_os_error(-error as i32)),
+    }
+}
+
+/// The parent sleeps until the thread has ended, so that both may have one stack, which the thread does not use.
+const IN_DIRECTORY: i32 =
+    libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_VFORK;
+
+/// Runs a call in a thread with a working directory of its own (`clone(2)` without `CLONE_FS`), and waits for it: all
+/// threads of the program share theirs. Returns 0, or an error of `clone` as a negative number.
+///
+/// # Safety
+/// `call` is valid for reads and writes, and so is what it points to. All signals are blocked.
+#[cfg(target_arch = "x86_64")]
+unsafe fn run_in_directory(call: *mut CallInDirectory) -> isize {
+    let started: isize;
+    // SAFETY: the thread executes the instructions between the two labels and ends. It has the registers of its parent,
+    // makes system calls with arguments that the caller guarantees, and writes only the call's result.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 3f",
+            "mov rdi, [r12]",
+            "mov eax, {fchdir}",
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "mov rax, [r12 + 8]",
+            "mov rdi, [r12 + 16]",
+            "mov rsi, [r12 + 24]",
+            "mov rdx, [r12 + 32]",
+            "syscall",
+            "2:",
+            "mov [r12 + 40], rax",
+            "xor edi, edi",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "3:",
+            fchdir = const libc::SYS_fchdir,
+            exit = const libc::SYS_exit,
+            inlateout("rax") libc::SYS_clone as isize => started,
+            in("rdi") IN_DIRECTORY as usize,
+            in("rsi") 0,
+            in("rdx") 0,
+            in("r10") 0,
+            in("r8") 0,
+            in("r12") call,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    started.min(0)
+}
+
+/// As on x86-64.
+///
+/// # Safety
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+unsafe fn run_in_directory(call: *mut CallInDirectory) -> isize {
+    let started: isize;
+    // SAFETY: as on x86-64.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            "cbnz x0, 3f",
+            "ldr x0, [x20]",
+            "mov x8, {fchdir}",
+            "svc 0",
+            "cbnz x0, 2f",
+            "ldr x8, [x20, 8]",
+            "ldr x0, [x20, 16]",
+            "ldr x1, [x20, 24]",
+            "ldr x2, [x20, 32]",
+            "svc 0",
+            "2:",
+            "str x0, [x20, 40]",
+            "mov x0, 0",
+            "mov x8, {exit}",
+            "svc 0",
+            "brk 0",
+            "3:",
+            fchdir = const libc::SYS_fchdir,
+            exit = const libc::SYS_exit,
+            in("x8") libc::SYS_clone,
+            inlateout("x0") IN_DIRECTORY as isize => started,
+            in("x1") 0,
+            in("x2") 0,
+            in("x3") 0,
+            in("x4") 0,
+            in("x20") call,
+        );
+    }
+    started.min(0)
+}
+
 /// Unread bytes of a socket (`tcp(7)`: `SIOCINQ`).
 pub(crate) const FIONREAD: Opcode = libc::FIONREAD as Opcode;
 /// Bytes of a TCP socket that its peer has not acknowledged (`tcp(7)`).
@@ -243,4 +391,56 @@ unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 5]) -> isize {
         );
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    fn socket() -> OwnedFd {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        rustix::net::socket_with(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, flags, None)
+            .unwrap()
+    }
+
+    #[test]
+    fn sockets_are_bound_and_reached_in_a_directory_without_a_change_of_this_process() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::create_dir(scratch.path().join("users")).unwrap();
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        let before = std::env::current_dir().unwrap();
+        let (listener, client) = (socket(), socket());
+        assert_eq!(connect_in(directory.as_fd(), client.as_fd(), b"users/here"), Err(Errno::NOENT));
+        assert_eq!(bind_in(directory.as_fd(), listener.as_fd(), b"users/here"), Ok(()));
+        assert!(scratch.path().join("users/here").exists());
+        rustix::net::listen(&listener, 1).unwrap();
+        assert_eq!(connect_in(directory.as_fd(), client.as_fd(), b"users/here"), Ok(()));
+        drop(UnixListener::from(listener).accept().unwrap());
+        assert_eq!(UnixStream::from(client).read(&mut [0]).unwrap(), 0);
+        assert_eq!(std::env::current_dir().unwrap(), before);
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        assert_eq!(bind_in(file.as_fd(), socket().as_fd(), b"x"), Err(Errno::NOTDIR));
+        assert_eq!(bind_in(directory.as_fd(), socket().as_fd(), &[b'x'; 200]), Err(Errno::NAMETOOLONG));
+    }
+
+    #[test]
+    fn threads_share_their_directory_meanwhile() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let directory = &directory;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let path = format!("{thread}-{round}");
+                        assert_eq!(bind_in(directory.as_fd(), socket().as_fd(), path.as_bytes()), Ok(()));
+                        assert!(!std::path::Path::new(&path).exists(), "it is not in this process's directory");
+                    }
+                });
+            }
+        });
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 800);
+    }
 }

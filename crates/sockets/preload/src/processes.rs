@@ -28,6 +28,17 @@ extern "C" fn before_vfork() {
     keeping_errno(process::before_vfork);
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
+    let is_prepared = keeping_errno(process::before_change_of_root);
+    // SAFETY: the C program's call requires this pointer to be valid as its manual page says.
+    let result = unsafe { real::chroot(path) };
+    if result < 0 && is_prepared {
+        keeping_errno(process::after_failed_change_of_root);
+    }
+    result
+}
+
 /// Forks, and runs the handlers that libc runs around `fork`.
 pub fn fork_with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
     if settings().off {

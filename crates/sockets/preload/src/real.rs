@@ -43,6 +43,7 @@ extern "C" fn missing() -> isize {
 real! {
     __sysv_signal(signal: c_int, handler: usize) -> usize;
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    chroot(path: *const c_char) -> c_int;
     clone(run: extern "C" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void,
         parent_tid: *mut c_int, tls: *mut c_void, child_tid: *mut c_int) -> c_int;
     close(fd: c_int) -> c_int;

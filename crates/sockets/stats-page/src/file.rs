@@ -5,6 +5,7 @@
 use std::ffi::CStr;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
@@ -94,10 +95,28 @@ pub(crate) enum Occupant {
     Stale,
 }
 
+/// By which the rack directory is reached where its path does not lead to it.
+static ABOVE: OnceLock<fn() -> Option<BorrowedFd<'static>>> = OnceLock::new();
+
+/// Has the rack directory of this process opened by its last component in the directory that a function returns, while
+/// it returns one: after a change of the root directory, the path does not lead there any more.
+pub fn set_directory_above(above: fn() -> Option<BorrowedFd<'static>>) {
+    let _ = ABOVE.set(above);
+}
+
+fn last_component(path: &CStr) -> &CStr {
+    let bytes = path.to_bytes_with_nul();
+    let start = bytes.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    CStr::from_bytes_with_nul(&bytes[start..]).unwrap_or(path)
+}
+
 /// Opens `v1/stat` in the rack directory, creating missing folders below the rack directory. Refuses a folder that
 /// another user could have created or can write to.
 pub(crate) fn open_stat_folder(rack: &CStr) -> Result<Fd, Errno> {
-    let rack = open_folder(rustix::fs::CWD, rack)?;
+    let rack = match ABOVE.get().and_then(|above| above()) {
+        Some(above) => open_folder(above, last_component(rack))?,
+        None => open_folder(rustix::fs::CWD, rack)?,
+    };
     let version = open_private_folder(rack.as_fd(), c"v1")?;
     open_private_folder(version.as_fd(), c"stat")
 }
@@ -250,6 +269,12 @@ pub(crate) fn read_start<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_component_of_a_path_is_its_file() {
+        assert_eq!(last_component(c"/run/rack/33"), c"33");
+        assert_eq!(last_component(c"33"), c"33");
+    }
 
     #[test]
     fn page_names_are_pids_with_an_optional_suffix() {

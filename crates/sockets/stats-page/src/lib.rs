@@ -25,6 +25,7 @@ mod variables;
 mod writer;
 
 pub use backing::UNPUBLISHED_NAME;
+pub use file::set_directory_above;
 pub use layout::{SLOTS, VERSION};
 pub use rack::{KEEP_PAGES, OFF_FILE, STAT_FOLDER, rack_dir};
 pub use switch::switch;

@@ -6,6 +6,7 @@
 use crate::kernel::Tcp;
 use crate::remote;
 use meeting::diag::{self, LookUp};
+use meeting::place::Directories;
 use meeting::{Endpoint, Evidence, Key, Place, Policy, Reason, Role};
 use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use socket::process::locked::Locked;
@@ -17,7 +18,6 @@ use socket::rack::shared::{RulesStamp, SharedRack, SharedRackError};
 use socket::rack::users::{self, UserMap};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -139,15 +139,17 @@ fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Place,
     }
     if endpoint.role == Role::Accepted {
         let directory = rack.ensure_user_directory(&own.map).map_err(|error| reason_of(&error))?;
-        sweep_once(&directory);
-        return Ok(Place::Directories(vec![directory]));
+        let directories = Directories { base: rack.base(), paths: vec![directory] };
+        sweep_once(&directories);
+        return Ok(Place::Directories(directories));
     }
     let mut servers = own.rules.servers(own.uid, server_port(endpoint));
     let first = peer.and_then(|uid| own.map.on_machine(uid));
     servers.sort_by_key(|uid| Some(*uid) != first);
     // The directory of a user whose programs have never met any is missing.
     servers.retain(|uid| rack.check_user_directory(*uid, &own.map).is_ok());
-    Ok(Place::Directories(servers.into_iter().map(|uid| rack.user_directory(uid)).collect()))
+    let paths = servers.into_iter().map(|uid| rack.below(&uid.to_string())).collect();
+    Ok(Place::Directories(Directories { base: rack.base(), paths }))
 }
 
 /// Returns the user who has made the other end of a connection, if that is in this network namespace. Nothing is known
@@ -164,11 +166,11 @@ fn known_peer(endpoint: &Endpoint) -> Result<Option<u32>, Reason> {
 }
 
 /// Removes once what killed programs have left in the directory of this user.
-fn sweep_once(directory: &Path) {
+fn sweep_once(directories: &Directories) {
     static HAS_SWEPT: AtomicBool = AtomicBool::new(false);
     if !HAS_SWEPT.swap(true, Ordering::Relaxed) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        meeting::place::sweep(directory, now.tv_sec as i64);
+        meeting::place::sweep(directories, now.tv_sec as i64);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{lifecycle, sharing, statistics};
 use socket::descriptor::hidden::{self, HiddenFd};
 use socket::process::settings::settings;
 use socket::process::{identity, sandbox, signals, system};
+use socket::rack::location;
 use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,6 +120,26 @@ pub fn make_room() -> bool {
 /// releases that.
 pub fn defers_handlers() -> bool {
     connection::defers_handlers() || epoll::defers_handlers()
+}
+
+/// Prepares for a change of the root directory, behind which a shared rack must still be reached. Returns whether that
+/// has to be undone if the call fails.
+pub fn before_change_of_root() -> bool {
+    if settings().off || is_confined() || identity::is_borrowed_memory() {
+        return false;
+    }
+    match location::shared() {
+        // Without it, connections that come later stay on TCP.
+        Ok(Some(rack)) if rack.base().is_none() => rack.keep_for_change_of_root().is_ok(),
+        _ => false,
+    }
+}
+
+/// Undoes what [`before_change_of_root`] has done.
+pub fn after_failed_change_of_root() {
+    if let Ok(Some(rack)) = location::shared() {
+        rack.forget_kept();
+    }
 }
 
 /// Prepares for the end of the process, other than by a signal: peers get what they have left in lanes, and those with

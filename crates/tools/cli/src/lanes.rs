@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use stats_page::OFF_FILE;
 
 use crate::rack_choice::RackChoice;
+use crate::rack_dir::shared::SharedView;
+use crate::wrong_use::WrongUse;
 use crate::{output, rack_dir};
 
 /// Options of `crosslane lanes`.
@@ -33,6 +35,10 @@ pub fn main(options: &Options) -> Result<()> {
     let rack = RackChoice::new(options.rack.as_deref())?;
     for directory in rack.directories() {
         let shown = directory.display();
+        if rack_dir::shared(&directory)?.is_some() {
+            switch_shared(&directory, options.state)?;
+            continue;
+        }
         let switched = match options.state {
             State::Off => rack_dir::prepare(&directory).and_then(|()| switch_off(&directory)),
             State::On => switch_on(&directory),
@@ -49,7 +55,32 @@ pub fn main(options: &Options) -> Result<()> {
 
 /// Returns whether lanes are switched off in a directory.
 pub fn are_off(directory: &Path) -> bool {
-    directory.join(OFF_FILE).exists()
+    match SharedView::of(directory) {
+        Ok(Some(shared)) => shared.is_switched_off(),
+        _ => directory.join(OFF_FILE).exists(),
+    }
+}
+
+/// Switches a shared rack: only root's file counts, and members can create others in its place.
+fn switch_shared(directory: &Path, state: State) -> Result<()> {
+    let shown = directory.display();
+    if !rustix::process::geteuid().is_root() {
+        return Err(
+            WrongUse::of(format!("rack '{shown}' is shared: only root switches its lanes; run this as root")).into()
+        );
+    }
+    let switched = match state {
+        State::Off => replace_off_file(directory),
+        State::On => switch_on(directory),
+    };
+    switched.with_context(|| format!("switching lanes of rack '{shown}'; remove '{shown}/{OFF_FILE}' and repeat"))
+}
+
+/// Replaces whatever has the file's name: a member's link is not followed.
+fn replace_off_file(directory: &Path) -> Result<()> {
+    let made = tempfile::Builder::new().prefix(".lanes-off-").tempfile_in(directory);
+    let renamed = made.map_err(anyhow::Error::from).and_then(|file| Ok(file.persist(directory.join(OFF_FILE))?));
+    renamed.map(|_| ()).context("the switch file cannot be created")
 }
 
 fn switch_off(directory: &Path) -> Result<()> {

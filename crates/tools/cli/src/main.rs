@@ -28,6 +28,7 @@ mod rnic;
 mod router;
 mod run;
 mod run_lock;
+mod shared_rack;
 mod signals;
 mod sockets;
 mod stat;
@@ -69,6 +70,9 @@ enum Command {
     /// Print, check and store descriptions of racks (machines joined by memory windows)
     #[command(subcommand)]
     Rack(RackCommand),
+    /// Make, change and show a directory in which programs of several users meet
+    #[command(subcommand)]
+    RackDir(shared_rack::Command),
     /// Bring up the nodes of a rack file on this machine
     Up(up::Options),
     /// Show the state of the nodes of a rack file: monitors, proxies, links, partitions
@@ -146,6 +150,7 @@ fn main() -> ExitCode {
         Command::Rack(RackCommand::Example(options)) => rack_example::main(options),
         Command::Rack(RackCommand::Push(options)) => rack_store::push(options),
         Command::Rack(RackCommand::Show(options)) => rack_store::show(options),
+        Command::RackDir(command) => shared_rack::main(command),
         Command::Up(options) => up::main(options),
         Command::Status(options) => status::main(options),
         Command::Down(options) => down::main(options),

@@ -1,11 +1,15 @@
 //! The rack directory, in which programs meet: found, checked and created for the commands.
 
+pub mod shared;
+
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rack::RunDir;
+use socket::rack::shared::{SharedRack, SharedRackError};
 
+use self::shared::SharedView;
 use crate::wrong_use::WrongUse;
 
 /// Length of the longest rack path that the library accepts.
@@ -38,6 +42,12 @@ pub fn check_named(given: Option<&Path>) -> Result<()> {
 
 /// Prepares a directory below `base` as [`prepare`] does, and checks that no other user can replace it.
 pub fn prepare_below(base: &Path, directory: &Path) -> Result<()> {
+    let chosen = chosen(None);
+    if SharedRack::of(&chosen).is_ok_and(|shared| shared.is_some()) {
+        let what =
+            format!("rack '{}' is shared by users; set CROSSLANE_RACK to a directory of your own", chosen.display());
+        bail!(WrongUse::of(what));
+    }
     let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     let above: Vec<&Path> = directory.ancestors().skip(1).take_while(|path| path.starts_with(base)).collect();
     for path in above.into_iter().rev() {
@@ -57,8 +67,33 @@ pub fn prepare_below(base: &Path, directory: &Path) -> Result<()> {
     prepare(directory)
 }
 
-/// Returns the reason for which programs refuse a directory as an error. A directory that does not exist is accepted.
-pub fn check_private(rack: &Path) -> Result<()> {
+/// Returns the rack if several users share it, and `None` for a private one.
+///
+/// # Errors
+/// Wrong use, if it is meant to be shared and cannot be.
+pub fn shared(rack: &Path) -> Result<Option<SharedRack>> {
+    SharedRack::of(rack).map_err(|error| unusable(rack, &error).into())
+}
+
+/// Returns the error for a shared rack that programs cannot use.
+pub fn unusable(rack: &Path, error: &SharedRackError) -> WrongUse {
+    let remedy = match error {
+        SharedRackError::System(_) => "; give a writable directory with --rack",
+        _ => "",
+    };
+    WrongUse::of(format!("rack '{}': {error}{remedy}", rack.display()))
+}
+
+/// Returns the reason for which programs of the caller refuse a directory as an error, and creates nothing. A directory
+/// that does not exist is accepted.
+pub fn check_usable(rack: &Path) -> Result<()> {
+    match shared(rack)? {
+        Some(shared) => shared.read_rules().map(|_| ()).map_err(|error| unusable(rack, &error).into()),
+        None => check_private(rack),
+    }
+}
+
+fn check_private(rack: &Path) -> Result<()> {
     let shown = rack.display();
     let found = match std::fs::symlink_metadata(rack) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -78,8 +113,12 @@ pub fn check_private(rack: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether programs of a user meet in a directory: it exists, is the user's, and is not open to others.
+/// Returns whether programs of a user meet in a directory: it is a shared rack, or exists, is the user's, and is not
+/// open to others.
 pub fn is_usable(rack: &Path, uid: u32) -> bool {
+    if let Ok(Some(shared)) = SharedView::of(rack) {
+        return shared.is_usable(shared::on_machine(uid));
+    }
     std::fs::symlink_metadata(rack).is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
 }
 
@@ -88,21 +127,31 @@ pub fn is_full(rack: &Path) -> bool {
     rustix::fs::statvfs(rack).is_ok_and(|found| found.f_bavail == 0 || (found.f_files > 0 && found.f_favail == 0))
 }
 
-/// Creates the rack directory if it is missing, and checks that programs can meet in it.
+/// Creates the rack directory if it is missing, and checks that programs of the caller can meet in it. In a shared one,
+/// creates the directory of the caller's user.
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();
     if rack.as_os_str().len() > PATH_BYTES_MAX {
         bail!("rack '{shown}' is too long, {PATH_BYTES_MAX} bytes at most; give a shorter --rack");
     }
     let remedy = || format!("rack '{shown}' cannot be used; give a writable directory with --rack");
+    if let Some(shared) = shared(rack)? {
+        let own = shared.read_rules().and_then(|_| shared.ensure_user_directory(&shared::user_map()));
+        let own = own.map_err(|error| unusable(rack, &error))?;
+        return write_probe(&own).with_context(remedy).map_err(|error| WrongUse::of(error).into());
+    }
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(rack).with_context(remedy)?;
     let found = std::fs::symlink_metadata(rack).with_context(remedy)?;
     if found.uid() != rustix::process::geteuid().as_raw() {
         bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
     }
     check_private(rack)?;
-    // Root passes every permission check even on a read-only file system: only writing a file shows that it works.
-    let probe = rack.join(format!(".probe-{}", std::process::id()));
-    std::fs::write(&probe, b"").with_context(remedy)?;
-    std::fs::remove_file(&probe).with_context(remedy)
+    write_probe(rack).with_context(remedy)
+}
+
+/// Writes a file. Root passes every permission check even on a read-only file system: only this shows that it works.
+fn write_probe(directory: &Path) -> std::io::Result<()> {
+    let probe = directory.join(format!(".probe-{}", std::process::id()));
+    std::fs::write(&probe, b"")?;
+    std::fs::remove_file(&probe)
 }

@@ -6,7 +6,7 @@ mod report;
 pub mod without_page;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -16,6 +16,7 @@ use stats_page::{DataPath, FallbackReason};
 
 use crate::processes::Processes;
 use crate::rack_choice::RackChoice;
+use crate::rack_dir::shared::{self, SharedView};
 use crate::{lanes, output, rack_dir};
 use proxies::Proxies;
 use report::Report;
@@ -73,17 +74,38 @@ pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
     let mut all = Snapshot::default();
     for directory in directories {
         let shown = directory.display();
-        let one =
-            reader::read_rack(directory).with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?;
+        let unreadable = || format!("rack '{shown}' cannot be read; check --rack");
+        let is_shared = rack_dir::shared(directory)?.is_some();
+        let one = if is_shared { read_shared(directory) } else { reader::read_rack(directory) };
         // Programs that refuse the directory leave no page in it.
-        if one.processes.is_empty() {
-            rack_dir::check_private(directory)?;
+        if one.as_ref().map_or(is_shared, |one| one.processes.is_empty()) {
+            rack_dir::check_usable(directory)?;
         }
-        all.processes.extend(one.processes);
-        all.unreadable.extend(one.unreadable);
-        all.stale_removed += one.stale_removed;
+        add(&mut all, one.with_context(unreadable)?);
     }
     all.processes.sort_by_key(|process| process.pid);
+    Ok(all)
+}
+
+fn add(all: &mut Snapshot, one: Snapshot) {
+    all.processes.extend(one.processes);
+    all.unreadable.extend(one.unreadable);
+    all.stale_removed += one.stale_removed;
+}
+
+/// Reads the pages of the caller's programs in a shared rack; for root, those of all users.
+fn read_shared(rack: &Path) -> std::io::Result<Snapshot> {
+    let Ok(Some(shared)) = SharedView::of(rack) else { return Ok(Snapshot::default()) };
+    let user = rustix::process::geteuid();
+    let own = shared::on_machine(user.as_raw());
+    let mut all = reader::read_rack(&shared.user_directory(own))?;
+    let others = if user.is_root() { shared.users() } else { Vec::new() };
+    for uid in others.into_iter().filter(|uid| *uid != own) {
+        let directory = shared.user_directory(uid);
+        if all::is_page_folder(&directory) {
+            add(&mut all, reader::read_foreign_rack(&directory)?);
+        }
+    }
     Ok(all)
 }
 

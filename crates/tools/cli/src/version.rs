@@ -6,7 +6,7 @@ use rack::Backend;
 use rnic::nic::TransportPolicy;
 use router_node::cluster::InterconnectKind;
 
-use crate::{compare, explain, stat};
+use crate::{compare, explain, shared_rack, stat};
 
 /// The text of `--version` after the program's name. `-V` prints its first line.
 pub static LONG: LazyLock<String> = LazyLock::new(|| {
@@ -20,7 +20,7 @@ pub static LONG: LazyLock<String> = LazyLock::new(|| {
     let (lane, page) = (segment::ends::LAYOUT_VERSION, stats_page::VERSION);
     let (device, monitor) = (fabric::device::VERSION, monitor::PROTOCOL_VERSION);
     let router = router_node::control::message::VERSION;
-    let output = words(&[stat::SCHEMA, explain::SCHEMA, compare::SCHEMA]);
+    let output = words(&[stat::SCHEMA, explain::SCHEMA, compare::SCHEMA, shared_rack::SCHEMA]);
     format!(
         "{version}\n\
          target: {target}\n\

@@ -13,14 +13,17 @@
 //! the group can create any that is missing.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
+use rustix::mount::OpenTreeFlags;
 
 use super::rules::{FILE_BYTES_MAX, OVERFLOW_UID, RuleError, Rules};
 use super::users::{self, UserMap};
-use crate::descriptor::hidden::close;
+use crate::descriptor::hidden::{self, HiddenFd, close};
 
 /// The file with the rules.
 pub const RULES_FILE: &str = "rules";
@@ -93,6 +96,22 @@ impl From<Errno> for SharedRackError {
     }
 }
 
+/// The slot of the descriptor by which a process that has changed its root directory reaches its rack, plus one; 0
+/// without.
+static KEPT: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the directory by which this process reaches its rack after a change of its root directory.
+fn kept() -> Option<BorrowedFd<'static>> {
+    let slot = KEPT.load(Ordering::Acquire).checked_sub(1)?;
+    let number = hidden::number_at(slot as u16);
+    // SAFETY: the number is that of a descriptor that this process never closes.
+    (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+fn base_after_change_of_root() -> BorrowedFd<'static> {
+    kept().unwrap_or(CWD)
+}
+
 /// A shared rack directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedRack {
@@ -117,7 +136,9 @@ impl SharedRack {
     pub fn of(path: &Path) -> Result<Option<Self>, SharedRackError> {
         let Ok(found) = rustix::fs::stat(path) else { return Ok(None) };
         let mode = found.st_mode & PERMISSIONS;
-        let is_meant = mode & 0o3000 != 0 || rustix::fs::lstat(path.join(RULES_FILE)).is_ok();
+        // A private directory gets the set-group-ID bit from the one above it.
+        let is_open = mode & 0o077 != 0;
+        let is_meant = (is_open && mode & 0o3000 != 0) || rustix::fs::lstat(path.join(RULES_FILE)).is_ok();
         if !is_meant || FileType::from_raw_mode(found.st_mode) != FileType::Directory {
             return Ok(None);
         }
@@ -138,9 +159,46 @@ impl SharedRack {
         &self.path
     }
 
-    /// Returns the directory of a user of the machine, whether or not it exists.
+    /// Returns the directory of a user of the machine, whether or not it exists: its absolute path.
     pub fn user_directory(&self, uid: u32) -> PathBuf {
         self.path.join(uid.to_string())
+    }
+
+    /// Prepares for a change of this process's root directory, behind which the rack could not be reached by its path:
+    /// keeps a descriptor of it. That is of a mount of its own, from which no path leads to what is above the rack.
+    ///
+    /// # Errors
+    /// Those of `open_tree(2)`: `PERM` without `CAP_SYS_ADMIN`.
+    pub fn keep_for_change_of_root(&self) -> Result<(), Errno> {
+        if kept().is_some() {
+            return Ok(());
+        }
+        users::of_this_process()?;
+        let tree = rustix::mount::open_tree(
+            CWD,
+            &self.path,
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
+        )?;
+        KEPT.store(u32::from(HiddenFd::hide(tree)?.into_slot()) + 1, Ordering::Release);
+        stats_page::set_directory_above(kept);
+        Ok(())
+    }
+
+    /// Forgets what was kept, because the change of the root directory has failed.
+    pub fn forget_kept(&self) {
+        if let Some(slot) = KEPT.swap(0, Ordering::AcqRel).checked_sub(1) {
+            drop(HiddenFd::from_slot(slot as u16));
+        }
+    }
+
+    /// Returns the directory that [`SharedRack::below`] begins at, if this process has changed its root directory.
+    pub fn base(&self) -> Option<fn() -> BorrowedFd<'static>> {
+        kept().map(|_| base_after_change_of_root as fn() -> BorrowedFd<'static>)
+    }
+
+    /// Returns the path of a file of the rack, from [`SharedRack::base`].
+    pub fn below(&self, name: &str) -> PathBuf {
+        if kept().is_some() { PathBuf::from(name) } else { self.path.join(name) }
     }
 
     /// Returns the directory of this process's user, and creates it if it is missing.
@@ -150,10 +208,15 @@ impl SharedRack {
     pub fn ensure_user_directory(&self, map: &UserMap) -> Result<PathBuf, SharedRackError> {
         let uid = rustix::process::geteuid().as_raw();
         let on_machine = map.on_machine(uid).ok_or(SharedRackError::Unmapped(uid))?;
-        let directory = self.user_directory(on_machine);
-        match rustix::fs::mkdir(&directory, Mode::from_raw_mode(USER_MODE)) {
+        let directory = self.below(&on_machine.to_string());
+        match rustix::fs::mkdirat(base_after_change_of_root(), &directory, Mode::from_raw_mode(USER_MODE)) {
             // The umask may have removed rights of the group.
-            Ok(()) => rustix::fs::chmod(&directory, Mode::from_raw_mode(USER_MODE))?,
+            Ok(()) => rustix::fs::chmodat(
+                base_after_change_of_root(),
+                &directory,
+                Mode::from_raw_mode(USER_MODE),
+                AtFlags::empty(),
+            )?,
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
@@ -167,7 +230,7 @@ impl SharedRack {
     /// [`SharedRackError::UserDirectory`], [`SharedRackError::Unmapped`], and the kernel's: `NOENT` without one.
     pub fn check_user_directory(&self, uid: u32, map: &UserMap) -> Result<(), SharedRackError> {
         let here = map.here(uid).ok_or(SharedRackError::Unmapped(uid))?;
-        let found = rustix::fs::lstat(self.user_directory(uid))?;
+        let found = self.lstat(&uid.to_string())?;
         let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
         let is_its_own = found.st_uid == here && found.st_mode & 0o022 == 0;
         if is_directory && is_its_own { Ok(()) } else { Err(SharedRackError::UserDirectory(uid)) }
@@ -175,7 +238,7 @@ impl SharedRack {
 
     /// Returns whether lanes are switched off, by a file of the directory's owner.
     pub fn is_switched_off(&self) -> bool {
-        rustix::fs::lstat(self.path.join(stats_page::OFF_FILE)).is_ok_and(|found| found.st_uid == self.owner)
+        self.lstat(stats_page::OFF_FILE).is_ok_and(|found| found.st_uid == self.owner)
     }
 
     /// Returns what the rules' contents are known by, in one system call.
@@ -183,7 +246,7 @@ impl SharedRack {
     /// # Errors
     /// That they are missing.
     pub fn rules_stamp(&self) -> Result<RulesStamp, SharedRackError> {
-        let found = rustix::fs::lstat(self.path.join(RULES_FILE)).map_err(missing_rules)?;
+        let found = self.lstat(RULES_FILE).map_err(missing_rules)?;
         Ok(stamp(&found))
     }
 
@@ -193,7 +256,9 @@ impl SharedRack {
     /// [`SharedRackError::RulesFile`] and [`SharedRackError::Rules`]. Nothing is allowed between users then.
     pub fn read_rules(&self) -> Result<Rules, SharedRackError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::open(self.path.join(RULES_FILE), flags, Mode::empty()).map_err(missing_rules)?;
+        let path = self.below(RULES_FILE);
+        let file = rustix::fs::openat(base_after_change_of_root(), path, flags, Mode::empty());
+        let file = file.map_err(missing_rules)?;
         let found = rustix::fs::fstat(&file);
         let mut bytes = Vec::new();
         let read = found.map_err(SharedRackError::from).and_then(|found| {
@@ -204,6 +269,10 @@ impl SharedRack {
         close(file);
         bytes.truncate(read?);
         Rules::parse(&bytes).map_err(SharedRackError::Rules)
+    }
+
+    fn lstat(&self, name: &str) -> Result<Stat, Errno> {
+        rustix::fs::statat(base_after_change_of_root(), self.below(name), AtFlags::SYMLINK_NOFOLLOW)
     }
 
     fn check_rules_file(&self, found: &Stat) -> Result<(), SharedRackError> {
@@ -265,6 +334,8 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         assert_eq!(SharedRack::of(scratch.path()), Ok(None));
         assert_eq!(SharedRack::of(&scratch.path().join("none")), Ok(None));
+        set_mode(scratch.path(), 0o2700);
+        assert_eq!(SharedRack::of(scratch.path()), Ok(None));
         let Some(rack) = rack(&scratch) else { return };
         assert_eq!(rack.read_rules().unwrap().all().len(), 1);
         for mode in [0o770, 0o700, 0o2770, 0o1770, 0o3777, 0o3775] {

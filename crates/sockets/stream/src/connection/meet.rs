@@ -117,6 +117,13 @@ impl Meeting {
         }
     }
 
+    /// Ends an announcement that nobody has answered.
+    pub fn withdraw(&mut self) {
+        if matches!(self.state, State::Announced(_)) {
+            self.state = State::Alone;
+        }
+    }
+
     /// Counts a transfer, and returns whether it is an occasion to proceed.
     fn count(&mut self, transfer: Transfer) -> Option<Occasion> {
         match &mut self.state {

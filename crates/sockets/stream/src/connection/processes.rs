@@ -24,6 +24,10 @@ pub fn before_exit() {
         if let Some(mut sender) = connection.sender.lock() {
             sender.finish_stream(tcp, connection.role());
         }
+        // The kernel ends an announcement with the process, but leaves its file.
+        if let Some(mut meeting) = connection.meeting.lock() {
+            meeting.withdraw();
+        }
     });
 }
 

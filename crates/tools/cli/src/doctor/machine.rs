@@ -104,7 +104,11 @@ fn rack_directory(given: Option<&Path>) -> Check {
             let found = format!("{}: lanes are switched off", rack.display());
             Check::note("rack", found, "crosslane lanes on (with the same --rack)")
         }
-        Ok(()) => Check::ok("rack", rack.display().to_string()),
+        Ok(()) => {
+            let is_shared = rack_dir::shared(&rack).is_ok_and(|shared| shared.is_some());
+            let shared = if is_shared { ", shared by several users" } else { "" };
+            Check::ok("rack", format!("{}{shared}", rack.display()))
+        }
         Err(error) => with_remedy("rack", &format!("{error:#}")),
     }
 }

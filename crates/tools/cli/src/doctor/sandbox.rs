@@ -8,6 +8,7 @@ use std::path::Path;
 use super::Check;
 use crate::processes::Processes;
 use crate::processes::program::folder_identity;
+use crate::rack_dir::shared::SharedView;
 
 /// Inode of the machine's own user namespace (include/linux/proc_ns.h).
 const USER_NAMESPACE_OF_MACHINE: &str = "user:[4026531837]";
@@ -70,8 +71,11 @@ fn user_namespace(namespace: &str, uid_map: &str) -> Check {
     Check::note("user namespace", format!("not the machine's{shown}"), remedy)
 }
 
-/// Returns the network namespaces of the programs that meet in the rack.
+/// Returns the network namespaces of the programs that meet in the rack; none if it is shared, where these may differ.
 fn namespaces_of(rack: &Path) -> Vec<u64> {
+    if matches!(SharedView::of(rack), Ok(Some(_))) {
+        return Vec::new();
+    }
     let (Some(rack), Ok(processes)) = (folder_identity(rack), Processes::scan()) else { return Vec::new() };
     let members = processes.all().filter(|program| program.rack_identity() == Some(rack));
     members.map(|program| program.namespace).collect()

@@ -8,12 +8,13 @@ use anyhow::Result;
 use socket::process::settings::Settings;
 use stats_page::{DataPath, FallbackReason};
 
-use super::reason::Reason;
-use super::socket::OtherSide;
+use super::reason::{DENIED_BY_RULES, Reason};
+use super::socket::{OtherSide, may_reach};
 use crate::processes::program::{exclusion, folder_identity};
 use crate::processes::tcp::TcpSocket;
 use crate::processes::{Obstacle, Processes, Program};
 use crate::rack_choice::RackChoice;
+use crate::rack_dir::shared::SharedView;
 use crate::wrong_use::WrongUse;
 use crate::{lanes, library, program, rack_dir};
 
@@ -93,7 +94,7 @@ fn whole_program(path: &Path, search: Option<&std::ffi::OsStr>, rack: &Path, set
     if lanes::are_off(rack) {
         return Some(Reason::Recorded(FallbackReason::SwitchedOff));
     }
-    let is_usable = !rack.exists() || rack_dir::check_private(rack).is_ok();
+    let is_usable = !rack.exists() || rack_dir::check_usable(rack).is_ok();
     (!is_usable).then_some(Reason::Recorded(FallbackReason::RackUnavailable))
 }
 
@@ -114,8 +115,12 @@ fn destination<'a>(
 
 /// Returns why a connection to a listener would have no lane, from what the program that listens shows.
 fn obstacle_at(socket: &TcpSocket, server: Option<&Program>, rack: &Path) -> Option<Reason> {
-    if socket.uid != rustix::process::geteuid().as_raw() {
-        return Some(Reason::Recorded(FallbackReason::OtherUser));
+    let user = rustix::process::geteuid().as_raw();
+    match SharedView::of(rack).ok().flatten() {
+        Some(shared) if may_reach(&shared, user, socket.uid, Some(socket.local.port())) => {}
+        Some(_) => return Some(Reason::Recorded(DENIED_BY_RULES)),
+        None if socket.uid != user => return Some(Reason::Recorded(FallbackReason::OtherUser)),
+        None => {}
     }
     // A program that cannot be examined does not run as the user alone, or is the kernel.
     let Some(server) = server else { return Some(Reason::Recorded(FallbackReason::NoAnswer)) };

@@ -4,6 +4,9 @@ use stats_page::FallbackReason;
 
 use crate::processes::Obstacle;
 
+/// The reason if two programs meet in a shared rack, and its rules do not allow that.
+pub const DENIED_BY_RULES: FallbackReason = FallbackReason::NoRule;
+
 /// A reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {

@@ -8,11 +8,12 @@ use stats_page::reader::Connection;
 use stats_page::{DataPath, FallbackReason};
 use stream::remote::PROXY_NET;
 
-use super::reason::Reason;
+use super::reason::{DENIED_BY_RULES, Reason};
 use crate::lanes;
 use crate::processes::program::exclusion;
 use crate::processes::tcp::{self, State, TcpSocket};
 use crate::processes::{Processes, Program};
+use crate::rack_dir::shared::{SharedView, on_machine};
 
 /// What a program does with a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +267,7 @@ impl<'a> Examination<'a> {
     /// for which it stands.
     fn of_other_side(&self, socket: Option<&TcpSocket>, other: Option<&OtherSide<'_>>) -> Option<Reason> {
         let socket = socket.filter(|socket| !is_of_proxy(socket.peer))?;
-        from_other_side(self.program, other?, self.server_port(socket))
+        from_other_side(self.program, other?, self.likely_role(socket), self.server_port(socket))
     }
 
     /// Returns whether an address is none of the network namespace, as far as that can be known.
@@ -300,6 +301,11 @@ impl<'a> Examination<'a> {
             return None;
         }
         let rack = self.program.rack().map(|rack| self.program.seen_from_here(&rack))?;
+        match SharedView::of(&rack) {
+            Ok(Some(shared)) if shared.is_usable(on_machine(self.program.uid)) => return None,
+            Ok(None) => {}
+            _ => return Some(FallbackReason::RackUnavailable),
+        }
         match std::fs::symlink_metadata(rack) {
             Ok(found) if owner(&found) != self.program.uid => Some(FallbackReason::RackOfOtherUser),
             Ok(found) if is_usable(&found) => None,
@@ -311,12 +317,17 @@ impl<'a> Examination<'a> {
 }
 
 /// Returns why a connection has no lane, from what is known of its other side.
-fn from_other_side(program: &Program, other: &OtherSide<'_>, port: Option<u16>) -> Option<Reason> {
-    if other.uid != program.uid {
-        return Some(Reason::Recorded(FallbackReason::OtherUser));
-    }
-    if !other.is_in_same_namespace {
-        return Some(Reason::Recorded(FallbackReason::NamespaceDiffers));
+fn from_other_side(program: &Program, other: &OtherSide<'_>, role: Role, port: Option<u16>) -> Option<Reason> {
+    match shared_by(program, other.program) {
+        Some(shared) => {
+            let (from, to) = if role == Role::Accept { (other.uid, program.uid) } else { (program.uid, other.uid) };
+            if !may_reach(&shared, from, to, port) {
+                return Some(Reason::Recorded(DENIED_BY_RULES));
+            }
+        }
+        None if other.uid != program.uid => return Some(Reason::Recorded(FallbackReason::OtherUser)),
+        None if !other.is_in_same_namespace => return Some(Reason::Recorded(FallbackReason::NamespaceDiffers)),
+        None => {}
     }
     let peer = other.program?;
     if let Some(obstacle) = peer.obstacle() {
@@ -330,6 +341,23 @@ fn from_other_side(program: &Program, other: &OtherSide<'_>, port: Option<u16>) 
     let own = own.or_else(|| exclusion(&peer.settings(), port));
     let release = || peer.is_of_other_release().then_some(FallbackReason::VersionMismatch);
     own.or_else(release).map(Reason::Recorded)
+}
+
+/// Returns the shared rack in which both programs meet. One that cannot be examined may meet in any.
+fn shared_by(program: &Program, other: Option<&Program>) -> Option<SharedView> {
+    let is_same = |other: &Program| other.rack_identity().is_some_and(|rack| program.rack_identity() == Some(rack));
+    program.shared_rack().filter(|_| other.is_none_or(is_same))
+}
+
+/// Returns whether the rules of a shared rack allow clients of one user to reach servers of another at a port; any port
+/// if that is not known.
+pub fn may_reach(shared: &SharedView, from: u32, to: u32, port: Option<u16>) -> bool {
+    let (from, to) = (on_machine(from), on_machine(to));
+    let rules = shared.rules().unwrap_or_default();
+    match port {
+        Some(port) => rules.allow(from, to, port),
+        None => from == to || rules.all().iter().any(|rule| (rule.from, rule.to) == (from, to)),
+    }
 }
 
 /// Returns whether an address is that of a node's proxy, which stands for a program of another node.

@@ -17,6 +17,7 @@ use stats_page::reader::{self, Connection, PageError};
 
 use crate::elf::{self, Kind};
 use crate::rack_dir;
+use crate::rack_dir::shared::{self, SharedView};
 
 /// The name of the library's file.
 const LIBRARY: &str = "libcrosslane.so";
@@ -54,6 +55,15 @@ pub struct Program {
     /// What the page says about the sockets, by inode: descriptors may have been duplicated.
     recorded: HashMap<u64, Connection>,
     obstacle: OnceCell<Option<Obstacle>>,
+    location: OnceCell<Option<Location>>,
+}
+
+/// Where a program meets others, as it sees the file system.
+#[derive(Clone, Debug)]
+struct Location {
+    rack: PathBuf,
+    /// Several users share the rack.
+    is_shared: bool,
 }
 
 /// The library as a program has loaded it.
@@ -139,6 +149,7 @@ impl Program {
             is_unpublished,
             recorded,
             obstacle: OnceCell::new(),
+            location: OnceCell::new(),
         })
     }
 
@@ -227,11 +238,32 @@ impl Program {
 
     /// Returns the rack directory of the program, as it sees the file system, if its library is active.
     pub fn rack(&self) -> Option<PathBuf> {
+        self.location().map(|location| location.rack.clone())
+    }
+
+    /// Returns its rack if several users share that.
+    pub fn shared_rack(&self) -> Option<SharedView> {
+        let location = self.location().filter(|location| location.is_shared)?;
+        SharedView::of(&self.seen_from_here(&location.rack)).ok().flatten()
+    }
+
+    fn location(&self) -> Option<&Location> {
+        self.location.get_or_init(|| self.find_location()).as_ref()
+    }
+
+    fn find_location(&self) -> Option<Location> {
+        let is_shared = |rack: &Path| matches!(SharedView::of(&self.seen_from_here(rack)), Ok(Some(_)));
         if let Some(page) = self.page.as_ref().filter(|_| self.variable("CROSSLANE_STATS").is_none()) {
-            return Some(page.rack.clone());
+            // In a shared rack, the page is in the directory of the user.
+            let of_user = page.rack.file_name().and_then(OsStr::to_str).and_then(shared::number);
+            let above = of_user.and_then(|_| page.rack.parent()).filter(|above| is_shared(above));
+            let rack = above.unwrap_or(&page.rack).to_owned();
+            return Some(Location { rack, is_shared: above.is_some() });
         }
         let variable = |name: &str| self.variable(name).map(OsStr::to_owned);
-        self.library.as_ref().filter(|_| self.obstacle().is_none()).map(|_| stats_page::rack_dir(variable, self.uid))
+        self.library.as_ref().filter(|_| self.obstacle().is_none())?;
+        let rack = stats_page::rack_dir(variable, self.uid);
+        Some(Location { is_shared: is_shared(&rack), rack })
     }
 
     /// Returns the device and inode of its rack directory.

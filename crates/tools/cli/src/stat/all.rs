@@ -11,9 +11,10 @@ use super::without_page::{self, WithoutPage};
 use super::{age_since, open_of_total};
 use crate::processes::program::{folder_identity, user_name};
 use crate::processes::{Processes, Program};
+use crate::rack_dir::shared::{self, SharedView};
 use crate::{lanes, rack_dir};
 
-/// A rack directory.
+/// A rack directory, or that of a user in a shared rack.
 pub struct Rack<'a> {
     /// Its path as this command reaches it: below `/proc/PID/root` if it is in another mount namespace.
     pub directory: PathBuf,
@@ -39,7 +40,15 @@ pub struct Member<'a> {
     pub program: Option<&'a Program>,
 }
 
-/// Returns the rack directories of all programs and those in the usual places that the caller may read, by path.
+/// A directory with pages of programs.
+struct Place {
+    directory: PathBuf,
+    /// The shared rack that it is in, and the user of the machine whose it is.
+    shared: Option<(PathBuf, u32)>,
+}
+
+/// Returns the rack directories of all programs and those in the usual places that the caller may read, by path. In
+/// place of a shared one, returns those of its users.
 pub fn racks(processes: &Processes) -> Vec<Rack<'_>> {
     let of_programs = processes.all().filter_map(|program| {
         let rack = program.rack()?;
@@ -56,7 +65,8 @@ pub fn racks(processes: &Processes) -> Vec<Rack<'_>> {
             }
         }
     }
-    let mut racks: Vec<Rack<'_>> = found.into_values().filter_map(|directory| rack(processes, directory)).collect();
+    let places = found.into_values().flat_map(places);
+    let mut racks: Vec<Rack<'_>> = places.filter_map(|place| rack(processes, place)).collect();
     racks.sort_by(|one, other| one.directory.cmp(&other.directory));
     racks
 }
@@ -80,13 +90,27 @@ fn has_prefix(path: &Path, prefix: &str) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
 }
 
+/// Returns the directories of pages that a rack directory stands for.
+fn places(directory: PathBuf) -> Vec<Place> {
+    match SharedView::of(&directory) {
+        Ok(Some(shared)) => {
+            let of_user = |uid| Place { directory: shared.user_directory(uid), shared: Some((directory.clone(), uid)) };
+            shared.users().into_iter().map(of_user).collect()
+        }
+        _ => vec![Place { directory, shared: None }],
+    }
+}
+
 /// Reads a rack directory. Returns `None` if the caller may not read it, or no program has ever met in it.
-fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
+fn rack(processes: &Processes, place: Place) -> Option<Rack<'_>> {
+    let Place { directory, shared } = place;
     let uid = std::fs::metadata(&directory).ok()?.uid();
-    let without_page = WithoutPage::of_directory(processes, &directory);
-    // Where a link leads, its owner decides.
-    let mut folders = Path::new(stats_page::STAT_FOLDER).ancestors().filter(|folder| !folder.as_os_str().is_empty());
-    let snapshot = match folders.all(|folder| is_folder_of(uid, &directory.join(folder))) {
+    let rack = shared.as_ref().map_or(directory.as_path(), |(rack, _)| rack);
+    let is_of_user =
+        |program: &&Program| shared.as_ref().is_none_or(|(_, user)| shared::on_machine(program.uid) == *user);
+    let programs: Vec<&Program> = without_page::of_rack(processes, rack).filter(is_of_user).collect();
+    let without_page = WithoutPage::of_programs(programs.iter().copied(), &directory);
+    let snapshot = match is_page_folder(&directory) {
         true => reader::read_foreign_rack(&directory).ok()?,
         false if without_page.is_empty() => return None,
         false => Snapshot::default(),
@@ -96,14 +120,22 @@ fn rack(processes: &Processes, directory: PathBuf) -> Option<Rack<'_>> {
         Member { process, program }
     };
     Some(Rack {
-        lanes_off: lanes::are_off(&directory),
+        lanes_off: lanes::are_off(rack),
         uid,
         members: snapshot.processes.into_iter().map(member).collect(),
         unreadable: snapshot.unreadable,
-        programs: without_page::of_rack(processes, &directory).collect(),
+        programs,
         without_page,
         directory,
     })
+}
+
+/// Returns whether the folder of pages in a directory belongs to the directory's owner, and no link leads to another:
+/// where a link leads, its owner decides.
+pub(super) fn is_page_folder(directory: &Path) -> bool {
+    let Ok(found) = std::fs::metadata(directory) else { return false };
+    let mut folders = Path::new(stats_page::STAT_FOLDER).ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    folders.all(|folder| is_folder_of(found.uid(), &directory.join(folder)))
 }
 
 fn is_folder_of(uid: u32, path: &Path) -> bool {

@@ -33,10 +33,10 @@ impl WithoutPage {
         self.unpublished.is_empty() && self.idle.is_empty()
     }
 
-    /// Returns the programs of one rack directory that have no page.
-    pub fn of_directory(processes: &Processes, directory: &Path) -> Self {
+    /// Returns those of a directory's programs that have no page.
+    pub fn of_programs<'a>(programs: impl Iterator<Item = &'a Program>, directory: &Path) -> Self {
         let mut found = Self::default();
-        for program in of_rack(processes, directory).filter(|program| !program.has_page()) {
+        for program in programs.filter(|program| !program.has_page()) {
             let shown =
                 ProgramWithoutPage { pid: program.pid, program: program.name.clone(), rack: directory.to_owned() };
             if program.is_unpublished() { found.unpublished.push(shown) } else { found.idle.push(shown) }
@@ -59,7 +59,7 @@ pub fn find(directories: &[PathBuf], has_pages: bool) -> Result<WithoutPage> {
     let processes = Processes::scan()?;
     let mut all = WithoutPage::default();
     for directory in directories {
-        let WithoutPage { unpublished, idle } = WithoutPage::of_directory(&processes, directory);
+        let WithoutPage { unpublished, idle } = WithoutPage::of_programs(of_rack(&processes, directory), directory);
         all.unpublished.extend(unpublished);
         all.idle.extend(idle);
     }

@@ -1,0 +1,169 @@
+//! A rack directory that several users share, which takes root.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tempfile::TempDir;
+
+use crate::stat::traffic;
+use crate::{Process, Stat, Traffic, WAIT_MAX, is_root, netns, paths};
+
+/// The group of the rack's members. No account needs to have it.
+const GROUP: u32 = 61_000;
+/// Users of the programs.
+pub const CLIENTS: u32 = 61_001;
+/// Users of the programs.
+pub const SERVERS: u32 = 61_002;
+/// A member of the group whom no rule names.
+pub const STRANGER: u32 = 61_003;
+
+/// A shared rack, and copies of the command and the library that all users can read.
+pub struct SharedRack {
+    folder: TempDir,
+    namespaces: Vec<String>,
+}
+
+impl Drop for SharedRack {
+    fn drop(&mut self) {
+        self.namespaces.iter().for_each(|name| netns::delete_all(name));
+    }
+}
+
+impl SharedRack {
+    /// A rack without rules. `None` if this user cannot make one, or all programs run bare.
+    pub fn new() -> Option<Self> {
+        if !is_root() || std::env::var_os("CROSSLANE_TEST_BARE").is_some_and(|value| value == "1") {
+            return None;
+        }
+        // In /tmp, regardless of TMPDIR: paths of sockets must be short.
+        let all = Permissions::from_mode(0o755);
+        let folder = tempfile::Builder::new().prefix("sr-").permissions(all).tempdir_in("/tmp").expect("a folder");
+        for file in [paths::crosslane(), paths::library()] {
+            paths::copy_program(&file, &folder.path().join(file.file_name().expect("a name")));
+        }
+        let rack = Self { folder, namespaces: Vec::new() };
+        rack.must_manage(&["create"], &["--group", &GROUP.to_string()]);
+        Some(rack)
+    }
+
+    /// A rack in which [`CLIENTS`] may reach [`SERVERS`].
+    pub fn with_rule() -> Option<Self> {
+        Self::new().inspect(|rack| rack.allow(CLIENTS, SERVERS))
+    }
+
+    /// The folder that has the rack and the copies, which all users can read.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    /// The rack directory.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("rack")
+    }
+
+    /// The copy of the command.
+    pub fn crosslane(&self) -> PathBuf {
+        self.folder.path().join("crosslane")
+    }
+
+    /// `crosslane rack-dir SUBCOMMAND DIR OPTIONS`.
+    pub fn manage(&self, subcommand: &[&str], options: &[&str]) -> Command {
+        let mut command = Command::new(self.crosslane());
+        command.arg("rack-dir").args(subcommand).arg(self.path()).args(options);
+        command
+    }
+
+    #[track_caller]
+    fn must_manage(&self, subcommand: &[&str], options: &[&str]) {
+        Process::start(&mut self.manage(subcommand, options)).wait(WAIT_MAX).must_succeed();
+    }
+
+    /// Allows clients of one user to reach servers of another.
+    #[track_caller]
+    pub fn allow(&self, from: u32, to: u32) {
+        self.must_manage(&["allow"], &["--from", &from.to_string(), "--to", &to.to_string()]);
+    }
+
+    /// Makes two network namespaces that a cable joins; returns their names and addresses.
+    pub fn cable(&mut self) -> [(String, String); 2] {
+        static CABLES: AtomicU32 = AtomicU32::new(0);
+        let unique = format!("{:x}-{}", std::process::id(), CABLES.fetch_add(1, Ordering::Relaxed));
+        // Each pair of namespaces has these addresses to itself.
+        let network = "10.128.0";
+        let sides = ["a", "b"].map(|side| format!("s{side}{unique}"));
+        sides.iter().for_each(|name| netns::add(name));
+        self.namespaces.extend(sides.clone());
+        netns::ip(&sides[0], &["link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", &sides[1]]);
+        let addresses = ["1", "2"].map(|host| format!("{network}.{host}"));
+        for (name, address) in sides.iter().zip(&addresses) {
+            netns::ip(name, &["address", "add", &format!("{address}/24"), "dev", "cable"]);
+            netns::ip(name, &["link", "set", "cable", "up"]);
+        }
+        let [a, b] = sides;
+        let [of_a, of_b] = addresses;
+        [(a, of_a), (b, of_b)]
+    }
+
+    /// A program of a user, who is a member of the group, without the library.
+    pub fn bare_as(&self, uid: u32, namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
+        let setpriv = paths::tool("setpriv");
+        let mut command = match namespace {
+            Some(name) => netns::command(name, setpriv),
+            None => Command::new(setpriv),
+        };
+        command.args([format!("--reuid={uid}"), format!("--regid={uid}"), format!("--groups={GROUP}")]);
+        command.arg("--").arg(program).current_dir("/");
+        command.env_remove("LD_PRELOAD").env("CROSSLANE_RACK", self.path());
+        command
+    }
+
+    /// `crosslane run OPTIONS -- PROGRAM` of a user.
+    pub fn run_as(&self, uid: u32, namespace: Option<&str>, options: &[&str], program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.bare_as(uid, namespace, self.crosslane());
+        command.arg("run").args(options).arg("--").arg(program);
+        command
+    }
+
+    /// A program whose connections must all have lanes.
+    pub fn require_lane(&self, uid: u32, namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
+        self.run_as(uid, namespace, &["--require-lane"], program)
+    }
+
+    /// `crosslane run` with a program that changes its user itself, or that runs as root.
+    pub fn run_as_root(&self, namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
+        self.run_as(0, namespace, &[], program)
+    }
+
+    /// What `crosslane stat --all --json` prints to root.
+    #[track_caller]
+    pub fn all(&self) -> serde_json::Value {
+        let mut command = Command::new(self.crosslane());
+        command.args(["stat", "--all", "--json"]).env("CROSSLANE_RACK", self.path());
+        let text = Process::start(&mut command).wait(WAIT_MAX).must_succeed().stdout;
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    /// The traffic of the programs of a user.
+    #[track_caller]
+    pub fn traffic_of(&self, uid: u32) -> Traffic {
+        let mut command = Command::new(self.crosslane());
+        command.args(["stat", "--json", "--rack"]).arg(self.path());
+        // Each user reads the own pages.
+        let mut as_user = self.bare_as(uid, None, command.get_program());
+        as_user.args(command.get_args());
+        let text = Process::start(&mut as_user).wait(WAIT_MAX).must_succeed().stdout;
+        let stat = Stat::parse(&text);
+        stat.processes().map(traffic).fold(Traffic::default(), Traffic::plus)
+    }
+
+    /// Names of what is in the directory of a user, without the statistics.
+    pub fn sockets_of(&self, uid: u32) -> Vec<String> {
+        let entries = fs::read_dir(self.path().join(uid.to_string())).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name != "v1").collect()
+    }
+}

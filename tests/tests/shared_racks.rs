@@ -1,0 +1,295 @@
+//! Programs of several users and network namespaces that share a rack directory.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+
+use system_tests::script::{COMMON, ECHO};
+use system_tests::shared_rack::{CLIENTS, SERVERS, STRANGER};
+use system_tests::{Process, SharedRack, WAIT_MAX, paths, port, wait_until};
+
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// A client that exchanges pieces of many sizes, says so, and keeps the connection.
+const TALK: &str = r#"
+import random
+choices = random.Random(5)
+server = socket.create_connection(address)
+def talk():
+    for size in [14] * 40 + [1, 4096, 100_000, 7] * 20:
+        piece = choices.randbytes(size)
+        server.sendall(piece)
+        assert read(server, size) == piece
+talk()
+say("talked")
+"#;
+
+/// What [`TALK`] sends and gets back, without what TCP carries before the ends have met.
+const TALKED_BYTES_MIN: u64 = 2_000_000;
+
+/// Python with a script for an address.
+fn script(mut python: Command, script: &str, address: SocketAddr) -> Process {
+    Process::start(
+        python.args(["-c", &format!("{COMMON}{script}"), &address.ip().to_string()]).arg(address.port().to_string()),
+    )
+}
+
+/// Starts an echo server.
+fn serve(python: Command, ip: IpAddr) -> (Process, SocketAddr) {
+    let address = SocketAddr::new(ip, port::free_port());
+    let server = script(python, ECHO, address);
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
+    (server, address)
+}
+
+/// Runs [`TALK`], and returns its process once it has talked.
+#[track_caller]
+fn talk(python: Command, address: SocketAddr) -> Process {
+    let client = script(python, &format!("{TALK}time.sleep(600)"), address);
+    client.wait_until("talked", WAIT_MAX, |client| client.stdout().contains("talked"));
+    client
+}
+
+/// The bytes that lanes have carried for the programs of a user.
+fn lane_bytes(rack: &SharedRack, uid: u32) -> u64 {
+    rack.traffic_of(uid).lane_bytes
+}
+
+#[test]
+fn a_rule_lets_clients_of_one_user_reach_servers_of_another_by_lanes() {
+    let Some(rack) = SharedRack::with_rule() else { return };
+    let (_server, address) = serve(rack.require_lane(SERVERS, None, paths::python()), LOCALHOST);
+    let client = talk(rack.require_lane(CLIENTS, None, paths::python()), address);
+    for uid in [CLIENTS, SERVERS] {
+        assert!(lane_bytes(&rack, uid) >= TALKED_BYTES_MIN, "{uid}: {:?}", rack.traffic_of(uid));
+    }
+    let all = rack.all().to_string();
+    for uid in [CLIENTS, SERVERS] {
+        assert!(all.contains(&format!("{}/{uid}", rack.path().display())), "{all}");
+    }
+    drop(client);
+    // One user needs no rule.
+    drop(talk(rack.require_lane(SERVERS, None, paths::python()), address));
+}
+
+#[test]
+fn two_network_namespaces_are_joined_by_lanes_once_the_bytes_have_proven_it() {
+    let Some(mut rack) = SharedRack::with_rule() else { return };
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    let python = rack.require_lane(SERVERS, Some(&of_servers), paths::python());
+    let (_server, address) = serve(python, ip.parse().expect("an address"));
+    let client = talk(rack.require_lane(CLIENTS, Some(&of_clients), paths::python()), address);
+    assert!(lane_bytes(&rack, CLIENTS) >= TALKED_BYTES_MIN, "{:?}", rack.traffic_of(CLIENTS));
+    drop(client);
+    // A user of both namespaces.
+    drop(talk(rack.require_lane(SERVERS, Some(&of_clients), paths::python()), address));
+}
+
+#[test]
+fn a_stream_in_one_direction_between_namespaces_moves_to_a_lane_too() {
+    let Some(mut rack) = SharedRack::with_rule() else { return };
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    let address = SocketAddr::new(ip.parse().expect("an address"), port::free_port());
+    let sink = "
+connection, _ = listen().accept()
+say(*read_all(connection))
+time.sleep(600)";
+    let server = script(rack.run_as(SERVERS, Some(&of_servers), &[], paths::python()), sink, address);
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
+    let source = "
+data = b''.join(struct.pack('I', number) for number in range(1 << 20))
+with socket.create_connection(address) as server:
+    for _ in range(20):
+        for start in range(0, len(data), 65536):
+            server.sendall(data[start:start + 65536])
+digest = hashlib.sha256(data * 20).hexdigest()
+say(len(data) * 20, digest)
+time.sleep(600)";
+    let client = script(rack.run_as(CLIENTS, Some(&of_clients), &[], paths::python()), source, address);
+    let ended = |process: &Process| process.stdout().lines().any(|line| line.starts_with("83886080 "));
+    client.wait_until("the end of the stream", WAIT_MAX, ended);
+    server.wait_until("the end of the stream", WAIT_MAX, ended);
+    let received = server.stdout();
+    assert_eq!(received.lines().last(), client.stdout().lines().last());
+    assert!(lane_bytes(&rack, CLIENTS) >= 40 << 20, "{:?}", rack.traffic_of(CLIENTS));
+}
+
+#[test]
+fn a_third_user_of_the_group_is_served_by_tcp() {
+    let Some(mut rack) = SharedRack::with_rule() else { return };
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    for (namespaces, ip) in [([None; 2], LOCALHOST), ([Some(&*of_clients), Some(&*of_servers)], ip.parse().unwrap())] {
+        let (_server, address) = serve(rack.run_as(SERVERS, namespaces[1], &[], paths::python()), ip);
+        // The other direction of the rule, and a user whom no rule names.
+        for (uid, word) in [(STRANGER, "no rule"), (CLIENTS + 100, "no rule")] {
+            drop(talk(rack.run_as(uid, namespaces[0], &[], paths::python()), address));
+            assert_eq!(lane_bytes(&rack, uid), 0, "{uid}");
+            let refused = script(rack.require_lane(uid, namespaces[0], paths::python()), &patient(), address);
+            let refused = refused.wait(WAIT_MAX);
+            assert!(refused.stdout.contains("reset"), "{refused:?}");
+            if namespaces[0].is_none() {
+                assert!(refused.stderr.contains(word), "{refused:?}");
+            }
+        }
+    }
+}
+
+/// A client that talks until its connection is refused.
+fn patient() -> String {
+    format!(
+        "{TALK}
+try:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        talk()
+        time.sleep(0.05)
+except (ConnectionResetError, BrokenPipeError):
+    say('reset')"
+    )
+}
+
+#[test]
+fn a_server_that_has_changed_its_root_directory_and_its_user_keeps_its_lanes() {
+    let Some(mut rack) = SharedRack::with_rule() else { return };
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    let address = SocketAddr::new(ip.parse().expect("an address"), port::free_port());
+    let jail = rack.folder().join("jail");
+    fs::create_dir(&jail).expect("a folder");
+    // Python loads modules as it needs them, which it does not find there any more.
+    let change = format!(
+        "
+listener = listen()
+import encodings.idna
+os.chroot({jail:?})
+os.chdir('/')
+os.setgroups([61000])
+os.setgid({SERVERS})
+os.setuid({SERVERS})
+def echo(connection):
+    with connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
+while True:
+    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()"
+    );
+    let server = script(rack.run_as_root(Some(&of_servers), paths::python()), &change, address);
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
+    for _ in 0..2 {
+        drop(talk(rack.require_lane(CLIENTS, Some(&of_clients), paths::python()), address));
+    }
+    let local = SocketAddr::new(LOCALHOST, address.port());
+    drop(server);
+    let server = script(rack.run_as_root(None, paths::python()), &change, local);
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
+    drop(talk(rack.require_lane(CLIENTS, None, paths::python()), local));
+    assert!(lane_bytes(&rack, SERVERS) >= TALKED_BYTES_MIN, "its page is there too: {:?}", rack.traffic_of(SERVERS));
+}
+
+#[test]
+fn a_server_that_becomes_another_user_after_it_has_accepted_proves_its_connection() {
+    let Some(rack) = SharedRack::with_rule() else { return };
+    let address = SocketAddr::new(LOCALHOST, port::free_port());
+    let inetd = format!(
+        "
+listener = listen()
+while True:
+    connection, _ = listener.accept()
+    os.setgroups([61000])
+    os.setgid({SERVERS})
+    os.setuid({SERVERS})
+    while data := connection.recv(65536):
+        connection.sendall(data)"
+    );
+    let server = script(rack.run_as_root(None, paths::python()), &inetd, address);
+    server.wait_until("listening", WAIT_MAX, |server| server.stdout().contains("listening"));
+    let client = talk(rack.require_lane(CLIENTS, None, paths::python()), address);
+    assert!(lane_bytes(&rack, CLIENTS) >= TALKED_BYTES_MIN);
+    drop(client);
+}
+
+/// A proxy that passes on bytes, and does not load the library.
+const PROXY: &str = "
+target = (sys.argv[3], int(sys.argv[4]))
+def copy(one, other):
+    while data := one.recv(65536):
+        other.sendall(data)
+    other.shutdown(socket.SHUT_WR)
+listener = listen()
+while True:
+    client, _ = listener.accept()
+    server = socket.create_connection(target)
+    for pair in ((client, server), (server, client)):
+        threading.Thread(target=copy, args=pair, daemon=True).start()";
+
+#[test]
+fn no_lane_goes_past_a_proxy() {
+    let Some(mut rack) = SharedRack::with_rule() else { return };
+    let [(of_clients, ip_of_clients), (of_servers, ip)] = rack.cable();
+    for (namespaces, ips) in [
+        ([None; 2], [LOCALHOST; 2]),
+        ([Some(&*of_clients), Some(&*of_servers)], [ip_of_clients.parse().unwrap(), ip.parse().unwrap()]),
+    ] {
+        let (_server, target) = serve(rack.run_as(SERVERS, namespaces[1], &[], paths::python()), ips[1]);
+        let at = SocketAddr::new(ips[0], port::free_port());
+        let mut proxy = rack.bare_as(SERVERS, namespaces[0], paths::python());
+        let arguments =
+            [at.ip().to_string(), at.port().to_string(), target.ip().to_string(), target.port().to_string()];
+        let proxy = Process::start(proxy.args(["-c", &format!("{COMMON}{PROXY}")]).args(arguments));
+        proxy.wait_until("listening", WAIT_MAX, |proxy| proxy.stdout().contains("listening"));
+        let client = talk(rack.run_as(CLIENTS, namespaces[0], &[], paths::python()), at);
+        assert_eq!((lane_bytes(&rack, CLIENTS), lane_bytes(&rack, SERVERS)), (0, 0));
+        drop(client);
+    }
+}
+
+#[test]
+fn only_root_switches_lanes_off_for_all() {
+    let Some(rack) = SharedRack::with_rule() else { return };
+    let (_server, address) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    let client = talk(rack.run_as(CLIENTS, None, &[], paths::python()), address);
+    assert!(lane_bytes(&rack, CLIENTS) >= TALKED_BYTES_MIN);
+    // A member can create the file, which then is not root's.
+    let off = rack.path().join("lanes-off");
+    let mut touch = rack.bare_as(STRANGER, None, paths::tool("touch"));
+    Process::start(touch.arg(&off)).wait(WAIT_MAX).must_succeed();
+    drop(client);
+    drop(talk(rack.require_lane(CLIENTS, None, paths::python()), address));
+    fs::remove_file(&off).expect("a member's file");
+    fs::write(&off, "").expect("root's file");
+    let before = lane_bytes(&rack, SERVERS);
+    drop(talk(rack.run_as(CLIENTS, None, &[], paths::python()), address));
+    assert_eq!(lane_bytes(&rack, SERVERS), before);
+}
+
+#[test]
+fn nothing_is_left_of_programs_that_have_ended() {
+    let Some(rack) = SharedRack::with_rule() else { return };
+    let (server, address) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    // Clients that never meet: the server announces each connection.
+    let bare: Vec<Process> = (0..3).map(|_| talk(rack.bare_as(SERVERS, None, paths::python()), address)).collect();
+    wait_until("announcements", || rack.sockets_of(SERVERS).len() == 3);
+    drop(bare);
+    wait_until("their end", || rack.sockets_of(SERVERS).is_empty());
+    drop(talk(rack.run_as(CLIENTS, None, &[], paths::python()), address));
+    drop(server);
+    assert_eq!(rack.sockets_of(SERVERS), Vec::<String>::new());
+}
+
+#[test]
+fn a_member_cannot_keep_another_user_out_that_a_rule_names() {
+    let Some(rack) = SharedRack::new() else { return };
+    // Somebody has made the directory of a user before the rule was made.
+    let squatted = rack.path().join(SERVERS.to_string());
+    let mut squatter = rack.bare_as(STRANGER, None, paths::tool("mkdir"));
+    Process::start(squatter.arg(&squatted)).wait(WAIT_MAX).must_succeed();
+    let options = ["--from", "61001", "--to", "61002"];
+    let refused = Process::start(&mut rack.manage(&["allow"], &options)).wait(WAIT_MAX);
+    refused.must_fail_in_one_line(1, &["61002", "61003"]);
+    let (_server, address) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    drop(talk(rack.run_as(CLIENTS, None, &[], paths::python()), address));
+    assert_eq!(lane_bytes(&rack, CLIENTS), 0, "served by TCP");
+    fs::remove_dir(&squatted).expect("an empty folder");
+    rack.allow(CLIENTS, SERVERS);
+    let (_server, address) = serve(rack.require_lane(SERVERS, None, paths::python()), LOCALHOST);
+    drop(talk(rack.require_lane(CLIENTS, None, paths::python()), address));
+}
