@@ -19,8 +19,8 @@ use crate::tuple::Tuple;
 
 pub(crate) const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// The mode of a socket in a directory: members of the directory's group may connect.
-const SOCKET_MODE: Mode = Mode::from_raw_mode(0o660);
+/// The mode of a socket in a directory: whoever can reach the directory may connect.
+const SOCKET_MODE: Mode = Mode::from_raw_mode(0o666);
 /// Bytes of the name of a socket in a directory.
 const NAME_BYTES: usize = 32;
 /// Age from which a socket file may be left over from a process that has ended: its endpoint would have met long since.
@@ -153,7 +153,7 @@ impl SocketFile {
             Err(Errno::NOSPC | Errno::DQUOT) => return Err(Reason::NoMemory),
             bound => bound.map_err(Reason::of_errno)?,
         }
-        // The umask may have removed the group's rights. Nobody can connect yet: the socket does not listen.
+        // The umask may have removed rights. Nobody can connect yet: the socket does not listen.
         rustix::fs::chmodat(self.directory(), &self.path, SOCKET_MODE, AtFlags::empty()).map_err(|errno| {
             self.remove();
             Reason::of_errno(errno)
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_in_a_directory_is_reached_by_members_of_its_group() {
+    fn a_socket_in_a_directory_is_reached_by_whoever_reaches_the_directory() {
         let scratch = tempfile::tempdir().unwrap();
         let (here, other) = (scratch.path().join("here"), scratch.path().join("other"));
         std::fs::create_dir(&here).unwrap();
@@ -244,7 +244,7 @@ mod tests {
         let file = file(&bound);
         let metadata = std::fs::metadata(&file).unwrap();
         assert!(metadata.file_type().is_socket());
-        assert_eq!(metadata.permissions().mode() & 0o777, 0o660);
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o666);
         assert_eq!(reaching.connect(tuple()).unwrap_err(), Reason::Nobody, "it does not listen yet");
         listen(&bound);
         drop(reaching.connect(tuple()).unwrap());

@@ -13,6 +13,7 @@ pub mod pool;
 pub mod sandbox;
 pub mod settings;
 pub mod signals;
+pub mod syslog;
 pub mod system;
 pub mod threads;
 pub mod warning;

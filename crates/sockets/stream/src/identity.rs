@@ -8,9 +8,10 @@ use crate::remote;
 use meeting::diag::{self, LookUp};
 use meeting::place::Directories;
 use meeting::{Endpoint, Evidence, Key, Place, Policy, Reason, Role};
-use socket::process::clock::{TICKS_PER_MILLISECOND, ticks};
+use socket::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
+use socket::process::syslog;
 use socket::rack::key::RackKey;
 use socket::rack::location;
 use socket::rack::rules::Rules;
@@ -103,7 +104,47 @@ impl Own {
             Role::Connected => (self.uid, peer),
             Role::Accepted => (peer, self.uid),
         };
-        if self.rules.allow(from, to, server_port(endpoint)) { Ok(()) } else { Err(Reason::NoRule) }
+        let port = server_port(endpoint);
+        if self.rules.allow(from, to, port) {
+            return Ok(());
+        }
+        log_refusal(Refusal { from, to, port });
+        Err(Reason::NoRule)
+    }
+}
+
+/// Clients of a user that no rule lets reach servers of another one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Refusal {
+    from: u32,
+    to: u32,
+    port: u16,
+}
+
+/// The refusals that were logged, each with the time.
+static LOGGED: Locked<Vec<(Refusal, u64)>> = Locked::new(Vec::new());
+/// Maximum number of refusals that are remembered.
+const LOGGED_MAX: usize = 64;
+/// Nanoseconds after which a refusal is logged again.
+const LOG_AGAIN_NS: u64 = 60_000_000_000;
+
+/// Writes a refusal to the system's log, each at most once in a minute.
+#[cold]
+fn log_refusal(refusal: Refusal) {
+    let now = now_ns();
+    let is_new = LOGGED.with(|logged| {
+        logged.retain(|(_, at)| now.saturating_sub(*at) < LOG_AGAIN_NS);
+        let is_new = logged.len() < LOGGED_MAX && logged.iter().all(|(known, _)| *known != refusal);
+        if is_new {
+            logged.push((refusal, now));
+        }
+        is_new
+    });
+    if is_new && let Ok(Some(rack)) = location::shared() {
+        let (Refusal { from, to, port }, shown) = (refusal, rack.path().display());
+        syslog::log(&format_args!(
+            "rack {shown}: no lane: no rule lets clients of user {from} reach servers of user {to} at port {port}"
+        ));
     }
 }
 
@@ -178,6 +219,7 @@ fn sweep_once(directories: &Directories) {
 pub fn after_fork_in_child() {
     KEY.lock().reset();
     RULES.lock().reset();
+    LOGGED.lock().reset();
     users::after_fork_in_child();
 }
 

@@ -1,5 +1,6 @@
 //! `crosslane rack-dir`: makes rack directories that several users share, and allows their users to reach each other.
 
+mod access;
 mod accounts;
 mod allow;
 mod create;
@@ -41,8 +42,8 @@ const RULES_HEADER: &str = "\
 # Programs of one user need no rule. A line that is no rule makes the whole file invalid, so that no rule holds.
 ";
 
-/// The mode of the rules file: members may read it.
-const RULES_MODE: u32 = 0o640;
+/// The mode of the rules file: whoever may enter the rack may read it.
+const RULES_MODE: u32 = 0o644;
 
 /// Checks that the caller is root.
 fn require_root(command: &str) -> Result<()> {

@@ -125,7 +125,7 @@ fn a_shared_rack_is_made_and_set_right_again() {
     let Some(fixture) = Fixture::with_rack() else { return };
     let (rack, rules) = (fixture.rack(), fixture.path("rack/rules"));
     assert_eq!(rights(&rack), (0, GROUP, 0o3770));
-    assert_eq!(rights(&rules), (0, GROUP, 0o640));
+    assert_eq!(rights(&rules), (0, GROUP, 0o644));
     let header = fs::read_to_string(&rules).unwrap();
     assert!(header.lines().count() <= 4 && header.lines().all(|line| line.starts_with('#')), "{header}");
     fixture.allow_numbers();
@@ -136,8 +136,8 @@ fn a_shared_rack_is_made_and_set_right_again() {
         let again = fixture.create(&other.to_string());
         assert!(again.status.success() && again.stderr.is_empty(), "{again:?}");
         assert_eq!(rights(&rack), (0, other, 0o3770));
-        assert_eq!(rights(&rules), (0, other, 0o640));
-        assert_eq!(rights(&fixture.path("rack").join(CLIENT.to_string())), (CLIENT, other, 0o2710));
+        assert_eq!(rights(&rules), (0, other, 0o644));
+        assert_eq!(rights(&fixture.path("rack").join(CLIENT.to_string())), (CLIENT, other, 0o2711));
         assert_eq!(fs::read_to_string(&rules).unwrap(), before, "the rules stay");
     }
 }
@@ -259,9 +259,9 @@ fn a_rule_is_added_once_with_the_directories_of_its_users() {
     let rule = format!("allow from {from} to {to}");
     let names = format!("  # {from} to {to}");
     assert_eq!(fixture.rules(), [format!("{rule} ports 80,443,6000-6100{names}"), format!("{rule}{names}")]);
-    assert_eq!(rights(&fixture.path("rack/rules")), (0, GROUP, 0o640));
+    assert_eq!(rights(&fixture.path("rack/rules")), (0, GROUP, 0o644));
     for user in [CLIENT, SERVER] {
-        assert_eq!(rights(&fixture.rack().join(user.to_string())), (user, GROUP, 0o2710));
+        assert_eq!(rights(&fixture.rack().join(user.to_string())), (user, GROUP, 0o2711));
     }
     let hidden = fs::read_dir(fixture.rack()).unwrap().flatten().filter(|entry| {
         let name = entry.file_name();
@@ -271,16 +271,29 @@ fn a_rule_is_added_once_with_the_directories_of_its_users() {
 }
 
 #[test]
-fn a_named_user_outside_of_the_group_causes_a_warning() {
+fn a_user_whom_a_rule_names_needs_not_be_in_the_group_where_there_are_access_control_lists() {
     let Some(fixture) = Fixture::with_rack() else { return };
     if nix::unistd::User::from_name("daemon").ok().flatten().is_none() {
         return;
     }
     let allowed = fixture.allow("root", "daemon", &[]);
-    let line = error_line(&allowed);
-    assert!(line.contains("user daemon") && line.contains("usermod -aG 3999100 daemon"), "{line}");
     assert!(allowed.status.success(), "{allowed:?}");
     assert_eq!(fixture.rules(), ["allow from 0 to 1  # root to daemon"]);
+    if !allowed.stderr.is_empty() {
+        let line = error_line(&allowed);
+        assert!(line.contains("user daemon") && line.contains("usermod -aG 3999100 daemon"), "{line}");
+        return;
+    }
+    fixture.allow_numbers();
+    for (uid, is_named) in [(CLIENT, true), (SERVER, true), (OTHER, false)] {
+        let ran = fixture.run(uid, GROUP + 1, &["--require-lane"]);
+        assert_eq!(ran.status.success(), is_named, "{ran:?}");
+    }
+    assert_eq!(rights(&fixture.rack()), (0, GROUP, 0o3770));
+    // Who is not named any more loses it when the modes are set right.
+    fs::write(fixture.path("rack/rules"), "").unwrap();
+    assert!(fixture.create(&GROUP.to_string()).status.success());
+    assert!(!fixture.run(CLIENT, GROUP + 1, &["--require-lane"]).status.success());
 }
 
 #[test]
@@ -344,7 +357,7 @@ fn a_directory_that_another_user_has_made_first_is_named() {
     fixture.allow_numbers();
     set_mode(&squatted, 0o777);
     fixture.allow_numbers();
-    assert_eq!(rights(&squatted), (SERVER, GROUP, 0o2710), "its own directory is set right");
+    assert_eq!(rights(&squatted), (SERVER, GROUP, 0o2711), "its own directory is set right");
 }
 
 #[test]
@@ -392,7 +405,7 @@ fn members_run_programs_in_a_shared_rack() {
     let Some(fixture) = Fixture::with_rack() else { return };
     let ran = fixture.run(CLIENT, GROUP, &["--require-lane"]);
     assert_eq!((ran.status.code(), stdout(&ran).as_str(), ran.stderr.as_slice()), (Some(0), "ran\n", &b""[..]));
-    assert_eq!(rights(&fixture.rack().join(CLIENT.to_string())), (CLIENT, GROUP, 0o2710));
+    assert_eq!(rights(&fixture.rack().join(CLIENT.to_string())), (CLIENT, GROUP, 0o2711));
 }
 
 #[test]

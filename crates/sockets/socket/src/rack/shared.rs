@@ -1,15 +1,16 @@
 //! A rack directory that several users share, as an administrator has made it (`crosslane rack-dir create`).
 //!
 //! ```text
-//!   RACK             root:GROUP 3770    members create, and cannot replace each other's files
-//!   RACK/rules       root 0640          whose clients may reach whose servers (module `rules`)
+//!   RACK             root:GROUP 3770    members create, and cannot replace each other's files; users of the rules enter
+//!   RACK/rules       root 0644          whose clients may reach whose servers (module `rules`)
 //!   RACK/lanes-off   root               present while lanes are switched off
-//!   RACK/UID         UID:GROUP 2710     what the programs of one user publish: only they write, members reach it
-//!   RACK/UID/HASH    UID:GROUP 0660     the socket of an accepting endpoint that can be met
+//!   RACK/UID         UID:GROUP 2711     what the programs of one user publish: only they write
+//!   RACK/UID/HASH    UID:GROUP 0666     the socket of an accepting endpoint that can be met
 //!   RACK/UID/v1      UID 0700           the stats pages of its programs
 //! ```
 //!
-//! UID is a number of the machine. A directory or a file of another owner than its name says is not used: a member of
+//! Who may enter the rack, by its group or by its access control list, reaches the sockets in it; whom a program meets is
+//! for the rules to say. UID is a number of the machine. A directory or a file of another owner than its name says is not used: a member of
 //! the group can create any that is missing.
 
 use std::fmt;
@@ -30,8 +31,8 @@ pub const RULES_FILE: &str = "rules";
 /// The mode of a shared rack: its group may create files, the sticky bit keeps members from removing those of others,
 /// and files get its group.
 pub const RACK_MODE: u32 = 0o3770;
-/// The mode of a user's directory in it: members of the group may open what they know by name.
-pub const USER_MODE: u32 = 0o2710;
+/// The mode of a user's directory in it: who may enter the rack may open what is known by name.
+pub const USER_MODE: u32 = 0o2711;
 /// Longest path of a shared rack: a socket in a user's directory has a name of 32 bytes, and its address 107 at most.
 pub const PATH_BYTES_MAX: usize = 107 - 1 - 10 - 1 - 32;
 
@@ -283,7 +284,7 @@ impl SharedRack {
             return Err(SharedRackError::RulesFile("does not belong to root; chown root it"));
         }
         if found.st_mode & 0o022 != 0 {
-            return Err(SharedRackError::RulesFile("may be written by others than root; chmod 640 it"));
+            return Err(SharedRackError::RulesFile("may be written by others than root; chmod 644 it"));
         }
         Ok(())
     }

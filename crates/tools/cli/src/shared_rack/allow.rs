@@ -17,6 +17,7 @@ use socket::rack::rules::{Rule, Rules};
 use socket::rack::shared::{RULES_FILE, SharedRack, SharedRackError, USER_MODE};
 use socket::rack::users::{self, UserMap};
 
+use super::access;
 use super::accounts::{Group, User};
 use super::create::open_parent;
 use super::{RULES_HEADER, RULES_MODE, absolute, is_directory, require_root};
@@ -77,11 +78,14 @@ pub fn main(options: &Options) -> Result<()> {
     if !is_known {
         write(&rack, &new.append_to(rules)?, &group)?;
     }
+    let all = rack.read_rules().map_err(|error| rack_dir::unusable(&path, &error))?;
+    let has_access = access::grant(&directory, &all, &map).is_ok();
     let ports = new.ports.map_or_else(|| "all ports".to_owned(), |ports| format!("ports {ports}"));
     let already = if is_known { " already" } else { "" };
     output::print(&format!("Clients of {from} may{already} reach servers of {to} in {shown}: {ports}.\n"))?;
     let both = [&from, &to].into_iter().take(if from.uid == to.uid { 1 } else { 2 });
-    for user in both.filter(|user| user.is_no_member(group.gid)) {
+    // On a file system without access control lists, only members of the group may enter it.
+    for user in both.filter(|user| !has_access && user.is_no_member(group.gid)) {
         let (name, of) = (user.name(), group.name.clone().unwrap_or_else(|| group.gid.to_string()));
         let remedy = format!("usermod -aG {of} {name}, then restart its programs");
         eprintln!("crosslane: user {user} is no member of group {group}, so that it has no lanes in {shown}; {remedy}");

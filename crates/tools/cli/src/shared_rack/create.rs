@@ -16,6 +16,7 @@ use socket::rack::rules::{FILE_BYTES_MAX, Rules};
 use socket::rack::shared::{PATH_BYTES_MAX, RACK_MODE, RULES_FILE, SharedRack, SharedRackError, USER_MODE};
 use stats_page::OFF_FILE;
 
+use super::access;
 use super::accounts::Group;
 use super::{RULES_HEADER, RULES_MODE, absolute, require_root};
 use crate::rack_dir::shared::{USERS_MAX, number, user_map};
@@ -77,7 +78,10 @@ fn create(path: &Path, gid: u32) -> Result<()> {
         Some(rack) => rack.read_rules(),
         None => Err(SharedRackError::RackMode(0)),
     });
-    rules.map(|_| ()).map_err(|error| rack_dir::unusable(path, &error).into())
+    let rules = rules.map_err(|error| rack_dir::unusable(path, &error))?;
+    // Without such lists, only members of the group may enter it.
+    let _ = access::grant(&directory, &rules, &user_map());
+    Ok(())
 }
 
 /// Opens the directory above, and checks that nobody but root can replace what is in it or above it.
