@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode};
 
@@ -234,12 +235,34 @@ fn call_in(directory: BorrowedFd<'_>, number: libc::c_long, socket: BorrowedFd<'
     let started = unsafe { run_in_directory(&raw mut call) };
     // SAFETY: as above; the mask is the one that the kernel has stored.
     unsafe { enter_kernel(libc::SYS_rt_sigprocmask, mask(self::address(&before), 0)) };
+    if started == -(libc::EAGAIN as isize) {
+        return call_in_by_this_thread(&call);
+    }
     // SAFETY: a volatile read of a local, which another thread has written.
     let result = unsafe { (&raw const call.result).read_volatile() };
-    match started.min(result) {
-        0 => Ok(()),
-        error => Err(Errno::from_raw_os_error(-error as i32)),
-    }
+    as_result(started.min(result))
+}
+
+/// Performs the call in this thread, for a process that may not start another one (`RLIMIT_NPROC`). The thread gets a
+/// working directory of its own (`unshare(2)`), and does not follow later changes of the others': a process that has
+/// changed its root directory and given up threads has no reason to make any.
+#[cold]
+fn call_in_by_this_thread(call: &CallInDirectory) -> Result<(), Errno> {
+    let before = rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let before = Descriptor::from(before);
+    // SAFETY: the call takes a number. Memory and descriptors stay shared.
+    as_result(unsafe { enter_kernel(libc::SYS_unshare, [libc::CLONE_FS as usize, 0, 0, 0, 0]) })?;
+    // SAFETY: the call takes the number of a descriptor.
+    as_result(unsafe { enter_kernel(libc::SYS_fchdir, [call.directory, 0, 0, 0, 0]) })?;
+    let arguments = [call.socket, call.address, call.address_bytes, 0, 0];
+    // SAFETY: the address is a buffer of the caller's, readable for its length.
+    let result = unsafe { enter_kernel(call.number as libc::c_long, arguments) };
+    rustix::process::fchdir(&before)?;
+    as_result(result)
+}
+
+fn as_result(result: isize) -> Result<(), Errno> {
+    if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(()) }
 }
 
 /// The parent sleeps until the thread has ended, so that both may have one stack, which the thread does not use.
@@ -423,6 +446,30 @@ mod tests {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         assert_eq!(bind_in(file.as_fd(), socket().as_fd(), b"x"), Err(Errno::NOTDIR));
         assert_eq!(bind_in(directory.as_fd(), socket().as_fd(), &[b'x'; 200]), Err(Errno::NAMETOOLONG));
+    }
+
+    #[test]
+    fn a_process_without_the_right_to_start_threads_reaches_them_too() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        let before = std::env::current_dir().unwrap();
+        let address = b"\x01\x00here\0";
+        let listener = socket();
+        let call = CallInDirectory {
+            directory: directory.as_raw_fd() as usize,
+            number: libc::SYS_bind as usize,
+            socket: listener.as_raw_fd() as usize,
+            address: super::address(address),
+            address_bytes: address.len(),
+            result: 0,
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(call_in_by_this_thread(&call), Ok(()));
+                assert_eq!(std::env::current_dir().unwrap(), before);
+            });
+        });
+        assert!(scratch.path().join("here").exists());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A rack directory that several users share, as an administrator has made it (`crosslane rack-dir create`).
 //!
 //! ```text
-//!   RACK             root:GROUP 3770    members create, and cannot replace each other's files; users of the rules enter
+//!   RACK             root:GROUP 3770    members create, and cannot replace each other's files
 //!   RACK/rules       root 0644          whose clients may reach whose servers (module `rules`)
 //!   RACK/lanes-off   root               present while lanes are switched off
 //!   RACK/UID         UID:GROUP 2711     what the programs of one user publish: only they write
@@ -9,9 +9,9 @@
 //!   RACK/UID/v1      UID 0700           the stats pages of its programs
 //! ```
 //!
-//! Who may enter the rack, by its group or by its access control list, reaches the sockets in it; whom a program meets is
-//! for the rules to say. UID is a number of the machine. A directory or a file of another owner than its name says is not used: a member of
-//! the group can create any that is missing.
+//! Who may enter the rack, by its group or by its access control list, reaches the sockets in it; whom a program meets
+//! is for the rules to say. UID is a number of the machine. A directory or a file of another owner than its name says
+//! is not used: a member of the group can create any that is missing.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
