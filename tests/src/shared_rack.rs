@@ -90,22 +90,26 @@ impl SharedRack {
 
     /// Makes two network namespaces that a cable joins; returns their names and addresses.
     pub fn cable(&mut self) -> [(String, String); 2] {
-        static CABLES: AtomicU32 = AtomicU32::new(0);
-        let unique = format!("{:x}-{}", std::process::id(), CABLES.fetch_add(1, Ordering::Relaxed));
-        // Each pair of namespaces has these addresses to itself.
-        let network = "10.128.0";
-        let sides = ["a", "b"].map(|side| format!("s{side}{unique}"));
-        sides.iter().for_each(|name| netns::add(name));
-        self.namespaces.extend(sides.clone());
-        netns::ip(&sides[0], &["link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", &sides[1]]);
-        let addresses = ["1", "2"].map(|host| format!("{network}.{host}"));
-        for (name, address) in sides.iter().zip(&addresses) {
-            netns::ip(name, &["address", "add", &format!("{address}/24"), "dev", "cable"]);
-            netns::ip(name, &["link", "set", "cable", "up"]);
-        }
-        let [a, b] = sides;
-        let [of_a, of_b] = addresses;
+        let [a, b] = [self.namespace(), self.namespace()];
+        let [of_a, of_b] = join([&a, &b], 0);
         [(a, of_a), (b, of_b)]
+    }
+
+    /// Makes three network namespaces in a row, of which cables join neighbours. Returns their names, with the
+    /// addresses of the second and the third for the one before.
+    pub fn row(&mut self) -> ([String; 3], [String; 2]) {
+        let row = [self.namespace(), self.namespace(), self.namespace()];
+        let [_, second] = join([&row[0], &row[1]], 0);
+        let [_, third] = join([&row[1], &row[2]], 1);
+        (row, [second, third])
+    }
+
+    fn namespace(&mut self) -> String {
+        static NAMESPACES: AtomicU32 = AtomicU32::new(0);
+        let name = format!("sr{:x}-{}", std::process::id(), NAMESPACES.fetch_add(1, Ordering::Relaxed));
+        netns::add(&name);
+        self.namespaces.push(name.clone());
+        name
     }
 
     /// A program of a user, who is a member of the group, without the library.
@@ -160,10 +164,32 @@ impl SharedRack {
         stat.processes().map(traffic).fold(Traffic::default(), Traffic::plus)
     }
 
+    /// The number of the process of a user whose program publishes its state.
+    #[track_caller]
+    pub fn pid_of(&self, uid: u32) -> u64 {
+        let all = self.all();
+        let of_user = |process: &&serde_json::Value| process["uid"].as_u64() == Some(uid.into());
+        let mut pids = all["processes"].as_array().into_iter().flatten().filter(of_user);
+        let mut pids = pids.by_ref().filter_map(|process| process["host_pid"].as_u64());
+        pids.next().unwrap_or_else(|| panic!("no program of user {uid} in {all}"))
+    }
+
     /// Names of what is in the directory of a user, without the statistics.
     pub fn sockets_of(&self, uid: u32) -> Vec<String> {
         let entries = fs::read_dir(self.path().join(uid.to_string())).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| name != "v1").collect()
     }
+}
+
+/// Joins two namespaces by a cable with a number; returns the addresses of its ends. No other namespace sees them.
+fn join(sides: [&str; 2], number: u8) -> [String; 2] {
+    let cable = format!("cable{number}");
+    netns::ip(sides[0], &["link", "add", &cable, "type", "veth", "peer", "name", &cable, "netns", sides[1]]);
+    let addresses = ["1", "2"].map(|host| format!("10.128.{number}.{host}"));
+    for (name, address) in sides.iter().zip(&addresses) {
+        netns::ip(name, &["address", "add", &format!("{address}/24"), "dev", &cable]);
+        netns::ip(name, &["link", "set", &cable, "up"]);
+    }
+    addresses
 }

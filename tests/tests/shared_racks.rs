@@ -242,6 +242,57 @@ fn no_lane_goes_past_a_proxy() {
     }
 }
 
+/// The user of HAProxy, which is in no group of the rack's.
+const PROXIES: u32 = 61_004;
+
+#[test]
+fn a_sidecar_has_lanes_on_both_of_its_sides() {
+    let Some(mut rack) = SharedRack::new() else { return };
+    rack.allow(CLIENTS, PROXIES);
+    rack.allow(PROXIES, SERVERS);
+    let ([of_clients, of_proxy, of_servers], [proxy_ip, server_ip]) = rack.row();
+    let server_ip = server_ip.parse().expect("an address");
+    let (_server, target) = serve(rack.require_lane(SERVERS, Some(&of_servers), paths::python()), server_ip);
+    let at = SocketAddr::new(proxy_ip.parse().expect("an address"), port::free_port());
+    let (file, jail) = (rack.folder().join("haproxy.cfg"), rack.folder().join("jail"));
+    fs::create_dir(&jail).expect("a folder");
+    let text = format!(
+        "global\n chroot {}\n uid {PROXIES}\n gid {PROXIES}\n nbthread 2\n\
+         defaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n\
+         frontend in\n bind {at}\n default_backend out\nbackend out\n server s {target}\n",
+        jail.display()
+    );
+    fs::write(&file, text).expect("a file");
+    let mut haproxy = rack.run_as_root(Some(&of_proxy), paths::tool("haproxy"));
+    let haproxy = Process::start(haproxy.arg("-db").arg("-f").arg(&file));
+    let client = talk_when_ready(&rack, &of_clients, at, &haproxy);
+    // The client exchanges its bytes with the proxy, the proxy with both, the server with the proxy.
+    for (uid, count) in [(CLIENTS, 1), (PROXIES, 2), (SERVERS, 1)] {
+        let traffic = rack.traffic_of(uid);
+        assert!(traffic.lane_bytes >= count * TALKED_BYTES_MIN, "{uid}: {traffic:?}");
+        assert_eq!(traffic.lane_connections, count, "{uid}: {traffic:?}");
+    }
+    let mut explain = Command::new(rack.crosslane());
+    let pid = rack.pid_of(PROXIES).to_string();
+    let explained = Process::start(explain.args(["explain", "--json", "--pid", &pid])).wait(WAIT_MAX).must_succeed();
+    assert_eq!(explained.stdout.matches("\"lane\"").count(), 3, "a listener and two connections: {explained:?}");
+    drop(client);
+}
+
+/// Runs [`TALK`] with lanes once a proxy accepts connections.
+fn talk_when_ready(rack: &SharedRack, namespace: &str, address: SocketAddr, proxy: &Process) -> Process {
+    let waiting = "
+while True:
+    try:
+        socket.create_connection(address).close()
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)";
+    let ready = script(rack.bare_as(CLIENTS, Some(namespace), paths::python()), waiting, address).wait(WAIT_MAX);
+    assert!(ready.status.success(), "{ready:?}{}", proxy.stderr());
+    talk(rack.require_lane(CLIENTS, Some(namespace), paths::python()), address)
+}
+
 #[test]
 fn only_root_switches_lanes_off_for_all() {
     let Some(rack) = SharedRack::with_rule() else { return };

@@ -674,7 +674,15 @@ impl Drop for ConnectionSlot {
 
 /// Returns the name of the running program, as `ps` shows it, read by raw system calls.
 pub fn own_program_name(buffer: &mut [u8; PROGRAM_BYTES]) -> &[u8] {
-    crate::file::read_start(c"/proc/self/comm", buffer).unwrap_or(b"?").trim_ascii_end()
+    if let Ok(length) = crate::file::read_start(c"/proc/self/comm", buffer).map(|read| read.trim_ascii_end().len()) {
+        return &buffer[..length];
+    }
+    // A program that has changed its root directory: the name of its thread.
+    let Ok(name) = rustix::thread::name() else { return b"?" };
+    let bytes = name.to_bytes();
+    let length = bytes.len().min(PROGRAM_BYTES);
+    buffer[..length].copy_from_slice(&bytes[..length]);
+    &buffer[..length]
 }
 
 fn own_pid() -> u32 {

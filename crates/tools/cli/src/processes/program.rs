@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use procfs::ProcResult;
 use procfs::process::{FDTarget, LimitValue, MMapPath, Process};
@@ -116,8 +116,10 @@ impl Program {
                 sockets.insert(descriptor.fd, inode);
             }
         }
-        let root = PathBuf::from(format!("/proc/{}/root", process.pid()));
+        let root = root_of(process.pid());
         let maps = process.maps()?;
+        let environment = process.environ()?;
+        let given = environment.get(OsStr::new("CROSSLANE_RACK")).map(Path::new);
         let mapped = || {
             maps.iter().filter_map(|map| match &map.pathname {
                 MMapPath::Path(path) => Some(path.as_path()),
@@ -128,7 +130,7 @@ impl Program {
             path: without_mark(path),
             release: if is_deleted(path) { None } else { elf::release(&within(&root, path)) },
         });
-        let page = mapped().find_map(|path| MappedPage::new(path, &root));
+        let page = mapped().find_map(|path| MappedPage::new(path, &root, given));
         let is_unpublished = page.is_none() && mapped().any(is_mark_of_unpublished);
         let contents = page.as_ref().and_then(|page| page.contents.as_ref().ok());
         let entries = contents.into_iter().flat_map(|page| &page.connections);
@@ -144,7 +146,7 @@ impl Program {
             cgroup: cgroup(process),
             sockets,
             library,
-            environment: process.environ()?,
+            environment,
             page,
             is_unpublished,
             recorded,
@@ -273,7 +275,7 @@ impl Program {
 
     /// Returns the path by which this command reaches a file that the program sees at `path`.
     pub fn seen_from_here(&self, path: &Path) -> PathBuf {
-        within(&PathBuf::from(format!("/proc/{}/root", self.pid)), path)
+        within(&root_of(self.pid), path)
     }
 
     /// Returns whether the descriptor is a TCP socket. The kernel's list lacks sockets that are not bound.
@@ -287,11 +289,18 @@ impl Program {
 }
 
 impl MappedPage {
-    /// Reads the page if the path of a mapping is that of one.
-    fn new(path: &Path, root: &Path) -> Option<Self> {
+    /// Reads the page if the path of a mapping is that of one. `given` is the rack directory that the program was
+    /// given.
+    fn new(path: &Path, root: &Path, given: Option<&Path>) -> Option<Self> {
         let folder = path.parent().filter(|folder| folder.ends_with(stats_page::STAT_FOLDER))?;
-        let rack = folder.ancestors().nth(Path::new(stats_page::STAT_FOLDER).components().count())?.to_owned();
-        Some(Self { rack, contents: reader::read_file(&within(root, path)) })
+        let mut rack = folder.ancestors().nth(Path::new(stats_page::STAT_FOLDER).components().count())?.to_owned();
+        // A program that has changed its root directory reaches a shared rack by a mount of its own, below which the
+        // kernel shows its paths.
+        if let Some(given) = given.filter(|_| rack.parent() == Some(Path::new("/"))) {
+            rack = given.join(rack.strip_prefix("/").unwrap_or(&rack));
+        }
+        let page = rack.join(stats_page::STAT_FOLDER).join(path.file_name()?);
+        Some(Self { rack, contents: reader::read_file(&within(root, &page)) })
     }
 }
 
@@ -381,6 +390,14 @@ fn is_deleted(path: &Path) -> bool {
 fn without_mark(path: &Path) -> PathBuf {
     let bytes = path.as_os_str().as_bytes();
     PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED.as_bytes()).unwrap_or(bytes)))
+}
+
+/// Returns the path by which this command reaches the root of a process's mount namespace: the process itself may have
+/// changed its root directory since it has read paths.
+fn root_of(pid: i32) -> PathBuf {
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let changed = std::fs::read_link(&root).unwrap_or_default();
+    changed.components().filter(|component| matches!(component, Component::Normal(_))).fold(root, |it, _| it.join(".."))
 }
 
 /// Returns an absolute path below another root.
