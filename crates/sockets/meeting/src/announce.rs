@@ -13,9 +13,6 @@ use crate::reason::Reason;
 use crate::receive::discard;
 use crate::system::Descriptor;
 
-/// Length of the queue of callers. There is one true caller; names are public, so others may connect.
-const BACKLOG: i32 = 4;
-
 /// A listening AF_UNIX socket at the place of a connection. Nobody can connect any more once it is dropped.
 ///
 /// A process that shares it with its parent or a child calls [`close_shared`](Self::close_shared) instead of dropping
@@ -36,17 +33,15 @@ pub(crate) struct Caller {
 }
 
 impl Announcement {
-    /// Announces an accepting endpoint, in three system calls, and four in a directory.
+    /// Announces an accepting endpoint, in three system calls, and five in a directory.
     ///
     /// # Errors
     /// [`Reason::NameTaken`] if the name has an owner; [`Reason::Rack`] without the directory;
     /// [`Reason::NoDescriptors`], [`Reason::NoMemory`], [`Reason::Sandbox`] and [`Reason::System`] by the errors of
     /// `socket(2)`, `bind(2)` and `listen(2)`.
     pub fn bind(place: &Place, endpoint: &Endpoint) -> Result<Self, Reason> {
-        let Bound { socket, file } = place.bind(endpoint.tuple)?;
-        let announcement = Self { socket, file, is_shared: false };
-        rustix::net::listen(&announcement.socket, BACKLOG).map_err(Reason::of_errno)?;
-        Ok(announcement)
+        let Bound { socket, file } = place.listen(endpoint.tuple)?;
+        Ok(Self { socket, file, is_shared: false })
     }
 
     /// Accepts the next caller, if there is one, in two system calls.

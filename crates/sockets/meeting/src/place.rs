@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -21,6 +21,10 @@ pub(crate) const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFl
 
 /// The mode of a socket in a directory: whoever can reach the directory may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o666);
+/// Length of the queue of callers. There is one true caller; names are public, so others may connect.
+const BACKLOG: i32 = 4;
+/// What is appended to the name of a socket until others may find it.
+const DRAFT_EXTENSION: &str = "new";
 /// Bytes of the name of a socket in a directory.
 const NAME_BYTES: usize = 32;
 /// Age from which a socket file may be left over from a process that has ended: its endpoint would have met long since.
@@ -68,17 +72,20 @@ pub(crate) struct SocketFile {
 }
 
 impl Place {
-    /// Binds the socket of an accepting endpoint, whose tuple is given as it sees it.
-    pub(crate) fn bind(&self, accepted: Tuple) -> Result<Bound, Reason> {
+    /// Binds the socket of an accepting endpoint, whose tuple is given as it sees it, and listens.
+    pub(crate) fn listen(&self, accepted: Tuple) -> Result<Bound, Reason> {
         let socket = unix_socket()?;
         match self {
             Self::Names(key) => match rustix::net::bind(&socket, &name::address(key, accepted)?) {
                 Err(Errno::ADDRINUSE) => Err(Reason::NameTaken),
-                bound => bound.map(|()| Bound { socket, file: None }).map_err(Reason::of_errno),
+                bound => {
+                    bound.and_then(|()| rustix::net::listen(&socket, BACKLOG)).map_err(Reason::of_errno)?;
+                    Ok(Bound { socket, file: None })
+                }
             },
             Self::Directories(directories) => {
                 let file = directories.files(accepted).next().ok_or(Reason::Rack)?;
-                file.bind(socket.as_fd())?;
+                file.listen(socket.as_fd())?;
                 Ok(Bound { socket, file: Some(file) })
             }
         }
@@ -136,28 +143,46 @@ impl SocketFile {
         if matches!(connected, Err(Reason::Sandbox)) && is_hidden() { Err(Reason::Rack) } else { connected }
     }
 
-    fn bind(&self, socket: BorrowedFd<'_>) -> Result<(), Reason> {
-        let bind = || match self.base {
-            None => rustix::net::bind(socket, &SocketAddrUnix::new(&self.path)?),
-            Some(base) => system::bind_in(base(), socket, self.path.as_os_str().as_bytes()),
-        };
-        let mut bound = bind();
-        // A process that was killed leaves its file, and the addresses of its connection may be used again.
-        if bound == Err(Errno::ADDRINUSE) && matches!(self.connect(), Err(Reason::Nobody)) {
-            self.remove();
-            bound = bind();
+    /// Binds a socket to the file, and listens. The file appears when all of this is done, with its rights: a peer that
+    /// found it before would take it for one that it may not reach.
+    fn listen(&self, socket: BorrowedFd<'_>) -> Result<(), Reason> {
+        let draft = Self { base: self.base, path: self.path.with_extension(DRAFT_EXTENSION) };
+        let mut bound = draft.bind(socket);
+        if bound == Err(Errno::ADDRINUSE) {
+            // Of a process that was killed meanwhile.
+            draft.remove();
+            bound = draft.bind(socket);
         }
         match bound {
-            Err(Errno::ADDRINUSE) => return Err(Reason::NameTaken),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ROFS) => return Err(Reason::Rack),
             Err(Errno::NOSPC | Errno::DQUOT) => return Err(Reason::NoMemory),
             bound => bound.map_err(Reason::of_errno)?,
         }
-        // The umask may have removed rights. Nobody can connect yet: the socket does not listen.
-        rustix::fs::chmodat(self.directory(), &self.path, SOCKET_MODE, AtFlags::empty()).map_err(|errno| {
-            self.remove();
-            Reason::of_errno(errno)
-        })
+        draft.publish(socket, self).inspect_err(|_| draft.remove())
+    }
+
+    fn bind(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        match self.base {
+            None => rustix::net::bind(socket, &SocketAddrUnix::new(&self.path)?),
+            Some(base) => system::bind_in(base(), socket, self.path.as_os_str().as_bytes()),
+        }
+    }
+
+    /// Listens, and gives the file its rights and its name.
+    fn publish(&self, socket: BorrowedFd<'_>, name: &Self) -> Result<(), Reason> {
+        let directory = self.directory();
+        // The umask may have removed rights.
+        rustix::fs::chmodat(directory, &self.path, SOCKET_MODE, AtFlags::empty()).map_err(Reason::of_errno)?;
+        rustix::net::listen(socket, BACKLOG).map_err(Reason::of_errno)?;
+        let keep = RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(directory, &self.path, directory, &name.path, keep) {
+            // A process that was killed leaves its file, and the addresses of its connection may be used again.
+            Err(Errno::EXIST) if matches!(name.connect(), Err(Reason::Nobody)) => {
+                rustix::fs::renameat(directory, &self.path, directory, &name.path).map_err(Reason::of_errno)
+            }
+            Err(Errno::EXIST) => Err(Reason::NameTaken),
+            renamed => renamed.map_err(Reason::of_errno),
+        }
     }
 
     pub(crate) fn remove(&self) {
@@ -192,7 +217,7 @@ pub fn sweep(own: &Directories, now_s: i64) {
     for _ in 0..SWEEP_ENTRIES_MAX {
         let Some(Ok(entry)) = entries.next() else { return };
         let Ok(name) = entry.file_name().to_str() else { continue };
-        if name.len() != NAME_BYTES {
+        if name.len() != NAME_BYTES && !name.ends_with(DRAFT_EXTENSION) {
             continue;
         }
         let found = rustix::fs::statat(listing.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW);
@@ -228,10 +253,6 @@ mod tests {
         bound.file.clone().unwrap().path
     }
 
-    fn listen(bound: &Bound) {
-        rustix::net::listen(&bound.socket, 1).unwrap();
-    }
-
     #[test]
     fn a_socket_in_a_directory_is_reached_by_whoever_reaches_the_directory() {
         let scratch = tempfile::tempdir().unwrap();
@@ -240,28 +261,26 @@ mod tests {
         let place = directories(&[&here]);
         let reaching = directories(&[&other, &here]);
         assert_eq!(reaching.connect(tuple()).unwrap_err(), Reason::Nobody);
-        let bound = place.bind(tuple()).unwrap();
+        let bound = place.listen(tuple()).unwrap();
         let file = file(&bound);
         let metadata = std::fs::metadata(&file).unwrap();
         assert!(metadata.file_type().is_socket());
         assert_eq!(metadata.permissions().mode() & 0o777, 0o666);
-        assert_eq!(reaching.connect(tuple()).unwrap_err(), Reason::Nobody, "it does not listen yet");
-        listen(&bound);
+        assert_eq!(std::fs::read_dir(&here).unwrap().count(), 1, "no draft is left");
         drop(reaching.connect(tuple()).unwrap());
         assert_eq!(reaching.connect(tuple().reversed()).unwrap_err(), Reason::Nobody, "another connection");
-        assert_eq!(place.bind(tuple()).unwrap_err(), Reason::NameTaken);
+        assert_eq!(place.listen(tuple()).unwrap_err(), Reason::NameTaken);
         drop(bound);
         assert!(file.exists(), "as after a kill");
-        place.bind(tuple()).unwrap();
-        assert_eq!(directories(&[&scratch.path().join("none")]).bind(tuple()).unwrap_err(), Reason::Rack);
+        place.listen(tuple()).unwrap();
+        assert_eq!(directories(&[&scratch.path().join("none")]).listen(tuple()).unwrap_err(), Reason::Rack);
     }
 
     #[test]
     fn a_sweep_removes_what_killed_processes_have_left() {
         let scratch = tempfile::tempdir().unwrap();
         let place = directories(&[scratch.path()]);
-        let (left, living) = (place.bind(tuple()).unwrap(), place.bind(tuple().reversed()).unwrap());
-        listen(&living);
+        let (left, living) = (place.listen(tuple()).unwrap(), place.listen(tuple().reversed()).unwrap());
         let files = [file(&left), file(&living)];
         drop(left);
         let now_s = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;

@@ -137,7 +137,7 @@ fn a_shared_rack_is_made_and_set_right_again() {
         assert!(again.status.success() && again.stderr.is_empty(), "{again:?}");
         assert_eq!(rights(&rack), (0, other, 0o3770));
         assert_eq!(rights(&rules), (0, other, 0o644));
-        assert_eq!(rights(&fixture.path("rack").join(CLIENT.to_string())), (CLIENT, other, 0o2711));
+        assert_eq!(rights(&fixture.path("rack").join(CLIENT.to_string())), (CLIENT, other, 0o711));
         assert_eq!(fs::read_to_string(&rules).unwrap(), before, "the rules stay");
     }
 }
@@ -261,7 +261,7 @@ fn a_rule_is_added_once_with_the_directories_of_its_users() {
     assert_eq!(fixture.rules(), [format!("{rule} ports 80,443,6000-6100{names}"), format!("{rule}{names}")]);
     assert_eq!(rights(&fixture.path("rack/rules")), (0, GROUP, 0o644));
     for user in [CLIENT, SERVER] {
-        assert_eq!(rights(&fixture.rack().join(user.to_string())), (user, GROUP, 0o2711));
+        assert_eq!(rights(&fixture.rack().join(user.to_string())), (user, GROUP, 0o711));
     }
     let hidden = fs::read_dir(fixture.rack()).unwrap().flatten().filter(|entry| {
         let name = entry.file_name();
@@ -357,7 +357,7 @@ fn a_directory_that_another_user_has_made_first_is_named() {
     fixture.allow_numbers();
     set_mode(&squatted, 0o777);
     fixture.allow_numbers();
-    assert_eq!(rights(&squatted), (SERVER, GROUP, 0o2711), "its own directory is set right");
+    assert_eq!(rights(&squatted), (SERVER, GROUP, 0o711), "its own directory is set right");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn members_run_programs_in_a_shared_rack() {
     let Some(fixture) = Fixture::with_rack() else { return };
     let ran = fixture.run(CLIENT, GROUP, &["--require-lane"]);
     assert_eq!((ran.status.code(), stdout(&ran).as_str(), ran.stderr.as_slice()), (Some(0), "ran\n", &b""[..]));
-    assert_eq!(rights(&fixture.rack().join(CLIENT.to_string())), (CLIENT, GROUP, 0o2711));
+    assert_eq!(rights(&fixture.rack().join(CLIENT.to_string())), (CLIENT, GROUP, 0o711));
 }
 
 #[test]

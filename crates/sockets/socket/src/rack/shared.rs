@@ -4,8 +4,8 @@
 //!   RACK             root:GROUP 3770    members create, and cannot replace each other's files
 //!   RACK/rules       root 0644          whose clients may reach whose servers (module `rules`)
 //!   RACK/lanes-off   root               present while lanes are switched off
-//!   RACK/UID         UID:GROUP 2711     what the programs of one user publish: only they write
-//!   RACK/UID/HASH    UID:GROUP 0666     the socket of an accepting endpoint that can be met
+//!   RACK/UID         UID 0711           what the programs of one user publish: only they write
+//!   RACK/UID/HASH    UID 0666           the socket of an accepting endpoint that can be met
 //!   RACK/UID/v1      UID 0700           the stats pages of its programs
 //! ```
 //!
@@ -32,7 +32,7 @@ pub const RULES_FILE: &str = "rules";
 /// and files get its group.
 pub const RACK_MODE: u32 = 0o3770;
 /// The mode of a user's directory in it: who may enter the rack may open what is known by name.
-pub const USER_MODE: u32 = 0o2711;
+pub const USER_MODE: u32 = 0o711;
 /// Longest path of a shared rack: a socket in a user's directory has a name of 32 bytes, and its address 107 at most.
 pub const PATH_BYTES_MAX: usize = 107 - 1 - 10 - 1 - 32;
 
@@ -210,14 +210,14 @@ impl SharedRack {
         let uid = rustix::process::geteuid().as_raw();
         let on_machine = map.on_machine(uid).ok_or(SharedRackError::Unmapped(uid))?;
         let directory = self.below(&on_machine.to_string());
-        match rustix::fs::mkdirat(base_after_change_of_root(), &directory, Mode::from_raw_mode(USER_MODE)) {
-            // The umask may have removed rights of the group.
-            Ok(()) => rustix::fs::chmodat(
-                base_after_change_of_root(),
-                &directory,
-                Mode::from_raw_mode(USER_MODE),
-                AtFlags::empty(),
-            )?,
+        match self.check_user_directory(on_machine, map) {
+            Err(SharedRackError::System(Errno::NOENT)) => {}
+            checked => return checked.map(|()| directory),
+        }
+        let (base, mode) = (base_after_change_of_root(), Mode::from_raw_mode(USER_MODE));
+        match rustix::fs::mkdirat(base, &directory, mode) {
+            // The umask may have removed rights of others.
+            Ok(()) => rustix::fs::chmodat(base, &directory, mode, AtFlags::empty())?,
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
