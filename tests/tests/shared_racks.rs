@@ -6,7 +6,7 @@ use std::process::Command;
 
 use system_tests::script::{COMMON, ECHO};
 use system_tests::shared_rack::{CLIENTS, SERVERS, STRANGER};
-use system_tests::{Process, SharedRack, WAIT_MAX, paths, port, wait_until};
+use system_tests::{Process, SharedRack, WAIT_MAX, c, netns, paths, port, wait_until};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -291,6 +291,95 @@ while True:
     let ready = script(rack.bare_as(CLIENTS, Some(namespace), paths::python()), waiting, address).wait(WAIT_MAX);
     assert!(ready.status.success(), "{ready:?}{}", proxy.stderr());
     talk(rack.require_lane(CLIENTS, Some(namespace), paths::python()), address)
+}
+
+/// Packet filters by which one port of a namespace is another one's, and a third is forbidden.
+fn filters(port: u16, target: u16, forbidden: u16) -> String {
+    let redirect = format!("tcp dport {port} redirect to :{target};");
+    format!(
+        "table ip nat {{\n chain output {{\n type nat hook output priority -100;\n {redirect}\n }}\n \
+         chain prerouting {{\n type nat hook prerouting priority -100;\n {redirect}\n }}\n}}\n\
+         table ip filter {{\n chain output {{\n type filter hook output priority 0;\n \
+         tcp dport {forbidden} reject with tcp reset;\n }}\n}}\n"
+    )
+}
+
+#[test]
+fn connections_with_translated_addresses_stay_on_tcp_and_forbidden_ones_are_not_made() {
+    let Some(mut rack) = SharedRack::with_rule() else { return };
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    for (client, ip) in [(&of_servers, LOCALHOST), (&of_clients, ip.parse().expect("an address"))] {
+        let server = rack.run_as(SERVERS, Some(&of_servers), &[], paths::python());
+        let (_server, target) = serve(server, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let [port, forbidden] = [port::free_port(), port::free_port()];
+        let file = rack.folder().join(format!("{port}.nft"));
+        fs::write(&file, filters(port, target.port(), forbidden)).expect("a file");
+        let mut nft = netns::command(&of_servers, paths::tool("nft"));
+        Process::start(nft.arg("-f").arg(&file)).wait(WAIT_MAX).must_succeed();
+        let python = || rack.run_as(CLIENTS, Some(client), &[], paths::python());
+        let talked = talk(python(), SocketAddr::new(ip, port));
+        assert_eq!((lane_bytes(&rack, CLIENTS), lane_bytes(&rack, SERVERS)), (0, 0));
+        if ip == LOCALHOST {
+            let all = rack.all().to_string();
+            assert!(all.contains("\"reason\":\"address_translated\""), "{all}");
+            let refused = script(python(), TALK, SocketAddr::new(ip, forbidden)).wait(WAIT_MAX);
+            assert!(refused.stderr.contains("ConnectionRefusedError"), "{refused:?}");
+        }
+        drop(talked);
+        // Directly, the same server is reached by a lane.
+        drop(talk(rack.require_lane(CLIENTS, Some(client), paths::python()), SocketAddr::new(ip, target.port())));
+    }
+}
+
+/// A control group of version 2 of the test's own, in a mount of its own.
+struct ControlGroup {
+    mount: tempfile::TempDir,
+}
+
+impl ControlGroup {
+    /// `None` where this is not permitted.
+    fn new() -> Option<Self> {
+        let mount = tempfile::tempdir().expect("a folder");
+        rustix::mount::mount("none", mount.path(), "cgroup2", rustix::mount::MountFlags::empty(), None).ok()?;
+        let group = Self { mount };
+        fs::create_dir(group.path()).ok()?;
+        Some(group)
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.mount.path().join(format!("crosslane-test-{}", std::process::id()))
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // Its processes have ended, but the kernel may not know yet.
+        wait_until("an empty control group", || fs::remove_dir(self.path()).is_ok() || !self.path().exists());
+        let _ = rustix::mount::unmount(self.mount.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_service_address_of_a_control_group_stays_on_tcp() {
+    let Some(rack) = SharedRack::with_rule() else { return };
+    let Some(group) = ControlGroup::new() else { return };
+    let probe = c::build("service_address", &[paths::package_file("probes/service_address.c")], &["-Wall", "-Werror"]);
+    let (_server, target) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    let mut through = Command::new(probe);
+    through.arg(group.path()).args(["10.96.7.7", "80", "127.0.0.1", &target.port().to_string()]);
+    let client = rack.run_as(CLIENTS, None, &[], paths::python());
+    through.arg(client.get_program()).args(client.get_args()).current_dir("/").env_remove("LD_PRELOAD");
+    through.env("CROSSLANE_RACK", rack.path());
+    let service: SocketAddr = "10.96.7.7:80".parse().expect("an address");
+    let talk = format!("{TALK}say(server.getpeername()[0])\ntime.sleep(600)");
+    let client = script(through, &talk, service);
+    wait_until("the client", || client.stdout().contains("10.96.7.7") || !client.is_running());
+    if !client.is_running() {
+        let finished = client.wait(WAIT_MAX);
+        assert_eq!(finished.status.code(), Some(77), "no BPF programs here: {finished:?}");
+        return;
+    }
+    assert_eq!((lane_bytes(&rack, CLIENTS), lane_bytes(&rack, SERVERS)), (0, 0));
 }
 
 #[test]
