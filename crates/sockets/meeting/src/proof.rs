@@ -65,6 +65,8 @@ pub enum Progress {
     Proven,
     /// It is not, or has not shown it in time. This is final.
     Refused(Reason),
+    /// The peer has refused, for a reason of its own. This is final.
+    Declined(Reason),
 }
 
 /// The last bytes of a stream.
@@ -228,7 +230,7 @@ impl Prover {
             Role::Connected if self.open.is_none() => None,
             _ => match receive(bell) {
                 Ok(None) => return Progress::Waiting,
-                Ok(Some(Message::No(reason))) => return Progress::Refused(reason),
+                Ok(Some(Message::No(reason))) => return Progress::Declined(reason),
                 Ok(message) => message,
                 Err(reason) => return Progress::Refused(reason),
             },

@@ -40,8 +40,10 @@ pub enum Answer {
     Waiting,
     /// The other endpoint has agreed, and is the other endpoint.
     Met(Box<Met>),
-    /// The other endpoint has refused or hung up, or is not the other endpoint. This is final.
+    /// The other endpoint has hung up, or is not the other endpoint. This is final.
     Refused(Reason),
+    /// The other endpoint has refused, for a reason of its own. This is final.
+    Declined(Reason),
 }
 
 impl Proposal {
@@ -102,7 +104,11 @@ impl Proposal {
         let (message, memory_of_peer, passed) = match receive(bell) {
             Ok(Received::Nothing) => return Answer::Waiting,
             Ok(Received::Message(message, Passed { memory: Some(memory), look_up })) => (message, memory, look_up),
-            Ok(Received::Message(message, Passed { memory: None, .. })) => return self.end(refusal(&message)),
+            Ok(Received::Message(message, Passed { memory: None, .. })) => {
+                let Kind::No(reason) = message.kind else { return self.end(Reason::Descriptors) };
+                self.end(reason);
+                return Answer::Declined(reason);
+            }
             Ok(Received::Ended) => return self.end(Reason::Gone),
             Err(reason) => return self.end(reason),
         };
@@ -158,13 +164,5 @@ impl Proposal {
             hang_up(bell);
         }
         Answer::Refused(reason)
-    }
-}
-
-/// Returns the reason of an answer without a descriptor.
-fn refusal(message: &Message) -> Reason {
-    match message.kind {
-        Kind::No(reason) => reason,
-        Kind::Proposal | Kind::Yes => Reason::Descriptors,
     }
 }

@@ -80,7 +80,7 @@ impl Attack {
                         hang_up(met.bell);
                         Some(Ok(()))
                     }
-                    Answer::Refused(reason) => Some(Err(reason)),
+                    Answer::Refused(reason) | Answer::Declined(reason) => Some(Err(reason)),
                 }
             }
         };

@@ -115,7 +115,7 @@ fn a_refusal_carries_its_reason_and_leaves_the_announcement() {
     assert_eq!(proposal.send(connection.connected.as_fd(), &offer(&memories[0], 1)), Err(Reason::Gone));
     assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Proposed);
     accepting.refuse(Reason::Off);
-    assert!(matches!(proposal.advance(connection.connected.as_fd()), Answer::Refused(Reason::Off)));
+    assert!(matches!(proposal.advance(connection.connected.as_fd()), Answer::Declined(Reason::Off)));
 
     let mut again = connection.connect().unwrap();
     again.send(connection.connected.as_fd(), &offer(&memories[0], 1)).unwrap();
@@ -208,7 +208,7 @@ fn a_stale_pair_is_refused_on_both_sides() {
         let mut proposal = Proposal::connect(&place(), &connected, &policy).unwrap();
         proposal.send(later, &offer(&memories[0], 1)).unwrap();
         assert_eq!(accepting.advance(stale), Step::Refused(reason));
-        assert!(matches!(proposal.advance(later), Answer::Refused(answer) if answer == reason));
+        assert!(matches!(proposal.advance(later), Answer::Declined(answer) if answer == reason));
     }
 }
 
@@ -247,7 +247,7 @@ fn an_endpoint_of_another_connection_with_the_same_counts_is_refused_by_the_look
     let mut proposal = Proposal::connect(&place(), &connected, &policy()).unwrap();
     proposal.send(other.connected.as_fd(), &offer(&memory(), 1)).unwrap();
     assert_eq!(accepting.advance(ours.accepted.as_fd()), Step::Refused(Reason::Cookie));
-    assert!(matches!(proposal.advance(other.connected.as_fd()), Answer::Refused(Reason::Cookie)));
+    assert!(matches!(proposal.advance(other.connected.as_fd()), Answer::Declined(Reason::Cookie)));
 }
 
 #[test]

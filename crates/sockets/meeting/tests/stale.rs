@@ -89,6 +89,6 @@ fn a_stale_pair_whose_cookies_agree_is_unmasked_by_its_bytes() {
         let mut proposal = Proposal::connect(&place(), &theirs, &policy).unwrap();
         proposal.send(connected.as_fd(), &offer(&memory(), 1)).unwrap();
         assert_eq!(accepting.advance(accepted.as_fd()), Step::Refused(Reason::Counts));
-        assert!(matches!(proposal.advance(connected.as_fd()), Answer::Refused(Reason::Counts)));
+        assert!(matches!(proposal.advance(connected.as_fd()), Answer::Declined(Reason::Counts)));
     }
 }

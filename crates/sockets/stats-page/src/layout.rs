@@ -30,6 +30,8 @@ pub(crate) const STATE_CLOSING: u32 = 2;
 
 /// `Slot::kind`, third byte: the connection was opened before a fork.
 pub(crate) const FLAG_INHERITED: u32 = 1 << 16;
+/// `Slot::kind`, third byte: the other side has reported the reason.
+pub(crate) const FLAG_REPORTED: u32 = 1 << 17;
 
 /// One connection. Four cache lines: its identity, the sender's counters, the receiver's counters, and padding, so that
 /// a sending and a receiving thread share neither a cache line nor a pair of lines that a processor prefetches

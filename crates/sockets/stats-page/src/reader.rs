@@ -17,8 +17,8 @@ use rustix::io::Errno;
 
 use crate::file::{self, Fd, Occupant};
 use crate::layout::{
-    Direction, FLAG_INHERITED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, PathTotals, SLOT_BYTES, SLOTS, STATE_OPEN,
-    Slot, VERSION,
+    Direction, FLAG_INHERITED, FLAG_REPORTED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, PathTotals, SLOT_BYTES,
+    SLOTS, STATE_OPEN, Slot, VERSION,
 };
 use crate::rack::STAT_FOLDER;
 use crate::terms::{DataPath, FallbackReason, Role};
@@ -113,6 +113,8 @@ pub struct Connection {
     pub peer: Option<SocketAddr>,
     /// Why it uses kernel TCP, if it does and the library recorded it.
     pub reason: Option<FallbackReason>,
+    /// Whether the other side has reported that reason.
+    pub is_reported: bool,
     /// When it was opened, in nanoseconds since 1970.
     pub opened_at_ns: u64,
     /// Bytes sent by this process.
@@ -381,6 +383,7 @@ fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
         local: decode_address(slot, offset_of!(Slot, identity.local_ip), offset_of!(Slot, identity.local_port)),
         peer: decode_address(slot, offset_of!(Slot, identity.peer_ip), offset_of!(Slot, identity.peer_port)),
         reason: usize::from(reason).checked_sub(1).and_then(|index| FallbackReason::ALL.get(index).copied()),
+        is_reported: kind & FLAG_REPORTED != 0,
         opened_at_ns: slot.u64(offset_of!(Slot, identity.opened_at_ns)),
         bytes_sent: slot.u64(sender + offset_of!(Direction, bytes)),
         bytes_received: slot.u64(receiver + offset_of!(Direction, bytes)),

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 
 use crate::backing::{self, Backing, CHUNK_SLOTS, FileIdentity};
 use crate::layout::{
-    Direction, FLAG_INHERITED, HEADER_BYTES, Header, Identity, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS, STATE_CLOSING,
-    STATE_FREE, STATE_OPEN, Slot, VERSION,
+    Direction, FLAG_INHERITED, FLAG_REPORTED, HEADER_BYTES, Header, Identity, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS,
+    STATE_CLOSING, STATE_FREE, STATE_OPEN, Slot, VERSION,
 };
 use crate::terms::{DataPath, FallbackReason, Role};
 
@@ -593,6 +593,11 @@ impl ConnectionSlot {
                 side.bytes_by_tcp.fetch_add(bytes, Relaxed);
             }
         }
+    }
+
+    /// Notes that the other side has reported the reason for which the connection uses kernel TCP.
+    pub fn note_reported(&self) {
+        self.slot.identity.kind.fetch_or(FLAG_REPORTED, Relaxed);
     }
 
     /// Sets whether this side's sends use kernel TCP at present, although the connection has a lane.

@@ -38,8 +38,12 @@ impl Counters {
     }
 
     /// Begins to count a connection that stays on TCP for now, because it could not meet its other end.
-    pub fn open_on_tcp(fd: RawFd, role: Role, reason: Reason) -> Self {
+    /// `is_reported` says that the reason is the other end's.
+    pub fn open_on_tcp(fd: RawFd, role: Role, reason: Reason, is_reported: bool) -> Self {
         let slot = open_slot(fd, role, Some(shown(reason)));
+        if is_reported {
+            slot.note_reported();
+        }
         if let Ok(counts) = meeting::counts::read(Tcp(fd).borrow(), role) {
             slot.add_sent(counts.written);
             slot.add_received(counts.consumed);

@@ -47,6 +47,26 @@ pub(super) struct Meeting {
     failures: Failures,
 }
 
+/// Why an attempt to meet has failed.
+#[derive(Clone, Copy)]
+struct Failure {
+    reason: Reason,
+    /// The peer has reported it.
+    is_reported: bool,
+}
+
+impl Failure {
+    fn reported(reason: Reason) -> Self {
+        Self { reason, is_reported: true }
+    }
+}
+
+impl From<Reason> for Failure {
+    fn from(reason: Reason) -> Self {
+        Self { reason, is_reported: false }
+    }
+}
+
 /// Attempts to meet that have failed.
 #[derive(Default)]
 struct Failures {
@@ -206,7 +226,7 @@ impl Connection {
                     meeting.state = begun;
                     None
                 }
-                Err(reason) => self.fail(tcp, reason, &mut meeting),
+                Err(reason) => self.fail(tcp, reason.into(), &mut meeting),
             },
             State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
                 Step::Proposed => match agree(accepting) {
@@ -215,7 +235,7 @@ impl Connection {
                 },
                 step @ (Step::Waiting | Step::Refused(_)) => {
                     if let Step::Refused(reason) = step {
-                        self.note_failure(tcp, reason, &mut meeting.failures);
+                        self.note_failure(tcp, reason.into(), &mut meeting.failures);
                     }
                     meeting.state = State::Announced(accepting);
                     None
@@ -227,7 +247,8 @@ impl Connection {
                     meeting.state = State::Proposed(proposed);
                     None
                 }
-                Answer::Refused(reason) => self.fail(tcp, reason, &mut meeting),
+                Answer::Refused(reason) => self.fail(tcp, reason.into(), &mut meeting),
+                Answer::Declined(reason) => self.fail(tcp, Failure::reported(reason), &mut meeting),
             },
             State::Proving(proving) => self.advance_proof(tcp, proving, &mut meeting),
             unchanged => {
@@ -247,9 +268,9 @@ impl Connection {
     }
 
     /// Notes that an attempt to meet has failed.
-    fn fail(&self, tcp: Tcp, reason: Reason, meeting: &mut Meeting) -> Option<(Box<Met>, OwnMemory)> {
-        self.note_failure(tcp, reason, &mut meeting.failures);
-        meeting.state = if is_final(reason) { State::Stays } else { State::Alone };
+    fn fail(&self, tcp: Tcp, failure: Failure, meeting: &mut Meeting) -> Option<(Box<Met>, OwnMemory)> {
+        self.note_failure(tcp, failure, &mut meeting.failures);
+        meeting.state = if is_final(failure.reason) { State::Stays } else { State::Alone };
         None
     }
 
@@ -269,7 +290,8 @@ impl Connection {
                 None
             }
             Progress::Proven => proving.met.take(),
-            Progress::Refused(reason) => self.fail(tcp, reason, meeting),
+            Progress::Refused(reason) => self.fail(tcp, reason.into(), meeting),
+            Progress::Declined(reason) => self.fail(tcp, Failure::reported(reason), meeting),
         }
     }
 
@@ -306,7 +328,8 @@ impl Connection {
     /// Counts an attempt to meet that has failed, and shows the connection with the reason.
     #[cold]
     #[inline(never)]
-    fn note_failure(&self, tcp: Tcp, reason: Reason, failures: &mut Failures) {
+    fn note_failure(&self, tcp: Tcp, failure: Failure, failures: &mut Failures) {
+        let Failure { reason, is_reported } = failure;
         let is_repeated = failures.last.replace(reason) == Some(reason);
         // The peer may announce itself a moment later.
         if reason == Reason::Nobody && !is_repeated {
@@ -316,7 +339,7 @@ impl Connection {
         if failures.shown.replace(reason) == Some(reason) {
             return;
         }
-        let counters = Counters::open_on_tcp(tcp.0, self.role(), reason);
+        let counters = Counters::open_on_tcp(tcp.0, self.role(), reason, is_reported);
         if let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) {
             sender.set_counters(counters.clone());
             receiver.set_counters(counters);
@@ -376,7 +399,7 @@ impl Connection {
     fn note_unusable(&self, tcp: Tcp, met: Box<Met>) {
         let reason = if met.incoming.window.is_some() { Reason::Window } else { Reason::NoMemory };
         meeting::bell::hang_up(met.bell);
-        self.note_failure(tcp, reason, &mut Failures::default());
+        self.note_failure(tcp, reason.into(), &mut Failures::default());
     }
 
     /// Prepares for a `shutdown`: see [`crate::lifecycle::before_shutdown`].

@@ -28,7 +28,7 @@ pub enum Reason {
     NotBusy,
 }
 
-#[cfg(test)]
+/// In the order of their numbers.
 const OBSTACLES: [Obstacle; 8] = [
     Obstacle::Static,
     Obstacle::Go,
@@ -60,6 +60,21 @@ impl Reason {
             Self::OtherRelease => "other_release".to_owned(),
             Self::Unpublished => "unpublished".to_owned(),
             Self::NotBusy => "not_busy".to_owned(),
+        }
+    }
+
+    /// Returns the number of the reason, which keeps its meaning.
+    pub fn number(self) -> u16 {
+        let position = |obstacle| OBSTACLES.iter().position(|it| *it == obstacle).unwrap_or(OBSTACLES.len()) as u16;
+        match self {
+            Self::Recorded(reason) => reason as u16 + 1,
+            Self::Program(obstacle) => 101 + position(obstacle),
+            Self::Peer(obstacle) => 121 + position(obstacle),
+            Self::OtherRack => 141,
+            Self::NotConnected => 142,
+            Self::OtherRelease => 143,
+            Self::Unpublished => 144,
+            Self::NotBusy => 145,
         }
     }
 

@@ -71,6 +71,8 @@ struct SocketReport {
     state: &'static str,
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
+    /// The other side has reported the reason.
+    reported_by_other_side: bool,
     other_side: Option<OtherSideReport>,
 }
 
@@ -92,6 +94,8 @@ struct Verdict {
 #[derive(Default, Serialize)]
 struct Cause {
     reason: Option<String>,
+    /// Its number.
+    number: Option<u16>,
     explanation: Option<String>,
     remedy: Option<&'static str>,
 }
@@ -164,6 +168,7 @@ impl SocketReport {
             state: socket.state.name(),
             local: socket.local,
             peer: socket.peer,
+            reported_by_other_side: socket.is_reported,
             other_side: socket.other_side.as_ref().map(OtherSideReport::new),
         }
     }
@@ -194,7 +199,8 @@ impl Cause {
     fn new(reason: Option<Reason>) -> Self {
         let Some(reason) = reason else { return Self::default() };
         let (name, explanation) = (reason.name(), reason.explanation());
-        Self { reason: Some(name), explanation: Some(explanation), remedy: Some(reason.remedy()) }
+        let (number, remedy) = (Some(reason.number()), Some(reason.remedy()));
+        Self { reason: Some(name), number, explanation: Some(explanation), remedy }
     }
 }
 
@@ -242,13 +248,18 @@ pub fn describe(programs: &[&Program], sockets: &[Socket<'_>]) -> String {
                 stat::address(socket.local),
                 stat::address(socket.peer),
                 socket.other_side.as_ref().map_or_else(|| "-".to_owned(), |other| other_side(other, program)),
-                socket.reason.map_or_else(|| "-".to_owned(), Reason::name),
+                socket.reason.map_or_else(|| "-".to_owned(), |reason| shown(reason, socket.is_reported)),
             ]);
         }
         text += &if table.is_empty() { "It has no TCP sockets.\n".to_owned() } else { table.render() };
         text.push('\n');
     }
     text + &explanations(sockets.iter().filter_map(|socket| socket.reason))
+}
+
+/// Returns the word for a reason, and whose it is.
+fn shown(reason: Reason, is_reported: bool) -> String {
+    if is_reported { format!("{} (other side)", reason.name()) } else { reason.name() }
 }
 
 fn headline(program: &Program) -> String {
@@ -291,7 +302,8 @@ fn explanations(reasons: impl Iterator<Item = Reason>) -> String {
     let mut text = String::new();
     for reason in reasons {
         if seen.insert(reason.name()) {
-            text += &format!("{}: {}.\n    What to do: {}.\n", reason.name(), reason.explanation(), reason.remedy());
+            let (name, number) = (reason.name(), reason.number());
+            text += &format!("{name} ({number}): {}.\n    What to do: {}.\n", reason.explanation(), reason.remedy());
         }
     }
     text

@@ -64,6 +64,8 @@ pub struct Socket<'a> {
     pub peer: Option<SocketAddr>,
     /// Why it has no lane.
     pub reason: Option<Reason>,
+    /// The other side has reported that reason.
+    pub is_reported: bool,
     /// The other side.
     pub other_side: Option<OtherSide<'a>>,
 }
@@ -154,6 +156,7 @@ impl<'a> Examination<'a> {
             local: recorded.local,
             peer: recorded.peer,
             reason: None,
+            is_reported: false,
             other_side: by_page.or_else(|| self.other_side(socket?)),
         }
     }
@@ -173,6 +176,7 @@ impl<'a> Examination<'a> {
             local,
             peer: None,
             reason,
+            is_reported: false,
             other_side: None,
         }
     }
@@ -203,6 +207,7 @@ impl<'a> Examination<'a> {
             local: socket.map(|socket| socket.local),
             peer: connected.map(|socket| socket.peer),
             reason: Some(reason),
+            is_reported: recorded.is_some_and(|recorded| recorded.is_reported),
             other_side,
         }
     }

@@ -151,7 +151,7 @@ impl Relay {
             State::Proposed(mut proposed) => match proposed.0.advance(self.socket.as_fd()) {
                 Answer::Waiting => State::Proposed(proposed),
                 Answer::Met(met) => self.use_memory(met, proposed.1),
-                Answer::Refused(reason) => after(reason),
+                Answer::Refused(reason) | Answer::Declined(reason) => after(reason),
             },
             ended @ (State::Met | State::Stays) => ended,
         };
