@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 
 use crate::stat::traffic;
@@ -25,17 +26,39 @@ pub const STRANGER: u32 = 61_003;
 pub struct SharedRack {
     folder: TempDir,
     namespaces: Vec<String>,
+    /// The rack is a file system of its own.
+    is_mount: bool,
 }
 
 impl Drop for SharedRack {
     fn drop(&mut self) {
         self.namespaces.iter().for_each(|name| netns::delete_all(name));
+        if self.is_mount {
+            let _ = rustix::mount::unmount(self.path(), UnmountFlags::DETACH);
+        }
     }
 }
 
 impl SharedRack {
     /// A rack without rules. `None` if this user cannot make one, or all programs run bare.
     pub fn new() -> Option<Self> {
+        let rack = Self::prepared()?;
+        rack.must_manage(&["create"], &["--group", &GROUP.to_string()]);
+        Some(rack)
+    }
+
+    /// A rack without rules on a file system with room for some tens of files.
+    pub fn on_small_file_system() -> Option<Self> {
+        let mut rack = Self::prepared()?;
+        fs::create_dir(rack.path()).expect("a folder");
+        let options = c"size=512k,nr_inodes=64,mode=700";
+        rustix::mount::mount("none", rack.path(), "tmpfs", MountFlags::empty(), options).ok()?;
+        rack.is_mount = true;
+        rack.must_manage(&["create"], &["--group", &GROUP.to_string()]);
+        Some(rack)
+    }
+
+    fn prepared() -> Option<Self> {
         if !is_root() || std::env::var_os("CROSSLANE_TEST_BARE").is_some_and(|value| value == "1") {
             return None;
         }
@@ -45,9 +68,7 @@ impl SharedRack {
         for file in [paths::crosslane(), paths::library()] {
             paths::copy_program(&file, &folder.path().join(file.file_name().expect("a name")));
         }
-        let rack = Self { folder, namespaces: Vec::new() };
-        rack.must_manage(&["create"], &["--group", &GROUP.to_string()]);
-        Some(rack)
+        Some(Self { folder, namespaces: Vec::new(), is_mount: false })
     }
 
     /// A rack in which [`CLIENTS`] may reach [`SERVERS`].

@@ -382,6 +382,102 @@ fn a_service_address_of_a_control_group_stays_on_tcp() {
     assert_eq!((lane_bytes(&rack, CLIENTS), lane_bytes(&rack, SERVERS)), (0, 0));
 }
 
+/// The configuration of an nginx whose workers are of another user than its master.
+fn nginx_configuration(folder: &std::path::Path, port: u16) -> String {
+    let folder = folder.display();
+    let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+    let temporary = temporary.map(|of| format!("{of}_temp_path {folder}/nginx-{of};"));
+    format!(
+        "user www-data;\nworker_processes 2;\npid {folder}/nginx.pid;\nerror_log {folder}/nginx.log;\n\
+         events {{ worker_connections 256; }}\n\
+         http {{ access_log off; {}\n server {{ listen 127.0.0.1:{port}; location / {{ return 200 hello; }} }} }}\n",
+        temporary.concat()
+    )
+}
+
+/// A client that keeps a connection, and opens another one when the server has closed that between two requests.
+const REQUESTS: &str = r#"
+done = 0
+deadline = time.monotonic() + float(sys.argv[3])
+server = socket.create_connection(address)
+while time.monotonic() < deadline:
+    try:
+        server.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"hello"):
+            more = server.recv(4096)
+            if not more:
+                # The beginning of an answer would be a failed request.
+                assert not answer, answer
+                raise ConnectionResetError
+            answer += more
+        done += 1
+        if b"Connection: close" in answer:
+            raise ConnectionResetError
+    except (ConnectionResetError, BrokenPipeError):
+        server.close()
+        server = socket.create_connection(address)
+say("requests", done)
+time.sleep(600)
+"#;
+
+#[test]
+fn nginx_serves_by_lanes_of_its_workers_and_reloads_without_a_failed_request() {
+    const WWW_DATA: u32 = 33;
+    let Some(rack) = SharedRack::new() else { return };
+    rack.allow(CLIENTS, WWW_DATA);
+    let address = SocketAddr::new(LOCALHOST, port::free_port());
+    let file = rack.folder().join("nginx.conf");
+    fs::write(&file, nginx_configuration(&rack.folder(), address.port())).expect("a file");
+    let nginx = |words: &[&str]| {
+        let mut command = rack.run_as_root(None, paths::tool("nginx"));
+        command.arg("-c").arg(&file).args(words);
+        command
+    };
+    let server = Process::start(&mut nginx(&["-g", "daemon off;"]));
+    server.wait_until("the listener", WAIT_MAX, |_| port::is_listening(address.port()));
+    let mut python = rack.run_as(CLIENTS, None, &[], paths::python());
+    let arguments = [address.ip().to_string(), address.port().to_string(), "2".to_owned()];
+    let client = Process::start(python.args(["-c", &format!("{COMMON}{REQUESTS}")]).args(arguments));
+    for _ in 0..3 {
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        Process::start(&mut nginx(&["-s", "reload"])).wait(WAIT_MAX).must_succeed();
+    }
+    client.wait_until("all requests", WAIT_MAX, |client| client.stdout().contains("requests"));
+    let traffic = rack.traffic_of(CLIENTS);
+    assert!(traffic.lane_bytes > 1_000_000 && traffic.lane_connections >= 3, "{traffic:?}");
+    drop(client);
+    Process::start(&mut nginx(&["-s", "stop"])).wait(WAIT_MAX).must_succeed();
+    server.wait(WAIT_MAX).must_succeed();
+}
+
+#[test]
+fn a_member_that_fills_the_file_system_keeps_nobody_from_tcp() {
+    let Some(rack) = SharedRack::on_small_file_system() else { return };
+    rack.allow(CLIENTS, SERVERS);
+    let (_server, address) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    let fill = format!(
+        "
+own = {:?} + '/{STRANGER}'
+os.mkdir(own)
+try:
+    for number in range(10000):
+        open(own + '/' + str(number), 'wb').write(bytes(4096))
+except OSError as error:
+    say(error.strerror)",
+        rack.path().display().to_string()
+    );
+    let filled = script(rack.bare_as(STRANGER, None, paths::python()), &fill, address).wait(WAIT_MAX).must_succeed();
+    assert_eq!(filled.stdout, "No space left on device\n");
+    let client = talk(rack.run_as(CLIENTS, None, &[], paths::python()), address);
+    let said = client.stderr();
+    assert!(said.lines().count() == 1 && said.contains("No space left") && said.contains("kernel TCP"), "{said}");
+    drop(client);
+    fs::remove_dir_all(rack.path().join(STRANGER.to_string())).expect("root removes them");
+    drop(talk(rack.require_lane(CLIENTS, None, paths::python()), address));
+    assert!(lane_bytes(&rack, SERVERS) >= TALKED_BYTES_MIN);
+}
+
 #[test]
 fn only_root_switches_lanes_off_for_all() {
     let Some(rack) = SharedRack::with_rule() else { return };

@@ -185,8 +185,9 @@ fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Place,
         return Ok(Place::Directories(directories));
     }
     let mut servers = own.rules.servers(own.uid, server_port(endpoint));
-    let first = peer.and_then(|uid| own.map.on_machine(uid));
-    servers.sort_by_key(|uid| Some(*uid) != first);
+    // Nobody else can prove to be the other end, but could keep this one waiting.
+    let known = peer.and_then(|uid| own.map.on_machine(uid));
+    servers.retain(|uid| known.is_none_or(|known| known == *uid));
     // The directory of a user whose programs have never met any is missing.
     servers.retain(|uid| rack.check_user_directory(*uid, &own.map).is_ok());
     let paths = servers.into_iter().map(|uid| rack.below(&uid.to_string())).collect();

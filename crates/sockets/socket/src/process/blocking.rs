@@ -147,7 +147,7 @@ fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> 
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
     } else {
         // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
-        unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) }
+        unsafe { enter_poll(fds.as_mut_ptr(), fds.len(), timeout_ms) }
     };
     count_or_error(ready)
 }
@@ -285,6 +285,27 @@ pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> 
 fn timespec(timeout_ns: Option<u64>) -> Option<libc::timespec> {
     timeout_ns.map(|ns| libc::timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ })
 }
+
+/// Performs `poll(2)`, which newer architectures only have as `ppoll(2)`. A negative time-out is none.
+///
+/// # Safety
+/// `fds` is valid for `count` entries.
+#[inline]
+unsafe fn enter_poll(fds: *mut libc::pollfd, count: usize, timeout_ms: i32) -> isize {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the entries are valid by this function's contract.
+    unsafe {
+        call!(libc::SYS_poll, fds, count, timeout_ms)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let time = timespec(u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000));
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the entries are valid by this function's contract; the time is a local, and there is no mask.
+        unsafe { call!(libc::SYS_ppoll, fds, count, time, 0, 0) }
+    }
+}
+
 /// Returns the events of `fd` that are present now.
 pub fn poll_now(fd: i32, events: i16) -> i16 {
     poll_for(fd, events, 0)
@@ -294,6 +315,6 @@ pub fn poll_now(fd: i32, events: i16) -> i16 {
 pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: the pointer is to one local entry, and the count is 1.
-    let ready = unsafe { call!(libc::SYS_poll, &raw mut entry, 1, timeout_ms) };
+    let ready = unsafe { enter_poll(&raw mut entry, 1, timeout_ms) };
     if ready > 0 { entry.revents } else { 0 }
 }
