@@ -185,10 +185,53 @@ macro_rules! variadic_dprintf {
     };
 }
 
+/// As on x86-64, by the procedure call standard for AArch64 (AAPCS64, appendix B): a `va_list` has the addresses behind
+/// the arguments on the stack, in general and in vector registers, and the offsets of the first ones from these.
+#[cfg(target_arch = "aarch64")]
+macro_rules! variadic_dprintf {
+    ($name:ident, $unnamed_offset:literal, $move_format:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() -> c_int {
+            core::arch::naked_asm!(
+                "sub sp, sp, 224",
+                "stp x29, x30, [sp]",
+                "mov x29, sp",
+                "stp x2, x3, [sp, 16]",
+                "stp x4, x5, [sp, 32]",
+                "stp x6, x7, [sp, 48]",
+                "stp q0, q1, [sp, 64]",
+                "stp q2, q3, [sp, 96]",
+                "stp q4, q5, [sp, 128]",
+                "stp q6, q7, [sp, 160]",
+                "add x9, sp, 224",
+                "add x10, sp, 64",
+                "stp x9, x10, [sp, 192]",
+                "add x9, sp, 192",
+                "str x9, [sp, 208]",
+                concat!("mov w9, ", $unnamed_offset),
+                "mov w10, -128",
+                "stp w9, w10, [sp, 216]",
+                $move_format,
+                "add x2, sp, 192",
+                "bl {vdprintf}",
+                "ldp x29, x30, [sp]",
+                "add sp, sp, 224",
+                "ret",
+                vdprintf = sym vdprintf,
+            )
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 variadic_dprintf!(dprintf, "16", "nop");
 #[cfg(target_arch = "x86_64")]
 variadic_dprintf!(__dprintf_chk, "24", "mov rsi, rdx");
+#[cfg(target_arch = "aarch64")]
+variadic_dprintf!(dprintf, "-48", "nop");
+#[cfg(target_arch = "aarch64")]
+variadic_dprintf!(__dprintf_chk, "-40", "mov x1, x2");
 
 /// The standard streams of libc that are replaced at present.
 struct StandardStreams(UnsafeCell<[*mut FILE; 3]>);

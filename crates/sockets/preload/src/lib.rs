@@ -16,7 +16,6 @@ mod descriptors;
 mod errno;
 mod file_transfer;
 mod files;
-#[cfg(target_arch = "x86_64")]
 mod loading;
 mod messages;
 mod processes;

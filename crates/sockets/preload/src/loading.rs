@@ -15,6 +15,7 @@ struct Call {
 }
 
 /// Jumps to libc's `dlopen`, which determines the search path from its return address, that is, from its caller.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
@@ -31,7 +32,45 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_voi
     )
 }
 
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
+    std::arch::naked_asm!(
+        "stp x29, x30, [sp, -32]!",
+        "str x0, [sp, 16]",
+        "mov w0, w1",
+        "bl {call}",
+        "mov x16, x0",
+        "ldr x0, [sp, 16]", // The flags are in place: a struct's second word is returned in the second register.
+        "ldp x29, x30, [sp], 32",
+        "br x16",
+        call = sym dlopen_call,
+    )
+}
+
 /// As [`dlopen`].
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlmopen(namespace: isize, path: *const c_char, flags: c_int) -> *mut c_void {
+    std::arch::naked_asm!(
+        "stp x29, x30, [sp, -32]!",
+        "stp x0, x1, [sp, 16]",
+        "mov w0, w2",
+        "bl {call}",
+        "mov x16, x0",
+        "mov x2, x1",
+        "ldp x0, x1, [sp, 16]",
+        "ldp x29, x30, [sp], 32",
+        "br x16",
+        call = sym dlmopen_call,
+    )
+}
+
+/// As [`dlopen`].
+#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlmopen(namespace: isize, path: *const c_char, flags: c_int) -> *mut c_void {

@@ -24,6 +24,23 @@ pub unsafe extern "C" fn vfork() -> c_int {
     )
 }
 
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn vfork() -> c_int {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, -16]!",
+        "bl {note}",
+        "bl {address}",
+        "mov x16, x0",
+        "ldp x29, x30, [sp], 16",
+        "br x16",
+        note = sym before_vfork,
+        address = sym real::vfork_address,
+    )
+}
+
 extern "C" fn before_vfork() {
     keeping_errno(process::before_vfork);
 }
@@ -273,7 +290,32 @@ macro_rules! listed {
     )*};
 }
 
-#[cfg(target_arch = "x86_64")]
+/// As on x86-64. The frame's 24 unused bytes put the arguments in registers right in front of those on the stack.
+#[cfg(target_arch = "aarch64")]
+macro_rules! listed {
+    ($($name:ident by $with:path;)*) => {$(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() -> c_int {
+            core::arch::naked_asm!(
+                "sub sp, sp, 80",
+                "stp x29, x30, [sp]",
+                "mov x29, sp",
+                "stp x1, x2, [sp, 24]",
+                "stp x3, x4, [sp, 40]",
+                "stp x5, x6, [sp, 56]",
+                "str x7, [sp, 72]",
+                "add x1, sp, 24",
+                "bl {with}",
+                "ldp x29, x30, [sp]",
+                "add sp, sp, 80",
+                "ret",
+                with = sym $with,
+            )
+        }
+    )*};
+}
+
 listed! {
     execl by execv;
     execlp by execvp;

@@ -126,13 +126,11 @@ pub unsafe fn bare_fork() -> c_int {
 }
 
 /// Returns the address of libc's `dlopen`, which must be jumped to, not called.
-#[cfg(target_arch = "x86_64")]
 pub fn dlopen_address() -> *mut c_void {
     find("dlopen\0")
 }
 
 /// Returns the address of libc's `dlmopen`, which must be jumped to, not called.
-#[cfg(target_arch = "x86_64")]
 pub fn dlmopen_address() -> *mut c_void {
     find("dlmopen\0")
 }

@@ -24,7 +24,23 @@ macro_rules! gates {
             )
         }
 
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "stp x29, x30, [sp, -48]!",
+                "stp x0, x1, [sp, 16]",
+                "str x2, [sp, 32]",
+                "bl {find}",
+                "mov x16, x0",
+                "ldp x0, x1, [sp, 16]",
+                "ldr x2, [sp, 32]",
+                "ldp x29, x30, [sp], 48",
+                "br x16",
+                find = sym $find,
+            )
+        }
+
         extern "C" fn $find(signal: c_int) -> usize {
             signals::enter(signal, HandlerKind::$kind)
         }
@@ -33,9 +49,8 @@ macro_rules! gates {
 
 gates! { gate_of_plain find_plain Plain gate_of_informed find_informed SigInfo }
 
-/// Installs the gates. On machines without them, signals do not interrupt waits that poll memory.
+/// Installs the gates.
 pub(crate) fn set_gates() {
-    #[cfg(target_arch = "x86_64")]
     signals::set_holder_check(stream::process::defers_handlers);
     signals::set_gates(gate_of_plain as *const () as usize, gate_of_informed as *const () as usize);
 }

@@ -9,6 +9,30 @@ use std::ptr::with_exposed_provenance_mut as pointer;
 use stream::process;
 use stream::table::{self, Entry};
 
+/// Calls that newer architectures only have in other forms.
+#[cfg(target_arch = "x86_64")]
+mod older {
+    use libc::c_long;
+
+    pub const DUP2: c_long = libc::SYS_dup2;
+    pub const EPOLL_WAIT: c_long = libc::SYS_epoll_wait;
+    pub const FORK: c_long = libc::SYS_fork;
+    pub const POLL: c_long = libc::SYS_poll;
+    pub const SELECT: c_long = libc::SYS_select;
+}
+
+/// Numbers that no call has.
+#[cfg(not(target_arch = "x86_64"))]
+mod older {
+    use libc::c_long;
+
+    pub const DUP2: c_long = c_long::MIN;
+    pub const EPOLL_WAIT: c_long = c_long::MIN + 1;
+    pub const FORK: c_long = c_long::MIN + 2;
+    pub const POLL: c_long = c_long::MIN + 3;
+    pub const SELECT: c_long = c_long::MIN + 4;
+}
+
 /// Size of the kernel's signal mask in bytes.
 const KERNEL_MASK_BYTES: usize = 8;
 
@@ -82,8 +106,7 @@ unsafe fn child_of(number: c_long, [first, second, ..]: [usize; 6]) -> Option<Ch
         () => None,
     };
     match number {
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_fork => Some(Child::WithCopy),
+        older::FORK => Some(Child::WithCopy),
         libc::SYS_clone => by_flags(first as u64),
         libc::SYS_clone3 => {
             let flags = std::ptr::with_exposed_provenance::<u64>(first);
@@ -109,9 +132,9 @@ fn may_concern_library(number: c_long, arguments: &[usize; 6]) -> bool {
         libc::SYS_socket | libc::SYS_connect | libc::SYS_accept | libc::SYS_accept4 | libc::SYS_sendto => true,
         libc::SYS_close | libc::SYS_close_range | libc::SYS_pidfd_getfd => true,
         libc::SYS_execve | libc::SYS_execveat | libc::SYS_epoll_ctl => true,
-        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => true,
+        older::POLL | libc::SYS_ppoll | older::SELECT | libc::SYS_pselect6 => true,
         libc::SYS_sendmsg | libc::SYS_sendmmsg => true,
-        libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile => is_ours(first) || is_ours(second),
+        older::DUP2 | libc::SYS_dup3 | libc::SYS_sendfile => is_ours(first) || is_ours(second),
         libc::SYS_splice => is_ours(first) || is_ours(third),
         _ => is_ours(first),
     }
@@ -147,7 +170,7 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_close => closing::close(fd).into(),
             libc::SYS_close_range => closing::close_range(first as u32, second as u32, int3).into(),
             libc::SYS_dup => descriptors::dup(fd).into(),
-            libc::SYS_dup2 => descriptors::dup2(fd, int2).into(),
+            older::DUP2 => descriptors::dup2(fd, int2).into(),
             libc::SYS_dup3 => descriptors::dup3(fd, int2, int3).into(),
             libc::SYS_fcntl => descriptors::fcntl(fd, int2, third).into(),
             libc::SYS_ioctl => descriptors::ioctl(fd, second as _, third).into(),
@@ -191,17 +214,17 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
     // SAFETY: the C program's arguments of the call of this number.
     let ready = unsafe {
         match number {
-            libc::SYS_poll => readiness::poll(pointer(first), second as _, int3),
+            older::POLL => readiness::poll(pointer(first), second as _, int3),
             libc::SYS_ppoll => {
                 readiness::ppoll_by_number(pointer(first), second as _, pointer(third), mask, || in_kernel(first))
             }
-            libc::SYS_select => readiness::select(fd, pointer(second), pointer(third), pointer(fourth), pointer(fifth)),
+            older::SELECT => readiness::select(fd, pointer(second), pointer(third), pointer(fourth), pointer(fifth)),
             libc::SYS_pselect6 => {
                 let sets = [second, third, fourth].map(pointer);
                 readiness::pselect_by_number(fd, sets, pointer(fifth), mask, |count| in_kernel(count as usize))
             }
             libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, second as c_int, int3, pointer(fourth)),
-            libc::SYS_epoll_wait => readiness::epoll_wait(fd, pointer(second), int3, int4),
+            older::EPOLL_WAIT => readiness::epoll_wait(fd, pointer(second), int3, int4),
             libc::SYS_epoll_pwait => readiness::epoll_pwait(fd, pointer(second), int3, int4, mask),
             libc::SYS_epoll_pwait2 => readiness::epoll_pwait2(fd, pointer(second), int3, pointer(fourth), mask),
             _ => return None,
