@@ -29,6 +29,8 @@ const DRAFT_EXTENSION: &str = "new";
 const NAME_BYTES: usize = 32;
 /// Age from which a socket file may be left over from a process that has ended: its endpoint would have met long since.
 const LEFT_OVER_S: i64 = 60;
+/// Bytes of directory entries that are read at once.
+const LISTING_BYTES: usize = 4096;
 /// Maximum number of entries of a directory that one sweep examines.
 const SWEEP_ENTRIES_MAX: usize = 512;
 
@@ -212,8 +214,8 @@ pub fn sweep(own: &Directories, now_s: i64) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let base = own.base.map_or(CWD, |base| base());
     let Ok(listing) = rustix::fs::openat(base, directory, flags, Mode::empty()).map(Descriptor::from) else { return };
-    let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 1024];
-    let mut entries = rustix::fs::RawDir::new(listing.as_fd(), &mut buffer);
+    let mut buffer: Vec<u8> = Vec::with_capacity(LISTING_BYTES);
+    let mut entries = rustix::fs::RawDir::new(listing.as_fd(), buffer.spare_capacity_mut());
     for _ in 0..SWEEP_ENTRIES_MAX {
         let Some(Ok(entry)) = entries.next() else { return };
         let Ok(name) = entry.file_name().to_str() else { continue };

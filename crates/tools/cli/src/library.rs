@@ -87,6 +87,41 @@ pub fn preload_name(library: &Path) -> OsString {
     name
 }
 
+/// How units and containers name the library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoaderName {
+    /// The name for LD_PRELOAD.
+    pub name: String,
+    /// The folder that a service needs.
+    pub folder: PathBuf,
+}
+
+/// Finds the library as [`find`] does, for the units of services.
+///
+/// # Errors
+/// Those of [`find`], and wrong use for a path that a unit file cannot contain.
+pub fn find_for_units(given: Option<&Path>) -> Result<LoaderName> {
+    let library = find(given)?;
+    if library.to_str().is_none_or(|path| path.contains(['"', '\'', '\\']) || path.contains(char::is_control)) {
+        let shown = library.display();
+        bail!(WrongUse::of(format!("library '{shown}' has a quote or a backslash in its path; move it")));
+    }
+    Ok(loader_name(&library, |lib| Path::new("/usr").join(lib).join("libc.so.6").exists()))
+}
+
+/// Returns the name that the documents use, `/usr/lib/crosslane/$LIB/libcrosslane.so`, if the library is installed for
+/// glibc's loader. `is_of_loader` says whether the loader replaces `$LIB` by a folder.
+fn loader_name(library: &Path, is_of_loader: impl Fn(&str) -> bool) -> LoaderName {
+    let installed = LIB_FOLDERS.iter().filter(|lib| **lib != "." && is_of_loader(lib)).find_map(|lib| {
+        let folder = library.to_str()?.strip_suffix(&format!("/{lib}/{NAME}"))?;
+        (!folder.is_empty()).then(|| LoaderName { name: format!("{folder}/$LIB/{NAME}"), folder: folder.into() })
+    });
+    installed.unwrap_or_else(|| LoaderName {
+        name: preload_name(library).to_string_lossy().into_owned(),
+        folder: library.parent().unwrap_or(Path::new("/")).to_owned(),
+    })
+}
+
 fn check(path: &Path, option: &str) -> Result<()> {
     if !elf::is_library(path) {
         bail!(WrongUse::of(format!("'{}' is not a shared library for this machine; check {option}", path.display())));
@@ -98,4 +133,22 @@ fn check(path: &Path, option: &str) -> Result<()> {
         bail!(WrongUse::of(format!("'{shown}' {what}")));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_installed_library_is_named_by_the_folder_of_the_loader() {
+        let name = |path: &str| loader_name(Path::new(path), |lib| lib == "lib/x86_64-linux-gnu");
+        let installed = name("/usr/lib/crosslane/lib/x86_64-linux-gnu/libcrosslane.so");
+        assert_eq!(installed.name, "/usr/lib/crosslane/$LIB/libcrosslane.so");
+        assert_eq!(installed.folder, Path::new("/usr/lib/crosslane"));
+        for other in ["/opt/lib64/libcrosslane.so", "/opt/libcrosslane.so", "/lib/x86_64-linux-gnu/libcrosslane.so"] {
+            let plain = name(other);
+            assert_eq!(plain.name, preload_name(Path::new(other)).to_string_lossy());
+            assert_eq!(Some(plain.folder.as_path()), Path::new(other).parent());
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod device_server;
 mod doctor;
 mod down;
 mod elf;
+mod enable;
 mod explain;
 mod lanes;
 mod library;
@@ -73,6 +74,10 @@ enum Command {
     /// Make, change and show a directory in which programs of several users meet
     #[command(subcommand)]
     RackDir(shared_rack::Command),
+    /// Let a systemd service run with lanes: write a drop-in for its unit; for root
+    Enable(enable::Options),
+    /// Let a systemd service run without lanes: remove what 'enable' has written; for root
+    Disable(enable::DisableOptions),
     /// Bring up the nodes of a rack file on this machine
     Up(up::Options),
     /// Show the state of the nodes of a rack file: monitors, proxies, links, partitions
@@ -151,6 +156,8 @@ fn main() -> ExitCode {
         Command::Rack(RackCommand::Push(options)) => rack_store::push(options),
         Command::Rack(RackCommand::Show(options)) => rack_store::show(options),
         Command::RackDir(command) => shared_rack::main(command),
+        Command::Enable(options) => enable::enable(options),
+        Command::Disable(options) => enable::disable(options),
         Command::Up(options) => up::main(options),
         Command::Status(options) => status::main(options),
         Command::Down(options) => down::main(options),

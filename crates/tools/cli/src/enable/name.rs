@@ -4,9 +4,8 @@ use crate::wrong_use::WrongUse;
 
 const SUFFIX: &str = ".service";
 /// Types of units that are not services.
-const OTHER_SUFFIXES: [&str; 10] = [
-    ".socket", ".target", ".timer", ".path", ".mount", ".automount", ".swap", ".slice", ".scope", ".device",
-];
+const OTHER_SUFFIXES: [&str; 10] =
+    [".socket", ".target", ".timer", ".path", ".mount", ".automount", ".swap", ".slice", ".scope", ".device"];
 /// Longest name of a unit (systemd: `UNIT_NAME_MAX`, with the terminating zero).
 const NAME_BYTES_MAX: usize = 255;
 

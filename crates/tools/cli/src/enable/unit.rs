@@ -36,12 +36,11 @@ pub struct UnitFiles {
 }
 
 /// A setting and the file that has it.
-#[derive(Clone, Debug)]
-pub struct Setting {
-    pub key: String,
-    pub value: String,
+struct Setting {
+    key: String,
+    value: String,
     /// As it is called below the root directory.
-    pub file: PathBuf,
+    file: PathBuf,
 }
 
 /// The settings of a service.
@@ -128,7 +127,8 @@ impl UnitFiles {
                 continue;
             }
             let shown = path.display();
-            let text = read(&self.path(&path)).with_context(|| format!("drop-in '{shown}' cannot be read; check it"))?;
+            let text =
+                read(&self.path(&path)).with_context(|| format!("drop-in '{shown}' cannot be read; check it"))?;
             unit.add(&text, &path);
         }
         Ok(unit)
@@ -212,13 +212,13 @@ impl Unit {
     /// Returns what `Environment=` gives a variable, as it is written.
     pub fn variable(&self, name: &str) -> Option<String> {
         let words = self.words(&["Environment"]);
-        let values = words.iter().filter_map(|word| word.split_once('=').filter(|(key, _)| *key == name));
-        values.last().map(|(_, value)| value.to_owned())
+        let mut values = words.iter().filter_map(|word| word.split_once('=').filter(|(key, _)| *key == name));
+        values.next_back().map(|(_, value)| value.to_owned())
     }
 
-    /// Returns the file with the last setting of a key.
-    pub fn file_of_last(&self, keys: &[&str]) -> Option<&Path> {
-        let last = self.settings.iter().rfind(|setting| keys.contains(&setting.key.as_str()))?;
+    /// Returns the file with the last setting of a key to one of the values that `is_one` selects.
+    pub fn file_of_last(&self, key: &str, is_one: impl Fn(&str) -> bool) -> Option<&Path> {
+        let last = self.settings.iter().rfind(|setting| setting.key == key && is_one(&setting.value))?;
         Some(&last.file)
     }
 }
@@ -259,8 +259,8 @@ mod tests {
         let unit = files.load(&name("a-b"), NEW).unwrap();
         assert_eq!(unit.words(&["Environment"]), ["C=60", "B=90"], "60-all.conf has emptied the list");
         assert_eq!((unit.last("User"), unit.variable("A")), (Some("new"), None));
-        assert!(unit.file_of_last(&["User"]).unwrap().ends_with("a-b.service.d/50-new.conf"));
-        assert_eq!(unit.file_of_last(&["Environment"]).unwrap().file_name().unwrap(), "90-z.conf");
+        assert!(unit.file_of_last("User", |_| true).unwrap().ends_with("a-b.service.d/50-new.conf"));
+        assert_eq!(unit.file_of_last("Environment", |_| true).unwrap().file_name().unwrap(), "90-z.conf");
     }
 
     #[test]

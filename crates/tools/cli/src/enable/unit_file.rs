@@ -61,7 +61,8 @@ pub fn words(value: &str) -> Vec<String> {
 
 /// Returns an assignment of a variable as a word of `Environment=`.
 pub fn quoted(assignment: &str) -> String {
-    let needs_quotes = assignment.contains(|letter: char| letter.is_whitespace() || ['"', '\'', '\\'].contains(&letter));
+    let needs_quotes =
+        assignment.contains(|letter: char| letter.is_whitespace() || ['"', '\'', '\\'].contains(&letter));
     match needs_quotes {
         true => format!("\"{}\"", assignment.replace('\\', "\\\\").replace('"', "\\\"")),
         false => assignment.to_owned(),
