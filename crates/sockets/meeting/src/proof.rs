@@ -40,6 +40,10 @@ const SAMPLE_BYTES_MAX: usize = 256;
 const TAPE_BYTES: usize = 16 << 10;
 /// Maximum number of claims: each later one is about bytes twice as far on.
 const CLAIMS_MAX: u32 = 8;
+/// After how many transfers it is checked whether a sample farther on is worth waiting for.
+const WAITS: u32 = 8;
+/// A connection that carries less meanwhile is quiet: each endpoint has its last bytes for a while.
+const QUIET_BYTES: u64 = TAPE_BYTES as u64 / 2;
 /// Maximum number of transfers during which an endpoint waits for the other one.
 const TRANSFERS_MAX: u32 = 256;
 
@@ -180,6 +184,10 @@ pub struct Prover {
     open: Option<[Sample; 2]>,
     claimed: [Vec<u8>; 2],
     claims: u32,
+    /// Transfers since a sample farther on is awaited.
+    waits: u32,
+    /// Bytes of both streams when that was last checked.
+    passed: u64,
     transfers: u32,
     has_missed_bytes: bool,
 }
@@ -193,7 +201,7 @@ impl Prover {
         key[8..].copy_from_slice(&secrets[1].to_ne_bytes());
         let tapes = [Tape::at(counts.written), Tape::at(counts.consumed)];
         let (open, claimed) = (None, [Vec::new(), Vec::new()]);
-        Self { role, key, tapes, open, claimed, claims: 0, transfers: 0, has_missed_bytes: false }
+        Self { role, key, tapes, open, claimed, claims: 0, waits: 0, passed: 0, transfers: 0, has_missed_bytes: false }
     }
 
     /// Notes bytes that have passed, of which `copy` gives those behind an offset.
@@ -264,7 +272,7 @@ impl Prover {
                 return (None, if is_proof { Progress::Proven } else { Progress::Refused(Reason::NoProof) });
             }
             Some(Message::Again(stream, position)) => {
-                self.open = None;
+                (self.open, self.waits) = (None, 0);
                 self.tapes.iter_mut().for_each(|tape| tape.kept = None);
                 let tape = &mut self.tapes[stream as usize];
                 // If that has passed long ago, the peer is far behind, and waits for what comes now.
@@ -282,6 +290,16 @@ impl Prover {
 
     /// Returns a claim if there are bytes for it.
     fn claim(&mut self, counts: impl FnOnce() -> Option<Counts>) -> Option<Message> {
+        if self.tapes.iter().any(|tape| tape.kept.as_ref().is_some_and(|(_, kept)| kept.is_empty())) {
+            self.waits += 1;
+            if self.waits.is_multiple_of(WAITS) {
+                let passed = self.tapes.iter().map(|tape| tape.position).sum::<u64>();
+                if passed - std::mem::replace(&mut self.passed, passed) < QUIET_BYTES {
+                    // The connection has become quiet before that place: the peer has the last bytes.
+                    self.tapes.iter_mut().for_each(|tape| tape.kept = None);
+                }
+            }
+        }
         let is_kept = self.tapes.iter().any(|tape| tape.kept.is_some());
         let ranges = [0, 1].map(|index| {
             let tape = &self.tapes[index];

@@ -341,9 +341,12 @@ fn a_monitor_refuses_a_connection_of_another_user_and_logs_it() {
     let answer = stdout(&output);
     assert!(output.status.success() && answer.lines().count() == 1, "{output:?}");
     assert!(answer.contains("refused") && answer.contains("this monitor runs as another user"), "{answer}");
-    let log = fs::read_to_string(directory.join("monitor.log")).unwrap();
-    let line = log.lines().find(|line| line.contains("refused a connection of another user at the monitor's socket"));
-    assert!(line.is_some_and(|line| line.contains("65534")), "{log}");
+    // The monitor answers before it logs.
+    let what = "refused a connection of another user at the monitor's socket";
+    let is_logged = |log: &String| log.lines().any(|line| line.contains(what) && line.contains("65534"));
+    let read = || fs::read_to_string(directory.join("monitor.log")).unwrap();
+    let logs = std::iter::repeat_with(read).inspect(|_| std::thread::sleep(std::time::Duration::from_millis(10)));
+    assert!(logs.take(1000).any(|log| is_logged(&log)), "{}", read());
 }
 
 /// Closes a listener and waits until its port is free. A process that a concurrent test forks holds the listener too,

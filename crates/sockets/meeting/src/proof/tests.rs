@@ -187,6 +187,24 @@ fn bytes_that_nobody_has_seen_delay_the_proof() {
     assert_eq!(world.progress, BOTH);
 }
 
+#[test]
+fn a_connection_that_becomes_quiet_after_much_proves_it() {
+    let mut world = World::new([0, 5047]);
+    world.read(CONNECTED, 1);
+    world.step(CONNECTED);
+    world.step(ACCEPTED);
+    world.write(ACCEPTED, 27_500);
+    world.read(CONNECTED, 18_908);
+    world.step(CONNECTED);
+    world.write(ACCEPTED, 5014);
+    world.step(ACCEPTED);
+    world.read(CONNECTED, usize::MAX);
+    for _ in 0..24 {
+        world.request(20);
+    }
+    assert_eq!(world.progress, BOTH);
+}
+
 proptest! {
     #[test]
     fn two_endpoints_of_one_connection_prove_it_in_any_order(
@@ -203,7 +221,7 @@ proptest! {
             world.read(end, usize::MAX);
             world.step(end);
         }
-        for _ in 0..8 {
+        for _ in 0..24 {
             world.request(20);
         }
         prop_assert_eq!(world.progress, BOTH);
