@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use meeting::bell::hang_up;
 use meeting::{
-    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Place, Policy, Proposal, Role, Step, counts, diag,
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Policy, Proposal, Rendezvous, Role, Step, counts,
+    diag,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -58,7 +59,7 @@ fn meet(
     memories: &[OwnedFd; 2],
     policy: &Policy,
 ) -> (Box<Met>, Box<Met>) {
-    let place = Place::from(Key::from([9; 16]));
+    let place = Rendezvous::from(Key::from([9; 16]));
     let (connected, accepted) = (sockets.0.as_fd(), sockets.1.as_fd());
     let offers = memories.each_ref().map(|memory| Offer { descriptor: memory.as_fd(), memory: MEMORY });
     let endpoint = parts.time("accepting: Endpoint::of", || Endpoint::of(accepted, Role::Accepted)).expect("TCP");

@@ -14,7 +14,7 @@ use crate::diag;
 use crate::endpoint::Endpoint;
 use crate::message::{Kind, Memory, Message};
 use crate::met::Met;
-use crate::place::Place;
+use crate::place::Rendezvous;
 use crate::reason::Reason;
 use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
@@ -66,7 +66,7 @@ impl Accepting {
     /// # Errors
     /// Those of [`counts::read`] and of [`Announcement::bind`]; [`Reason::Role`] for an endpoint that has connected.
     pub fn announce(
-        place: &Place,
+        place: &Rendezvous,
         socket: BorrowedFd<'_>,
         endpoint: &Endpoint,
         policy: &Policy,

@@ -8,7 +8,7 @@ use rustix::net::Shutdown;
 use crate::bell::Held;
 use crate::endpoint::Endpoint;
 use crate::met::{Credentials, peer_credentials};
-use crate::place::{Bound, Place, SOCKET_FLAGS, SocketFile};
+use crate::place::{Bound, Rendezvous, SOCKET_FLAGS, SocketFile};
 use crate::reason::Reason;
 use crate::receive::discard;
 use crate::system::Descriptor;
@@ -39,7 +39,7 @@ impl Announcement {
     /// [`Reason::NameTaken`] if the name has an owner; [`Reason::Rack`] without the directory;
     /// [`Reason::NoDescriptors`], [`Reason::NoMemory`], [`Reason::Sandbox`] and [`Reason::System`] by the errors of
     /// `socket(2)`, `bind(2)` and `listen(2)`.
-    pub fn bind(place: &Place, endpoint: &Endpoint) -> Result<Self, Reason> {
+    pub fn bind(place: &Rendezvous, endpoint: &Endpoint) -> Result<Self, Reason> {
         let Bound { socket, file } = place.listen(endpoint.tuple)?;
         Ok(Self { socket, file, is_shared: false })
     }

@@ -61,7 +61,7 @@ pub use endpoint::Endpoint;
 pub use message::{Memory, Window};
 pub use met::Met;
 pub use name::{Key, name};
-pub use place::Place;
+pub use place::Rendezvous;
 pub use proof::Prover;
 pub use proposal::{Answer, Proposal};
 pub use reason::Reason;

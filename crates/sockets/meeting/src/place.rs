@@ -36,7 +36,7 @@ const SWEEP_ENTRIES_MAX: usize = 512;
 
 /// Where endpoints meet.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum Rendezvous {
     /// At abstract names under a key.
     Names(Key),
     /// In directories of users.
@@ -53,7 +53,7 @@ pub struct Directories {
     pub paths: Vec<PathBuf>,
 }
 
-impl From<Key> for Place {
+impl From<Key> for Rendezvous {
     fn from(key: Key) -> Self {
         Self::Names(key)
     }
@@ -73,7 +73,7 @@ pub(crate) struct SocketFile {
     path: PathBuf,
 }
 
-impl Place {
+impl Rendezvous {
     /// Binds the socket of an accepting endpoint, whose tuple is given as it sees it, and listens.
     pub(crate) fn listen(&self, accepted: Tuple) -> Result<Bound, Reason> {
         let socket = unix_socket()?;
@@ -243,8 +243,8 @@ mod tests {
         Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap())
     }
 
-    fn directories(paths: &[&Path]) -> Place {
-        Place::Directories(own(paths))
+    fn directories(paths: &[&Path]) -> Rendezvous {
+        Rendezvous::Directories(own(paths))
     }
 
     fn own(paths: &[&Path]) -> Directories {

@@ -14,9 +14,9 @@
 //!   compares: it has its proof                 No: they differ, or it has waited in vain
 //! ```
 //!
-//! A sample is the end of what has passed. A receiver that is far behind waits until the sample arrives. One that is
-//! far ahead of the message, or a sender that has sent much since, asks for a sample farther on in the stream, which
-//! both then keep: the farther the more often it is asked.
+//! A sample is the last part of what has passed. A receiver that has not got that far waits until the sample arrives.
+//! An endpoint that does not have the bytes any more asks for a sample at a later position, which both then keep. Each
+//! further request doubles the distance to that position, until the message arrives before the bytes do.
 //!
 //! What the proof cannot exclude: a relay that passes on each byte and configures exactly the same addresses, and a
 //! peer that can guess the bytes. Both must be users whom the rules of the rack allow.
@@ -37,13 +37,13 @@ use crate::receive::{discard, receive_bytes};
 /// Most bytes of a sample.
 const SAMPLE_BYTES_MAX: usize = 256;
 /// Bytes of each stream that an endpoint keeps.
-const TAPE_BYTES: usize = 16 << 10;
-/// Maximum number of claims: each later one is about bytes twice as far on.
+const TAIL_BYTES: usize = 16 << 10;
+/// Maximum number of claims. Each later one is about bytes at twice the distance.
 const CLAIMS_MAX: u32 = 8;
-/// After how many transfers it is checked whether a sample farther on is worth waiting for.
+/// Number of transfers after which an endpoint checks whether a sample at a later position is worth waiting for.
 const WAITS: u32 = 8;
 /// A connection that carries less meanwhile is quiet: each endpoint has its last bytes for a while.
-const QUIET_BYTES: u64 = TAPE_BYTES as u64 / 2;
+const QUIET_BYTES: u64 = TAIL_BYTES as u64 / 2;
 /// Maximum number of transfers during which an endpoint waits for the other one.
 const TRANSFERS_MAX: u32 = 256;
 
@@ -75,7 +75,7 @@ pub enum Progress {
 
 /// The last bytes of a stream.
 #[derive(Debug, Default)]
-struct Tape {
+struct StreamTail {
     /// The number of bytes of the stream so far.
     position: u64,
     last: VecDeque<u8>,
@@ -83,7 +83,7 @@ struct Tape {
     kept: Option<(u64, Vec<u8>)>,
 }
 
-impl Tape {
+impl StreamTail {
     fn at(position: u64) -> Self {
         Self { position, ..Self::default() }
     }
@@ -99,10 +99,10 @@ impl Tape {
                 kept.extend(part);
             }
         }
-        let mut tail = vec![0; bytes.min(TAPE_BYTES)];
+        let mut tail = vec![0; bytes.min(TAIL_BYTES)];
         copy(bytes - tail.len(), &mut tail);
         self.last.extend(tail);
-        self.last.drain(..self.last.len().saturating_sub(TAPE_BYTES));
+        self.last.drain(..self.last.len().saturating_sub(TAIL_BYTES));
         self.position += bytes as u64;
     }
 
@@ -178,7 +178,7 @@ pub struct Prover {
     role: Role,
     key: [u8; 16],
     /// What this endpoint sends and receives.
-    tapes: [Tape; 2],
+    tails: [StreamTail; 2],
     /// The claim that has no answer yet: of the connecting endpoint its own, with the bytes; of the accepting endpoint
     /// the peer's.
     open: Option<[Sample; 2]>,
@@ -199,15 +199,15 @@ impl Prover {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&secrets[0].to_ne_bytes());
         key[8..].copy_from_slice(&secrets[1].to_ne_bytes());
-        let tapes = [Tape::at(counts.written), Tape::at(counts.consumed)];
+        let tails = [StreamTail::at(counts.written), StreamTail::at(counts.consumed)];
         let (open, claimed) = (None, [Vec::new(), Vec::new()]);
-        Self { role, key, tapes, open, claimed, claims: 0, waits: 0, passed: 0, transfers: 0, has_missed_bytes: false }
+        Self { role, key, tails, open, claimed, claims: 0, waits: 0, passed: 0, transfers: 0, has_missed_bytes: false }
     }
 
     /// Notes bytes that have passed, of which `copy` gives those behind an offset.
     pub fn note(&mut self, stream: Stream, bytes: usize, copy: &mut dyn FnMut(usize, &mut [u8])) {
         self.transfers += 1;
-        self.tapes[stream as usize].append(bytes, copy);
+        self.tails[stream as usize].append(bytes, copy);
     }
 
     /// Notes that bytes have passed of which nobody knows what they are, or in which order.
@@ -272,12 +272,12 @@ impl Prover {
                 return (None, if is_proof { Progress::Proven } else { Progress::Refused(Reason::NoProof) });
             }
             Some(Message::Again(stream, position)) => {
-                (self.open, self.waits) = (None, 0);
-                self.tapes.iter_mut().for_each(|tape| tape.kept = None);
-                let tape = &mut self.tapes[stream as usize];
+                (self.open, self.waits, self.passed) = (None, 0, self.position_of_both());
+                self.tails.iter_mut().for_each(|tail| tail.kept = None);
+                let tail = &mut self.tails[stream as usize];
                 // If that has passed long ago, the peer is far behind, and waits for what comes now.
-                if tape.position <= position || tape.copy(position..tape.position).is_some() {
-                    tape.keep(position);
+                if tail.position <= position || tail.copy(position..tail.position).is_some() {
+                    tail.keep(position);
                 }
             }
             Some(Message::Samples(Side::Claim, _) | Message::No(_)) => {
@@ -288,27 +288,32 @@ impl Prover {
         (self.claim(counts), Progress::Waiting)
     }
 
+    /// Returns how many bytes have passed in both directions.
+    fn position_of_both(&self) -> u64 {
+        self.tails[0].position + self.tails[1].position
+    }
+
     /// Returns a claim if there are bytes for it.
     fn claim(&mut self, counts: impl FnOnce() -> Option<Counts>) -> Option<Message> {
-        if self.tapes.iter().any(|tape| tape.kept.as_ref().is_some_and(|(_, kept)| kept.is_empty())) {
+        if self.tails.iter().any(|tail| tail.kept.as_ref().is_some_and(|(_, kept)| kept.is_empty())) {
             self.waits += 1;
             if self.waits.is_multiple_of(WAITS) {
-                let passed = self.tapes.iter().map(|tape| tape.position).sum::<u64>();
-                if passed - std::mem::replace(&mut self.passed, passed) < QUIET_BYTES {
+                let passed = self.position_of_both();
+                if passed.saturating_sub(std::mem::replace(&mut self.passed, passed)) < QUIET_BYTES {
                     // The connection has become quiet before that place: the peer has the last bytes.
-                    self.tapes.iter_mut().for_each(|tape| tape.kept = None);
+                    self.tails.iter_mut().for_each(|tail| tail.kept = None);
                 }
             }
         }
-        let is_kept = self.tapes.iter().any(|tape| tape.kept.is_some());
+        let is_kept = self.tails.iter().any(|tail| tail.kept.is_some());
         let ranges = [0, 1].map(|index| {
-            let tape = &self.tapes[index];
-            if is_kept && tape.kept.is_none() { tape.position..tape.position } else { tape.sample() }
+            let tail = &self.tails[index];
+            if is_kept && tail.kept.is_none() { tail.position..tail.position } else { tail.sample() }
         });
         if ranges.iter().all(Range::is_empty) || !self.has_seen_all(counts) {
             return None;
         }
-        let copies = [0, 1].map(|index| self.tapes[index].copy(ranges[index].clone()));
+        let copies = [0, 1].map(|index| self.tails[index].copy(ranges[index].clone()));
         let [Some(sent), Some(received)] = copies else { return None };
         let [of_sent, of_received] = ranges;
         let samples = [
@@ -336,7 +341,7 @@ impl Prover {
             (None, Some(samples)) => samples,
             (None, None) => return (None, Progress::Waiting),
         };
-        if samples[0].range.end > self.tapes[Stream::Received as usize].position && self.is_awaited(&samples[0]) {
+        if samples[0].range.end > self.tails[Stream::Received as usize].position && self.is_awaited(&samples[0]) {
             self.open = Some(samples);
             return (None, Progress::Waiting);
         }
@@ -349,10 +354,10 @@ impl Prover {
         }
         if found.contains(&Found::Early) {
             for index in [0, 1] {
-                // The tape that the stream of the peer has here is the other one.
-                let tape = &mut self.tapes[1 - index];
+                // The tail that the stream of the peer has here is the other one.
+                let tail = &mut self.tails[1 - index];
                 if found[index] == Found::Early {
-                    tape.keep(samples[index].range.start);
+                    tail.keep(samples[index].range.start);
                 }
             }
             self.open = Some(samples);
@@ -364,7 +369,7 @@ impl Prover {
         }
         let echoes = [0, 1].map(|index| {
             let range = samples[index].range.clone();
-            match self.tapes[1 - index].copy(range.clone()) {
+            match self.tails[1 - index].copy(range.clone()) {
                 Some(bytes) if found[index] == Found::Equal => self.hashed(Side::Echo, stream_at(index), range, &bytes),
                 _ => Sample::none(),
             }
@@ -375,48 +380,48 @@ impl Prover {
     /// Compares a sample of a stream, as the connecting endpoint names it, with what this endpoint has.
     fn compare(&self, stream: Stream, sample: &Sample) -> Found {
         let Range { start, end } = sample.range;
-        let tape = &self.tapes[1 - stream as usize];
+        let tail = &self.tails[1 - stream as usize];
         if start == end {
             return Found::Nothing;
         }
-        if let Some(bytes) = tape.copy(start..end) {
+        if let Some(bytes) = tail.copy(start..end) {
             let own = self.hashed(Side::Claim, stream, start..end, &bytes);
             return if own == *sample { Found::Equal } else { Found::Different };
         }
-        let first = tape.position - tape.last.len() as u64;
-        let is_kept = tape.kept.as_ref().is_some_and(|(from, _)| *from <= start);
+        let first = tail.position - tail.last.len() as u64;
+        let is_kept = tail.kept.as_ref().is_some_and(|(from, _)| *from <= start);
         match stream {
-            Stream::Sent if end > tape.position && (start >= first || is_kept) => Found::Early,
+            Stream::Sent if end > tail.position && (start >= first || is_kept) => Found::Early,
             // Nobody can have received what was not sent.
-            Stream::Received if end > tape.position => Found::Different,
+            Stream::Received if end > tail.position => Found::Different,
             _ => Found::Late,
         }
     }
 
     /// Returns whether a sample of what the peer has sent is kept when it arrives.
     fn is_awaited(&self, sample: &Sample) -> bool {
-        let tape = &self.tapes[Stream::Received as usize];
-        tape.kept.as_ref().is_some_and(|(from, _)| *from == sample.range.start)
+        let tail = &self.tails[Stream::Received as usize];
+        tail.kept.as_ref().is_some_and(|(from, _)| *from == sample.range.start)
     }
 
     /// Asks for a sample farther on, of the stream that was claimed.
     fn again(&mut self, samples: &[Sample; 2]) -> Message {
         let stream = if samples[0].range.is_empty() { Stream::Received } else { Stream::Sent };
-        let tape = &mut self.tapes[1 - stream as usize];
-        let position = tape.position + ((TAPE_BYTES as u64) << self.claims.min(CLAIMS_MAX));
+        let tail = &mut self.tails[1 - stream as usize];
+        let position = tail.position + ((TAIL_BYTES as u64) << self.claims.min(CLAIMS_MAX));
         // The first further claim of a quiet connection needs no distance.
-        let position = if self.claims <= 1 { tape.position } else { position };
-        tape.keep(position);
+        let position = if self.claims <= 1 { tail.position } else { position };
+        tail.keep(position);
         Message::Again(stream, position)
     }
 
-    /// Returns whether the tapes are complete, and begins them anew otherwise.
+    /// Returns whether the tails are complete, and begins them anew otherwise.
     fn has_seen_all(&mut self, counts: impl FnOnce() -> Option<Counts>) -> bool {
         let Some(counts) = counts() else { return false };
         let is_complete = !self.has_missed_bytes
-            && (self.tapes[0].position, self.tapes[1].position) == (counts.written, counts.consumed);
+            && (self.tails[0].position, self.tails[1].position) == (counts.written, counts.consumed);
         if !is_complete {
-            self.tapes = [Tape::at(counts.written), Tape::at(counts.consumed)];
+            self.tails = [StreamTail::at(counts.written), StreamTail::at(counts.consumed)];
             self.has_missed_bytes = false;
         }
         is_complete

@@ -12,7 +12,7 @@ use crate::diag::{self, LookUp};
 use crate::endpoint::Endpoint;
 use crate::message::{Kind, Memory, Message};
 use crate::met::{Credentials, Met, peer_credentials};
-use crate::place::Place;
+use crate::place::Rendezvous;
 use crate::reason::Reason;
 use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
@@ -53,7 +53,7 @@ impl Proposal {
     /// # Errors
     /// [`Reason::Nobody`] if there is no announcement, [`Reason::Full`] if too many callers wait, the policy's reason
     /// if it is that of a user who is not allowed, and [`Reason::Role`] for an endpoint that has accepted.
-    pub fn connect(place: &Place, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
+    pub fn connect(place: &Rendezvous, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
         if endpoint.role != Role::Connected {
             return Err(Reason::Role);
         }

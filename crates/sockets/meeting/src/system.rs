@@ -226,21 +226,24 @@ fn call_in(directory: BorrowedFd<'_>, number: libc::c_long, socket: BorrowedFd<'
         address_bytes: (2 + path.len() + 1).min(address.len()),
         result: 0,
     };
-    // All of them: a handler must not run in the thread below. `KILL` and `STOP` need no handler.
+    // All of them: no handler may run in the other directory. `KILL` and `STOP` have none.
     let (all, mut before) = (u64::MAX.to_ne_bytes(), [0_u8; 8]);
     let mask = |set: usize, old: usize| [libc::SIG_SETMASK as usize, set, old, all.len(), 0];
     // SAFETY: both sets are locals of the size that the kernel has for one.
     unsafe { enter_kernel(libc::SYS_rt_sigprocmask, mask(self::address(&all), address_mut(&mut before))) };
     // SAFETY: the call and its address live until the thread has ended, which this thread waits for.
     let started = unsafe { run_in_directory(&raw mut call) };
-    // SAFETY: as above; the mask is the one that the kernel has stored.
+    let result = if started == -(libc::EAGAIN as isize) {
+        call_in_by_this_thread(&call)
+    } else {
+        // SAFETY: a volatile read of a local, which another thread has written.
+        let result = unsafe { (&raw const call.result).read_volatile() };
+        as_result(started.min(result))
+    };
+    // SAFETY: the set is a local of the kernel's size, which the first call has filled; without a second one, the
+    // kernel stores nothing.
     unsafe { enter_kernel(libc::SYS_rt_sigprocmask, mask(self::address(&before), 0)) };
-    if started == -(libc::EAGAIN as isize) {
-        return call_in_by_this_thread(&call);
-    }
-    // SAFETY: a volatile read of a local, which another thread has written.
-    let result = unsafe { (&raw const call.result).read_volatile() };
-    as_result(started.min(result))
+    result
 }
 
 /// Performs the call in this thread, for a process that may not start another one (`RLIMIT_NPROC`). The thread gets a
@@ -317,14 +320,15 @@ unsafe fn run_in_directory(call: *mut CallInDirectory) -> isize {
     started.min(0)
 }
 
-/// As on x86-64.
+/// Runs a call as on x86-64.
 ///
 /// # Safety
-/// As on x86-64.
+/// `call` is valid for reads and writes, and so is what it points to. All signals are blocked.
 #[cfg(target_arch = "aarch64")]
 unsafe fn run_in_directory(call: *mut CallInDirectory) -> isize {
     let started: isize;
-    // SAFETY: as on x86-64.
+    // SAFETY: the thread executes the instructions between the two labels and ends. It has the registers of its parent,
+    // makes system calls with arguments that the caller guarantees, and writes only the call's result.
     unsafe {
         core::arch::asm!(
             "svc 0",

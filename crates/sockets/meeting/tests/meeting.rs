@@ -99,7 +99,7 @@ fn another_key_is_another_name() {
     let _alone = alone();
     let connection = Connection::v4();
     let _accepting = connection.announce();
-    let other = meeting::Place::from(meeting::Key::from([1; 16]));
+    let other = meeting::Rendezvous::from(meeting::Key::from([1; 16]));
     assert_eq!(Proposal::connect(&other, &connection.endpoints().0, &policy()).unwrap_err(), Reason::Nobody);
 }
 

@@ -16,7 +16,7 @@ use common::{memory, offer};
 use meeting::message::{Kind, Memory, Message};
 use meeting::place::Directories;
 use meeting::proof::{Progress, Stream};
-use meeting::{Accepting, Answer, Endpoint, Evidence, Met, Place, Policy, Proposal, Reason, Role, Step, counts};
+use meeting::{Accepting, Answer, Endpoint, Evidence, Met, Policy, Proposal, Reason, Rendezvous, Role, Step, counts};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// Enters a new network namespace with addresses on its loopback interface. `false` without the right to do so.
@@ -35,8 +35,8 @@ fn policy() -> Policy {
     Policy { admits: |_, _| Ok(()), evidence: Evidence::Proof }
 }
 
-fn place(directory: &Path) -> Place {
-    Place::Directories(Directories { base: None, paths: vec![directory.to_owned()] })
+fn place(directory: &Path) -> Rendezvous {
+    Rendezvous::Directories(Directories { base: None, paths: vec![directory.to_owned()] })
 }
 
 const SERVER: &str = "10.128.9.1";

@@ -7,7 +7,7 @@ use crate::kernel::Tcp;
 use crate::remote;
 use meeting::diag::{self, LookUp};
 use meeting::place::Directories;
-use meeting::{Endpoint, Evidence, Key, Place, Policy, Reason, Role};
+use meeting::{Endpoint, Evidence, Key, Policy, Reason, Rendezvous, Role};
 use socket::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
@@ -33,7 +33,7 @@ static RULES: Locked<Option<(RulesStamp, Arc<Rules>)>> = Locked::new(None);
 /// Why it meets nobody: [`Reason::Off`] while lanes are switched off in the rack, [`Reason::RackUser`],
 /// [`Reason::Rack`]; in a shared rack also [`Reason::Rules`], [`Reason::NoRule`], [`Reason::OtherTuple`] and
 /// [`Reason::Unmapped`].
-pub fn meeting_place(endpoint: &Endpoint) -> Result<(Place, Policy), Reason> {
+pub fn meeting_place(endpoint: &Endpoint) -> Result<(Rendezvous, Policy), Reason> {
     if is_switched_off() {
         return Err(Reason::Off);
     }
@@ -42,7 +42,7 @@ pub fn meeting_place(endpoint: &Endpoint) -> Result<(Place, Policy), Reason> {
             let policy = Policy { admits: admits_in_shared_rack, evidence: Evidence::Proof };
             Ok((place_in_shared_rack(rack, endpoint)?, policy))
         }
-        Ok(None) => Ok((Place::Names(private_key()?), private_policy())),
+        Ok(None) => Ok((Rendezvous::Names(private_key()?), private_policy())),
         Err(error) => Err(reason_of(&error)),
     }
 }
@@ -172,7 +172,7 @@ fn admits_in_shared_rack(uid: u32, endpoint: &Endpoint) -> Result<(), Reason> {
 }
 
 /// Returns where an end of a connection meets the other one in a shared rack.
-fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Place, Reason> {
+fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Rendezvous, Reason> {
     let own = Own::read(rack)?;
     let peer = known_peer(endpoint)?;
     if let Some(uid) = peer {
@@ -182,7 +182,7 @@ fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Place,
         let directory = rack.ensure_user_directory(&own.map).map_err(|error| reason_of(&error))?;
         let directories = Directories { base: rack.base(), paths: vec![directory] };
         sweep_once(&directories);
-        return Ok(Place::Directories(directories));
+        return Ok(Rendezvous::Directories(directories));
     }
     let mut servers = own.rules.servers(own.uid, server_port(endpoint));
     // Nobody else can prove to be the other end, but could keep this one waiting.
@@ -191,7 +191,7 @@ fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Place,
     // The directory of a user whose programs have never met any is missing.
     servers.retain(|uid| rack.check_user_directory(*uid, &own.map).is_ok());
     let paths = servers.into_iter().map(|uid| rack.below(&uid.to_string())).collect();
-    Ok(Place::Directories(Directories { base: rack.base(), paths }))
+    Ok(Rendezvous::Directories(Directories { base: rack.base(), paths }))
 }
 
 /// Returns the user who has made the other end of a connection, if that is in this network namespace. Nothing is known

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use meeting::{
-    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Place, Policy, Proposal, Reason, Role, Step,
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Policy, Proposal, Reason, Rendezvous, Role, Step,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
@@ -33,8 +33,8 @@ pub fn key_of(number: u128) -> Key {
 }
 
 /// Returns the place of that key.
-pub fn place() -> Place {
-    Place::from(key())
+pub fn place() -> Rendezvous {
+    Rendezvous::from(key())
 }
 
 /// Returns the user of this process.

@@ -1,5 +1,5 @@
-//! Lines for the system's log, which journald or another daemon receives at `/dev/log`. Never blocks: a line that the
-//! daemon has no room for is lost.
+//! Lines for the system's log, which journald or another daemon receives at `/dev/log`. Sending one never blocks: a
+//! line for which the daemon has no room is lost.
 
 use std::fmt;
 

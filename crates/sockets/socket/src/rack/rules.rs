@@ -112,11 +112,6 @@ impl Rules {
         users
     }
 
-    /// Returns whether servers of the user `to` may be reached at a port by any other user.
-    pub fn have_clients(&self, to: u32, port: u16) -> bool {
-        self.allowed.iter().any(|rule| rule.to == to && rule.from != to && rule.has_port(port))
-    }
-
     /// Returns all rules, in the order of the file.
     pub fn all(&self) -> &[Rule] {
         &self.allowed
@@ -174,7 +169,6 @@ mod tests {
         assert!(rules.allow(5, 5, 6379), "one user");
         assert_eq!(rules.servers(33, 6379), [33, 999, 110]);
         assert_eq!(rules.servers(999, 6379), [999]);
-        assert!(rules.have_clients(999, 6379) && !rules.have_clients(999, 1) && !rules.have_clients(33, 1));
     }
 
     #[test]
@@ -228,7 +222,6 @@ mod tests {
             let servers = rules.servers(from, port);
             for to in 0..4 {
                 prop_assert_eq!(servers.contains(&to), rules.allow(from, to, port));
-                prop_assert!(from == to || !rules.allow(from, to, port) || rules.have_clients(to, port));
             }
         }
     }

@@ -105,7 +105,8 @@ static KEPT: AtomicU32 = AtomicU32::new(0);
 fn kept() -> Option<BorrowedFd<'static>> {
     let slot = KEPT.load(Ordering::Acquire).checked_sub(1)?;
     let number = hidden::number_at(slot as u16);
-    // SAFETY: the number is that of a descriptor that this process never closes.
+    // SAFETY: the number is not negative. The descriptor is closed only if the root directory could not be changed; a
+    // system call on it then fails, without touching memory.
     (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
 }
 

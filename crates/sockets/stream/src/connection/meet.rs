@@ -13,7 +13,7 @@ use crate::spans;
 use crate::statistics::{self, Counters};
 use crate::young::{Occasion, Transfer, Young};
 use meeting::proof::{Progress, Stream};
-use meeting::{Accepting, Answer, Descriptor, Endpoint, Met, Place, Policy, Proposal, Prover, Reason, Role, Step};
+use meeting::{Accepting, Answer, Descriptor, Endpoint, Met, Policy, Proposal, Prover, Reason, Rendezvous, Role, Step};
 use path::SendBy;
 use rustix::io::Errno;
 use socket::descriptor::hidden::HiddenFd;
@@ -536,13 +536,13 @@ fn install_outgoing(sender: &mut Sender, shared: &Shared, secret: u64, counters:
 
 /// Announces the accepting end.
 #[inline(never)] // As `begin`.
-fn announce(tcp: Tcp, place: &Place, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Accepting>, Reason> {
+fn announce(tcp: Tcp, place: &Rendezvous, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Accepting>, Reason> {
     Accepting::announce(place, tcp.borrow(), endpoint, policy).map(Box::new)
 }
 
 /// Proposes to meet the accepting end.
 #[inline(never)] // As `begin`.
-fn propose(tcp: Tcp, place: &Place, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Proposed>, Reason> {
+fn propose(tcp: Tcp, place: &Rendezvous, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Proposed>, Reason> {
     let mut proposal = Proposal::connect(place, endpoint, policy)?;
     let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
     memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;

@@ -5,7 +5,7 @@ use super::super::meet::is_final;
 use super::{Broken, Relay};
 use crate::identity;
 use crate::statistics::Counters;
-use meeting::{Accepting, Answer, Endpoint, Memory, Met, Offer, Place, Proposal, Reason, Role, Step, bell};
+use meeting::{Accepting, Answer, Endpoint, Memory, Met, Offer, Proposal, Reason, Rendezvous, Role, Step, bell};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The first occasions, on each of which a connecting end proposes to meet a peer that has sent.
@@ -172,7 +172,7 @@ impl Relay {
             Some(endpoint) => endpoint,
             None => *self.endpoint.insert(Endpoint::of(socket, self.role)?),
         };
-        let (place, policy) = (Place::Names(self.key), identity::private_policy());
+        let (place, policy) = (Rendezvous::Names(self.key), identity::private_policy());
         if self.role == Role::Accepted {
             let accepting = Accepting::announce(&place, socket, &endpoint, &policy)?;
             return Ok(State::Announced(Box::new(accepting)));
