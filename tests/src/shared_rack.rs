@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 
 use crate::stat::traffic;
-use crate::{Process, Stat, Traffic, WAIT_MAX, is_root, netns, paths};
+use crate::{Process, Stat, Traffic, WAIT_MAX, c, is_root, netns, paths};
 
 /// The group of the rack's members. No account needs to have it.
 const GROUP: u32 = 61_000;
@@ -26,7 +26,7 @@ pub const STRANGER: u32 = 61_003;
 pub struct SharedRack {
     folder: TempDir,
     namespaces: Vec<String>,
-    /// The rack is a file system of its own.
+    /// The rack is a mount of its own.
     is_mount: bool,
 }
 
@@ -74,6 +74,13 @@ impl SharedRack {
     /// A rack in which [`CLIENTS`] may reach [`SERVERS`].
     pub fn with_rule() -> Option<Self> {
         Self::new().inspect(|rack| rack.allow(CLIENTS, SERVERS))
+    }
+
+    /// Mounts the rack where it is, as a container has it. That vouches for it in user namespaces without root.
+    pub fn mount(mut self) -> Self {
+        rustix::mount::mount_bind(self.path(), self.path()).expect("root mounts");
+        self.is_mount = true;
+        self
     }
 
     /// The folder that has the rack and the copies, which all users can read.
@@ -143,6 +150,21 @@ impl SharedRack {
         command.args([format!("--reuid={uid}"), format!("--regid={uid}"), format!("--groups={GROUP}")]);
         command.arg("--").arg(program).current_dir("/");
         command.env_remove("LD_PRELOAD").env("CROSSLANE_RACK", self.path());
+        command
+    }
+
+    /// A program of a user, by its number in a user namespace with a map, whose connections must all have lanes. It is
+    /// no member of the group.
+    pub fn require_lane_in(&self, map: &str, uid: u32, namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
+        let source = [paths::package_file("probes/user_namespace.c")];
+        let probe = self.folder().join("user_namespace");
+        paths::copy_program(&c::build("user_namespace", &source, &["-Wall", "-Werror"]), &probe);
+        let mut command = match namespace {
+            Some(name) => netns::command(name, probe),
+            None => Command::new(probe),
+        };
+        command.arg(map).arg(uid.to_string()).arg(self.crosslane()).args(["run", "--require-lane", "--"]).arg(program);
+        command.current_dir("/").env_remove("LD_PRELOAD").env("CROSSLANE_RACK", self.path());
         command
     }
 

@@ -85,6 +85,56 @@ fn two_network_namespaces_are_joined_by_lanes_once_the_bytes_have_proven_it() {
     drop(talk(rack.require_lane(SERVERS, Some(&of_clients), paths::python()), address));
 }
 
+/// A user namespace in which only root and the servers' user have numbers, as with `PrivateUsers=` of systemd.
+fn private_users() -> String {
+    format!("0 0 1,{SERVERS} {SERVERS} 1")
+}
+
+#[test]
+fn programs_whose_users_the_kernel_hides_prove_them_by_a_key() {
+    let Some(mut rack) = SharedRack::with_rule().map(SharedRack::mount) else { return };
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    let ip: IpAddr = ip.parse().expect("an address");
+    let clients_only = format!("7 {CLIENTS} 1");
+    for (there, here, ip) in [(Some(&of_servers), Some(&of_clients), ip), (None, None, LOCALHOST)] {
+        let (there, here) = (there.map(String::as_str), here.map(String::as_str));
+        let python = rack.require_lane_in(&private_users(), SERVERS, there, paths::python());
+        let (_server, address) = serve(python, ip);
+        let clients = [
+            rack.require_lane(CLIENTS, here, paths::python()),
+            // Neither side sees the other's user, nor root.
+            rack.require_lane_in(&clients_only, 7, here, paths::python()),
+            // One user.
+            rack.require_lane_in(&private_users(), SERVERS, here, paths::python()),
+        ];
+        for (count, client) in (1..).zip(clients) {
+            drop(talk(client, address));
+            let traffic = rack.traffic_of(SERVERS);
+            assert!(traffic.lane_bytes >= count * TALKED_BYTES_MIN, "{count}: {traffic:?}");
+        }
+    }
+}
+
+#[test]
+fn hidden_users_without_the_key_have_no_lane() {
+    let Some(rack) = SharedRack::with_rule().map(SharedRack::mount) else { return };
+    rack.allow(STRANGER, SERVERS);
+    let talk_on = format!("{TALK}while True: talk()");
+    // A rule that was written by hand has no key; that of others is another.
+    let own_key = rack.path().join(format!("{STRANGER}/key-{SERVERS}"));
+    fs::copy(rack.path().join(format!("{CLIENTS}/key-{SERVERS}")), &own_key).expect("a key");
+    let (_server, address) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    let strange = rack.require_lane_in(&format!("7 {STRANGER} 1"), 7, None, paths::python());
+    script(strange, &talk_on, address).wait(WAIT_MAX).must_exit_with(1);
+    let traffic = rack.traffic_of(SERVERS);
+    assert_eq!(traffic.lane_bytes, 0, "{traffic:?}");
+    fs::remove_file(own_key).expect("a key");
+    let strange = rack.require_lane_in(&format!("7 {STRANGER} 1"), 7, None, paths::python());
+    script(strange, &talk_on, address).wait(WAIT_MAX).must_exit_with(1);
+    rack.allow(STRANGER, SERVERS);
+    drop(talk(rack.require_lane_in(&format!("7 {STRANGER} 1"), 7, None, paths::python()), address));
+}
+
 #[test]
 fn a_stream_in_one_direction_between_namespaces_moves_to_a_lane_too() {
     let Some(mut rack) = SharedRack::with_rule() else { return };

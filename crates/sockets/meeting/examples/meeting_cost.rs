@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use meeting::bell::hang_up;
 use meeting::{
-    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Policy, Proposal, Rendezvous, Role, Step, counts,
-    diag,
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, PeerUser, Policy, Proposal, Rendezvous, Role, Step,
+    counts, diag,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -84,7 +84,7 @@ fn main() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     for evidence in [Evidence::LookUp, Evidence::Counts] {
-        let policy = Policy { admits: |_, _| Ok(()), evidence };
+        let policy = Policy { admits: |uid, _| Ok(PeerUser::Known(uid)), evidence, keys: None };
         let mut parts = Parts::default();
         for _ in 0..rounds {
             let mut sockets = parts.time(" a TCP connection, for comparison", || {

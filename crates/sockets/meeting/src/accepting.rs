@@ -19,7 +19,7 @@ use crate::reason::Reason;
 use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
 use crate::system::{self, Descriptor, FIONREAD};
-use crate::verify::{Evidence, Policy, Trust, Window, look_up, verify};
+use crate::verify::{Evidence, PeerUser, Policy, Trust, Window, look_up, verify};
 
 /// Most callers that one [`Accepting::advance`] accepts: others of the queue wait for the next.
 const CALLERS_MAX: usize = 4;
@@ -39,13 +39,15 @@ pub struct Accepting {
 enum State {
     Announced,
     /// A caller that has not sent its proposal yet.
-    Called(Caller),
+    Called(Caller, PeerUser),
     Proposed {
         caller: Caller,
         message: Message,
         descriptor: Descriptor,
         after: Counts,
         trust: Trust,
+        /// The key that the proof has to use.
+        key: Option<[u8; 16]>,
     },
 }
 
@@ -83,7 +85,7 @@ impl Accepting {
     /// that has not sent anything yet.
     pub fn descriptors(&self) -> (BorrowedFd<'_>, Option<BorrowedFd<'_>>) {
         let caller = match &self.state {
-            State::Called(caller) => caller.bell.as_fd(),
+            State::Called(caller, _) => caller.bell.as_fd(),
             State::Announced | State::Proposed { .. } => None,
         };
         (self.announcement.as_fd(), caller)
@@ -93,13 +95,13 @@ impl Accepting {
     /// is looked up, 14 without the look-up.
     pub fn advance(&mut self, socket: BorrowedFd<'_>) -> Step {
         for _ in 0..CALLERS_MAX {
-            let caller = match std::mem::replace(&mut self.state, State::Announced) {
+            let (caller, peer) = match std::mem::replace(&mut self.state, State::Announced) {
                 State::Announced => match self.next_caller() {
-                    Ok(Some(caller)) => caller,
+                    Ok(Some(called)) => called,
                     Ok(None) => return Step::Waiting,
                     Err(reason) => return Step::Refused(reason),
                 },
-                State::Called(caller) => caller,
+                State::Called(caller, peer) => (caller, peer),
                 proposed @ State::Proposed { .. } => {
                     self.state = proposed;
                     return Step::Proposed;
@@ -108,13 +110,13 @@ impl Accepting {
             let Some(bell) = caller.bell.as_fd() else { continue };
             match receive(bell) {
                 Ok(Received::Ended) => {}
-                Ok(Received::Message(message, passed)) => return self.propose(socket, caller, message, passed),
+                Ok(Received::Message(message, passed)) => return self.propose(socket, (caller, peer), message, passed),
                 Err(reason) => return self.refuse_caller(&caller, reason),
                 // A silent caller must not keep others out.
                 Ok(Received::Nothing) => match self.next_caller() {
-                    Ok(Some(next)) => self.state = State::Called(next),
+                    Ok(Some((next, peer))) => self.state = State::Called(next, peer),
                     Ok(None) | Err(_) => {
-                        self.state = State::Called(caller);
+                        self.state = State::Called(caller, peer);
                         return Step::Waiting;
                     }
                 },
@@ -124,10 +126,10 @@ impl Accepting {
     }
 
     /// Accepts the next caller of an allowed user. Another one is told so where users share a rack, and hung up.
-    fn next_caller(&self) -> Result<Option<Caller>, Reason> {
+    fn next_caller(&self) -> Result<Option<(Caller, PeerUser)>, Reason> {
         let Some(caller) = self.announcement.accept()? else { return Ok(None) };
         match (self.policy.admits)(caller.credentials.uid, &self.endpoint) {
-            Ok(()) => Ok(Some(caller)),
+            Ok(peer) => Ok(Some((caller, peer))),
             Err(reason) => {
                 if self.policy.evidence == Evidence::Proof {
                     self.refuse_caller(&caller, reason);
@@ -138,12 +140,18 @@ impl Accepting {
     }
 
     /// Verifies a proposal.
-    fn propose(&mut self, socket: BorrowedFd<'_>, caller: Caller, message: Message, passed: Passed) -> Step {
-        let checked = self.check(socket, &caller, &message, passed.look_up.as_ref().map(Descriptor::as_fd));
+    fn propose(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        (caller, peer): (Caller, PeerUser),
+        message: Message,
+        passed: Passed,
+    ) -> Step {
+        let checked = self.check(socket, (&caller, peer), &message, passed.look_up.as_ref().map(Descriptor::as_fd));
         passed.look_up.into_iter().for_each(discard);
         match (checked, passed.memory) {
-            (Ok((after, trust)), Some(descriptor)) => {
-                self.state = State::Proposed { caller, message, descriptor, after, trust };
+            (Ok((after, trust, key)), Some(descriptor)) => {
+                self.state = State::Proposed { caller, message, descriptor, after, trust, key };
                 Step::Proposed
             }
             (Ok(_), None) => self.refuse_caller(&caller, Reason::Malformed),
@@ -154,10 +162,10 @@ impl Accepting {
     fn check(
         &self,
         socket: BorrowedFd<'_>,
-        caller: &Caller,
+        (caller, peer): (&Caller, PeerUser),
         message: &Message,
         passed: Option<BorrowedFd<'_>>,
-    ) -> Result<(Counts, Trust), Reason> {
+    ) -> Result<(Counts, Trust, Option<[u8; 16]>), Reason> {
         let bell = caller.bell.as_fd().ok_or(Reason::Gone)?;
         refuse_descriptors(bell);
         // Nothing follows a proposal before its answer.
@@ -166,14 +174,16 @@ impl Accepting {
             return Err(Reason::Malformed);
         }
         let evidence = self.policy.evidence;
-        if evidence != Evidence::Proof && (passed.is_some() || message.wants_proof) {
+        if evidence != Evidence::Proof && (passed.is_some() || message.wants_proof || message.user.is_some()) {
             return Err(Reason::Descriptors);
         }
         let after = counts::read(socket, self.endpoint.role)?;
         let window = Window { before: self.before, after };
         let look_up = look_up(&self.endpoint, message, passed, evidence);
-        let trust = verify(&self.endpoint, &window, message, look_up, (caller.credentials.uid, evidence))?;
-        Ok((after, if message.wants_proof { Trust::NeedsProof } else { trust }))
+        let key = self.policy.key(message, peer, &self.endpoint)?;
+        let trust = verify(&self.endpoint, &window, message, look_up, (peer, evidence))?;
+        let needs_proof = message.wants_proof || key.is_some();
+        Ok((after, if needs_proof { Trust::NeedsProof } else { trust }, key))
     }
 
     /// Answers *no* and hangs up. A peer that does not speak this language gets no answer.
@@ -197,7 +207,7 @@ impl Accepting {
     /// a child, which shares them since `fork`.
     pub fn close_shared(self) {
         self.announcement.close_shared();
-        if let State::Called(mut caller) | State::Proposed { mut caller, .. } = self.state {
+        if let State::Called(mut caller, _) | State::Proposed { mut caller, .. } = self.state {
             drop(caller.bell.release());
         }
     }
@@ -210,16 +220,17 @@ impl Accepting {
     /// of `sendmsg(2)`.
     pub fn accept(mut self, offer: &Offer<'_>) -> Result<Box<Met>, Reason> {
         let state = std::mem::replace(&mut self.state, State::Announced);
-        let State::Proposed { mut caller, message, descriptor, after, trust } = state else {
+        let State::Proposed { mut caller, message, descriptor, after, trust, key } = state else {
             return Err(Reason::Nobody);
         };
         let wants_proof = trust == Trust::NeedsProof;
-        let yes = Message { wants_proof, ..Message::new(Kind::Yes, &self.endpoint, after, offer.memory) };
+        let user = self.policy.stated_user(key.is_some());
+        let yes = Message { wants_proof, user, ..Message::new(Kind::Yes, &self.endpoint, after, offer.memory) };
         let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
         let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
         send(caller.bell.as_fd().ok_or(Reason::Gone)?, &yes, &passed)?;
         let bell = caller.bell.release().ok_or(Reason::Gone)?;
         let met = Met::new((bell, descriptor), &message, offer.memory, after, caller.credentials.pid);
-        Ok(if wants_proof { met.to_be_proven(Role::Accepted) } else { met })
+        Ok(if wants_proof { met.to_be_proven(Role::Accepted, key) } else { met })
     }
 }

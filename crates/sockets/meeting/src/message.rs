@@ -19,7 +19,9 @@
 //! | 84 | 4 | 1 if the sender asks for a proof by the bytes (see [`proof`](crate::proof)), otherwise 0 |
 //! | 88 | 16 | offsets in it of the receiver's inbound and outbound span |
 //! | 104 | 8 | secret of the lane in the outbound span |
-//! | 112 | 16 | 0 |
+//! | 112 | 4 | 0; 1 if the sender states its user; 3 if it also wants the proof to use the key of both users |
+//! | 116 | 4 | the sender's user, by its number on the machine, otherwise 0 |
+//! | 120 | 8 | 0 |
 //!
 //! Magic and version stay where they are in all releases. A message of another version is refused by that alone,
 //! whatever its length.
@@ -36,6 +38,10 @@ pub const MESSAGE_BYTES: usize = 128;
 pub const MEMORY_BYTES_MAX: u64 = 1 << 32;
 
 const MAGIC: [u8; 8] = *b"xl-meet\n";
+
+const STATES_USER: u8 = 1;
+const WANTS_KEY: u8 = 2;
+const STATES_USER_AND_WANTS_KEY: u8 = STATES_USER | WANTS_KEY;
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +104,24 @@ pub struct Message {
     pub memory: Memory,
     /// It asks for a proof by the bytes of the connection.
     pub wants_proof: bool,
+    /// Its user, where programs of several users meet.
+    pub user: Option<StatedUser>,
+}
+
+/// The user that an endpoint states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatedUser {
+    /// The number on the machine.
+    pub number: u32,
+    /// The proof has to use the key that only programs of the two users have.
+    pub wants_key: bool,
 }
 
 impl Message {
     /// Returns a message of an endpoint.
     pub fn new(kind: Kind, endpoint: &Endpoint, counts: Counts, memory: Memory) -> Self {
         let Endpoint { role, cookie, netns_cookie, .. } = *endpoint;
-        Self { kind, role, cookie, netns_cookie, counts, memory, wants_proof: false }
+        Self { kind, role, cookie, netns_cookie, counts, memory, wants_proof: false, user: None }
     }
 
     /// Returns the bytes of the message.
@@ -136,6 +153,10 @@ impl Message {
             for (part, word) in bytes[88..112].chunks_exact_mut(8).zip(words) {
                 part.copy_from_slice(&word.to_ne_bytes());
             }
+        }
+        if let Some(StatedUser { number, wants_key }) = self.user {
+            bytes[112] = if wants_key { STATES_USER | WANTS_KEY } else { STATES_USER };
+            bytes[116..120].copy_from_slice(&number.to_ne_bytes());
         }
         bytes
     }
@@ -183,10 +204,20 @@ impl Message {
             1 => true,
             _ => return None,
         };
-        let behind = if window.is_some() { 112 } else { 88 };
-        let zeros = bytes[14..16].iter().chain(&bytes[behind..]);
+        let (user, behind_user) = match bytes[112] {
+            0 => (None, 112),
+            flags @ (STATES_USER | STATES_USER_AND_WANTS_KEY) => {
+                let number = u32::from_ne_bytes([bytes[116], bytes[117], bytes[118], bytes[119]]);
+                (Some(StatedUser { number, wants_key: flags & WANTS_KEY != 0 }), 120)
+            }
+            _ => return None,
+        };
+        let window_bytes = if window.is_some() { 88..88 } else { 88..112 };
+        let zeros =
+            bytes[14..16].iter().chain(&bytes[window_bytes]).chain(&bytes[113..116]).chain(&bytes[behind_user..]);
         zeros.copied().all(|byte| byte == 0).then(|| Self {
             wants_proof,
+            user,
             kind,
             role,
             cookie: word(16),
@@ -201,7 +232,7 @@ impl Message {
         let counts = self.counts;
         let is_memory_valid = match self.kind {
             Kind::Proposal | Kind::Yes => (1..=MEMORY_BYTES_MAX).contains(&self.memory.bytes),
-            Kind::No(_) => self.memory == Memory::default() && !self.wants_proof,
+            Kind::No(_) => self.memory == Memory::default() && !self.wants_proof && self.user.is_none(),
         };
         counts.acked <= counts.written && counts.consumed <= counts.received && is_memory_valid
     }
@@ -233,7 +264,9 @@ mod tests {
                 Memory { window, ..Memory::own(bytes, secret) }
             };
             let wants_proof = secret & 1 == 1 && !matches!(kind, Kind::No(_));
-            Message { kind, role, cookie, netns_cookie, counts, memory, wants_proof }
+            let user = StatedUser { number: secret as u32, wants_key: secret & 2 != 0 };
+            let user = Some(user).filter(|_| secret & 4 != 0 && !matches!(kind, Kind::No(_)));
+            Message { kind, role, cookie, netns_cookie, counts, memory, wants_proof, user }
         })
     }
 
@@ -282,7 +315,7 @@ mod tests {
         let counts = Counts { written: 5, acked: 5, received: 5, consumed: 5 };
         let memory = Memory::own(4096, 1);
         let (role, kind) = (Role::Connected, Kind::Proposal);
-        let valid = Message { kind, role, cookie: 1, netns_cookie: 1, counts, memory, wants_proof: false };
+        let valid = Message { kind, role, cookie: 1, netns_cookie: 1, counts, memory, wants_proof: false, user: None };
         let invalid = [
             Message { counts: Counts { acked: 6, ..counts }, ..valid },
             Message { counts: Counts { consumed: 6, ..counts }, ..valid },

@@ -17,7 +17,7 @@ use crate::reason::Reason;
 use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
 use crate::system::Descriptor;
-use crate::verify::{Evidence, Policy, Trust, Window, look_up, verify};
+use crate::verify::{Evidence, PeerUser, Policy, Trust, Window, look_up, verify};
 
 /// A connecting endpoint that has reached the other one. It hangs up when it is dropped.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub struct Proposal {
     policy: Policy,
     bell: Held,
     credentials: Credentials,
+    peer: PeerUser,
     /// This endpoint asks for a proof by the bytes.
     wants_proof: bool,
     /// What was sent: the memory, and the counts read before.
@@ -61,14 +62,14 @@ impl Proposal {
         let credentials = peer_credentials(socket.as_fd());
         let bell = Held::new(socket);
         let credentials = credentials.ok_or(Reason::System)?;
-        (policy.admits)(credentials.uid, endpoint)?;
+        let peer = (policy.admits)(credentials.uid, endpoint)?;
         let wants_proof = policy.evidence == Evidence::Proof
             && match diag::look_up_peer(endpoint) {
-                LookUp::Found(entry) => !entry.is_connected() || entry.uid != credentials.uid,
+                LookUp::Found(entry) => !entry.is_connected() || PeerUser::Known(entry.uid) != peer,
                 // The kernel may still answer by a socket that the peer passes.
                 LookUp::Nothing | LookUp::Unavailable => true,
             };
-        Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, wants_proof, sent: None })
+        Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, peer, wants_proof, sent: None })
     }
 
     /// Returns whether this endpoint asks for a proof by the bytes, from the proposal on.
@@ -89,7 +90,8 @@ impl Proposal {
         let bell = self.bell.as_fd().filter(|_| self.sent.is_none()).ok_or(Reason::Gone)?;
         let before = counts::read(socket, self.endpoint.role)?;
         let proposal = Message::new(Kind::Proposal, &self.endpoint, before, offer.memory);
-        let proposal = Message { wants_proof: self.wants_proof, ..proposal };
+        let user = self.policy.stated_user(self.peer == PeerUser::Hidden);
+        let proposal = Message { wants_proof: self.wants_proof, user, ..proposal };
         let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
         let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
         send(bell, &proposal, &passed)?;
@@ -116,9 +118,9 @@ impl Proposal {
         let checked = self.check(socket, before, &message, passed.as_ref().map(Descriptor::as_fd));
         passed.into_iter().for_each(discard);
         match (checked, self.bell.release()) {
-            (Ok(after), Some(bell)) => {
+            (Ok((after, key)), Some(bell)) => {
                 let met = Met::new((bell, memory_of_peer), &message, memory, after, self.credentials.pid);
-                Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected) } else { met })
+                Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected, key) } else { met })
             }
             (Ok(_), None) => Answer::Refused(Reason::Gone),
             (Err(reason), bell) => {
@@ -134,21 +136,23 @@ impl Proposal {
         before: Counts,
         message: &Message,
         passed: Option<BorrowedFd<'_>>,
-    ) -> Result<Counts, Reason> {
+    ) -> Result<(Counts, Option<[u8; 16]>), Reason> {
         if message.kind != Kind::Yes {
             return Err(Reason::Malformed);
         }
         let evidence = self.policy.evidence;
-        if evidence != Evidence::Proof && (passed.is_some() || message.wants_proof) {
+        if evidence != Evidence::Proof && (passed.is_some() || message.wants_proof || message.user.is_some()) {
             return Err(Reason::Descriptors);
         }
         let after = counts::read(socket, self.endpoint.role)?;
         let look_up = look_up(&self.endpoint, message, passed, evidence);
-        let whom = (self.credentials.uid, evidence);
+        let key = self.policy.key(message, self.peer, &self.endpoint)?;
+        let whom = (self.peer, evidence);
         match verify(&self.endpoint, &Window { before, after }, message, look_up, whom)? {
             // It has changed since the proposal, or the peer has not heeded that.
             Trust::NeedsProof if !message.wants_proof => Err(Reason::NoProof),
-            _ => Ok(after),
+            _ if key.is_some() && !message.wants_proof => Err(Reason::NoProof),
+            _ => Ok((after, key)),
         }
     }
 

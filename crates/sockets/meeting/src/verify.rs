@@ -40,13 +40,19 @@
 //! namespace that was made by the peer's user is the peer's. Otherwise, the peer must prove it by the bytes of the
 //! connection ([`proof`](crate::proof)): its process may have changed its user since; and of another network namespace,
 //! in which the peer may have configured any addresses, the kernel says only which socket is there.
+//!
+//! # User namespaces
+//!
+//! In a user namespace that gives numbers only to some users (`PrivateUsers=` of systemd, containers with a range of
+//! their own), the kernel tells a process nothing about the others. There, each endpoint states its user, and the proof by
+//! the bytes uses a key that only programs of the two users can read ([`UserKeys`]).
 
 use std::os::fd::BorrowedFd;
 
 use crate::counts::Counts;
 use crate::diag::{self, LookUp};
 use crate::endpoint::Endpoint;
-use crate::message::Message;
+use crate::message::{Message, StatedUser};
 use crate::reason::Reason;
 
 /// Who may be met.
@@ -54,10 +60,55 @@ use crate::reason::Reason;
 pub struct Policy {
     /// Whether a peer of a user, by `SO_PEERCRED`, may be met at an endpoint; otherwise why not. In a user namespace,
     /// the kernel reports users without a number there as the overflow user (`user_namespaces(7)`), who must not be
-    /// allowed.
-    pub admits: fn(u32, &Endpoint) -> Result<(), Reason>,
+    /// allowed, but may be [`PeerUser::Hidden`].
+    pub admits: fn(u32, &Endpoint) -> Result<PeerUser, Reason>,
     /// What has to show that the peer is the other endpoint.
     pub evidence: Evidence,
+    /// How programs of several users know each other where the kernel does not tell the peer's user.
+    pub keys: Option<UserKeys>,
+}
+
+/// The user of a peer, as far as the kernel tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerUser {
+    /// A user, by the number in this process's user namespace.
+    Known(u32),
+    /// A user without a number there. The peer must state which, and prove that it has the key of that user and of this
+    /// process's.
+    Hidden,
+}
+
+/// Keys that only programs of two users have.
+#[derive(Clone, Copy, Debug)]
+pub struct UserKeys {
+    /// The user of this process, by its number on the machine.
+    pub own: u32,
+    /// Returns the key of this process's user and of the one that a peer states, if it may be met at an endpoint and
+    /// is the one whom the kernel tells.
+    pub key: fn(u32, PeerUser, &Endpoint) -> Result<[u8; 16], Reason>,
+}
+
+impl Policy {
+    /// Returns what a message states about this process's user.
+    pub(crate) fn stated_user(&self, wants_key: bool) -> Option<StatedUser> {
+        self.keys.map(|keys| StatedUser { number: keys.own, wants_key })
+    }
+
+    /// Returns the key that a proof has to use, if a message or this side wants one.
+    pub(crate) fn key(
+        &self,
+        message: &Message,
+        peer: PeerUser,
+        endpoint: &Endpoint,
+    ) -> Result<Option<[u8; 16]>, Reason> {
+        let stated = message.user.filter(|stated| stated.wants_key || peer == PeerUser::Hidden);
+        match (stated, self.keys) {
+            (Some(stated), Some(keys)) => (keys.key)(stated.number, peer, endpoint).map(Some),
+            (Some(_), None) => Err(Reason::Malformed),
+            (None, _) if peer == PeerUser::Hidden => Err(Reason::Unmapped),
+            (None, _) => Ok(None),
+        }
+    }
 }
 
 /// What has to show that a peer is the other endpoint of a connection.
@@ -99,7 +150,7 @@ pub fn verify(
     window: &Window,
     message: &Message,
     look_up: LookUp,
-    (peer_uid, evidence): (u32, Evidence),
+    (peer, evidence): (PeerUser, Evidence),
 ) -> Result<Trust, Reason> {
     if message.role != endpoint.role.opposite() {
         return Err(Reason::Role);
@@ -117,7 +168,7 @@ pub fn verify(
         LookUp::Unavailable => Ok(Trust::Complete),
         LookUp::Nothing => Err(Reason::Cookie),
         LookUp::Found(entry) if !entry.is_connected() || entry.cookie != message.cookie => Err(Reason::Cookie),
-        LookUp::Found(entry) if is_here && entry.uid == peer_uid => Ok(Trust::Complete),
+        LookUp::Found(entry) if is_here && PeerUser::Known(entry.uid) == peer => Ok(Trust::Complete),
         LookUp::Found(_) if evidence == Evidence::Proof => Ok(Trust::NeedsProof),
         LookUp::Found(_) => Err(Reason::User),
     }
@@ -247,10 +298,42 @@ mod tests {
             counts: THEIRS,
             memory: Memory::own(4096, 1),
             wants_proof: false,
+            user: None,
         };
         let mut window = Window { before: COUNTS, after: COUNTS };
         change(&mut endpoint, &mut message, &mut window);
-        verify(&endpoint, &window, &message, look_up, (1000, evidence))
+        verify(&endpoint, &window, &message, look_up, (PeerUser::Known(1000), evidence))
+    }
+
+    #[test]
+    fn a_peer_whose_user_the_kernel_hides_has_to_state_it_and_needs_the_key() {
+        let key = |stated: u32, peer, _: &Endpoint| match (stated, peer) {
+            (33, PeerUser::Known(33) | PeerUser::Hidden) => Ok([1; 16]),
+            (_, PeerUser::Known(_)) => Err(Reason::User),
+            (_, PeerUser::Hidden) => Err(Reason::NoRule),
+        };
+        let keys = Some(UserKeys { own: 999, key });
+        let admits = |uid, _: &Endpoint| Ok(PeerUser::Known(uid));
+        let policy = Policy { admits, evidence: Evidence::Proof, keys };
+        let (known, hidden) = (PeerUser::Known(33), PeerUser::Hidden);
+        for (policy, stated, peer, expected) in [
+            (policy, None, known, Ok(None)),
+            (policy, None, hidden, Err(Reason::Unmapped)),
+            (policy, Some((33, false)), known, Ok(None)),
+            (policy, Some((33, true)), known, Ok(Some([1; 16]))),
+            (policy, Some((33, false)), hidden, Ok(Some([1; 16]))),
+            (policy, Some((33, true)), PeerUser::Known(34), Err(Reason::User)),
+            (policy, Some((34, true)), hidden, Err(Reason::NoRule)),
+            (Policy { keys: None, ..policy }, Some((33, true)), known, Err(Reason::Malformed)),
+        ] {
+            let set = |_: &mut Endpoint, message: &mut Message, _: &mut Window| {
+                message.user = stated.map(|(number, wants_key)| StatedUser { number, wants_key });
+                let tuple = Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
+                let endpoint = Endpoint { tuple, role: Role::Accepted, cookie: 21, netns_cookie: 7 };
+                assert_eq!(policy.key(message, peer, &endpoint), expected, "{stated:?} {peer:?}");
+            };
+            let _ = decide_by(set, LookUp::Found(ENTRY), Evidence::Proof);
+        }
     }
 
     #[test]

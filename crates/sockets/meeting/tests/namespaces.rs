@@ -16,7 +16,9 @@ use common::{memory, offer};
 use meeting::message::{Kind, Memory, Message};
 use meeting::place::Directories;
 use meeting::proof::{Progress, Stream};
-use meeting::{Accepting, Answer, Endpoint, Evidence, Met, Policy, Proposal, Reason, Rendezvous, Role, Step, counts};
+use meeting::{
+    Accepting, Answer, Endpoint, Evidence, Met, PeerUser, Policy, Proposal, Reason, Rendezvous, Role, Step, counts,
+};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// Enters a new network namespace with addresses on its loopback interface. `false` without the right to do so.
@@ -32,7 +34,7 @@ fn enter_namespace(addresses: &[&str]) -> bool {
 }
 
 fn policy() -> Policy {
-    Policy { admits: |_, _| Ok(()), evidence: Evidence::Proof }
+    Policy { admits: |uid, _| Ok(PeerUser::Known(uid)), evidence: Evidence::Proof, keys: None }
 }
 
 fn place(directory: &Path) -> Rendezvous {
@@ -291,7 +293,7 @@ fn the_two_ends_of_a_connection_prove_it_to_each_other() {
             assert!(connected.proof.is_none() && accepted.proof.is_none());
             let counts = [&connected.own_counts, &accepted.own_counts];
             let mut provers = [(Role::Connected, counts[0]), (Role::Accepted, counts[1])]
-                .map(|(role, counts)| Box::new(meeting::Prover::new(role, [7, 9], counts)));
+                .map(|(role, counts)| Box::new(meeting::Prover::new(role, ([7, 9], None), counts)));
             assert_eq!(prove(&mut victim, [&connected, &accepted], &mut provers), [Progress::Proven; 2]);
             assert!(directory.read_dir().unwrap().next().is_none(), "the announcement is over");
         });

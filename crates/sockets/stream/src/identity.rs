@@ -7,14 +7,14 @@ use crate::kernel::Tcp;
 use crate::remote;
 use meeting::diag::{self, LookUp};
 use meeting::place::Directories;
-use meeting::{Endpoint, Evidence, Key, Policy, Reason, Rendezvous, Role};
+use meeting::{Endpoint, Evidence, Key, PeerUser, Policy, Reason, Rendezvous, Role, UserKeys};
 use socket::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
 use socket::process::syslog;
 use socket::rack::key::RackKey;
 use socket::rack::location;
-use socket::rack::rules::Rules;
+use socket::rack::rules::{OVERFLOW_UID, Rules};
 use socket::rack::shared::{RulesStamp, SharedRack, SharedRackError};
 use socket::rack::users::{self, UserMap};
 use std::net::SocketAddr;
@@ -39,8 +39,10 @@ pub fn meeting_place(endpoint: &Endpoint) -> Result<(Rendezvous, Policy), Reason
     }
     match location::shared() {
         Ok(Some(rack)) => {
-            let policy = Policy { admits: admits_in_shared_rack, evidence: Evidence::Proof };
-            Ok((place_in_shared_rack(rack, endpoint)?, policy))
+            let own = Own::read(rack)?;
+            let keys = Some(UserKeys { own: own.uid, key: key_in_shared_rack });
+            let policy = Policy { admits: admits_in_shared_rack, evidence: Evidence::Proof, keys };
+            Ok((place_in_shared_rack(rack, &own, endpoint)?, policy))
         }
         Ok(None) => Ok((Rendezvous::Names(private_key()?), private_policy())),
         Err(error) => Err(reason_of(&error)),
@@ -66,10 +68,10 @@ fn private_key() -> Result<Key, Reason> {
 /// Returns whom this process may meet in a rack that is its user's alone: processes of the same user.
 pub fn private_policy() -> Policy {
     let admits = |uid, _: &Endpoint| match uid == rustix::process::geteuid().as_raw() {
-        true => Ok(()),
+        true => Ok(PeerUser::Known(uid)),
         false => Err(Reason::User),
     };
-    Policy { admits, evidence: Evidence::LookUp }
+    Policy { admits, evidence: Evidence::LookUp, keys: None }
 }
 
 fn reason_of(error: &SharedRackError) -> Reason {
@@ -97,9 +99,34 @@ impl Own {
         Ok(Self { rules, map, uid })
     }
 
-    /// Returns whether this process may meet programs of another user, by its number in this user namespace.
-    fn admits(&self, uid: u32, endpoint: &Endpoint) -> Result<(), Reason> {
+    /// Returns whether this process may meet programs of another user, by its number in this user namespace. Of a user
+    /// without one, that is to be found out by the key.
+    fn admits(&self, uid: u32, endpoint: &Endpoint) -> Result<PeerUser, Reason> {
+        if self.hides(uid) {
+            return Ok(PeerUser::Hidden);
+        }
         let peer = self.map.on_machine(uid).ok_or(Reason::Unmapped)?;
+        self.check_rules(peer, endpoint).map(|()| PeerUser::Known(uid))
+    }
+
+    /// Returns whether a number stands for all users without one in this user namespace.
+    fn hides(&self, uid: u32) -> bool {
+        uid == OVERFLOW_UID && self.map.hides_users()
+    }
+
+    /// Returns the key of this process's user and of the one that a peer states, by its number on the machine.
+    fn key(&self, rack: &SharedRack, stated: u32, peer: PeerUser, endpoint: &Endpoint) -> Result<[u8; 16], Reason> {
+        if let PeerUser::Known(uid) = peer
+            && self.map.on_machine(uid) != Some(stated)
+        {
+            return Err(Reason::User);
+        }
+        self.check_rules(stated, endpoint)?;
+        rack.user_key(self.uid, stated).map(RackKey::to_bytes).map_err(|_| Reason::Unmapped)
+    }
+
+    /// Checks that the rules let this process meet programs of another user, by its number on the machine.
+    fn check_rules(&self, peer: u32, endpoint: &Endpoint) -> Result<(), Reason> {
         let (from, to) = match endpoint.role {
             Role::Connected => (self.uid, peer),
             Role::Accepted => (peer, self.uid),
@@ -166,15 +193,22 @@ fn rules(rack: &SharedRack) -> Result<Arc<Rules>, SharedRackError> {
     Ok(read)
 }
 
-fn admits_in_shared_rack(uid: u32, endpoint: &Endpoint) -> Result<(), Reason> {
-    let rack = location::shared().map_err(|error| reason_of(&error))?.ok_or(Reason::Rack)?;
-    Own::read(rack)?.admits(uid, endpoint)
+fn shared_rack() -> Result<&'static SharedRack, Reason> {
+    location::shared().map_err(|error| reason_of(&error))?.ok_or(Reason::Rack)
+}
+
+fn admits_in_shared_rack(uid: u32, endpoint: &Endpoint) -> Result<PeerUser, Reason> {
+    Own::read(shared_rack()?)?.admits(uid, endpoint)
+}
+
+fn key_in_shared_rack(stated: u32, peer: PeerUser, endpoint: &Endpoint) -> Result<[u8; 16], Reason> {
+    let rack = shared_rack()?;
+    Own::read(rack)?.key(rack, stated, peer, endpoint)
 }
 
 /// Returns where an end of a connection meets the other one in a shared rack.
-fn place_in_shared_rack(rack: &SharedRack, endpoint: &Endpoint) -> Result<Rendezvous, Reason> {
-    let own = Own::read(rack)?;
-    let peer = known_peer(endpoint)?;
+fn place_in_shared_rack(rack: &SharedRack, own: &Own, endpoint: &Endpoint) -> Result<Rendezvous, Reason> {
+    let peer = known_peer(endpoint)?.filter(|uid| !own.hides(*uid));
     if let Some(uid) = peer {
         own.admits(uid, endpoint)?;
     }

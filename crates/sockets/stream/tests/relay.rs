@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use meeting::{Answer, Endpoint, Evidence, Key, Memory, Offer, Policy, Proposal, Role};
+use meeting::{Answer, Endpoint, Evidence, Key, Memory, Offer, PeerUser, Policy, Proposal, Role};
 use segment::ends::{self, EndMemory, PeerMemory};
 use stream::connection::{Broken, Relay, RelayInput};
 use volmem::sync::Ordering;
@@ -192,7 +192,7 @@ struct Hostile {
 impl Hostile {
     /// Meets a relay, and begins to send by a lane.
     fn beginning(relay: &mut Relay, socket: TcpStream) -> Self {
-        let policy = Policy { admits: |_, _| Ok(()), evidence: Evidence::Counts };
+        let policy = Policy { admits: |uid, _| Ok(PeerUser::Known(uid)), evidence: Evidence::Counts, keys: None };
         let endpoint = Endpoint::of(socket.as_fd(), Role::Connected).expect("a connection");
         let mut proposal = Proposal::connect(&Key::from([7; 16]).into(), &endpoint, &policy).expect("an announcement");
         let (mine, descriptor) = EndMemory::create(3 << 20).expect("memory");

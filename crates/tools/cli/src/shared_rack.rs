@@ -4,6 +4,7 @@ mod access;
 mod accounts;
 mod allow;
 mod create;
+mod keys;
 mod show;
 
 use std::path::{Path, PathBuf};

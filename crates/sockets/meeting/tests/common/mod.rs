@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use meeting::{
-    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, Policy, Proposal, Reason, Rendezvous, Role, Step,
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, PeerUser, Policy, Proposal, Reason, Rendezvous,
+    Role, Step,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
@@ -45,8 +46,8 @@ pub fn own_uid() -> u32 {
 
 /// Admits the user of this process.
 pub fn policy() -> Policy {
-    let admits = |uid, _: &Endpoint| if uid == own_uid() { Ok(()) } else { Err(Reason::User) };
-    Policy { admits, evidence: Evidence::LookUp }
+    let admits = |uid, _: &Endpoint| if uid == own_uid() { Ok(PeerUser::Known(uid)) } else { Err(Reason::User) };
+    Policy { admits, evidence: Evidence::LookUp, keys: None }
 }
 
 /// A TCP connection within this process.

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 
@@ -36,7 +36,7 @@ const KEY_TRIES_MAX: usize = 3;
 /// read it and processes that create another one would not recognize each other.
 const KEY_MODE: Mode = Mode::from_raw_mode(0o1600);
 
-/// The 128-bit key of a rack.
+/// The 128-bit key of a rack, or of two users of a shared one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RackKey([u8; KEY_BYTES]);
 
@@ -74,7 +74,7 @@ impl RackKey {
     /// not that of a key, and the errors of open, read, write and link.
     fn read_or_make(directory: BorrowedFd<'_>, uid: u32) -> Result<Self, Errno> {
         for _ in 0..KEY_TRIES_MAX {
-            match Self::read(directory, uid) {
+            match Self::read(directory, KEY_FILE, uid) {
                 Err(Errno::NOENT) => Self::make(directory)?,
                 outcome => return outcome,
             }
@@ -82,10 +82,14 @@ impl RackKey {
         Err(Errno::NOENT)
     }
 
-    fn read(directory: BorrowedFd<'_>, uid: u32) -> Result<Self, Errno> {
+    /// Reads a key from a file, which must be a regular one of the user that is closed to all others.
+    ///
+    /// # Errors
+    /// `PERM` for another file, `INVAL` for another length, and the errors of open and read.
+    pub fn read(directory: BorrowedFd<'_>, name: impl rustix::path::Arg, uid: u32) -> Result<Self, Errno> {
         // Non-blocking, in case it is a FIFO.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(directory, KEY_FILE, flags, Mode::empty())?;
+        let file = rustix::fs::openat(directory, name, flags, Mode::empty())?;
         let key = Self::read_checked(&file, uid);
         close(file);
         key
@@ -107,19 +111,50 @@ impl RackKey {
     /// Creates the file with a random key, unless another process has created it. The link that makes it visible is the
     /// last step, so no process reads half a key.
     fn make(directory: BorrowedFd<'_>) -> Result<(), Errno> {
-        let (key, suffix) = (random::<KEY_BYTES>()?, u64::from_ne_bytes(random()?));
-        let unlinked = format!("{KEY_FILE}.{suffix:016x}");
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(directory, unlinked.as_str(), flags, KEY_MODE)?;
-        let written = write_key(file.as_fd(), &key);
-        close(file);
-        let link = || rustix::fs::linkat(directory, unlinked.as_str(), directory, KEY_FILE, AtFlags::empty());
-        let linked = written.and_then(|()| link());
-        let _ = rustix::fs::unlinkat(directory, unlinked.as_str(), AtFlags::empty());
-        match linked {
+        let key = Self::random()?;
+        let named = key.write_draft(directory, KEY_FILE, None, |draft| {
+            rustix::fs::linkat(directory, draft, directory, KEY_FILE, AtFlags::empty())
+        });
+        match named {
             Err(Errno::EXIST) => Ok(()),
-            linked => linked,
+            named => named,
         }
+    }
+
+    /// Returns a new key.
+    ///
+    /// # Errors
+    /// Those of `getrandom(2)`.
+    pub fn random() -> Result<Self, Errno> {
+        random().map(Self)
+    }
+
+    /// Writes the key to a file of a user, in place of one with that name. A reader gets all of the old one or of this.
+    ///
+    /// # Errors
+    /// Those of open, fchown, write and rename.
+    pub fn replace(self, directory: BorrowedFd<'_>, name: &str, uid: u32) -> Result<(), Errno> {
+        self.write_draft(directory, name, Some(uid), |draft| rustix::fs::renameat(directory, draft, directory, name))
+    }
+
+    /// Writes the key to a new file, which `publish` gives its name.
+    fn write_draft(
+        self,
+        directory: BorrowedFd<'_>,
+        name: &str,
+        owner: Option<u32>,
+        publish: impl FnOnce(&str) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let suffix = u64::from_ne_bytes(random()?);
+        let draft = format!("{name}.{suffix:016x}");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, draft.as_str(), flags, KEY_MODE)?;
+        let owned = owner.map_or(Ok(()), |uid| rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), None));
+        let written = owned.and_then(|()| write_key(file.as_fd(), &self.0));
+        close(file);
+        let published = written.and_then(|()| publish(&draft));
+        let _ = rustix::fs::unlinkat(directory, draft.as_str(), AtFlags::empty());
+        published
     }
 }
 

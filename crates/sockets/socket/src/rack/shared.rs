@@ -6,11 +6,13 @@
 //!   RACK/lanes-off   root               present while lanes are switched off
 //!   RACK/UID         UID 0711           what the programs of one user publish: only they write
 //!   RACK/UID/HASH    UID 0666           the socket of an accepting endpoint that can be met
+//!   RACK/UID/key-UID UID 1600           the key of the user and of another one, between whom a rule is
 //!   RACK/UID/v1      UID 0700           the stats pages of its programs
 //! ```
 //!
 //! Who may enter the rack, by its group or by its access control list, reaches the sockets in it; whom a program meets
-//! is for the rules to say. UID is a number of the machine. A directory or a file of another owner than its name says
+//! is for the rules to say. In a user namespace the kernel may not tell a program who another one's user is: the two then
+//! prove that they have the key of both users. UID is a number of the machine. A directory or a file of another owner than its name says
 //! is not used: a member of the group can create any that is missing.
 
 use std::fmt;
@@ -22,6 +24,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxAttributes, St
 use rustix::io::Errno;
 use rustix::mount::OpenTreeFlags;
 
+use super::key::RackKey;
 use super::rules::{FILE_BYTES_MAX, OVERFLOW_UID, RuleError, Rules};
 use super::users::{self, UserMap};
 use crate::descriptor::hidden::{self, HiddenFd, close};
@@ -35,6 +38,11 @@ pub const RACK_MODE: u32 = 0o3770;
 pub const USER_MODE: u32 = 0o711;
 /// Longest path of a shared rack: a socket in a user's directory has a name of 32 bytes, and its address 107 at most.
 pub const PATH_BYTES_MAX: usize = 107 - 1 - 10 - 1 - 32;
+
+/// Returns the name of the file, in a user's directory, with the key of the user and of another one.
+pub fn user_key_file(other: u32) -> String {
+    format!("key-{other}")
+}
 
 const PERMISSIONS: u32 = 0o7777;
 const ROOT: u32 = 0;
@@ -226,12 +234,24 @@ impl SharedRack {
         Ok(directory)
     }
 
-    /// Checks that the directory of a user of the machine is that user's, and nobody else may write to it.
+    /// Reads the key of this process's user, by its number on the machine, and of another user.
+    ///
+    /// # Errors
+    /// Those of [`RackKey::read`]: `NOENT` if there is no rule between the two, or `crosslane rack-dir allow` has not
+    /// made the key.
+    pub fn user_key(&self, own: u32, other: u32) -> Result<RackKey, Errno> {
+        let path = self.below(&format!("{own}/{}", user_key_file(other)));
+        RackKey::read(base_after_change_of_root(), path, rustix::process::geteuid().as_raw())
+    }
+
+    /// Checks that the directory of a user of the machine is that user's, and nobody else may write to it. Of users
+    /// without a number in this user namespace, the kernel shows only that they have none.
     ///
     /// # Errors
     /// [`SharedRackError::UserDirectory`], [`SharedRackError::Unmapped`], and the kernel's: `NOENT` without one.
     pub fn check_user_directory(&self, uid: u32, map: &UserMap) -> Result<(), SharedRackError> {
-        let here = map.here(uid).ok_or(SharedRackError::Unmapped(uid))?;
+        let hidden = (map.hides_users() && uid != OVERFLOW_UID).then_some(OVERFLOW_UID);
+        let here = map.here(uid).or(hidden).ok_or(SharedRackError::Unmapped(uid))?;
         let found = self.lstat(&uid.to_string())?;
         let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
         let is_its_own = found.st_uid == here && found.st_mode & 0o022 == 0;

@@ -83,6 +83,11 @@ impl UserMap {
         ranges.collect::<Option<_>>().map(|ranges| Self { ranges })
     }
 
+    /// Returns whether there are users without a number in this namespace. The kernel shows them as the overflow user.
+    pub fn hides_users(&self) -> bool {
+        self.ranges.iter().map(|range| u64::from(range.count)).sum::<u64>() < u64::from(u32::MAX)
+    }
+
     /// Returns a user's number on the machine. `None` for the number that stands for all users without one.
     pub fn on_machine(&self, inside: u32) -> Option<u32> {
         let outside = self.find(inside, |range| (range.inside, range.outside))?;
@@ -114,6 +119,7 @@ mod tests {
         assert_eq!((map.on_machine(0), map.here(1000)), (Some(1000), Some(0)));
         assert_eq!((map.on_machine(999), map.here(100_998)), (Some(100_998), Some(999)));
         assert_eq!((map.on_machine(70_000), map.here(0), map.here(999)), (None, None, None));
+        assert!(map.hides_users() && !UserMap::identity().hides_users());
         assert_eq!(map.on_machine(OVERFLOW_UID), None, "it stands for all users without a number");
         let identity = UserMap::parse("0 0 4294967295").unwrap();
         assert_eq!(identity, UserMap::identity());

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use socket::rack::rules::Rules;
+use socket::rack::shared::user_key_file;
 
 use super::filters;
 use super::paths::{Mounts, Need};
@@ -218,14 +219,15 @@ impl Plan {
         };
         let named = wanted.rules.all().iter().filter(|rule| rule.from == uid || rule.to == uid);
         let others = named.clone().flat_map(|rule| [rule.from, rule.to]).filter(|other| ![0, uid].contains(other));
+        // The kernel does not tell the service who other users are: their programs prove it by a key.
+        let directory = wanted.rack.join(uid.to_string());
+        let mut without_key = others.filter(|other| !directory.join(user_key_file(*other)).exists());
         let hides_users = unit.last("PrivateUsers").is_some_and(|value| is_on(value) && !SHOWS_USERS.contains(&value));
-        let why =
-            format!("the service sees no number of users other than root and {user}, so that rules for them fail");
-        let set = format!("set PrivateUsers=no with systemctl edit {}", unit.name.short());
-        if hides_users && others.count() > 0 {
-            self.obstacles.push(format!("PrivateUsers=yes: {why}; {set}"));
-        } else if hides_users {
-            self.notes.push(format!("PrivateUsers=yes: {why}; before you add one, {set}"));
+        if hides_users && let Some(other) = without_key.next() {
+            let shown = wanted.rack.display();
+            let what = format!("the rule for user {other} needs a key in {shown}/{uid}, which is missing");
+            let remedy = format!("crosslane rack-dir create {shown} --group GROUP, with its group, makes it");
+            self.obstacles.push(format!("PrivateUsers=yes: {what}; {remedy}"));
         }
         if named.count() == 0 {
             let shown = wanted.rack.display();
@@ -346,7 +348,8 @@ ExecPaths=/usr/bin/redis-server /usr/lib /lib";
         let redis = case.plan(REDIS);
         let sandbox = ["ReadWritePaths=/srv/crosslane", "RestrictAddressFamilies=AF_NETLINK"];
         assert_eq!(redis.lines(), [&ENVIRONMENT[..], &sandbox].concat());
-        assert_one(&redis.obstacles, &["PrivateUsers=yes", "root and redis", "systemctl edit a"]);
+        let words = ["PrivateUsers=yes", "user 33 needs a key in /srv/crosslane/104", "crosslane rack-dir create"];
+        assert_one(&redis.obstacles, &words);
         assert_eq!(redis.notes, [""; 0]);
         let memcached = case.plan(MEMCACHED);
         assert_eq!(memcached.lines(), [&ENVIRONMENT[..], &sandbox[1..]].concat());
@@ -433,7 +436,6 @@ ExecPaths=/usr/bin/redis-server /usr/lib /lib";
         assert_one(&notes("User=nobody-here"), &["no such user", "useradd --system nobody-here"]);
         assert_one(&notes("User=%i"), &["User=%i", "crosslane rack-dir show"]);
         let unnamed = Case::new("allow from 33 to 33\nallow from 0 to 104").plan("User=redis\nPrivateUsers=yes");
-        assert_one(&unnamed.notes, &["PrivateUsers=yes", "before you add one"]);
         assert_eq!(unnamed.obstacles, [""; 0], "root and the user itself have numbers");
         assert_eq!(case.plan("User=redis\nPrivateUsers=identity").obstacles, [""; 0]);
         assert_one(&notes("Type=oneshot"), &["Type=oneshot"]);

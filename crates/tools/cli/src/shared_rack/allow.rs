@@ -20,6 +20,7 @@ use socket::rack::users::{self, UserMap};
 use super::access;
 use super::accounts::{Group, User};
 use super::create::open_parent;
+use super::keys;
 use super::{RULES_HEADER, RULES_MODE, absolute, is_directory, require_root};
 use crate::processes::program::user_name;
 use crate::wrong_use::WrongUse;
@@ -79,6 +80,7 @@ pub fn main(options: &Options) -> Result<()> {
         write(&rack, &new.append_to(rules)?, &group)?;
     }
     let all = rack.read_rules().map_err(|error| rack_dir::unusable(&path, &error))?;
+    keys::ensure(&directory, &all, &map).with_context(|| format!("writing keys in '{shown}'; free space there"))?;
     let has_access = access::grant(&directory, &all, &map).is_ok();
     let ports = new.ports.map_or_else(|| "all ports".to_owned(), |ports| format!("ports {ports}"));
     let already = if is_known { " already" } else { "" };

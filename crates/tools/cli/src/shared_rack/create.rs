@@ -18,6 +18,7 @@ use stats_page::OFF_FILE;
 
 use super::access;
 use super::accounts::Group;
+use super::keys;
 use super::{RULES_HEADER, RULES_MODE, absolute, require_root};
 use crate::rack_dir::shared::{USERS_MAX, number, user_map};
 use crate::wrong_use::WrongUse;
@@ -79,6 +80,9 @@ fn create(path: &Path, gid: u32) -> Result<()> {
         None => Err(SharedRackError::RackMode(0)),
     });
     let rules = rules.map_err(|error| rack_dir::unusable(path, &error))?;
+    let shown = path.display();
+    keys::ensure(&directory, &rules, &user_map())
+        .with_context(|| format!("writing keys in '{shown}'; free space there"))?;
     // Without such lists, only members of the group may enter it.
     let _ = access::grant(&directory, &rules, &user_map());
     Ok(())
