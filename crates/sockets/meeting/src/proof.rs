@@ -4,8 +4,8 @@
 //! In another network namespace, the kernel does not tell who has a socket, and who has configured the addresses there.
 //! So both endpoints keep the bytes that they send and receive for a few transfers, and compare a few of each stream by
 //! a keyed hash, outside of the TCP connection. The key comes from the two random numbers of the meeting, so that no
-//! hash is valid for another one, and a claim and its echo have different hashes. Where the kernel does not tell who the
-//! peer's user is, a key that only programs of both users have is part of it.
+//! hash is valid for another one, and a claim and its echo have different hashes. Where the kernel does not tell who
+//! the peer's user is, a key that only programs of both users have is part of it.
 //!
 //! ```text
 //! connecting endpoint                        accepting endpoint

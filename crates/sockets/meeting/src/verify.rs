@@ -44,8 +44,8 @@
 //! # User namespaces
 //!
 //! In a user namespace that gives numbers only to some users (`PrivateUsers=` of systemd, containers with a range of
-//! their own), the kernel tells a process nothing about the others. There, each endpoint states its user, and the proof by
-//! the bytes uses a key that only programs of the two users can read ([`UserKeys`]).
+//! their own), the kernel tells a process nothing about the others. There, each endpoint states its user, and the proof
+//! by the bytes uses a key that only programs of the two users can read ([`UserKeys`]).
 
 use std::os::fd::BorrowedFd;
 

@@ -4,6 +4,7 @@ mod access;
 mod accounts;
 mod allow;
 mod create;
+mod device;
 mod keys;
 mod show;
 
@@ -23,6 +24,8 @@ pub enum Command {
     Create(create::Options),
     /// Allow clients of one user to reach servers of another in a shared rack; for root
     Allow(allow::Options),
+    /// Describe a shared rack as a device that container engines give to containers; for root
+    Device(device::Options),
     /// Show the group, the rules and the errors of a shared rack
     Show(show::Options),
 }
@@ -32,6 +35,7 @@ pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Create(options) => create::main(options),
         Command::Allow(options) => allow::main(options),
+        Command::Device(options) => device::main(options),
         Command::Show(options) => show::main(options),
     }
 }

@@ -87,14 +87,18 @@ impl Fixture {
         self.run_as(uid, group, &own)
     }
 
-    /// Returns `crosslane run` in the shared rack, for another user.
-    fn run(&self, uid: u32, group: u32, options: &[&str]) -> Output {
+    fn library(&self) -> PathBuf {
         let library = self.path("libcrosslane.so");
         if !library.exists() {
             library::compile(&library, env!("CARGO_PKG_VERSION"));
         }
+        library
+    }
+
+    /// Returns `crosslane run` in the shared rack, for another user.
+    fn run(&self, uid: u32, group: u32, options: &[&str]) -> Output {
         let mut command = self.crosslane_as(uid, group);
-        command.arg("run").arg("--library").arg(library).args(options).args(["--", "echo", "ran"]);
+        command.arg("run").arg("--library").arg(self.library()).args(options).args(["--", "echo", "ran"]);
         command.env("CROSSLANE_RACK", self.rack()).output().unwrap()
     }
 }
@@ -398,6 +402,49 @@ fn valid(text: &str) -> serde_json::Value {
         panic!("{error} at {} in {text}", error.instance_path);
     }
     value
+}
+
+#[test]
+fn a_shared_rack_is_described_as_a_device_for_containers() {
+    let Some(fixture) = Fixture::with_rack() else { return };
+    let library = fixture.library();
+    let (rack, to) = (fixture.rack(), fixture.path("cdi"));
+    let device = |more: &[&str]| {
+        let arguments = ["rack-dir", "device", rack.to_str().unwrap(), "--to", to.to_str().unwrap()];
+        let library = ["--library", library.to_str().unwrap()];
+        let library = if more.contains(&"--remove") { &[][..] } else { &library };
+        crosslane(&[&arguments, library, more].concat())
+    };
+    let written = stdout(&device(&[]));
+    assert!(written.contains("--device crosslane/rack=shared"), "{written}");
+    assert_eq!(stdout(&device(&[])), written, "again");
+    let file = to.join("crosslane-shared.json");
+    assert_eq!(rights(&file).2, 0o644);
+    let description: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(description["cdiVersion"], "0.3.0");
+    assert_eq!(description["kind"], "crosslane/rack");
+    let edits = &description["devices"][0]["containerEdits"];
+    assert_eq!(edits["env"][1], format!("CROSSLANE_RACK={}", rack.display()));
+    let preload = edits["env"][0].as_str().unwrap();
+    assert!(preload.starts_with("LD_PRELOAD=/") && preload.ends_with(library.to_str().unwrap()), "{preload}");
+    let mounts = edits["mounts"].as_array().unwrap();
+    let paths: Vec<_> = mounts.iter().map(|mount| mount["hostPath"].as_str().unwrap()).collect();
+    assert_eq!(paths, [rack.to_str().unwrap(), library.parent().unwrap().to_str().unwrap()]);
+    assert!(stdout(&device(&["--name", "second.1"])).contains("crosslane/rack=second.1"));
+    assert!(stdout(&device(&["--remove"])).contains("Removed"));
+    assert!(!file.exists() && stdout(&device(&["--remove"])).contains("nothing to do"));
+    for name in ["", "a/b", "-a", "a b", "a."] {
+        assert_fails(&device(&[&format!("--name={name}")]), 2, &["--name: "]);
+    }
+    fs::write(&file, "{\"kind\": \"other/class\"}").unwrap();
+    for more in [&[][..], &["--remove"]] {
+        assert_fails(&device(more), 2, &["was not written by crosslane"]);
+    }
+    let other = fixture.path("other");
+    fs::create_dir(&other).unwrap();
+    let refused =
+        crosslane(&["rack-dir", "device", other.to_str().unwrap(), "--to", to.to_str().unwrap(), "--name", "b"]);
+    assert_fails(&refused, 2, &["is no shared rack; crosslane rack-dir create"]);
 }
 
 #[test]

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Who may enter the rack, by its group or by its access control list, reaches the sockets in it; whom a program meets
-//! is for the rules to say. In a user namespace the kernel may not tell a program who another one's user is: the two then
-//! prove that they have the key of both users. UID is a number of the machine. A directory or a file of another owner than its name says
-//! is not used: a member of the group can create any that is missing.
+//! is for the rules to say. In a user namespace the kernel may not tell a program who another one's user is: the two
+//! then prove that they have the key of both users. UID is a number of the machine. A directory or a file of another
+//! owner than its name says is not used: a member of the group can create any that is missing.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;

@@ -1,5 +1,6 @@
-//! The keys of a shared rack: one for each two users between whom a rule is, in the directories of both. By it, programs
-//! prove their users where the kernel does not tell them: in user namespaces, as with `PrivateUsers=` of systemd.
+//! The keys of a shared rack: one for each two users between whom a rule is, in the directories of both. By it,
+//! programs prove their users where the kernel does not tell them: in user namespaces, as with `PrivateUsers=` of
+//! systemd.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};

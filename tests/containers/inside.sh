@@ -1,0 +1,221 @@
+#!/usr/bin/env bash
+# The machine of tests/containers/run.sh: namespaces in which changes of files are kept in WORK.
+set -euo pipefail
+programs=$1 work=$2
+readonly programs work rack=/var/lib/crosslane image=docker.io/library/redis:7
+examples=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/examples")
+readonly examples
+
+for folder in /etc /usr/lib /var; do
+    name=${folder//\//_}
+    mkdir -p "$work/upper$name" "$work/lower$name"
+    mount -t overlay none -o "lowerdir=$folder,upperdir=$work/upper$name,workdir=$work/lower$name" "$folder"
+done
+mount -t tmpfs -o mode=755 none /run
+mount -t tmpfs -o mode=1777 none /dev/shm
+mount -t cgroup2 none /sys/fs/cgroup
+mkdir $rack
+mount -t tmpfs none $rack
+mount --make-rshared /
+ip link set lo up
+mkdir -p /etc/containers /usr/lib/crosslane/lib/x86_64-linux-gnu
+cp "$programs/libcrosslane.so" /usr/lib/crosslane/lib/x86_64-linux-gnu/
+cat >/etc/containers/containers.conf <<'TEXT'
+# Limits that need no privilege of the whole machine, and no control groups, which others may manage.
+[containers]
+default_sysctls = []
+default_ulimits = ["nofile=1024:4096", "nproc=4096:4096"]
+cgroups = "disabled"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+[network]
+network_backend = "netavark"
+TEXT
+printf '[storage]\ndriver = "vfs"\nrunroot = "/run/containers/storage"\ngraphroot = "%s"\n' "$work/storage" \
+    >/etc/containers/storage.conf
+
+crosslane() { "$programs/crosslane" "$@"; }
+crosslane rack-dir create $rack --group 61000
+crosslane rack-dir allow $rack --from 33 --to 999 --ports 6379
+crosslane rack-dir device $rack --library /usr/lib/crosslane/lib/x86_64-linux-gnu/libcrosslane.so
+# As in the image of that name.
+podman import --quiet --change 'CMD ["redis-server", "--protected-mode", "no", "--save", ""]' "$work/image.tar" $image
+
+passed=0
+failed=0
+report() { # WHAT STATUS
+    if [ "$2" = 0 ]; then
+        echo "test $1 ... ok"
+        passed=$((passed + 1))
+    else
+        echo "test $1 ... FAILED"
+        failed=$((failed + 1))
+    fi
+}
+
+# Prints what the lanes of the programs of a user of the machine have carried, in bytes.
+lane_bytes() { # UID
+    CROSSLANE_RACK=$rack crosslane stat --all --json | python3 -c '
+import json, sys
+of_user = [process for process in json.load(sys.stdin)["processes"] if process["uid"] == int(sys.argv[1])]
+totals = [process["totals"] for process in of_user]
+print(sum(total["lane_bytes_sent"] + total["lane_bytes_received"] for total in totals))' "$1"
+}
+
+run() { # OPTIONS of podman, image and command
+    podman run --quiet --device crosslane/rack=shared "$@"
+}
+
+serve() { # NAME OPTIONS: prints the address of a server in a container
+    run --detach --name "$1" "${@:2}" "$image" redis-server --save '' --protected-mode no >/dev/null
+    local address
+    address=$(podman inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$1")
+    until podman exec "$1" redis-cli -h "$address" ping >/dev/null 2>&1; do sleep 0.1; done
+    echo "$address"
+}
+
+# Whether a client in a container moves to a lane (yes) or is served by TCP alone (no). Its values have a MB in all.
+has_lane() { # yes|no UID_OF_SERVER ADDRESS OPTIONS of the client's container
+    local before after
+    before=$(lane_bytes "$2")
+    run --rm "${@:4}" "$image" redis-benchmark -h "$3" -c 1 -n 2000 -t set,get -d 500 --csv >"$work/client.log" 2>&1 ||
+        { cat "$work/client.log"; return 1; }
+    grep -q '"GET"' "$work/client.log"
+    after=$(lane_bytes "$2")
+    if [ "$1" = yes ]; then [ $((after - before)) -gt 1000000 ]; else [ "$after" = "$before" ]; fi
+}
+
+try() { # WHAT COMMAND...
+    local status=0
+    "${@:2}" || status=$?
+    report "$1" $status
+}
+
+podman network create one >/dev/null
+address=$(serve server --network one --user 999:999)
+try 'two containers of different users have lanes' has_lane yes 999 "$address" --network one --user 33:33
+try 'a container of one user has lanes' has_lane yes 999 "$address" --network one --user 999:999
+try 'a member of the group whom no rule names is refused' \
+    has_lane no 999 "$address" --network one --user 5:5 --group-add 61000
+try 'a user who is no member is refused' has_lane no 999 "$address" --network one --user 5:5
+try 'a read-only container without capabilities has lanes' has_lane yes 999 "$address" --network one --user 33:33 \
+    --read-only --cap-drop all --security-opt no-new-privileges
+try 'containers that share a network namespace have lanes' \
+    has_lane yes 999 "$address" --network container:server --user 33:33
+
+# Users of their own: the kernel hides them from each other.
+for uid in 100033 200033; do crosslane rack-dir allow $rack --from $uid --to 100999 --ports 6379 >/dev/null; done
+mapped() { echo --network one --uidmap "0:$1:65536" --gidmap "0:$1:65536"; }
+# shellcheck disable=SC2046 # options without blanks
+{
+    address=$(serve mapped $(mapped 100000) --user 999:999)
+    try 'two containers with one range of users have lanes' \
+        has_lane yes 100999 "$address" $(mapped 100000) --user 33:33
+    try 'two containers with ranges of users of their own have lanes' \
+        has_lane yes 100999 "$address" $(mapped 200000) --user 33:33
+    try 'a container with another range and no rule is refused' \
+        has_lane no 100999 "$address" $(mapped 300000) --user 33:33
+    crosslane rack-dir allow $rack --from 33 --to 100999 --ports 6379 >/dev/null
+    try 'a container without a user namespace reaches one with' \
+        has_lane yes 100999 "$address" --network one --user 33:33
+}
+
+podman rm --force --time 0 server mapped >/dev/null
+
+# The examples: the programs of the documents, with fewer requests.
+moves() { # UID COMMAND...: whether lanes of a user carry something meanwhile
+    "${@:2}" >"$work/example.log" 2>&1 || { cat "$work/example.log"; return 1; }
+    local tries
+    for tries in {1..100}; do
+        [ "$(lane_bytes "$1")" -le 1000000 ] || return 0
+        sleep 0.1
+    done
+    echo "no lane after $tries tries"
+    cat "$work/example.log"
+    podman ps --all
+    return 1
+}
+compose() {
+    cp "$examples/compose.yaml" "$work"
+    (cd "$work" && podman-compose up --detach)
+}
+try 'the services of the example for compose have lanes' moves 999 compose
+(cd "$work" && podman-compose down >/dev/null 2>&1)
+
+# Starts the container of a pod as a kubelet does: podman's pods need control groups.
+pod() { # NAME REPLACED REPLACEMENT
+    local arguments
+    mapfile -d '' -t arguments < <(python3 - "$examples/kubernetes.yaml" "$@" <<'PYTHON'
+import sys, yaml
+path, name, replaced, replacement = sys.argv[1:]
+pods = [document for document in yaml.safe_load_all(open(path)) if document["kind"] == "Pod"]
+[spec] = [pod["spec"] for pod in pods if pod["metadata"]["name"] == name]
+[container] = spec["containers"]
+paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+user = container["securityContext"]
+arguments = ["--name", name, "--user", f"{user['runAsUser']}:{user['runAsGroup']}"]
+for variable in container["env"]:
+    arguments += ["--env", f"{variable['name']}={variable['value']}"]
+for mount in container["volumeMounts"]:
+    rights = "ro" if mount.get("readOnly") else "rw"
+    arguments += ["--volume", f"{paths[mount['name']]}:{mount['mountPath']}:{rights}"]
+command = [replacement if word == replaced else word for word in container["command"]]
+print(*arguments, container["image"], *command, sep="\0", end="\0")
+PYTHON
+    )
+    podman run --detach --quiet --network one "${arguments[@]}"
+}
+kubernetes() {
+    pod redis '' ''
+    sleep 1
+    # A cluster resolves the name of the service.
+    pod client redis "$(podman inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' redis)"
+}
+try 'the pods of the example for Kubernetes have lanes' moves 999 kubernetes
+
+podman rm --all --force --time 0 >/dev/null
+
+# Podman without root. Its containers have the groups of its user only if they keep them.
+useradd --uid 7001 --no-create-home --home-dir /run/rootless rootless
+printf 'rootless:200000:65536\n' | tee /etc/subuid >/etc/subgid
+install -d -o rootless -m 700 /run/rootless /run/rootless/.config /run/rootless/.config/containers
+rootless() {
+    setpriv --reuid 7001 --regid 7001 --groups 61000 env -i PATH="$PATH" HOME=/run/rootless \
+        XDG_RUNTIME_DIR=/run/rootless podman --storage-driver vfs "$@"
+}
+rootless import --quiet - $image <"$work/image.tar" >/dev/null
+rootless_run() {
+    rootless run --quiet --device crosslane/rack=shared --network host "$@"
+}
+rootless_client() { # yes|no UID_OF_SERVER PORT OPTIONS: as has_lane
+    local before after
+    before=$(lane_bytes "$2")
+    rootless_run --rm "${@:4}" $image redis-benchmark -p "$3" -c 1 -n 2000 -t set,get -d 500 --csv \
+        >"$work/client.log" 2>&1 || { cat "$work/client.log"; return 1; }
+    after=$(lane_bytes "$2")
+    if [ "$1" = yes ]; then [ $((after - before)) -gt 1000000 ]; else [ "$after" = "$before" ]; fi
+}
+answers() { # PORT
+    local tries
+    for tries in {1..100}; do
+        redis-cli -p "$1" ping >/dev/null 2>&1 && return
+        sleep 0.1
+    done
+    echo "no server at port $1 after $tries tries"
+    return 1
+}
+rootless_run --detach --group-add keep-groups $image redis-server --save '' --port 7001 >/dev/null
+answers 7001
+try 'containers of one user without root have lanes if they keep the groups' \
+    rootless_client yes 7001 7001 --group-add keep-groups
+try 'without the groups they have none' rootless_client no 7001 7001
+podman run --quiet --detach --network host --user 999:999 --device crosslane/rack=shared $image redis-server --save '' \
+    --port 6379 >/dev/null
+answers 6379
+crosslane rack-dir allow $rack --from 7001 --to 999 --ports 6379 >/dev/null
+try 'a container without root reaches one of another user by a rule, without the groups' \
+    rootless_client yes 999 6379
+
+printf 'test result: %s passed; %s failed;\n' $passed $failed
+[ $failed = 0 ]
