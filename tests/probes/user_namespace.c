@@ -31,7 +31,8 @@ int main(int count, char **arguments) {
         char byte;
         close(ready[1]);
         int is_ready = read(ready[0], &byte, 1) == 1;
-        _exit(!(is_ready && write_map(process, "uid_map", arguments[1]) && write_map(process, "gid_map", arguments[1])));
+        int is_done = is_ready && write_map(process, "uid_map", arguments[1]);
+        _exit(!(is_done && write_map(process, "gid_map", arguments[1])));
     }
     int status = 1, is_inside = unshare(CLONE_NEWUSER) == 0;
     if (is_inside && write(ready[1], "", 1) != 1) {

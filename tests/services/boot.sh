@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Starts systemd as the first process of namespaces that tests/services/run.sh has made.
+set -euo pipefail
+programs=$1 work=$2
+
+for folder in /etc /usr/lib /var; do
+    name=${folder//\//_}
+    mkdir -p "$work/upper$name" "$work/lower$name"
+    mount -t overlay none -o "lowerdir=$folder,upperdir=$work/upper$name,workdir=$work/lower$name" "$folder"
+done
+mount -t tmpfs -o mode=755 none /run
+mount -t tmpfs -o mode=1777 none /dev/shm
+mkdir -p /var/lib/crosslane
+mount -t tmpfs -o mode=700 none /var/lib/crosslane
+mount -t cgroup2 none /sys/fs/cgroup
+# Nothing of the machine itself may be set up again: no settings of the kernel, no devices, no other services.
+mount --bind -o ro /proc/sys /proc/sys
+rm -rf /etc/systemd/system/*.wants
+find /usr/lib/systemd/system -path '*.target.wants/*' ! -name '*journald*' -delete
+mkdir -p /usr/lib/crosslane/lib/x86_64-linux-gnu
+cp "$programs/libcrosslane.so" /usr/lib/crosslane/lib/x86_64-linux-gnu/
+ip link set lo up
+export container=test
+exec /lib/systemd/systemd --system --unit=basic.target --log-target=console --show-status=no
