@@ -9,7 +9,11 @@ for folder in /etc /usr/lib /var; do
     mount -t overlay none -o "lowerdir=$folder,upperdir=$work/upper$name,workdir=$work/lower$name" "$folder"
 done
 mount -t tmpfs -o mode=755 none /run
-mount -t tmpfs -o mode=1777 none /dev/shm
+mkdir /run/programs /run/work
+mount --bind "$programs" /run/programs
+mount --bind "$work" /run/work
+# systemd may empty these.
+for folder in /dev/shm /tmp /var/tmp; do mount -t tmpfs -o mode=1777 none "$folder"; done
 mkdir -p /var/lib/crosslane
 mount -t tmpfs -o mode=700 none /var/lib/crosslane
 mount -t cgroup2 none /sys/fs/cgroup
@@ -18,7 +22,7 @@ mount --bind -o ro /proc/sys /proc/sys
 rm -rf /etc/systemd/system/*.wants
 find /usr/lib/systemd/system -path '*.target.wants/*' ! -name '*journald*' -delete
 mkdir -p /usr/lib/crosslane/lib/x86_64-linux-gnu
-cp "$programs/libcrosslane.so" /usr/lib/crosslane/lib/x86_64-linux-gnu/
+cp /run/programs/libcrosslane.so /usr/lib/crosslane/lib/x86_64-linux-gnu/
 ip link set lo up
 export container=test
 exec /lib/systemd/systemd --system --unit=basic.target --log-target=console --show-status=no

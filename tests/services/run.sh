@@ -10,6 +10,7 @@ rm -rf --one-file-system "$2"
 mkdir -p "$2"
 work=$(realpath "$2")
 readonly here programs work
+cp "$here/inside.sh" "$work"
 
 # Prints the process of systemd, which is the first one of its namespace.
 systemd() {
@@ -28,5 +29,5 @@ for _ in {1..100}; do
 done
 status=0
 nsenter --target "${process:?systemd has not started: see $work/systemd.log}" --mount --net --uts --ipc --cgroup --pid \
-    "$here/inside.sh" "$programs" "$work" || status=$?
+    /run/work/inside.sh /run/programs /run/work || status=$?
 exit $status

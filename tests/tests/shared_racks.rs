@@ -432,6 +432,32 @@ fn a_service_address_of_a_control_group_stays_on_tcp() {
     assert_eq!((lane_bytes(&rack, CLIENTS), lane_bytes(&rack, SERVERS)), (0, 0));
 }
 
+#[test]
+fn a_kernel_that_does_not_tell_about_sockets_leaves_connections_on_tcp() {
+    let Some(rack) = SharedRack::with_rule() else { return };
+    let probe = rack.folder().join("deny");
+    let source = paths::package_file("probes/deny.c");
+    paths::copy_program(&c::build("deny", &[source], &["-Wall", "-Werror"]), &probe);
+    let denied = |what, uid, options: &[&str]| {
+        let mut command = rack.bare_as(uid, None, &probe);
+        command.arg(what).arg(rack.crosslane()).arg("run").args(options).arg("--").arg(paths::python());
+        command
+    };
+    // Without INET_DIAG on both sides: one side alone looks up by what the other has passed.
+    let (_server, with) = serve(rack.run_as(SERVERS, None, &[], paths::python()), LOCALHOST);
+    let (_denied_server, without) = serve(denied("look-ups", SERVERS, &[]), LOCALHOST);
+    drop(talk(denied("look-ups", CLIENTS, &["--require-lane"]), with));
+    assert!(lane_bytes(&rack, SERVERS) >= TALKED_BYTES_MIN);
+    for (what, address) in [("look-ups", without), ("cookies", with)] {
+        let client = talk(denied(what, CLIENTS, &[]), address);
+        assert_eq!(lane_bytes(&rack, CLIENTS), 0, "{what}");
+        drop(client);
+        let refused = script(denied(what, CLIENTS, &["--require-lane"]), &patient(), address).wait(WAIT_MAX);
+        assert!(refused.stdout.contains("reset"), "{what}: {refused:?}");
+        assert!(refused.stderr.contains("the kernel does not tell"), "{what}: {refused:?}");
+    }
+}
+
 /// The configuration of an nginx whose workers are of another user than its master.
 fn nginx_configuration(folder: &std::path::Path, port: u16) -> String {
     let folder = folder.display();
