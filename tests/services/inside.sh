@@ -72,8 +72,8 @@ for ($count = 0; $count < 40; $count++) {
 echo $text;
 PHP
     head -c 500 /dev/zero | tr '\0' x >/var/www/html/text
-    sed -i 's/^listen = .*/listen = 127.0.0.1:9000/; s/^pm = .*/pm = static/; s/^pm.max_children = .*/pm.max_children = 2/' \
-        "/etc/php/$php/fpm/pool.d/www.conf"
+    sed -i -e 's/^listen = .*/listen = 127.0.0.1:9000/' -e 's/^pm = .*/pm = static/' \
+        -e 's/^pm.max_children = .*/pm.max_children = 2/' "/etc/php/$php/fpm/pool.d/www.conf"
     cat >/etc/nginx/sites-enabled/default <<'TEXT'
 upstream php { server 127.0.0.1:9000; keepalive 4; }
 server {
@@ -103,8 +103,8 @@ TEXT
 make_rack() {
     crosslane rack-dir create $rack --group 61000
     # Clients, the proxy, the web server, and what is behind it.
-    local rules=("$client haproxy 8000" "$client www-data 8001" 'haproxy www-data 8001' 'www-data redis 6379' 'www-data memcache 11211'
-        'www-data postgres 5432') rule
+    local rule rules=("$client haproxy 8000" "$client www-data 8001" 'haproxy www-data 8001' 'www-data redis 6379'
+        'www-data memcache 11211' 'www-data postgres 5432')
     for rule in "${rules[@]}"; do
         # shellcheck disable=SC2086 # words
         set -- $rule
@@ -136,8 +136,12 @@ start_postgresql() {
         runuser -u postgres -- psql -c "create role shop login password 'shop'"
 }
 
+as_client() { # PROGRAM ARGS...
+    runuser -u games -- "$programs/crosslane" run --library $library -- "$@"
+}
+
 get() { # REQUESTS: all of one connection
-    runuser -u games -- "$programs/crosslane" run --library $library -- python3 - "$1" <<'PYTHON'
+    as_client python3 - "$1" <<'PYTHON'
 import http.client, sys
 server = http.client.HTTPConnection("127.0.0.1", 8000)
 for _ in range(int(sys.argv[1])):
@@ -170,7 +174,7 @@ done
 # Requests of several connections while nginx changes. One of a new connection must not fail; one of a connection that
 # has carried others may find it closed, as without lanes, and is sent again.
 under_load() { # COMMAND...
-    runuser -u games -- "$programs/crosslane" run --library $library -- python3 - "$work" >"$work/load.log" 2>&1 <<'PYTHON' &
+    as_client python3 - "$work" >"$work/load.log" 2>&1 <<'PYTHON' &
 import http.client, os, sys, threading
 stop, failures, requests = os.path.join(sys.argv[1], "stop"), [], [0, 0]
 def get(server):
