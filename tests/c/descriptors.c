@@ -416,6 +416,12 @@ TEST(calls_without_memory_to_spare_leave_errno_alone)
 // As the kernel's own call, so that nothing takes the filter for a sandbox that the program enters.
 static long raw_call(long number, long first, long second, long third)
 {
+#ifdef __aarch64__
+    register long arg1 __asm__("x0") = first, arg2 __asm__("x1") = second, arg3 __asm__("x2") = third;
+    register long arg4 __asm__("x3") = 0, arg5 __asm__("x4") = 0, nr __asm__("x8") = number;
+    __asm__ volatile("svc 0" : "+r"(arg1) : "r"(arg2), "r"(arg3), "r"(arg4), "r"(arg5), "r"(nr) : "memory");
+    return arg1;
+#else
     register long fourth __asm__("r10") = 0, fifth __asm__("r8") = 0;
     long result;
     __asm__ volatile("syscall"
@@ -423,14 +429,19 @@ static long raw_call(long number, long first, long second, long third)
                      : "a"(number), "D"(first), "S"(second), "d"(third), "r"(fourth), "r"(fifth)
                      : "rcx", "r11", "memory");
     return result;
+#endif
 }
 
 // Makes each system call of this thread that may use a socket wait for an answer. Returns the descriptor that reports
 // them.
 static int pause_at_socket_calls(void)
 {
-    static const int calls[] = {SYS_read,    SYS_write, SYS_recvfrom, SYS_recvmsg, SYS_sendto,
-                                SYS_sendmsg, SYS_poll,  SYS_ppoll,    SYS_ioctl};
+    static const int calls[] = {SYS_read,   SYS_write,   SYS_recvfrom, SYS_recvmsg,
+                                SYS_sendto, SYS_sendmsg, SYS_ppoll,    SYS_ioctl,
+#ifdef SYS_poll
+                                SYS_poll,
+#endif
+    };
     enum { COUNT = sizeof calls / sizeof *calls };
     struct sock_filter steps[COUNT + 3];
     steps[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
@@ -467,7 +478,8 @@ static bool change_number_at(struct call_by_copy *call, int step, int number, in
     bool is_changed = false;
     for (int seen = 0; !call->is_over;) {
         struct pollfd paused = {.fd = call->pauses, .events = POLLIN};
-        if (poll(&paused, 1, 10) != 1)
+        // The end of the thread is reported too, by POLLHUP; older kernels would then block in the next call.
+        if (poll(&paused, 1, 10) != 1 || !(paused.revents & POLLIN))
             continue;
         struct seccomp_notif notice = {0};
         if (ioctl(call->pauses, SECCOMP_IOCTL_NOTIF_RECV, &notice) != 0)

@@ -57,9 +57,13 @@ static void check_waits(int fd)
     EFAULTS(select(fd + 1, NULL, nowhere, NULL, NULL));
     EFAULTS(select(fd + 1, NULL, NULL, nowhere, NULL));
     EFAULTS(pselect(fd + 1, nowhere, NULL, NULL, &no_time, &mask));
+#ifdef SYS_poll
     EFAULTS(syscall(SYS_poll, nowhere, 1, 0));
+#endif
     EFAULTS(syscall(SYS_ppoll, nowhere, 1, NULL, NULL, 8));
+#ifdef SYS_select
     EFAULTS(syscall(SYS_select, fd + 1, nowhere, NULL, NULL, NULL));
+#endif
     EFAULTS(syscall(SYS_pselect6, fd + 1, nowhere, NULL, NULL, NULL, NULL));
     EFAULTS(epoll_ctl(set, EPOLL_CTL_ADD, fd, nowhere));
     OK(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event));

@@ -100,10 +100,20 @@ static void filter_to(const int *allowed, int count, bool by_syscall)
 }
 
 static const int bytes_alone[] = {SYS_read, SYS_write, SYS_close, SYS_exit, SYS_exit_group, SYS_rt_sigreturn};
+// The system call of libc's poll: newer architectures have only ppoll.
+#ifdef SYS_poll
+#define SYS_OF_POLL SYS_poll
+#else
+#define SYS_OF_POLL SYS_ppoll
+#endif
 static const int bytes_and_poll[] = {SYS_read,       SYS_write,        SYS_close, SYS_exit,
-                                     SYS_exit_group, SYS_rt_sigreturn, SYS_poll};
+                                     SYS_exit_group, SYS_rt_sigreturn, SYS_OF_POLL};
 static const int bytes_and_select[] = {SYS_read,         SYS_write,    SYS_close,   SYS_exit_group,
-                                       SYS_rt_sigreturn, SYS_pselect6, SYS_select};
+                                       SYS_rt_sigreturn, SYS_pselect6,
+#ifdef SYS_select
+                                       SYS_select,
+#endif
+};
 static const int messages_alone[] = {SYS_recvfrom, SYS_sendto, SYS_exit_group, SYS_rt_sigreturn};
 #define FILTER(calls, by_syscall) filter_to(calls, sizeof(calls) / sizeof *(calls), by_syscall)
 

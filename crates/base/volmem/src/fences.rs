@@ -1,7 +1,8 @@
 //! Fences for mappings whose accesses are not ordered like those of ordinary memory.
 //!
 //! Acquire and release order accesses of ordinary memory. Stores to write-combined memory stay in buffers past a
-//! release, and loads of it may be reordered.
+//! release, and loads of it may be reordered. On AArch64, acquire and release also order only what processors access
+//! (the inner shareable domain), whereas a device may be beyond it, as Linux' `wmb` and `rmb` assume.
 
 /// Orders every earlier store ahead of every later one, and drains the write-combining buffers.
 #[inline]
@@ -11,7 +12,12 @@ pub fn store_fence() {
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: every AArch64 processor has the instruction, which accesses no memory.
+    unsafe {
+        core::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
@@ -23,6 +29,11 @@ pub fn load_fence() {
     unsafe {
         std::arch::x86_64::_mm_lfence();
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: every AArch64 processor has the instruction, which accesses no memory.
+    unsafe {
+        core::arch::asm!("dsb ld", options(nostack, preserves_flags));
+    }
+    #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }

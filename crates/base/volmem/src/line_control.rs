@@ -37,7 +37,7 @@ impl LineControl {
     pub fn write_back(&self, region: &Region, offset: usize, len_bytes: usize) {
         let first = region.pointer(offset, len_bytes);
         // SAFETY: `pointer` has checked that the span is in the region, which is mapped while `region` lives. `detect`
-        // has found the instruction, or it is one that every 64-bit x86 has.
+        // has found the instruction, or it is one that every processor of the architecture has.
         unsafe { for_each_line(self.write_back, first, len_bytes) };
     }
 
@@ -50,7 +50,7 @@ impl LineControl {
     pub fn invalidate_lines(&self, region: &Region, offset: usize, len_bytes: usize) {
         let first = region.pointer(offset, len_bytes);
         // SAFETY: `pointer` has checked that the span is in the region, which is mapped while `region` lives. `detect`
-        // has found the instruction, or it is one that every 64-bit x86 has.
+        // has found the instruction, or it is one that every processor of the architecture has.
         unsafe { for_each_line(self.invalidate, first, len_bytes) };
         self.barrier();
     }
@@ -63,7 +63,13 @@ impl LineControl {
         unsafe {
             core::arch::asm!("mfence", options(nostack, preserves_flags))
         };
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        // SAFETY: every AArch64 processor has the instruction, which accesses no memory. It waits for maintenance of
+        // cache lines too, which the fence of the standard library does not.
+        unsafe {
+            core::arch::asm!("dsb sy", options(nostack, preserves_flags))
+        };
+        #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
         crate::sync::fence(crate::sync::Ordering::SeqCst);
     }
 }
@@ -86,13 +92,14 @@ fn features() -> Option<Features> {
     Some(Features { clwb: ebx >> CLWB_BIT & 1 == 1, clflushopt: ebx >> CLFLUSHOPT_BIT & 1 == 1 })
 }
 
-/// Miri has no caches, so every write-back has already happened.
-#[cfg(miri)]
+/// Every AArch64 processor can clean and invalidate lines, and Linux permits it in user space (`SCTLR_EL1.UCI`). Miri
+/// has no caches, so every write-back has already happened.
+#[cfg(any(target_arch = "aarch64", miri))]
 fn features() -> Option<Features> {
     Some(Features { clwb: true, clflushopt: true })
 }
 
-#[cfg(not(any(target_arch = "x86_64", miri)))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", miri)))]
 fn features() -> Option<Features> {
     None
 }
@@ -131,8 +138,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
-    fn a_64_bit_x86_can_always_write_back() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn a_processor_can_always_write_back() {
         assert!(LineControl::detect().is_some());
     }
 

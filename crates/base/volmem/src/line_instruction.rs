@@ -3,14 +3,15 @@
 use crate::cache_line::CACHE_LINE_BYTES;
 use std::ptr::NonNull;
 
-/// An instruction that acts on a cache line. None changes its contents.
+/// An instruction that acts on a cache line, named after that of x86. None changes its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineInstruction {
-    /// Writes the line back and may keep it in the cache. Not ordered with other write-backs.
+    /// Writes the line back and may keep it in the cache. Not ordered with other write-backs. On AArch64 `dc cvac`.
     Clwb,
-    /// Writes the line back and invalidates it. Not ordered with other write-backs.
+    /// Writes the line back and invalidates it. Not ordered with other write-backs. On AArch64 `dc civac`.
     Clflushopt,
-    /// Writes the line back and invalidates it, one line after the other. Every 64-bit x86 has it.
+    /// Writes the line back and invalidates it, one line after the other. Every 64-bit x86 has it. On AArch64 like
+    /// [`Self::Clflushopt`].
     Clflush,
     /// Hints that another core reads the line next: it moves to the cache that the cores share. A no-operation on older
     /// processors.
@@ -61,9 +62,30 @@ unsafe fn execute(instruction: LineInstruction, line: *mut u8) {
     }
 }
 
+/// Executes `instruction` on the line at an address. Hints are left out.
+///
+/// # Safety
+/// `line` is in a mapped page.
+#[inline]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+unsafe fn execute(instruction: LineInstruction, line: *mut u8) {
+    use core::arch::asm;
+    // SAFETY: the caller guarantees that the page is mapped. Every AArch64 processor has the instructions, Linux allows
+    // them in user space (`SCTLR_EL1.UCI`), and none of them changes the contents of memory.
+    unsafe {
+        match instruction {
+            LineInstruction::Clwb => asm!("dc cvac, {}", in(reg) line, options(nostack, preserves_flags)),
+            LineInstruction::Clflushopt | LineInstruction::Clflush => {
+                asm!("dc civac, {}", in(reg) line, options(nostack, preserves_flags));
+            }
+            LineInstruction::Cldemote | LineInstruction::Prefetchw => {}
+        }
+    }
+}
+
 /// Does nothing: other processors have no such instructions, and Miri has no caches.
 ///
 /// # Safety
 /// No conditions.
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 unsafe fn execute(_instruction: LineInstruction, _line: *mut u8) {}

@@ -1,6 +1,8 @@
 //! Shared file mappings.
 
 use std::io;
+#[cfg(not(loom))]
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -148,14 +150,12 @@ impl Mapping {
     /// be inside the mapping.
     #[cfg(not(loom))] // Modelled memory is not a mapping.
     pub(crate) fn discard(&self, begin: NonNull<u8>, len_bytes: usize) {
-        const PAGE_BYTES: usize = Alignment::MIN_BYTES as usize;
-        let first = begin.addr().get().next_multiple_of(PAGE_BYTES);
-        let end = (begin.addr().get() + len_bytes) / PAGE_BYTES * PAGE_BYTES;
-        if first < end {
-            let pages = begin.as_ptr().with_addr(first);
+        let whole = whole_pages(begin.addr().get(), len_bytes, page_bytes());
+        if !whole.is_empty() {
+            let pages = begin.as_ptr().with_addr(whole.start);
             // SAFETY: the pages are inside the range, which `Region::discard` has checked to be inside the mapping.
             // Only their contents change, which other parties may write at any time.
-            keeping_errno(|| unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) });
+            keeping_errno(|| unsafe { libc::madvise(pages.cast(), whole.len(), libc::MADV_REMOVE) });
         }
     }
 
@@ -168,6 +168,20 @@ impl Mapping {
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
+}
+
+/// Returns the size of this kernel's pages, which on AArch64 is 4, 16 or 64 KiB. The kernel rounds the end of a range
+/// up to it, so a multiple of a smaller size could include memory behind the range.
+#[cfg(not(loom))]
+fn page_bytes() -> usize {
+    // SAFETY: the call only reads the auxiliary vector, which never changes.
+    (unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize).max(Alignment::MIN_BYTES as usize)
+}
+
+/// Returns the addresses of the whole pages among `len_bytes` from `begin` on.
+#[cfg(not(loom))]
+fn whole_pages(begin: usize, len_bytes: usize, page_bytes: usize) -> Range<usize> {
+    begin.next_multiple_of(page_bytes)..(begin + len_bytes) / page_bytes * page_bytes
 }
 
 impl Drop for Mapping {
@@ -360,6 +374,15 @@ mod tests {
         let last = bytes.iter().rposition(|byte| *byte == 0)?;
         assert!(bytes[first..=last].iter().all(|byte| *byte == 0), "zeros in several ranges");
         Some((first, last + 1))
+    }
+
+    #[test]
+    fn miri_pages_are_whole_whatever_their_size() {
+        const KIB: usize = 1 << 10;
+        assert_eq!(whole_pages(64 * KIB, 4 * KIB, 4 * KIB), 64 * KIB..68 * KIB);
+        assert!(whole_pages(64 * KIB, 60 * KIB, 64 * KIB).is_empty(), "the kernel would return 64 KiB");
+        assert_eq!(whole_pages(60 * KIB, 80 * KIB, 64 * KIB), 64 * KIB..128 * KIB);
+        assert!(whole_pages(65 * KIB, 120 * KIB, 64 * KIB).is_empty());
     }
 
     #[test]

@@ -6,8 +6,11 @@ use std::ffi::c_int;
 
 /// Defines the functions that the kernel enters instead of a handler. Each looks up the handler and jumps to it with
 /// the kernel's arguments and stack frame, so that the stack of a handler looks as usual.
+///
+/// x86-64's kernel passes all three arguments to every handler, AArch64's only the number to one without `SA_SIGINFO`
+/// (`setup_return` in `arch/arm64/kernel/signal.c`). `$arguments` sets the others there.
 macro_rules! gates {
-    ($($name:ident $find:ident $kind:ident)*) => {$(
+    ($($name:ident $find:ident $kind:ident $arguments:expr;)*) => {$(
         #[cfg(target_arch = "x86_64")]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
@@ -28,6 +31,7 @@ macro_rules! gates {
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
+                $arguments,
                 "stp x29, x30, [sp, -48]!",
                 "stp x0, x1, [sp, 16]",
                 "str x2, [sp, 32]",
@@ -47,7 +51,12 @@ macro_rules! gates {
     )*};
 }
 
-gates! { gate_of_plain find_plain Plain gate_of_informed find_informed SigInfo }
+// At a handler's entry the stack pointer is the address of the frame: a `siginfo_t` of 128 bytes, which is not filled
+// in without `SA_SIGINFO`, and the context.
+gates! {
+    gate_of_plain find_plain Plain "mov x1, 0\n add x2, sp, 128";
+    gate_of_informed find_informed SigInfo "";
+}
 
 /// Installs the gates.
 pub(crate) fn set_gates() {

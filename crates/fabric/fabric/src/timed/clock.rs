@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A simulated counter at 2.5 GHz and a clock, whose reads are counted.
+    /// A simulated counter at five sixths of the assumed rate, and a clock, whose reads are counted.
     struct Machine {
         ns: Cell<u64>,
         ticks_off: Cell<u64>,
@@ -179,7 +179,7 @@ mod tests {
         }
 
         fn ticks(&self) -> u64 {
-            (self.ns.get() * 5 / 2).wrapping_add(self.ticks_off.get())
+            (self.ns.get() * (TICKS_PER_MICROSECOND * 5 / 6) / 1000).wrapping_add(self.ticks_off.get())
         }
 
         fn read(&self) -> u64 {

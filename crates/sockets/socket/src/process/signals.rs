@@ -133,7 +133,7 @@ pub fn deliver_deferred_signals() {
 /// critical section with all signals blocked.
 ///
 /// # Safety
-/// The arguments are those with which the kernel has called a handler with `SA_SIGINFO`.
+/// The arguments are those with which the kernel has called a handler with `SA_SIGINFO`; `info` may be null.
 unsafe extern "C" fn defer(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
     system::set_signal_mask(u64::MAX);
     // SAFETY: the kernel has filled `context`, which is this handler's alone; the kernel's signal set is the beginning
@@ -143,7 +143,7 @@ unsafe extern "C" fn defer(signal: i32, info: *mut libc::siginfo_t, context: *mu
     // itself.
     BLOCKED_BEFORE.set(Some(*mask));
     *mask = u64::MAX;
-    // SAFETY: `info` is the structure that the kernel has passed to this handler.
+    // SAFETY: `info` is null or the structure that the kernel has passed to this handler.
     unsafe { system::send_to_this_thread(signal, info) };
 }
 
@@ -309,6 +309,23 @@ mod tests {
         enter(libc::SIGURG, HandlerKind::Plain);
         assert_eq!(began.since(), HandlersRun::Interrupting);
         assert_eq!(SignalCheckpoint::now().since(), HandlersRun::None);
+    }
+
+    #[test]
+    fn a_deferred_signal_whose_information_is_unknown_is_delivered_later() {
+        static IS_DELIVERED: AtomicBool = AtomicBool::new(false);
+        extern "C" fn handler(_: i32) {
+            IS_DELIVERED.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
+        // SAFETY: zeros are a valid context, with an empty signal set.
+        let mut context: Box<libc::ucontext_t> = Box::new(unsafe { std::mem::zeroed() });
+        // SAFETY: the context is this test's, and `info` may be null.
+        unsafe { defer(libc::SIGUSR2, std::ptr::null_mut(), &raw mut *context) };
+        assert!(are_handlers_deferred() && !IS_DELIVERED.load(Ordering::Relaxed));
+        deliver_deferred_signals();
+        assert!(!are_handlers_deferred() && IS_DELIVERED.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -15,14 +15,16 @@ pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Sends a signal to this thread with the `siginfo_t` of the kernel, or without it if no more can be queued.
+/// Sends a signal to this thread with the `siginfo_t` of the kernel, or without it if it is unknown or no more can be
+/// queued.
 ///
 /// # Safety
-/// `info` points to the `siginfo_t` that the kernel has passed to a handler.
+/// `info` is null or points to the `siginfo_t` that the kernel has passed to a handler.
 pub unsafe fn send_to_this_thread(signal: i32, info: *const libc::siginfo_t) {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // SAFETY: the caller guarantees that `info` points to a whole `siginfo_t`, which the kernel only reads.
+    // SAFETY: the kernel only reads `info`, which by this function's contract is a whole `siginfo_t` or null, of which
+    // it reports an error.
     if unsafe { call!(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) } < 0 {
         // SAFETY: the call takes numbers only.
         unsafe { call!(libc::SYS_tgkill, process, thread, signal) };
