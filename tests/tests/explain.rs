@@ -266,6 +266,27 @@ time.sleep(1000)
 }
 
 #[test]
+fn the_rack_of_a_program_that_has_overwritten_its_variables_is_not_guessed() {
+    let rack = Rack::new();
+    // As programs do that set their title.
+    let script = "
+import socket, sys, time
+listener = socket.create_server(('127.0.0.1', 0))
+fields = open('/proc/self/stat').read().rsplit(')', 1)[1].split()
+start, end = int(fields[47]), int(fields[48])
+with open('/proc/self/mem', 'r+b', 0) as memory:
+    memory.seek(start)
+    memory.write(b'x' * (end - start))
+print('ready', flush=True)
+time.sleep(600)";
+    let program = ready(rack.run(&[], paths::python()).args(["-c", script]));
+    let pid = program.pid().to_string();
+    assert_eq!(explain(&["--pid", &pid])["rack"], Value::Null);
+    let text = finish(Command::new(paths::crosslane()).args(["explain", "--pid", &pid])).must_succeed().stdout;
+    assert!(text.contains("has overwritten its variables"), "{text}");
+}
+
+#[test]
 fn a_page_of_another_release_is_reported() {
     let Some(rack) = Rack::with_lanes() else { return };
     let plain = server(|| rack.bare_command(endpoint()));

@@ -274,6 +274,11 @@ fn headline(program: &Program) -> String {
             let release = library.release.as_deref().unwrap_or(REPLACED);
             format!("library {release}, rack {}", rack.display())
         }
+        (None, Some(library), None) if program.has_overwritten_environment() => {
+            let release = library.release.as_deref().unwrap_or(REPLACED);
+            let why = "the program has overwritten its variables, so that its rack is not known before its first lane";
+            format!("library {release}; {why}")
+        }
         _ => "the library is loaded".to_owned(),
     };
     format!("{name} (process {pid}, user {user}): {state}\n")

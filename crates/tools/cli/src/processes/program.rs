@@ -220,6 +220,12 @@ impl Program {
         Settings::from_variables(|name| self.variable(name).map(OsStr::to_owned))
     }
 
+    /// Returns whether the program has written something else over its variables, such as its title in the list of
+    /// processes (Redis, nginx, PostgreSQL): what it was given is unknown then.
+    pub fn has_overwritten_environment(&self) -> bool {
+        ["LD_PRELOAD", "PATH", "HOME"].iter().all(|name| !self.environment.contains_key(OsStr::new(name)))
+    }
+
     /// Returns whether the program was given a rack directory, so that the library does not create it.
     pub fn names_rack(&self) -> bool {
         self.variable("CROSSLANE_RACK").is_some()
@@ -263,7 +269,7 @@ impl Program {
             return Some(Location { rack, is_shared: above.is_some() });
         }
         let variable = |name: &str| self.variable(name).map(OsStr::to_owned);
-        self.library.as_ref().filter(|_| self.obstacle().is_none())?;
+        self.library.as_ref().filter(|_| self.obstacle().is_none() && !self.has_overwritten_environment())?;
         let rack = stats_page::rack_dir(variable, self.uid);
         Some(Location { is_shared: is_shared(&rack), rack })
     }
