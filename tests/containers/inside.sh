@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The machine of tests/containers/run.sh: namespaces in which changes of files are kept in WORK.
 set -euo pipefail
-programs=$1 work=$2
-readonly programs work rack=/var/lib/crosslane image=docker.io/library/redis:7
+programs=$1 work=$2 rounds=${3:-}
+readonly programs work rounds rack=/var/lib/crosslane image=docker.io/library/redis:7
 examples=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/examples")
 readonly examples
 
@@ -92,7 +92,45 @@ try() { # WHAT COMMAND...
     report "$1" $status
 }
 
+# Measures Redis and its client in two containers on one network of podman, with the device and without it.
+measure() {
+    local address bare round clients kind
+    address=$(serve with --network one --user 999:999)
+    podman run --quiet --detach --name without --network one --user 999:999 "$image" >/dev/null
+    bare=$(podman inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' without)
+    sleep 1
+    for ((round = 0; round < rounds; round++)); do
+        for clients in 1 50; do
+            for kind in lanes tcp; do
+                local device=(--device crosslane/rack=shared) to=$address requests=$((clients == 1 ? 400000 : 800000))
+                [ $kind = lanes ] || device=() to=$bare requests=$((clients == 1 ? 30000 : 200000))
+                podman run --quiet --rm --network one --user 33:33 "${device[@]}" "$image" \
+                    redis-benchmark -h "$to" -c $clients -n $requests -t get -d 8 --csv |
+                    awk -F '"' -v "row=$round $clients $kind" '$2 == "GET" { print row, $4, $8 }'
+            done
+        done
+    done >"$work/rounds.txt"
+    python3 - "$work/rounds.txt" <<'PYTHON'
+import collections, random, statistics, sys
+rates = collections.defaultdict(list)
+for line in open(sys.argv[1]):
+    _, clients, kind, rate, _ = line.split()
+    rates[clients, kind].append(float(rate))
+for clients in ("1", "50"):
+    lanes, tcp = rates[clients, "lanes"], rates[clients, "tcp"]
+    ratios = [one / other for one, other in zip(lanes, tcp, strict=True)]
+    draws = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
+    middle, low, high = (statistics.median(ratios), draws[50], draws[-51])
+    print(f"{clients} clients: {statistics.median(lanes):.0f} requests/s over lanes, {statistics.median(tcp):.0f} over "
+          f"kernel TCP, ratio {middle:.1f} [{low:.1f}, {high:.1f}] of {len(ratios)} rounds")
+PYTHON
+}
+
 podman network create one >/dev/null
+if [ -n "$rounds" ]; then
+    measure
+    exit
+fi
 address=$(serve server --network one --user 999:999)
 try 'two containers of different users have lanes' has_lane yes 999 "$address" --network one --user 33:33
 try 'a container of one user has lanes' has_lane yes 999 "$address" --network one --user 999:999

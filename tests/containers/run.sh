@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs Redis in containers of podman that meet in a shared rack, and the examples of docs/examples. Needs root; nothing
 # on the machine changes, because all of it happens in namespaces of its own. `./x exam` runs it.
-# usage: tests/containers/run.sh FOLDER WORK    the folder with crosslane and libcrosslane.so, and one for files
+# usage: tests/containers/run.sh FOLDER WORK [ROUNDS]    the folder with crosslane and libcrosslane.so, one for files,
+#        and a number of rounds, to measure on an idle machine instead
 set -euo pipefail
-[ $# = 2 ] || { echo 'usage: tests/containers/run.sh FOLDER WORK' >&2; exit 2; }
+[ $# = 2 ] || [ $# = 3 ] || { echo 'usage: tests/containers/run.sh FOLDER WORK [ROUNDS]' >&2; exit 2; }
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
 programs=$(realpath "$1")
 rm -rf --one-file-system "$2"
@@ -29,4 +30,4 @@ make_image() { # ROOT PROGRAM...
 }
 
 make_image "$work/image" redis-server redis-cli redis-benchmark sh sleep
-exec unshare --mount --net --pid --fork --kill-child --mount-proc "$here/inside.sh" "$programs" "$work"
+exec unshare --mount --net --pid --fork --kill-child --mount-proc "$here/inside.sh" "$programs" "$work" "${3:-}"
