@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The machine of tests/containers/run.sh: namespaces in which changes of files are kept in WORK.
 set -euo pipefail
+[ $$ = 1 ] || { echo 'tests/containers/inside.sh: tests/containers/run.sh starts it' >&2; exit 2; }
 programs=$1 work=$2 rounds=${3:-}
 readonly programs work rounds rack=/var/lib/crosslane image=docker.io/library/redis:7
 examples=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/examples")
@@ -68,21 +69,28 @@ run() { # OPTIONS of podman, image and command
 }
 
 serve() { # NAME OPTIONS: prints the address of a server in a container
-    run --detach --name "$1" "${@:2}" "$image" redis-server --save '' --protected-mode no >/dev/null
-    local address
+    run --detach --name "$1" "${@:2}" "$image" redis-server --save '' --protected-mode no >/dev/null || return 1
+    local address tries
     address=$(podman inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$1")
-    until podman exec "$1" redis-cli -h "$address" ping >/dev/null 2>&1; do sleep 0.1; done
-    echo "$address"
+    for tries in {1..100}; do
+        if podman exec "$1" redis-cli -h "$address" ping >/dev/null 2>&1; then
+            echo "$address"
+            return
+        fi
+        sleep 0.1
+    done
+    echo "the server '$1' did not answer in $tries tries" >&2
+    return 1
 }
 
 # Whether a client in a container moves to a lane (yes) or is served by TCP alone (no). Its values have a MB in all.
 has_lane() { # yes|no UID_OF_SERVER ADDRESS OPTIONS of the client's container
     local before after
-    before=$(lane_bytes "$2")
+    before=$(lane_bytes "$2") || return 1
     run --rm "${@:4}" "$image" redis-benchmark -h "$3" -c 1 -n 2000 -t set,get -d 500 --csv >"$work/client.log" 2>&1 ||
         { cat "$work/client.log"; return 1; }
-    grep -q '"GET"' "$work/client.log"
-    after=$(lane_bytes "$2")
+    grep -q '"GET"' "$work/client.log" || return 1
+    after=$(lane_bytes "$2") || return 1
     if [ "$1" = yes ]; then [ $((after - before)) -gt 1000000 ]; else [ "$after" = "$before" ]; fi
 }
 
@@ -163,10 +171,12 @@ podman rm --force --time 0 server mapped >/dev/null
 
 # The examples: the programs of the documents, with fewer requests.
 moves() { # UID COMMAND...: whether lanes of a user carry something meanwhile
+    local before after tries
+    before=$(lane_bytes "$1") || return 1
     "${@:2}" >"$work/example.log" 2>&1 || { cat "$work/example.log"; return 1; }
-    local tries
     for tries in {1..100}; do
-        [ "$(lane_bytes "$1")" -le 1000000 ] || return 0
+        after=$(lane_bytes "$1") || return 1
+        [ $((after - before)) -le 1000000 ] || return 0
         sleep 0.1
     done
     echo "no lane after $tries tries"
@@ -228,10 +238,11 @@ rootless_run() {
 }
 rootless_client() { # yes|no UID_OF_SERVER PORT OPTIONS: as has_lane
     local before after
-    before=$(lane_bytes "$2")
+    before=$(lane_bytes "$2") || return 1
     rootless_run --rm "${@:4}" $image redis-benchmark -p "$3" -c 1 -n 2000 -t set,get -d 500 --csv \
         >"$work/client.log" 2>&1 || { cat "$work/client.log"; return 1; }
-    after=$(lane_bytes "$2")
+    grep -q '"GET"' "$work/client.log" || return 1
+    after=$(lane_bytes "$2") || return 1
     if [ "$1" = yes ]; then [ $((after - before)) -gt 1000000 ]; else [ "$after" = "$before" ]; fi
 }
 answers() { # PORT

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Starts systemd as the first process of namespaces that tests/services/run.sh has made.
 set -euo pipefail
+[ $$ = 1 ] || { echo 'tests/services/boot.sh: tests/services/run.sh starts it' >&2; exit 2; }
 programs=$1 work=$2
 
 for folder in /etc /usr/lib /var; do
@@ -14,11 +15,13 @@ mount --bind "$programs" /run/programs
 mount --bind "$work" /run/work
 # systemd may empty these.
 for folder in /dev/shm /tmp /var/tmp; do mount -t tmpfs -o mode=1777 none "$folder"; done
+mount --bind /dev/null /dev/console
 mkdir -p /var/lib/crosslane
 mount -t tmpfs -o mode=700 none /var/lib/crosslane
-mount -t cgroup2 none /sys/fs/cgroup
 # Nothing of the machine itself may be set up again: no settings of the kernel, no devices, no other services.
 mount --bind -o ro /proc/sys /proc/sys
+mount --bind -o ro /sys /sys
+mount -t cgroup2 none /sys/fs/cgroup
 rm -rf /etc/systemd/system/*.wants
 find /usr/lib/systemd/system -path '*.target.wants/*' ! -name '*journald*' -delete
 mkdir -p /usr/lib/crosslane/lib/x86_64-linux-gnu

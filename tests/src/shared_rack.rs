@@ -217,11 +217,11 @@ impl SharedRack {
         pids.next().unwrap_or_else(|| panic!("no program of user {uid} in {all}"))
     }
 
-    /// Names of what is in the directory of a user, without the statistics.
+    /// Names of what is in the directory of a user, without the statistics and keys.
     pub fn sockets_of(&self, uid: u32) -> Vec<String> {
         let entries = fs::read_dir(self.path().join(uid.to_string())).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| name != "v1").collect()
+        names.filter(|name| name != "v1" && !name.starts_with("key-")).collect()
     }
 }
 

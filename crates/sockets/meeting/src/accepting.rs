@@ -19,7 +19,7 @@ use crate::reason::Reason;
 use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
 use crate::system::{self, Descriptor, FIONREAD};
-use crate::verify::{Evidence, PeerUser, Policy, Trust, Window, look_up, verify};
+use crate::verify::{Evidence, Partner, PeerUser, Policy, Trust, Window, look_up, verify};
 
 /// Most callers that one [`Accepting::advance`] accepts: others of the queue wait for the next.
 const CALLERS_MAX: usize = 4;
@@ -42,12 +42,12 @@ enum State {
     Called(Caller, PeerUser),
     Proposed {
         caller: Caller,
-        message: Message,
+        message: Box<Message>,
         descriptor: Descriptor,
         after: Counts,
         trust: Trust,
-        /// The key that the proof has to use.
-        key: Option<[u8; 16]>,
+        /// Who has sent the proposal, if there is a key.
+        partner: Option<Partner>,
     },
 }
 
@@ -150,8 +150,9 @@ impl Accepting {
         let checked = self.check(socket, (&caller, peer), &message, passed.look_up.as_ref().map(Descriptor::as_fd));
         passed.look_up.into_iter().for_each(discard);
         match (checked, passed.memory) {
-            (Ok((after, trust, key)), Some(descriptor)) => {
-                self.state = State::Proposed { caller, message, descriptor, after, trust, key };
+            (Ok((after, trust, partner)), Some(descriptor)) => {
+                let message = Box::new(message);
+                self.state = State::Proposed { caller, message, descriptor, after, trust, partner };
                 Step::Proposed
             }
             (Ok(_), None) => self.refuse_caller(&caller, Reason::Malformed),
@@ -165,7 +166,7 @@ impl Accepting {
         (caller, peer): (&Caller, PeerUser),
         message: &Message,
         passed: Option<BorrowedFd<'_>>,
-    ) -> Result<(Counts, Trust, Option<[u8; 16]>), Reason> {
+    ) -> Result<(Counts, Trust, Option<Partner>), Reason> {
         let bell = caller.bell.as_fd().ok_or(Reason::Gone)?;
         refuse_descriptors(bell);
         // Nothing follows a proposal before its answer.
@@ -180,10 +181,9 @@ impl Accepting {
         let after = counts::read(socket, self.endpoint.role)?;
         let window = Window { before: self.before, after };
         let look_up = look_up(&self.endpoint, message, passed, evidence);
-        let key = self.policy.key(message, peer, &self.endpoint)?;
+        let partner = self.policy.partner_of_proposal(message, peer, &self.endpoint)?;
         let trust = verify(&self.endpoint, &window, message, look_up, (peer, evidence))?;
-        let needs_proof = message.wants_proof || key.is_some();
-        Ok((after, if needs_proof { Trust::NeedsProof } else { trust }, key))
+        Ok((after, if message.wants_proof { Trust::NeedsProof } else { trust }, partner))
     }
 
     /// Answers *no* and hangs up. A peer that does not speak this language gets no answer.
@@ -220,17 +220,17 @@ impl Accepting {
     /// of `sendmsg(2)`.
     pub fn accept(mut self, offer: &Offer<'_>) -> Result<Box<Met>, Reason> {
         let state = std::mem::replace(&mut self.state, State::Announced);
-        let State::Proposed { mut caller, message, descriptor, after, trust, key } = state else {
+        let State::Proposed { mut caller, message, descriptor, after, trust, partner } = state else {
             return Err(Reason::Nobody);
         };
         let wants_proof = trust == Trust::NeedsProof;
-        let user = self.policy.stated_user(key.is_some());
-        let yes = Message { wants_proof, user, ..Message::new(Kind::Yes, &self.endpoint, after, offer.memory) };
+        let yes = Message { wants_proof, ..Message::new(Kind::Yes, &self.endpoint, after, offer.memory) };
+        let yes = self.policy.stated(yes, partner, message.memory.secret);
         let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
         let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
         send(caller.bell.as_fd().ok_or(Reason::Gone)?, &yes, &passed)?;
         let bell = caller.bell.release().ok_or(Reason::Gone)?;
         let met = Met::new((bell, descriptor), &message, offer.memory, after, caller.credentials.pid);
-        Ok(if wants_proof { met.to_be_proven(Role::Accepted, key) } else { met })
+        Ok(if wants_proof { met.to_be_proven(Role::Accepted) } else { met })
     }
 }

@@ -68,4 +68,4 @@ pub use reason::Reason;
 pub use send::Offer;
 pub use system::{Descriptor, HiddenNumbers, hide_descriptors};
 pub use tuple::Tuple;
-pub use verify::{Evidence, PeerUser, Policy, UserKeys};
+pub use verify::{Evidence, PeerUser, Policy, UserKey, UserKeys};

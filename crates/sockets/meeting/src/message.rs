@@ -19,9 +19,9 @@
 //! | 84 | 4 | 1 if the sender asks for a proof by the bytes (see [`proof`](crate::proof)), otherwise 0 |
 //! | 88 | 16 | offsets in it of the receiver's inbound and outbound span |
 //! | 104 | 8 | secret of the lane in the outbound span |
-//! | 112 | 4 | 0; 1 if the sender states its user; 3 if it also wants the proof to use the key of both users |
+//! | 112 | 4 | 0; 1 if the sender states its user; 3 if it also shows that it has the key of both users |
 //! | 116 | 4 | the sender's user, by its number on the machine, otherwise 0 |
-//! | 120 | 8 | 0 |
+//! | 120 | 8 | with 3: the keyed code of the message (SipHash-2-4), otherwise 0 |
 //!
 //! Magic and version stay where they are in all releases. A message of another version is refused by that alone,
 //! whatever its length.
@@ -29,9 +29,11 @@
 use crate::counts::{Counts, Role};
 use crate::endpoint::Endpoint;
 use crate::reason::Reason;
+use siphasher::sip::SipHasher24;
+use std::hash::Hasher;
 
 /// Version of the messages and of the memory whose descriptors they carry.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of each message of this version.
 pub const MESSAGE_BYTES: usize = 128;
 /// The largest memory that an endpoint may state.
@@ -40,8 +42,7 @@ pub const MEMORY_BYTES_MAX: u64 = 1 << 32;
 const MAGIC: [u8; 8] = *b"xl-meet\n";
 
 const STATES_USER: u8 = 1;
-const WANTS_KEY: u8 = 2;
-const STATES_USER_AND_WANTS_KEY: u8 = STATES_USER | WANTS_KEY;
+const STATES_USER_WITH_CODE: u8 = 3;
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,8 +114,8 @@ pub struct Message {
 pub struct StatedUser {
     /// The number on the machine.
     pub number: u32,
-    /// The proof has to use the key that only programs of the two users have.
-    pub wants_key: bool,
+    /// The code of the message under the key that only programs of this user and of the peer's have.
+    pub code: Option<u64>,
 }
 
 impl Message {
@@ -154,11 +155,33 @@ impl Message {
                 part.copy_from_slice(&word.to_ne_bytes());
             }
         }
-        if let Some(StatedUser { number, wants_key }) = self.user {
-            bytes[112] = if wants_key { STATES_USER | WANTS_KEY } else { STATES_USER };
+        if let Some(StatedUser { number, code }) = self.user {
+            bytes[112] = if code.is_some() { STATES_USER_WITH_CODE } else { STATES_USER };
             bytes[116..120].copy_from_slice(&number.to_ne_bytes());
+            bytes[120..].copy_from_slice(&code.unwrap_or(0).to_ne_bytes());
         }
         bytes
+    }
+
+    /// Returns the message with its code, if it states a user: for a program of the user `to`. `answered` is the secret
+    /// of the message that it answers, or 0.
+    pub(crate) fn sealed(self, key: &[u8; 16], to: u32, answered: u64) -> Self {
+        let code = Some(self.code(key, to, answered));
+        Self { user: self.user.map(|user| StatedUser { code, ..user }), ..self }
+    }
+
+    /// Returns whether the message has the code that only programs with the key can compute.
+    pub(crate) fn is_sealed(&self, key: &[u8; 16], to: u32, answered: u64) -> bool {
+        self.user.is_some_and(|user| user.code == Some(self.code(key, to, answered)))
+    }
+
+    fn code(&self, key: &[u8; 16], to: u32, answered: u64) -> u64 {
+        let user = self.user.map(|user| StatedUser { code: Some(0), ..user });
+        let mut hasher = SipHasher24::new_with_key(key);
+        hasher.write(&Self { user, ..*self }.encode());
+        hasher.write(&to.to_ne_bytes());
+        hasher.write(&answered.to_ne_bytes());
+        hasher.finish()
     }
 
     /// Parses the bytes of a message.
@@ -204,12 +227,11 @@ impl Message {
             1 => true,
             _ => return None,
         };
+        let number = u32::from_ne_bytes([bytes[116], bytes[117], bytes[118], bytes[119]]);
         let (user, behind_user) = match bytes[112] {
             0 => (None, 112),
-            flags @ (STATES_USER | STATES_USER_AND_WANTS_KEY) => {
-                let number = u32::from_ne_bytes([bytes[116], bytes[117], bytes[118], bytes[119]]);
-                (Some(StatedUser { number, wants_key: flags & WANTS_KEY != 0 }), 120)
-            }
+            STATES_USER => (Some(StatedUser { number, code: None }), 120),
+            STATES_USER_WITH_CODE => (Some(StatedUser { number, code: Some(word(120)) }), MESSAGE_BYTES),
             _ => return None,
         };
         let window_bytes = if window.is_some() { 88..88 } else { 88..112 };
@@ -264,7 +286,7 @@ mod tests {
                 Memory { window, ..Memory::own(bytes, secret) }
             };
             let wants_proof = secret & 1 == 1 && !matches!(kind, Kind::No(_));
-            let user = StatedUser { number: secret as u32, wants_key: secret & 2 != 0 };
+            let user = StatedUser { number: secret as u32, code: (secret & 2 != 0).then_some(a) };
             let user = Some(user).filter(|_| secret & 4 != 0 && !matches!(kind, Kind::No(_)));
             Message { kind, role, cookie, netns_cookie, counts, memory, wants_proof, user }
         })
@@ -307,6 +329,36 @@ mod tests {
             bytes[8..].copy_from_slice(&version.to_ne_bytes());
             bytes.extend(rest);
             prop_assert_eq!(Message::parse(&bytes), Err(Reason::Version));
+        }
+    }
+
+    #[test]
+    fn a_code_holds_for_one_message_one_key_one_receiver_and_one_answered_message() {
+        let message = Message {
+            kind: Kind::Proposal,
+            role: Role::Connected,
+            cookie: 1,
+            netns_cookie: 1,
+            counts: Counts::default(),
+            memory: Memory::own(4096, 7),
+            wants_proof: true,
+            user: Some(StatedUser { number: 33, code: None }),
+        };
+        let sealed = message.sealed(&[5; 16], 999, 1);
+        let user = |number| Some(StatedUser { number, ..sealed.user.unwrap() });
+        assert!(Message::parse(&sealed.encode()).unwrap().is_sealed(&[5; 16], 999, 1));
+        assert!(!message.is_sealed(&[5; 16], 999, 1), "without a code");
+        assert!(!sealed.is_sealed(&[6; 16], 999, 1));
+        assert!(!sealed.is_sealed(&[5; 16], 998, 1));
+        assert!(!sealed.is_sealed(&[5; 16], 999, 2));
+        for other in [
+            Message { user: user(34), ..sealed },
+            Message { role: Role::Accepted, ..sealed },
+            Message { cookie: 2, ..sealed },
+            Message { memory: Memory::own(4096, 8), ..sealed },
+            Message { wants_proof: false, ..sealed },
+        ] {
+            assert!(!other.is_sealed(&[5; 16], 999, 1), "{other:?}");
         }
     }
 

@@ -54,13 +54,13 @@ impl Met {
         })
     }
 
-    /// Returns the result of a meeting that has to be proven by the bytes, and by a key if there is one.
-    pub(crate) fn to_be_proven(mut self: Box<Self>, role: Role, key: Option<[u8; 16]>) -> Box<Self> {
+    /// Returns the result of a meeting that has to be proven by the bytes.
+    pub(crate) fn to_be_proven(mut self: Box<Self>, role: Role) -> Box<Self> {
         let (connected, accepted) = match role {
             Role::Connected => (self.outgoing.secret, self.incoming.secret),
             Role::Accepted => (self.incoming.secret, self.outgoing.secret),
         };
-        self.proof = Some(Box::new(Prover::new(role, ([connected, accepted], key), &self.own_counts)));
+        self.proof = Some(Box::new(Prover::new(role, [connected, accepted], &self.own_counts)));
         self
     }
 }

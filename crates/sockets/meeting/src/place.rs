@@ -50,7 +50,16 @@ pub struct Directories {
     pub base: Option<fn() -> BorrowedFd<'static>>,
     /// For an accepting endpoint, that of its user. For a connecting one, those of the users whom it may reach, in the
     /// order in which it tries them.
-    pub paths: Vec<PathBuf>,
+    pub of_users: Vec<UserDirectory>,
+}
+
+/// The directory of a user.
+#[derive(Clone, Debug)]
+pub struct UserDirectory {
+    /// The user's number on the machine.
+    pub user: u32,
+    /// Its path.
+    pub path: PathBuf,
 }
 
 impl From<Key> for Rendezvous {
@@ -86,27 +95,28 @@ impl Rendezvous {
                 }
             },
             Self::Directories(directories) => {
-                let file = directories.files(accepted).next().ok_or(Reason::Rack)?;
+                let (_, file) = directories.files(accepted).next().ok_or(Reason::Rack)?;
                 file.listen(socket.as_fd())?;
                 Ok(Bound { socket, file: Some(file) })
             }
         }
     }
 
-    /// Connects to the accepting endpoint of a connection, whose tuple is given as that endpoint sees it.
-    pub(crate) fn connect(&self, accepted: Tuple) -> Result<Descriptor, Reason> {
+    /// Connects to the accepting endpoint of a connection, whose tuple is given as that endpoint sees it. Also returns
+    /// the user in whose directory it is.
+    pub(crate) fn connect(&self, accepted: Tuple) -> Result<(Descriptor, Option<u32>), Reason> {
         match self {
             Self::Names(key) => {
                 let address = name::address(key, accepted)?;
-                connect(|socket| rustix::net::connect(socket, &address))
+                Ok((connect(|socket| rustix::net::connect(socket, &address))?, None))
             }
             Self::Directories(directories) => {
                 let mut found = Reason::Nobody;
-                for file in directories.files(accepted) {
+                for (user, file) in directories.files(accepted) {
                     match file.connect() {
                         Err(Reason::Nobody) => {}
                         Err(reason @ (Reason::Sandbox | Reason::Rack)) => found = reason,
-                        outcome => return outcome,
+                        outcome => return outcome.map(|socket| (socket, Some(user))),
                     }
                 }
                 Err(found)
@@ -116,13 +126,13 @@ impl Rendezvous {
 }
 
 impl Directories {
-    fn files(&self, accepted: Tuple) -> impl Iterator<Item = SocketFile> {
+    fn files(&self, accepted: Tuple) -> impl Iterator<Item = (u32, SocketFile)> {
         // The owner of a directory is known, so the code needs no key.
         let name = name::name(&Key::from([0; 16]), accepted);
         let base = self.base;
-        self.paths.iter().map(move |path| {
+        self.of_users.iter().map(move |UserDirectory { user, path }| {
             let code = std::str::from_utf8(&name[name.len() - NAME_BYTES..]).unwrap_or_default();
-            SocketFile { base, path: path.join(code) }
+            (*user, SocketFile { base, path: path.join(code) })
         })
     }
 }
@@ -210,7 +220,7 @@ fn connect(connect: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>) -> Result<
 
 /// Removes socket files that processes of this user have left in their directory when they were killed.
 pub fn sweep(own: &Directories, now_s: i64) {
-    let Some(directory) = own.paths.first() else { return };
+    let Some(UserDirectory { path: directory, .. }) = own.of_users.first() else { return };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let base = own.base.map_or(CWD, |base| base());
     let Ok(listing) = rustix::fs::openat(base, directory, flags, Mode::empty()).map(Descriptor::from) else { return };
@@ -248,7 +258,8 @@ mod tests {
     }
 
     fn own(paths: &[&Path]) -> Directories {
-        Directories { base: None, paths: paths.iter().map(|path| (*path).to_owned()).collect() }
+        let of_users = (1..).zip(paths).map(|(user, path)| UserDirectory { user, path: (*path).to_owned() }).collect();
+        Directories { base: None, of_users }
     }
 
     fn file(bound: &Bound) -> PathBuf {
@@ -269,7 +280,7 @@ mod tests {
         assert!(metadata.file_type().is_socket());
         assert_eq!(metadata.permissions().mode() & 0o777, 0o666);
         assert_eq!(std::fs::read_dir(&here).unwrap().count(), 1, "no draft is left");
-        drop(reaching.connect(tuple()).unwrap());
+        assert_eq!(reaching.connect(tuple()).unwrap().1, Some(2), "whose directory it is");
         assert_eq!(reaching.connect(tuple().reversed()).unwrap_err(), Reason::Nobody, "another connection");
         assert_eq!(place.listen(tuple()).unwrap_err(), Reason::NameTaken);
         drop(bound);
@@ -299,7 +310,7 @@ mod tests {
     fn links_and_other_files_are_nobody() {
         let scratch = tempfile::tempdir().unwrap();
         let place = directories(&[scratch.path()]);
-        let file = own(&[scratch.path()]).files(tuple()).next().unwrap().path;
+        let file = own(&[scratch.path()]).files(tuple()).next().unwrap().1.path;
         std::fs::write(&file, "").unwrap();
         assert_eq!(place.connect(tuple()).unwrap_err(), Reason::Nobody);
         std::fs::remove_file(&file).unwrap();

@@ -4,8 +4,7 @@
 //! In another network namespace, the kernel does not tell who has a socket, and who has configured the addresses there.
 //! So both endpoints keep the bytes that they send and receive for a few transfers, and compare a few of each stream by
 //! a keyed hash, outside of the TCP connection. The key comes from the two random numbers of the meeting, so that no
-//! hash is valid for another one, and a claim and its echo have different hashes. Where the kernel does not tell who
-//! the peer's user is, a key that only programs of both users have is part of it.
+//! hash is valid for another one, and a claim and its echo have different hashes.
 //!
 //! ```text
 //! connecting endpoint                        accepting endpoint
@@ -195,16 +194,11 @@ pub struct Prover {
 
 impl Prover {
     /// Returns the side of an endpoint, whose next bytes follow those that it has counted. The secrets are those of the
-    /// connecting and of the accepting endpoint; the key is that of their users, if it has to be proven.
-    pub fn new(role: Role, (secrets, user_key): ([u64; 2], Option<[u8; 16]>), counts: &Counts) -> Self {
+    /// connecting and of the accepting endpoint.
+    pub fn new(role: Role, secrets: [u64; 2], counts: &Counts) -> Self {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&secrets[0].to_ne_bytes());
         key[8..].copy_from_slice(&secrets[1].to_ne_bytes());
-        if let Some(user_key) = user_key {
-            let mut hasher = SipHasher24::new_with_key(&user_key);
-            hasher.write(&key);
-            key = hasher.finish128().as_u128().to_ne_bytes();
-        }
         let tails = [StreamTail::at(counts.written), StreamTail::at(counts.consumed)];
         let (open, claimed) = (None, [Vec::new(), Vec::new()]);
         Self { role, key, tails, open, claimed, claims: 0, waits: 0, passed: 0, transfers: 0, has_missed_bytes: false }

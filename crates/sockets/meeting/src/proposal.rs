@@ -17,7 +17,7 @@ use crate::reason::Reason;
 use crate::receive::{Passed, Received, discard, receive, refuse_descriptors};
 use crate::send::{Offer, send};
 use crate::system::Descriptor;
-use crate::verify::{Evidence, PeerUser, Policy, Trust, Window, look_up, verify};
+use crate::verify::{Evidence, Partner, PeerUser, Policy, Trust, Window, look_up, verify};
 
 /// A connecting endpoint that has reached the other one. It hangs up when it is dropped.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Proposal {
     bell: Held,
     credentials: Credentials,
     peer: PeerUser,
+    /// The user of the directory in which this endpoint has found the other one, if there is a key.
+    partner: Option<Partner>,
     /// This endpoint asks for a proof by the bytes.
     wants_proof: bool,
     /// What was sent: the memory, and the counts read before.
@@ -58,18 +60,19 @@ impl Proposal {
         if endpoint.role != Role::Connected {
             return Err(Reason::Role);
         }
-        let socket = place.connect(endpoint.tuple.reversed())?;
+        let (socket, user) = place.connect(endpoint.tuple.reversed())?;
         let credentials = peer_credentials(socket.as_fd());
         let bell = Held::new(socket);
         let credentials = credentials.ok_or(Reason::System)?;
         let peer = (policy.admits)(credentials.uid, endpoint)?;
+        let partner = policy.partner_of_directory(user, peer)?;
         let wants_proof = policy.evidence == Evidence::Proof
             && match diag::look_up_peer(endpoint) {
                 LookUp::Found(entry) => !entry.is_connected() || PeerUser::Known(entry.uid) != peer,
                 // The kernel may still answer by a socket that the peer passes.
                 LookUp::Nothing | LookUp::Unavailable => true,
             };
-        Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, peer, wants_proof, sent: None })
+        Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, peer, partner, wants_proof, sent: None })
     }
 
     /// Returns whether this endpoint asks for a proof by the bytes, from the proposal on.
@@ -90,8 +93,8 @@ impl Proposal {
         let bell = self.bell.as_fd().filter(|_| self.sent.is_none()).ok_or(Reason::Gone)?;
         let before = counts::read(socket, self.endpoint.role)?;
         let proposal = Message::new(Kind::Proposal, &self.endpoint, before, offer.memory);
-        let user = self.policy.stated_user(self.peer == PeerUser::Hidden);
-        let proposal = Message { wants_proof: self.wants_proof, user, ..proposal };
+        let proposal = Message { wants_proof: self.wants_proof, ..proposal };
+        let proposal = self.policy.stated(proposal, self.partner, 0);
         let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
         let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
         send(bell, &proposal, &passed)?;
@@ -115,12 +118,12 @@ impl Proposal {
             Err(reason) => return self.end(reason),
         };
         refuse_descriptors(bell);
-        let checked = self.check(socket, before, &message, passed.as_ref().map(Descriptor::as_fd));
+        let checked = self.check(socket, (memory, before), &message, passed.as_ref().map(Descriptor::as_fd));
         passed.into_iter().for_each(discard);
         match (checked, self.bell.release()) {
-            (Ok((after, key)), Some(bell)) => {
+            (Ok(after), Some(bell)) => {
                 let met = Met::new((bell, memory_of_peer), &message, memory, after, self.credentials.pid);
-                Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected, key) } else { met })
+                Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected) } else { met })
             }
             (Ok(_), None) => Answer::Refused(Reason::Gone),
             (Err(reason), bell) => {
@@ -133,10 +136,10 @@ impl Proposal {
     fn check(
         &self,
         socket: BorrowedFd<'_>,
-        before: Counts,
+        (memory, before): (Memory, Counts),
         message: &Message,
         passed: Option<BorrowedFd<'_>>,
-    ) -> Result<(Counts, Option<[u8; 16]>), Reason> {
+    ) -> Result<Counts, Reason> {
         if message.kind != Kind::Yes {
             return Err(Reason::Malformed);
         }
@@ -146,13 +149,12 @@ impl Proposal {
         }
         let after = counts::read(socket, self.endpoint.role)?;
         let look_up = look_up(&self.endpoint, message, passed, evidence);
-        let key = self.policy.key(message, self.peer, &self.endpoint)?;
+        self.policy.check_answer(message, self.peer, self.partner, memory.secret)?;
         let whom = (self.peer, evidence);
         match verify(&self.endpoint, &Window { before, after }, message, look_up, whom)? {
             // It has changed since the proposal, or the peer has not heeded that.
             Trust::NeedsProof if !message.wants_proof => Err(Reason::NoProof),
-            _ if key.is_some() && !message.wants_proof => Err(Reason::NoProof),
-            _ => Ok((after, key)),
+            _ => Ok(after),
         }
     }
 

@@ -91,7 +91,7 @@ reasons! {
 
 impl Reason {
     /// Returns the reason for an unexpected error of a system call.
-    pub(crate) fn of_errno(errno: Errno) -> Self {
+    pub fn of_errno(errno: Errno) -> Self {
         match errno {
             Errno::MFILE | Errno::NFILE | Errno::TOOMANYREFS => Self::NoDescriptors,
             Errno::NOMEM | Errno::NOBUFS => Self::NoMemory,

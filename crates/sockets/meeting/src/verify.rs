@@ -43,9 +43,11 @@
 //!
 //! # User namespaces
 //!
-//! In a user namespace that gives numbers only to some users (`PrivateUsers=` of systemd, containers with a range of
-//! their own), the kernel tells a process nothing about the others. There, each endpoint states its user, and the proof
-//! by the bytes uses a key that only programs of the two users can read ([`UserKeys`]).
+//! In a user namespace that has numbers only for some users (`PrivateUsers=` of systemd, containers with a range of
+//! their own), the kernel tells a process nothing about the others. There, each endpoint states its user, and its
+//! message has a code under a key that only programs of the two users can read ([`UserKeys`]). The code covers both
+//! users, so it is of no use towards a third; an answer's covers the secret of the proposal. An endpoint that does not
+//! see its peer's user tells a peer without the code nothing. That the peer is the other endpoint, the bytes prove.
 
 use std::os::fd::BorrowedFd;
 
@@ -73,8 +75,8 @@ pub struct Policy {
 pub enum PeerUser {
     /// A user, by the number in this process's user namespace.
     Known(u32),
-    /// A user without a number there. The peer must state which, and prove that it has the key of that user and of this
-    /// process's.
+    /// A user without a number there. The peer must state which, and show by the code of its message that it has the
+    /// key of that user and of this process's.
     Hidden,
 }
 
@@ -83,30 +85,83 @@ pub enum PeerUser {
 pub struct UserKeys {
     /// The user of this process, by its number on the machine.
     pub own: u32,
-    /// Returns the key of this process's user and of the one that a peer states, if it may be met at an endpoint and
-    /// is the one whom the kernel tells.
-    pub key: fn(u32, PeerUser, &Endpoint) -> Result<[u8; 16], Reason>,
+    /// Returns the key of this process's user and of another one, by its number on the machine.
+    pub key: fn(u32) -> Result<UserKey, Reason>,
+    /// Whether a peer of a user, by its number on the machine, may be met at an endpoint; otherwise why not.
+    pub admits: fn(u32, &Endpoint) -> Result<(), Reason>,
+}
+
+/// A key of two users.
+pub type UserKey = [u8; 16];
+
+/// The user of a peer with whom this process's user has a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Partner {
+    pub(crate) user: u32,
+    pub(crate) key: UserKey,
 }
 
 impl Policy {
-    /// Returns what a message states about this process's user.
-    pub(crate) fn stated_user(&self, wants_key: bool) -> Option<StatedUser> {
-        self.keys.map(|keys| StatedUser { number: keys.own, wants_key })
+    /// Returns a message of this endpoint, which states its user. A partner sees that it comes from one of its users.
+    pub(crate) fn stated(&self, message: Message, partner: Option<Partner>, answered: u64) -> Message {
+        let user = self.keys.map(|keys| StatedUser { number: keys.own, code: None });
+        let message = Message { user, ..message };
+        partner.map_or(message, |Partner { user, key }| message.sealed(&key, user, answered))
     }
 
-    /// Returns the key that a proof has to use, if a message or this side wants one.
-    pub(crate) fn key(
+    /// Returns the partner whom a connecting endpoint meets in a user's directory.
+    ///
+    /// # Errors
+    /// [`Reason::Unmapped`] and others, if the kernel does not tell the peer's user and there is no key.
+    pub(crate) fn partner_of_directory(&self, user: Option<u32>, peer: PeerUser) -> Result<Option<Partner>, Reason> {
+        let other = self.keys.zip(user).filter(|(keys, user)| *user != keys.own);
+        let partner = other.ok_or(Reason::Unmapped);
+        let partner = partner.and_then(|(keys, user)| (keys.key)(user).map(|key| Partner { user, key }));
+        self.required_if_hidden(partner, peer)
+    }
+
+    /// Returns the partner who has sent a proposal.
+    ///
+    /// # Errors
+    /// Why it is none, if the kernel does not tell the peer's user: nothing may be told to it then.
+    pub(crate) fn partner_of_proposal(
         &self,
         message: &Message,
         peer: PeerUser,
         endpoint: &Endpoint,
-    ) -> Result<Option<[u8; 16]>, Reason> {
-        let stated = message.user.filter(|stated| stated.wants_key || peer == PeerUser::Hidden);
-        match (stated, self.keys) {
-            (Some(stated), Some(keys)) => (keys.key)(stated.number, peer, endpoint).map(Some),
-            (Some(_), None) => Err(Reason::Malformed),
-            (None, _) if peer == PeerUser::Hidden => Err(Reason::Unmapped),
-            (None, _) => Ok(None),
+    ) -> Result<Option<Partner>, Reason> {
+        let with_code = message.user.filter(|user| user.code.is_some()).zip(self.keys).ok_or(Reason::Unmapped);
+        let partner = with_code.and_then(|(StatedUser { number, .. }, keys)| {
+            let key = (keys.key)(number)?;
+            if !message.is_sealed(&key, keys.own, 0) {
+                return Err(Reason::User);
+            }
+            if peer == PeerUser::Hidden {
+                (keys.admits)(number, endpoint)?;
+            }
+            Ok(Partner { user: number, key })
+        });
+        self.required_if_hidden(partner, peer)
+    }
+
+    /// Checks that an answer is the partner's, if the kernel does not tell the peer's user.
+    pub(crate) fn check_answer(
+        &self,
+        message: &Message,
+        peer: PeerUser,
+        partner: Option<Partner>,
+        own_secret: u64,
+    ) -> Result<(), Reason> {
+        let is_partners = self.keys.zip(partner).is_some_and(|(keys, Partner { user, key })| {
+            message.user.is_some_and(|stated| stated.number == user) && message.is_sealed(&key, keys.own, own_secret)
+        });
+        if peer != PeerUser::Hidden || is_partners { Ok(()) } else { Err(Reason::Unmapped) }
+    }
+
+    fn required_if_hidden(&self, partner: Result<Partner, Reason>, peer: PeerUser) -> Result<Option<Partner>, Reason> {
+        match peer {
+            PeerUser::Hidden => partner.map(Some),
+            PeerUser::Known(_) => Ok(partner.ok()),
         }
     }
 }
@@ -283,14 +338,13 @@ mod tests {
         Ok(())
     }
 
-    fn decide_by(
-        change: impl FnOnce(&mut Endpoint, &mut Message, &mut Window),
-        look_up: LookUp,
-        evidence: Evidence,
-    ) -> Result<Trust, Reason> {
+    fn endpoint() -> Endpoint {
         let tuple = Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
-        let mut endpoint = Endpoint { tuple, role: Role::Accepted, cookie: 21, netns_cookie: 7 };
-        let mut message = Message {
+        Endpoint { tuple, role: Role::Accepted, cookie: 21, netns_cookie: 7 }
+    }
+
+    fn proposal() -> Message {
+        Message {
             kind: Kind::Proposal,
             role: Role::Connected,
             cookie: 22,
@@ -299,40 +353,51 @@ mod tests {
             memory: Memory::own(4096, 1),
             wants_proof: false,
             user: None,
-        };
+        }
+    }
+
+    fn decide_by(
+        change: impl FnOnce(&mut Endpoint, &mut Message, &mut Window),
+        look_up: LookUp,
+        evidence: Evidence,
+    ) -> Result<Trust, Reason> {
+        let (mut endpoint, mut message) = (endpoint(), proposal());
         let mut window = Window { before: COUNTS, after: COUNTS };
         change(&mut endpoint, &mut message, &mut window);
         verify(&endpoint, &window, &message, look_up, (PeerUser::Known(1000), evidence))
     }
 
     #[test]
-    fn a_peer_whose_user_the_kernel_hides_has_to_state_it_and_needs_the_key() {
-        let key = |stated: u32, peer, _: &Endpoint| match (stated, peer) {
-            (33, PeerUser::Known(33) | PeerUser::Hidden) => Ok([1; 16]),
-            (_, PeerUser::Known(_)) => Err(Reason::User),
-            (_, PeerUser::Hidden) => Err(Reason::NoRule),
-        };
-        let keys = Some(UserKeys { own: 999, key });
-        let admits = |uid, _: &Endpoint| Ok(PeerUser::Known(uid));
-        let policy = Policy { admits, evidence: Evidence::Proof, keys };
+    fn a_peer_whose_user_the_kernel_hides_has_to_show_the_key_of_the_user_that_it_states() {
+        let key = |user: u32| if user == 33 { Ok([1; 16]) } else { Err(Reason::Unmapped) };
+        let admits = |user, _: &Endpoint| if user == 33 { Ok(()) } else { Err(Reason::NoRule) };
+        let keys = Some(UserKeys { own: 999, key, admits });
+        let policy = Policy { admits: |uid, _| Ok(PeerUser::Known(uid)), evidence: Evidence::Proof, keys };
         let (known, hidden) = (PeerUser::Known(33), PeerUser::Hidden);
-        for (policy, stated, peer, expected) in [
-            (policy, None, known, Ok(None)),
-            (policy, None, hidden, Err(Reason::Unmapped)),
-            (policy, Some((33, false)), known, Ok(None)),
-            (policy, Some((33, true)), known, Ok(Some([1; 16]))),
-            (policy, Some((33, false)), hidden, Ok(Some([1; 16]))),
-            (policy, Some((33, true)), PeerUser::Known(34), Err(Reason::User)),
-            (policy, Some((34, true)), hidden, Err(Reason::NoRule)),
-            (Policy { keys: None, ..policy }, Some((33, true)), known, Err(Reason::Malformed)),
+        let partner = Partner { user: 33, key: [1; 16] };
+        let (endpoint, proposal) = (endpoint(), Message { user: None, ..proposal() });
+        let stated = |number| Message { user: Some(StatedUser { number, code: None }), ..proposal };
+        for (message, peer, expected) in [
+            (proposal, known, Ok(None)),
+            (proposal, hidden, Err(Reason::Unmapped)),
+            (stated(33), hidden, Err(Reason::Unmapped)),
+            (stated(33).sealed(&[1; 16], 999, 0), known, Ok(Some(partner))),
+            (stated(33).sealed(&[1; 16], 999, 0), hidden, Ok(Some(partner))),
+            (stated(33).sealed(&[2; 16], 999, 0), known, Ok(None)),
+            (stated(33).sealed(&[2; 16], 999, 0), hidden, Err(Reason::User)),
+            (stated(33).sealed(&[1; 16], 998, 0), hidden, Err(Reason::User)),
+            (stated(34).sealed(&[1; 16], 999, 0), hidden, Err(Reason::Unmapped)),
         ] {
-            let set = |_: &mut Endpoint, message: &mut Message, _: &mut Window| {
-                message.user = stated.map(|(number, wants_key)| StatedUser { number, wants_key });
-                let tuple = Tuple::new("127.0.0.1:80".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
-                let endpoint = Endpoint { tuple, role: Role::Accepted, cookie: 21, netns_cookie: 7 };
-                assert_eq!(policy.key(message, peer, &endpoint), expected, "{stated:?} {peer:?}");
-            };
-            let _ = decide_by(set, LookUp::Found(ENTRY), Evidence::Proof);
+            assert_eq!(policy.partner_of_proposal(&message, peer, &endpoint), expected, "{message:?} {peer:?}");
+        }
+        let of_directory = |user, peer| policy.partner_of_directory(user, peer);
+        assert_eq!(of_directory(Some(33), hidden), Ok(Some(partner)));
+        assert_eq!(of_directory(Some(34), hidden), Err(Reason::Unmapped));
+        assert_eq!((of_directory(Some(34), known), of_directory(Some(999), known)), (Ok(None), Ok(None)));
+        let check = |message: Message, peer| policy.check_answer(&message, peer, Some(partner), 7);
+        assert_eq!(check(stated(33).sealed(&[1; 16], 999, 7), hidden), Ok(()));
+        for answer in [stated(33).sealed(&[1; 16], 999, 8), stated(34).sealed(&[1; 16], 999, 7), stated(33)] {
+            assert_eq!((check(answer, hidden), check(answer, known)), (Err(Reason::Unmapped), Ok(())), "{answer:?}");
         }
     }
 

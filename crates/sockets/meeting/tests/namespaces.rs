@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use common::{memory, offer};
 use meeting::message::{Kind, Memory, Message};
-use meeting::place::Directories;
+use meeting::place::{Directories, UserDirectory};
 use meeting::proof::{Progress, Stream};
 use meeting::{
     Accepting, Answer, Endpoint, Evidence, Met, PeerUser, Policy, Proposal, Reason, Rendezvous, Role, Step, counts,
@@ -38,7 +38,10 @@ fn policy() -> Policy {
 }
 
 fn place(directory: &Path) -> Rendezvous {
-    Rendezvous::Directories(Directories { base: None, paths: vec![directory.to_owned()] })
+    Rendezvous::Directories(Directories {
+        base: None,
+        of_users: vec![UserDirectory { user: 1, path: directory.to_owned() }],
+    })
 }
 
 const SERVER: &str = "10.128.9.1";
@@ -293,7 +296,7 @@ fn the_two_ends_of_a_connection_prove_it_to_each_other() {
             assert!(connected.proof.is_none() && accepted.proof.is_none());
             let counts = [&connected.own_counts, &accepted.own_counts];
             let mut provers = [(Role::Connected, counts[0]), (Role::Accepted, counts[1])]
-                .map(|(role, counts)| Box::new(meeting::Prover::new(role, ([7, 9], None), counts)));
+                .map(|(role, counts)| Box::new(meeting::Prover::new(role, [7, 9], counts)));
             assert_eq!(prove(&mut victim, [&connected, &accepted], &mut provers), [Progress::Proven; 2]);
             assert!(directory.read_dir().unwrap().next().is_none(), "the announcement is over");
         });

@@ -6,8 +6,9 @@
 use crate::kernel::Tcp;
 use crate::remote;
 use meeting::diag::{self, LookUp};
-use meeting::place::Directories;
-use meeting::{Endpoint, Evidence, Key, PeerUser, Policy, Reason, Rendezvous, Role, UserKeys};
+use meeting::place::{Directories, UserDirectory};
+use meeting::{Endpoint, Evidence, Key, PeerUser, Policy, Reason, Rendezvous, Role, UserKey, UserKeys};
+use rustix::io::Errno;
 use socket::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use socket::process::locked::Locked;
 use socket::process::settings::settings;
@@ -40,7 +41,7 @@ pub fn meeting_place(endpoint: &Endpoint) -> Result<(Rendezvous, Policy), Reason
     match location::shared() {
         Ok(Some(rack)) => {
             let own = Own::read(rack)?;
-            let keys = Some(UserKeys { own: own.uid, key: key_in_shared_rack });
+            let keys = Some(UserKeys { own: own.uid, key: key_in_shared_rack, admits: admits_number_in_shared_rack });
             let policy = Policy { admits: admits_in_shared_rack, evidence: Evidence::Proof, keys };
             Ok((place_in_shared_rack(rack, &own, endpoint)?, policy))
         }
@@ -99,8 +100,8 @@ impl Own {
         Ok(Self { rules, map, uid })
     }
 
-    /// Returns whether this process may meet programs of another user, by its number in this user namespace. Of a user
-    /// without one, that is to be found out by the key.
+    /// Returns whether this process may meet programs of another user, by its number in this user namespace. A user
+    /// without one has to show the key first.
     fn admits(&self, uid: u32, endpoint: &Endpoint) -> Result<PeerUser, Reason> {
         if self.hides(uid) {
             return Ok(PeerUser::Hidden);
@@ -112,17 +113,6 @@ impl Own {
     /// Returns whether a number stands for all users without one in this user namespace.
     fn hides(&self, uid: u32) -> bool {
         uid == OVERFLOW_UID && self.map.hides_users()
-    }
-
-    /// Returns the key of this process's user and of the one that a peer states, by its number on the machine.
-    fn key(&self, rack: &SharedRack, stated: u32, peer: PeerUser, endpoint: &Endpoint) -> Result<[u8; 16], Reason> {
-        if let PeerUser::Known(uid) = peer
-            && self.map.on_machine(uid) != Some(stated)
-        {
-            return Err(Reason::User);
-        }
-        self.check_rules(stated, endpoint)?;
-        rack.user_key(self.uid, stated).map(RackKey::to_bytes).map_err(|_| Reason::Unmapped)
     }
 
     /// Checks that the rules let this process meet programs of another user, by its number on the machine.
@@ -201,9 +191,19 @@ fn admits_in_shared_rack(uid: u32, endpoint: &Endpoint) -> Result<PeerUser, Reas
     Own::read(shared_rack()?)?.admits(uid, endpoint)
 }
 
-fn key_in_shared_rack(stated: u32, peer: PeerUser, endpoint: &Endpoint) -> Result<[u8; 16], Reason> {
-    let rack = shared_rack()?;
-    Own::read(rack)?.key(rack, stated, peer, endpoint)
+fn admits_number_in_shared_rack(user: u32, endpoint: &Endpoint) -> Result<(), Reason> {
+    Own::read(shared_rack()?)?.check_rules(user, endpoint)
+}
+
+fn key_in_shared_rack(user: u32) -> Result<UserKey, Reason> {
+    let map = users::of_this_process().map_err(|_| Reason::Unmapped)?;
+    match shared_rack()?.user_key(user, &map) {
+        Ok(key) => Ok(key.to_bytes()),
+        // Without a rule, or a key of it.
+        Err(SharedRackError::System(Errno::NOENT)) => Err(Reason::Unmapped),
+        Err(SharedRackError::System(errno)) => Err(Reason::of_errno(errno)),
+        Err(error) => Err(reason_of(&error)),
+    }
 }
 
 /// Returns where an end of a connection meets the other one in a shared rack.
@@ -214,7 +214,8 @@ fn place_in_shared_rack(rack: &SharedRack, own: &Own, endpoint: &Endpoint) -> Re
     }
     if endpoint.role == Role::Accepted {
         let directory = rack.ensure_user_directory(&own.map).map_err(|error| reason_of(&error))?;
-        let directories = Directories { base: rack.base(), paths: vec![directory] };
+        let of_users = vec![UserDirectory { user: own.uid, path: directory }];
+        let directories = Directories { base: rack.base(), of_users };
         sweep_once(&directories);
         return Ok(Rendezvous::Directories(directories));
     }
@@ -224,8 +225,11 @@ fn place_in_shared_rack(rack: &SharedRack, own: &Own, endpoint: &Endpoint) -> Re
     servers.retain(|uid| known.is_none_or(|known| known == *uid));
     // The directory of a user whose programs have never met any is missing.
     servers.retain(|uid| rack.check_user_directory(*uid, &own.map).is_ok());
-    let paths = servers.into_iter().map(|uid| rack.below(&uid.to_string())).collect();
-    Ok(Rendezvous::Directories(Directories { base: rack.base(), paths }))
+    // Whose a directory is that the kernel does not tell about, the key says, which root has made for its owner.
+    servers.retain(|uid| own.map.here(*uid).is_some() || rack.user_key(*uid, &own.map).is_ok());
+    let path = |uid: u32| rack.below(&uid.to_string());
+    let of_users = servers.into_iter().map(|user| UserDirectory { user, path: path(user) }).collect();
+    Ok(Rendezvous::Directories(Directories { base: rack.base(), of_users }))
 }
 
 /// Returns the user who has made the other end of a connection, if that is in this network namespace. Nothing is known

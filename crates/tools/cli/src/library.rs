@@ -94,6 +94,8 @@ pub struct LoaderName {
     pub name: String,
     /// The folder that a service needs.
     pub folder: PathBuf,
+    /// The library itself.
+    pub file: PathBuf,
 }
 
 /// Finds the library as [`find`] does, for the units of services.
@@ -114,11 +116,16 @@ pub fn find_for_units(given: Option<&Path>) -> Result<LoaderName> {
 fn loader_name(library: &Path, is_of_loader: impl Fn(&str) -> bool) -> LoaderName {
     let installed = LIB_FOLDERS.iter().filter(|lib| **lib != "." && is_of_loader(lib)).find_map(|lib| {
         let folder = library.to_str()?.strip_suffix(&format!("/{lib}/{NAME}"))?;
-        (!folder.is_empty()).then(|| LoaderName { name: format!("{folder}/$LIB/{NAME}"), folder: folder.into() })
+        (!folder.is_empty()).then(|| LoaderName {
+            name: format!("{folder}/$LIB/{NAME}"),
+            folder: folder.into(),
+            file: library.to_owned(),
+        })
     });
     installed.unwrap_or_else(|| LoaderName {
         name: preload_name(library).to_string_lossy().into_owned(),
         folder: library.parent().unwrap_or(Path::new("/")).to_owned(),
+        file: library.to_owned(),
     })
 }
 

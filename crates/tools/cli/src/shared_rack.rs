@@ -24,7 +24,7 @@ pub enum Command {
     Create(create::Options),
     /// Allow clients of one user to reach servers of another in a shared rack; for root
     Allow(allow::Options),
-    /// Describe a shared rack as a device that container engines give to containers; for root
+    /// Specify a shared rack as a device that container engines give to containers (CDI); for root
     Device(device::Options),
     /// Show the group, the rules and the errors of a shared rack
     Show(show::Options),

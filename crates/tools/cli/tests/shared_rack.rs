@@ -429,13 +429,19 @@ fn a_shared_rack_is_described_as_a_device_for_containers() {
     assert!(preload.starts_with("LD_PRELOAD=/") && preload.ends_with(library.to_str().unwrap()), "{preload}");
     let mounts = edits["mounts"].as_array().unwrap();
     let paths: Vec<_> = mounts.iter().map(|mount| mount["hostPath"].as_str().unwrap()).collect();
-    assert_eq!(paths, [rack.to_str().unwrap(), library.parent().unwrap().to_str().unwrap()]);
+    assert_eq!(paths, [rack.to_str().unwrap(), library.to_str().unwrap()], "nothing else of the library's folder");
     assert!(stdout(&device(&["--name", "second.1"])).contains("crosslane/rack=second.1"));
     assert!(stdout(&device(&["--remove"])).contains("Removed"));
     assert!(!file.exists() && stdout(&device(&["--remove"])).contains("nothing to do"));
-    for name in ["", "a/b", "-a", "a b", "a."] {
+    for name in ["", "a/b", "-a", "a b", "a.", "2nd"] {
         assert_fails(&device(&[&format!("--name={name}")]), 2, &["--name: "]);
     }
+    let second = fixture.path("second");
+    let created = crosslane(&["rack-dir", "create", second.to_str().unwrap(), "--group", &GROUP.to_string()]);
+    assert!(created.status.success());
+    let of_second =
+        ["rack-dir", "device", second.to_str().unwrap(), "--to", to.to_str().unwrap(), "--name", "second.1"];
+    assert_fails(&crosslane(&[&of_second[..], &["--remove"]].concat()), 2, &["describes rack", "--name"]);
     fs::write(&file, "{\"kind\": \"other/class\"}").unwrap();
     for more in [&[][..], &["--remove"]] {
         assert_fails(&device(more), 2, &["was not written by crosslane"]);

@@ -33,8 +33,8 @@ impl World {
         Self {
             pipes,
             provers: [
-                Prover::new(Role::Connected, ([1, 2], None), &counts[0]),
-                Prover::new(Role::Accepted, ([1, 2], None), &counts[1]),
+                Prover::new(Role::Connected, [1, 2], &counts[0]),
+                Prover::new(Role::Accepted, [1, 2], &counts[1]),
             ],
             bells,
             progress: [Progress::Waiting; 2],
@@ -154,33 +154,13 @@ fn a_claim_is_no_echo_and_of_another_meeting_nothing() {
     assert_eq!(world.progress[CONNECTED], Progress::Refused(Reason::NoProof));
     // The claim of another meeting, whose bytes are the same.
     let mut other = World::new([0, 0]);
-    other.provers[ACCEPTED] = Prover::new(Role::Accepted, ([1, 3], None), &Counts::default());
+    other.provers[ACCEPTED] = Prover::new(Role::Accepted, [1, 3], &Counts::default());
     other.write(CONNECTED, 32);
     other.read(ACCEPTED, 32);
     claim[10] = 1;
     rustix::io::write(&other.bells[CONNECTED], &claim).unwrap();
     other.step(ACCEPTED);
     assert_eq!(other.progress[ACCEPTED], Progress::Refused(Reason::NoProof));
-}
-
-#[test]
-fn a_peer_without_the_key_of_both_users_proves_nothing() {
-    for (keys, expected) in [
-        ([Some([5; 16]), Some([5; 16])], Progress::Proven),
-        ([Some([5; 16]), Some([6; 16])], Progress::Refused(Reason::NoProof)),
-        ([Some([5; 16]), None], Progress::Refused(Reason::NoProof)),
-        ([None, Some([0; 16])], Progress::Refused(Reason::NoProof)),
-    ] {
-        let mut world = World::new([0, 0]);
-        for (role, key) in [(Role::Connected, keys[0]), (Role::Accepted, keys[1])] {
-            world.provers[role as usize] = Prover::new(role, ([1, 2], key), &Counts::default());
-        }
-        world.write(CONNECTED, 32);
-        world.read(ACCEPTED, 32);
-        world.step(CONNECTED);
-        world.step(ACCEPTED);
-        assert_eq!(world.progress[ACCEPTED], expected, "{keys:?}");
-    }
 }
 
 #[test]

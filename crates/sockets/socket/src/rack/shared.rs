@@ -234,14 +234,17 @@ impl SharedRack {
         Ok(directory)
     }
 
-    /// Reads the key of this process's user, by its number on the machine, and of another user.
+    /// Reads the key of this process's user and of another user of the machine.
     ///
     /// # Errors
-    /// Those of [`RackKey::read`]: `NOENT` if there is no rule between the two, or `crosslane rack-dir allow` has not
-    /// made the key.
-    pub fn user_key(&self, own: u32, other: u32) -> Result<RackKey, Errno> {
+    /// [`SharedRackError::Unmapped`], [`SharedRackError::UserDirectory`] of this user, and those of [`RackKey::read`]:
+    /// `NOENT` if there is no rule between the two, or `crosslane rack-dir allow` has not made the key.
+    pub fn user_key(&self, other: u32, map: &UserMap) -> Result<RackKey, SharedRackError> {
+        let uid = rustix::process::geteuid().as_raw();
+        let own = map.on_machine(uid).ok_or(SharedRackError::Unmapped(uid))?;
+        self.check_user_directory(own, map)?;
         let path = self.below(&format!("{own}/{}", user_key_file(other)));
-        RackKey::read(base_after_change_of_root(), path, rustix::process::geteuid().as_raw())
+        RackKey::read(base_after_change_of_root(), path, uid).map_err(SharedRackError::System)
     }
 
     /// Checks that the directory of a user of the machine is that user's, and nobody else may write to it. Of users

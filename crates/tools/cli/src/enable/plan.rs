@@ -221,12 +221,12 @@ impl Plan {
         let others = named.clone().flat_map(|rule| [rule.from, rule.to]).filter(|other| ![0, uid].contains(other));
         // The kernel does not tell the service who other users are: their programs prove it by a key.
         let directory = wanted.rack.join(uid.to_string());
-        let mut without_key = others.filter(|other| !directory.join(user_key_file(*other)).exists());
+        let mut without_key = others.filter(|other| !directory.join(user_key_file(*other)).is_file());
         let hides_users = unit.last("PrivateUsers").is_some_and(|value| is_on(value) && !SHOWS_USERS.contains(&value));
         if hides_users && let Some(other) = without_key.next() {
             let shown = wanted.rack.display();
             let what = format!("the rule for user {other} needs a key in {shown}/{uid}, which is missing");
-            let remedy = format!("crosslane rack-dir create {shown} --group GROUP, with its group, makes it");
+            let remedy = format!("crosslane rack-dir allow {shown} --from USER --to USER, as in the rule, makes it");
             self.obstacles.push(format!("PrivateUsers=yes: {what}; {remedy}"));
         }
         if named.count() == 0 {
@@ -312,7 +312,8 @@ ExecPaths=/usr/bin/redis-server /usr/lib /lib";
     impl Case {
         fn new(rules: &str) -> Self {
             let name = "/usr/lib/crosslane/$LIB/libcrosslane.so".to_owned();
-            let library = LoaderName { name, folder: "/usr/lib/crosslane".into() };
+            let file = "/usr/lib/crosslane/lib/libcrosslane.so".into();
+            let library = LoaderName { name, folder: "/usr/lib/crosslane".into(), file };
             Self { rules: Rules::parse(rules.as_bytes()).unwrap(), library, root: tempfile::tempdir().unwrap() }
         }
 
@@ -348,7 +349,7 @@ ExecPaths=/usr/bin/redis-server /usr/lib /lib";
         let redis = case.plan(REDIS);
         let sandbox = ["ReadWritePaths=/srv/crosslane", "RestrictAddressFamilies=AF_NETLINK"];
         assert_eq!(redis.lines(), [&ENVIRONMENT[..], &sandbox].concat());
-        let words = ["PrivateUsers=yes", "user 33 needs a key in /srv/crosslane/104", "crosslane rack-dir create"];
+        let words = ["PrivateUsers=yes", "user 33 needs a key in /srv/crosslane/104", "crosslane rack-dir allow"];
         assert_one(&redis.obstacles, &words);
         assert_eq!(redis.notes, [""; 0]);
         let memcached = case.plan(MEMCACHED);

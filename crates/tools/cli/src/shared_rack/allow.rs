@@ -80,8 +80,8 @@ pub fn main(options: &Options) -> Result<()> {
         write(&rack, &new.append_to(rules)?, &group)?;
     }
     let all = rack.read_rules().map_err(|error| rack_dir::unusable(&path, &error))?;
-    keys::ensure(&directory, &all, &map).with_context(|| format!("writing keys in '{shown}'; free space there"))?;
     let has_access = access::grant(&directory, &all, &map).is_ok();
+    keys::ensure(&directory, &path, &all, &map);
     let ports = new.ports.map_or_else(|| "all ports".to_owned(), |ports| format!("ports {ports}"));
     let already = if is_known { " already" } else { "" };
     output::print(&format!("Clients of {from} may{already} reach servers of {to} in {shown}: {ports}.\n"))?;

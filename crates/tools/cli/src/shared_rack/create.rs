@@ -80,11 +80,9 @@ fn create(path: &Path, gid: u32) -> Result<()> {
         None => Err(SharedRackError::RackMode(0)),
     });
     let rules = rules.map_err(|error| rack_dir::unusable(path, &error))?;
-    let shown = path.display();
-    keys::ensure(&directory, &rules, &user_map())
-        .with_context(|| format!("writing keys in '{shown}'; free space there"))?;
     // Without such lists, only members of the group may enter it.
     let _ = access::grant(&directory, &rules, &user_map());
+    keys::ensure(&directory, path, &rules, &user_map());
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -12,25 +13,32 @@ use socket::rack::rules::Rules;
 use socket::rack::shared::user_key_file;
 use socket::rack::users::UserMap;
 
-/// Makes the keys that are missing, of users who have a directory.
-///
-/// # Errors
-/// Those of open, write and rename. The keys of other users are made all the same.
-pub fn ensure(rack: &OwnedFd, rules: &Rules, map: &UserMap) -> Result<(), Errno> {
+/// Makes the keys that are missing, and names on standard error those that cannot be made: other users, and programs
+/// that see each other's users, need none of them.
+pub fn ensure(rack: &OwnedFd, shown: &Path, rules: &Rules, map: &UserMap) {
     let pairs: BTreeSet<_> = rules.all().iter().map(|rule| (rule.from.min(rule.to), rule.from.max(rule.to))).collect();
-    let pairs = pairs.into_iter().filter(|(a, b)| a != b);
-    pairs.map(|(a, b)| ensure_pair(rack, [a, b], map)).fold(Ok(()), Result::and)
+    for (a, b) in pairs.into_iter().filter(|(a, b)| a != b) {
+        if let Err((uid, name, error)) = ensure_pair(rack, [a, b], map) {
+            let file = shown.join(uid.to_string()).join(name);
+            let (file, what) = (file.display(), "so that programs in user namespaces may have no lanes");
+            eprintln!("crosslane: key '{file}' cannot be made, {what}: {error}; rm -r '{file}', and repeat this");
+        }
+    }
 }
 
-fn ensure_pair(rack: &OwnedFd, users: [u32; 2], map: &UserMap) -> Result<(), Errno> {
-    let [Some(a), Some(b)] = users.map(|uid| UserDirectory::open(rack, uid, map)) else { return Ok(()) };
-    let (of_a, of_b) = (a.read(users[1]), b.read(users[0]));
-    if of_a.is_some() && of_a == of_b {
+/// Makes the key of two users, who both have a directory, if it is missing. An error comes with the file.
+fn ensure_pair(rack: &OwnedFd, [a, b]: [u32; 2], map: &UserMap) -> Result<(), (u32, String, Errno)> {
+    let (file_of_a, file_of_b) = (user_key_file(b), user_key_file(a));
+    let open = |uid, name: &str| UserDirectory::open(rack, uid, map).map_err(|error| (uid, name.to_owned(), error));
+    let (Some(at_a), Some(at_b)) = (open(a, &file_of_a)?, open(b, &file_of_b)?) else { return Ok(()) };
+    let of_a = at_a.read(&file_of_a);
+    if of_a.is_some() && of_a == at_b.read(&file_of_b) {
         return Ok(());
     }
-    let key = RackKey::random()?;
-    key.replace(a.directory.as_fd(), &user_key_file(users[1]), a.uid)?;
-    key.replace(b.directory.as_fd(), &user_key_file(users[0]), b.uid)
+    let key = RackKey::random().map_err(|error| (a, file_of_a.clone(), error))?;
+    // The second first: if that fails, the first is as it was.
+    key.replace(at_b.directory.as_fd(), &file_of_b, at_b.uid).map_err(|error| (b, file_of_b.clone(), error))?;
+    key.replace(at_a.directory.as_fd(), &file_of_a, at_a.uid).map_err(|error| (a, file_of_a.clone(), error))
 }
 
 /// The directory of a user.
@@ -41,17 +49,23 @@ struct UserDirectory {
 }
 
 impl UserDirectory {
-    /// Opens the directory of a user of the machine, if it is that user's.
-    fn open(rack: &OwnedFd, uid: u32, map: &UserMap) -> Option<Self> {
-        let here = map.here(uid)?;
+    /// Opens the directory of a user of the machine; `None` without one, or without a number of the user here.
+    fn open(rack: &OwnedFd, uid: u32, map: &UserMap) -> Result<Option<Self>, Errno> {
+        let Some(here) = map.here(uid) else { return Ok(None) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(rack, uid.to_string(), flags, Mode::empty()).ok()?;
-        let is_its_own = rustix::fs::fstat(&directory).is_ok_and(|found| found.st_uid == here);
-        is_its_own.then_some(Self { directory, uid: here })
+        let directory = match rustix::fs::openat(rack, uid.to_string(), flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened?,
+        };
+        // Another member may have made it first.
+        if rustix::fs::fstat(&directory)?.st_uid != here {
+            return Err(Errno::PERM);
+        }
+        Ok(Some(Self { directory, uid: here }))
     }
 
-    fn read(&self, other: u32) -> Option<RackKey> {
-        RackKey::read(self.directory.as_fd(), user_key_file(other), self.uid).ok()
+    fn read(&self, name: &str) -> Option<RackKey> {
+        RackKey::read(self.directory.as_fd(), name, self.uid).ok()
     }
 }
 
@@ -74,9 +88,9 @@ mod tests {
         let rack = OwnedFd::from(std::fs::File::open(scratch.path()).unwrap());
         let rules =
             Rules::parse(b"allow from 33 to 999\nallow from 999 to 33\nallow from 33 to 33\nallow from 33 to 5\n");
-        let ensure = || ensure(&rack, rules.as_ref().unwrap(), &UserMap::identity());
+        let ensure = || ensure(&rack, scratch.path(), rules.as_ref().unwrap(), &UserMap::identity());
         let read = |name: &str| std::fs::read(path(name)).unwrap();
-        ensure().unwrap();
+        ensure();
         let key = read("33/key-999");
         assert_eq!((key.len(), read("999/key-33")), (16, key.clone()));
         let metadata = std::fs::metadata(path("999/key-33")).unwrap();
@@ -86,14 +100,20 @@ mod tests {
             1,
             "none for the user itself, or without a directory"
         );
-        ensure().unwrap();
+        ensure();
         assert_eq!(read("33/key-999"), key);
         // A user may do in its own directory what it likes.
         std::fs::remove_file(path("999/key-33")).unwrap();
         symlink(path("victim"), path("999/key-33")).unwrap();
-        ensure().unwrap();
+        ensure();
         assert!(!path("victim").exists() && std::fs::symlink_metadata(path("999/key-33")).unwrap().is_file());
         assert_eq!(read("33/key-999"), read("999/key-33"));
         assert_ne!(read("33/key-999"), key);
+        // What stands in the way of one key does not rotate its other copy, nor keep others from theirs.
+        let key = read("33/key-999");
+        std::fs::remove_file(path("999/key-33")).unwrap();
+        std::fs::create_dir(path("999/key-33")).unwrap();
+        ensure();
+        assert_eq!(read("33/key-999"), key);
     }
 }
