@@ -7,13 +7,10 @@ readonly programs work rounds rack=/var/lib/crosslane image=docker.io/library/re
 examples=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/examples")
 readonly examples
 
-for folder in /etc /usr/lib /var; do
-    name=${folder//\//_}
-    mkdir -p "$work/upper$name" "$work/lower$name"
-    mount -t overlay none -o "lowerdir=$folder,upperdir=$work/upper$name,workdir=$work/lower$name" "$folder"
-done
-mount -t tmpfs -o mode=755 none /run
-mount -t tmpfs -o mode=1777 none /dev/shm
+# shellcheck source=tests/own-files.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../own-files.sh"
+own_folders "$work" /etc /usr/lib /var
+own_devices
 mount -t cgroup2 none /sys/fs/cgroup
 mkdir $rack
 mount -t tmpfs none $rack

@@ -3,19 +3,17 @@
 set -euo pipefail
 [ $$ = 1 ] || { echo 'tests/services/boot.sh: tests/services/run.sh starts it' >&2; exit 2; }
 programs=$1 work=$2
+# shellcheck source=tests/own-files.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../own-files.sh"
 
-for folder in /etc /usr/lib /var; do
-    name=${folder//\//_}
-    mkdir -p "$work/upper$name" "$work/lower$name"
-    mount -t overlay none -o "lowerdir=$folder,upperdir=$work/upper$name,workdir=$work/lower$name" "$folder"
-done
-mount -t tmpfs -o mode=755 none /run
+own_folders "$work" /etc /usr/lib /var
+own_devices
 mkdir /run/programs /run/work
 mount --bind "$programs" /run/programs
 mount --bind "$work" /run/work
 # systemd may empty these.
-for folder in /dev/shm /tmp /var/tmp; do mount -t tmpfs -o mode=1777 none "$folder"; done
-mount --bind /dev/null /dev/console
+for folder in /tmp /var/tmp; do mount -t tmpfs -o mode=1777 none "$folder"; done
+ln -s null /dev/console
 mkdir -p /var/lib/crosslane
 mount -t tmpfs -o mode=700 none /var/lib/crosslane
 # Nothing of the machine itself may be set up again: no settings of the kernel, no devices, no other services.
