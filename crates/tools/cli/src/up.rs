@@ -23,6 +23,8 @@ use crate::{down, output, signals};
 
 /// Time limit for a started process to answer: it maps a device, and the machine may be busy.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for a process that has closed its socket to end.
+const END_LIMIT: Duration = Duration::from_secs(1);
 /// Minimum time limit for the proxies of these nodes and the links between them, even where `up_ns` is shorter. They
 /// come up at once except on a busy machine.
 const LOCAL_LIMIT: Duration = Duration::from_secs(30);
@@ -293,7 +295,7 @@ pub fn wait_for_answer(
     mut answers: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
     let deadline = Instant::now() + START_LIMIT;
-    while !answers()? {
+    while !answers().map_err(|error| end_or(child, what, log, error))? {
         check_alive(child, what, log)?;
         if Instant::now() >= deadline {
             bail!("{what} does not answer; see {}", log.display());
@@ -301,6 +303,19 @@ pub fn wait_for_answer(
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
+}
+
+/// Returns why a child has ended, or else the error of a request to it. It closes its socket a moment before its end,
+/// and what it has written to its log says more.
+fn end_or(child: &mut Child, what: &str, log: &Path, error: anyhow::Error) -> anyhow::Error {
+    let deadline = Instant::now() + END_LIMIT;
+    while Instant::now() < deadline {
+        if let Err(end) = check_alive(child, what, log) {
+            return end;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    error
 }
 
 /// Checks that a child runs. If it has ended, returns the last line of its log as the error.
