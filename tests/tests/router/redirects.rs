@@ -26,6 +26,11 @@ fn a_host_is_redirected_to_the_nearer_router_and_loses_nothing() {
     for host in ["h1", "h2"] {
         lab.ip(host, &["route", "add", "default", "via", "10.77.1.1"]);
     }
+    // A new namespace has the machine's settings, which container engines change.
+    let settings = ["all.forwarding=0", "all.accept_redirects=1", "eth0.accept_redirects=1"];
+    let settings = settings.map(|setting| format!("net.ipv4.conf.{setting}"));
+    let mut sysctl = lab.at("h1", paths::tool("sysctl"));
+    assert!(sysctl.arg("-qw").args(settings).status().expect("sysctl runs").success());
     lab.ip("a", &["route", "add", "203.0.113.0/24", "via", "10.77.1.3"]);
     lab.write(PLAIN);
     lab.up();
