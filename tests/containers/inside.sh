@@ -7,8 +7,8 @@ readonly programs work rounds rack=/var/lib/crosslane image=docker.io/library/re
 examples=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/examples")
 readonly examples
 
-# shellcheck source=tests/own-files.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../own-files.sh"
+# shellcheck source=tests/own-machine.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../own-machine.sh"
 own_folders "$work" /etc /usr/lib /var
 own_devices
 mount -t cgroup2 none /sys/fs/cgroup
@@ -33,33 +33,11 @@ TEXT
 printf '[storage]\ndriver = "vfs"\nrunroot = "/run/containers/storage"\ngraphroot = "%s"\n' "$work/storage" \
     >/etc/containers/storage.conf
 
-crosslane() { "$programs/crosslane" "$@"; }
 crosslane rack-dir create $rack --group 61000
 crosslane rack-dir allow $rack --from 33 --to 999 --ports 6379
 crosslane rack-dir device $rack --library /usr/lib/crosslane/lib/x86_64-linux-gnu/libcrosslane.so
 # As in the image of that name.
 podman import --quiet --change 'CMD ["redis-server", "--protected-mode", "no", "--save", ""]' "$work/image.tar" $image
-
-passed=0
-failed=0
-report() { # WHAT STATUS
-    if [ "$2" = 0 ]; then
-        echo "test $1 ... ok"
-        passed=$((passed + 1))
-    else
-        echo "test $1 ... FAILED"
-        failed=$((failed + 1))
-    fi
-}
-
-# Prints what the lanes of the programs of a user of the machine have carried, in bytes.
-lane_bytes() { # UID
-    CROSSLANE_RACK=$rack crosslane stat --all --json | python3 -c '
-import json, sys
-of_user = [process for process in json.load(sys.stdin)["processes"] if process["uid"] == int(sys.argv[1])]
-totals = [process["totals"] for process in of_user]
-print(sum(total["lane_bytes_sent"] + total["lane_bytes_received"] for total in totals))' "$1"
-}
 
 run() { # OPTIONS of podman, image and command
     podman run --quiet --device crosslane/rack=shared "$@"
@@ -80,21 +58,20 @@ serve() { # NAME OPTIONS: prints the address of a server in a container
     return 1
 }
 
-# Whether a client in a container moves to a lane (yes) or is served by TCP alone (no). Its values have a MB in all.
-has_lane() { # yes|no UID_OF_SERVER ADDRESS OPTIONS of the client's container
+readonly client=(redis-benchmark -c 1 -n 2000 -t "set,get" -d 500 --csv)
+
+# Whether lanes of a server's user carry what a client exchanges with it (yes), or nothing (no). Its values have a MB in
+# all.
+carries() { # yes|no UID_OF_SERVER COMMAND...
     local before after
-    before=$(lane_bytes "$2") || return 1
-    run --rm "${@:4}" "$image" redis-benchmark -h "$3" -c 1 -n 2000 -t set,get -d 500 --csv >"$work/client.log" 2>&1 ||
-        { cat "$work/client.log"; return 1; }
+    before=$(lane_bytes $rack "$2") || return 1
+    "${@:3}" >"$work/client.log" 2>&1 || { cat "$work/client.log"; return 1; }
     grep -q '"GET"' "$work/client.log" || return 1
-    after=$(lane_bytes "$2") || return 1
+    after=$(lane_bytes $rack "$2") || return 1
     if [ "$1" = yes ]; then [ $((after - before)) -gt 1000000 ]; else [ "$after" = "$before" ]; fi
 }
-
-try() { # WHAT COMMAND...
-    local status=0
-    "${@:2}" || status=$?
-    report "$1" $status
+has_lane() { # yes|no UID_OF_SERVER ADDRESS OPTIONS of the client's container
+    carries "$1" "$2" run --rm "${@:4}" "$image" "${client[@]}" -h "$3"
 }
 
 # Measures Redis and its client in two containers on one network of podman, with the device and without it.
@@ -169,10 +146,10 @@ podman rm --force --time 0 server mapped >/dev/null
 # The examples: the programs of the documents, with fewer requests.
 moves() { # UID COMMAND...: whether lanes of a user carry something meanwhile
     local before after tries
-    before=$(lane_bytes "$1") || return 1
+    before=$(lane_bytes $rack "$1") || return 1
     "${@:2}" >"$work/example.log" 2>&1 || { cat "$work/example.log"; return 1; }
     for tries in {1..100}; do
-        after=$(lane_bytes "$1") || return 1
+        after=$(lane_bytes $rack "$1") || return 1
         [ $((after - before)) -le 1000000 ] || return 0
         sleep 0.1
     done
@@ -233,14 +210,8 @@ rootless import --quiet - $image <"$work/image.tar" >/dev/null
 rootless_run() {
     rootless run --quiet --device crosslane/rack=shared --network host "$@"
 }
-rootless_client() { # yes|no UID_OF_SERVER PORT OPTIONS: as has_lane
-    local before after
-    before=$(lane_bytes "$2") || return 1
-    rootless_run --rm "${@:4}" $image redis-benchmark -p "$3" -c 1 -n 2000 -t set,get -d 500 --csv \
-        >"$work/client.log" 2>&1 || { cat "$work/client.log"; return 1; }
-    grep -q '"GET"' "$work/client.log" || return 1
-    after=$(lane_bytes "$2") || return 1
-    if [ "$1" = yes ]; then [ $((after - before)) -gt 1000000 ]; else [ "$after" = "$before" ]; fi
+rootless_client() { # yes|no UID_OF_SERVER PORT OPTIONS of the client's container
+    carries "$1" "$2" rootless_run --rm "${@:4}" $image "${client[@]}" -p "$3"
 }
 answers() { # PORT
     local tries
@@ -263,5 +234,4 @@ crosslane rack-dir allow $rack --from 7001 --to 999 --ports 6379 >/dev/null
 try 'a container without root reaches one of another user by a rule, without the groups' \
     rootless_client yes 999 6379
 
-printf 'test result: %s passed; %s failed;\n' $passed $failed
-[ $failed = 0 ]
+print_result

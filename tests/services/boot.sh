@@ -3,8 +3,8 @@
 set -euo pipefail
 [ $$ = 1 ] || { echo 'tests/services/boot.sh: tests/services/run.sh starts it' >&2; exit 2; }
 programs=$1 work=$2
-# shellcheck source=tests/own-files.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../own-files.sh"
+# shellcheck source=tests/own-machine.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../own-machine.sh"
 
 own_folders "$work" /etc /usr/lib /var
 own_devices

@@ -7,37 +7,8 @@ programs=$1 work=$2
 library=/usr/lib/crosslane/lib/x86_64-linux-gnu/libcrosslane.so
 readonly programs work library rack=/var/lib/crosslane client=5 # games
 export CROSSLANE_RACK=$rack
-passed=0
-failed=0
-
-crosslane() { "$programs/crosslane" "$@"; }
-
-report() { # WHAT STATUS
-    if [ "$2" = 0 ]; then
-        echo "test $1 ... ok"
-        passed=$((passed + 1))
-    else
-        echo "test $1 ... FAILED"
-        failed=$((failed + 1))
-    fi
-}
-try() { # WHAT COMMAND...
-    local status=0
-    "${@:2}" >"$work/command.log" 2>&1 || status=$?
-    [ $status = 0 ] || cat "$work/command.log"
-    report "$1" $status
-}
-
-# Prints what the lanes of a user's running programs with a name have carried, in bytes.
-lane_bytes() { # USER PROGRAM
-    crosslane stat --all --json | python3 -c '
-import json, sys
-uid, name = int(sys.argv[1]), sys.argv[2]
-processes = json.load(sys.stdin)["processes"]
-of_user = [process for process in processes if process["uid"] == uid and process["program"].startswith(name)]
-totals = [process["totals"] for process in of_user]
-print(sum(total["lane_bytes_sent"] + total["lane_bytes_received"] for total in totals))' "$(id -u "$1")" "$2"
-}
+# shellcheck source=tests/own-machine.sh
+. "$work/own-machine.sh"
 
 until_it_works() { # COMMAND...
     local tries
@@ -158,7 +129,7 @@ PYTHON
 
 carries_lanes() { # USER PROGRAM
     local bytes
-    bytes=$(lane_bytes "$1" "$2") || return 1
+    bytes=$(lane_bytes $rack "$(id -u "$1")" "$2") || return 1
     echo "lanes of $2 of user $1: $bytes bytes"
     [ "$bytes" -ge 60000 ]
 }
@@ -240,9 +211,9 @@ upgrade_nginx() { # nginx(8): USR2 starts the new program, QUIT ends the old one
 nginx_has_lanes() {
     crosslane explain --pid "$(cat /run/nginx.pid)"
     local before after
-    before=$(lane_bytes www-data nginx) || return 1
+    before=$(lane_bytes $rack "$(id -u www-data)" nginx) || return 1
     get 100 || return 1
-    after=$(lane_bytes www-data nginx) || return 1
+    after=$(lane_bytes $rack "$(id -u www-data)" nginx) || return 1
     echo "$before bytes before, $after after"
     [ "$after" -gt $((before + 60000)) ]
 }
@@ -259,5 +230,4 @@ for service in "${services[@]}"; do
     try "$service is disabled again" runs_bare "$service"
 done
 
-printf 'test result: %s passed; %s failed;\n' $passed $failed
-[ $failed = 0 ]
+print_result

@@ -17,7 +17,7 @@ mount -t cgroup2 none "$groups"
 group=$groups/crosslane-test-$$
 mkdir "$group"
 readonly here programs work groups group
-cp "$here/inside.sh" "$work"
+cp "$here/inside.sh" "$here/../own-machine.sh" "$work"
 
 # Prints the process of systemd, which is the first one of its namespace.
 systemd() {

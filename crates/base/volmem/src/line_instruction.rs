@@ -70,8 +70,9 @@ unsafe fn execute(instruction: LineInstruction, line: *mut u8) {
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 unsafe fn execute(instruction: LineInstruction, line: *mut u8) {
     use core::arch::asm;
-    // SAFETY: the caller guarantees that the page is mapped. Every AArch64 processor has the instructions, Linux allows
-    // them in user space (`SCTLR_EL1.UCI`), and none of them changes the contents of memory.
+    // SAFETY: `dc cvac` and `dc civac` fault only at an address that is not mapped, which `line` is by this function's
+    // contract, and where the kernel forbids them, which Linux does not (`SCTLR_EL1.UCI`). They write a modified line
+    // back, so that every load returns what it would return without them.
     unsafe {
         match instruction {
             LineInstruction::Clwb => asm!("dc cvac, {}", in(reg) line, options(nostack, preserves_flags)),

@@ -21,7 +21,7 @@
 //! | 104 | 8 | secret of the lane in the outbound span |
 //! | 112 | 4 | 0; 1 if the sender states its user; 3 if it also shows that it has the key of both users |
 //! | 116 | 4 | the sender's user, by its number on the machine, otherwise 0 |
-//! | 120 | 8 | with 3: the keyed code of the message (SipHash-2-4), otherwise 0 |
+//! | 120 | 8 | with 3: the message authentication code (SipHash-2-4), otherwise 0 |
 //!
 //! Magic and version stay where they are in all releases. A message of another version is refused by that alone,
 //! whatever its length.
@@ -42,7 +42,7 @@ pub const MEMORY_BYTES_MAX: u64 = 1 << 32;
 const MAGIC: [u8; 8] = *b"xl-meet\n";
 
 const STATES_USER: u8 = 1;
-const STATES_USER_WITH_CODE: u8 = 3;
+const STATES_USER_WITH_MAC: u8 = 3;
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,8 +114,8 @@ pub struct Message {
 pub struct StatedUser {
     /// The number on the machine.
     pub number: u32,
-    /// The code of the message under the key that only programs of this user and of the peer's have.
-    pub code: Option<u64>,
+    /// The message authentication code under the key that only programs of this user and of the peer's have.
+    pub mac: Option<u64>,
 }
 
 impl Message {
@@ -155,28 +155,28 @@ impl Message {
                 part.copy_from_slice(&word.to_ne_bytes());
             }
         }
-        if let Some(StatedUser { number, code }) = self.user {
-            bytes[112] = if code.is_some() { STATES_USER_WITH_CODE } else { STATES_USER };
+        if let Some(StatedUser { number, mac }) = self.user {
+            bytes[112] = if mac.is_some() { STATES_USER_WITH_MAC } else { STATES_USER };
             bytes[116..120].copy_from_slice(&number.to_ne_bytes());
-            bytes[120..].copy_from_slice(&code.unwrap_or(0).to_ne_bytes());
+            bytes[120..].copy_from_slice(&mac.unwrap_or(0).to_ne_bytes());
         }
         bytes
     }
 
-    /// Returns the message with its code, if it states a user: for a program of the user `to`. `answered` is the secret
-    /// of the message that it answers, or 0.
-    pub(crate) fn sealed(self, key: &[u8; 16], to: u32, answered: u64) -> Self {
-        let code = Some(self.code(key, to, answered));
-        Self { user: self.user.map(|user| StatedUser { code, ..user }), ..self }
+    /// Returns a message that states a user with its authentication code, for a program of the user `to`. `answered` is
+    /// the secret of the message that it answers, or 0.
+    pub(crate) fn with_mac(self, key: &[u8; 16], to: u32, answered: u64) -> Self {
+        let mac = Some(self.mac(key, to, answered));
+        Self { user: self.user.map(|user| StatedUser { mac, ..user }), ..self }
     }
 
-    /// Returns whether the message has the code that only programs with the key can compute.
-    pub(crate) fn is_sealed(&self, key: &[u8; 16], to: u32, answered: u64) -> bool {
-        self.user.is_some_and(|user| user.code == Some(self.code(key, to, answered)))
+    /// Returns whether the message has the authentication code that only programs with the key can compute.
+    pub(crate) fn has_mac(&self, key: &[u8; 16], to: u32, answered: u64) -> bool {
+        self.user.is_some_and(|user| user.mac == Some(self.mac(key, to, answered)))
     }
 
-    fn code(&self, key: &[u8; 16], to: u32, answered: u64) -> u64 {
-        let user = self.user.map(|user| StatedUser { code: Some(0), ..user });
+    fn mac(&self, key: &[u8; 16], to: u32, answered: u64) -> u64 {
+        let user = self.user.map(|user| StatedUser { mac: Some(0), ..user });
         let mut hasher = SipHasher24::new_with_key(key);
         hasher.write(&Self { user, ..*self }.encode());
         hasher.write(&to.to_ne_bytes());
@@ -230,8 +230,8 @@ impl Message {
         let number = u32::from_ne_bytes([bytes[116], bytes[117], bytes[118], bytes[119]]);
         let (user, behind_user) = match bytes[112] {
             0 => (None, 112),
-            STATES_USER => (Some(StatedUser { number, code: None }), 120),
-            STATES_USER_WITH_CODE => (Some(StatedUser { number, code: Some(word(120)) }), MESSAGE_BYTES),
+            STATES_USER => (Some(StatedUser { number, mac: None }), 120),
+            STATES_USER_WITH_MAC => (Some(StatedUser { number, mac: Some(word(120)) }), MESSAGE_BYTES),
             _ => return None,
         };
         let window_bytes = if window.is_some() { 88..88 } else { 88..112 };
@@ -286,7 +286,7 @@ mod tests {
                 Memory { window, ..Memory::own(bytes, secret) }
             };
             let wants_proof = secret & 1 == 1 && !matches!(kind, Kind::No(_));
-            let user = StatedUser { number: secret as u32, code: (secret & 2 != 0).then_some(a) };
+            let user = StatedUser { number: secret as u32, mac: (secret & 2 != 0).then_some(a) };
             let user = Some(user).filter(|_| secret & 4 != 0 && !matches!(kind, Kind::No(_)));
             Message { kind, role, cookie, netns_cookie, counts, memory, wants_proof, user }
         })
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_holds_for_one_message_one_key_one_receiver_and_one_answered_message() {
+    fn an_authentication_code_holds_for_one_message_one_key_one_receiver_and_one_answered_message() {
         let message = Message {
             kind: Kind::Proposal,
             role: Role::Connected,
@@ -342,23 +342,23 @@ mod tests {
             counts: Counts::default(),
             memory: Memory::own(4096, 7),
             wants_proof: true,
-            user: Some(StatedUser { number: 33, code: None }),
+            user: Some(StatedUser { number: 33, mac: None }),
         };
-        let sealed = message.sealed(&[5; 16], 999, 1);
-        let user = |number| Some(StatedUser { number, ..sealed.user.unwrap() });
-        assert!(Message::parse(&sealed.encode()).unwrap().is_sealed(&[5; 16], 999, 1));
-        assert!(!message.is_sealed(&[5; 16], 999, 1), "without a code");
-        assert!(!sealed.is_sealed(&[6; 16], 999, 1));
-        assert!(!sealed.is_sealed(&[5; 16], 998, 1));
-        assert!(!sealed.is_sealed(&[5; 16], 999, 2));
+        let authenticated = message.with_mac(&[5; 16], 999, 1);
+        let user = |number| Some(StatedUser { number, ..authenticated.user.unwrap() });
+        assert!(Message::parse(&authenticated.encode()).unwrap().has_mac(&[5; 16], 999, 1));
+        assert!(!message.has_mac(&[5; 16], 999, 1), "without one");
+        assert!(!authenticated.has_mac(&[6; 16], 999, 1));
+        assert!(!authenticated.has_mac(&[5; 16], 998, 1));
+        assert!(!authenticated.has_mac(&[5; 16], 999, 2));
         for other in [
-            Message { user: user(34), ..sealed },
-            Message { role: Role::Accepted, ..sealed },
-            Message { cookie: 2, ..sealed },
-            Message { memory: Memory::own(4096, 8), ..sealed },
-            Message { wants_proof: false, ..sealed },
+            Message { user: user(34), ..authenticated },
+            Message { role: Role::Accepted, ..authenticated },
+            Message { cookie: 2, ..authenticated },
+            Message { memory: Memory::own(4096, 8), ..authenticated },
+            Message { wants_proof: false, ..authenticated },
         ] {
-            assert!(!other.is_sealed(&[5; 16], 999, 1), "{other:?}");
+            assert!(!other.has_mac(&[5; 16], 999, 1), "{other:?}");
         }
     }
 

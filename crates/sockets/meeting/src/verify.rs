@@ -45,9 +45,10 @@
 //!
 //! In a user namespace that has numbers only for some users (`PrivateUsers=` of systemd, containers with a range of
 //! their own), the kernel tells a process nothing about the others. There, each endpoint states its user, and its
-//! message has a code under a key that only programs of the two users can read ([`UserKeys`]). The code covers both
-//! users, so it is of no use towards a third; an answer's covers the secret of the proposal. An endpoint that does not
-//! see its peer's user tells a peer without the code nothing. That the peer is the other endpoint, the bytes prove.
+//! message has an authentication code under a key that only programs of the two users can read ([`UserKeys`]). The code
+//! covers both users, so that it is of no use towards a third; that of an answer covers the secret of the proposal. An
+//! endpoint that does not see its peer's user tells nothing to a peer without the code. That the peer is the other
+//! endpoint, the bytes prove.
 
 use std::os::fd::BorrowedFd;
 
@@ -75,8 +76,8 @@ pub struct Policy {
 pub enum PeerUser {
     /// A user, by the number in this process's user namespace.
     Known(u32),
-    /// A user without a number there. The peer must state which, and show by the code of its message that it has the
-    /// key of that user and of this process's.
+    /// A user without a number there. The peer must state which, and show by the authentication code of its message
+    /// that it has the key of that user and of this process's.
     Hidden,
 }
 
@@ -104,9 +105,9 @@ pub(crate) struct Partner {
 impl Policy {
     /// Returns a message of this endpoint, which states its user. A partner sees that it comes from one of its users.
     pub(crate) fn stated(&self, message: Message, partner: Option<Partner>, answered: u64) -> Message {
-        let user = self.keys.map(|keys| StatedUser { number: keys.own, code: None });
+        let user = self.keys.map(|keys| StatedUser { number: keys.own, mac: None });
         let message = Message { user, ..message };
-        partner.map_or(message, |Partner { user, key }| message.sealed(&key, user, answered))
+        partner.map_or(message, |Partner { user, key }| message.with_mac(&key, user, answered))
     }
 
     /// Returns the partner whom a connecting endpoint meets in a user's directory.
@@ -130,10 +131,10 @@ impl Policy {
         peer: PeerUser,
         endpoint: &Endpoint,
     ) -> Result<Option<Partner>, Reason> {
-        let with_code = message.user.filter(|user| user.code.is_some()).zip(self.keys).ok_or(Reason::Unmapped);
-        let partner = with_code.and_then(|(StatedUser { number, .. }, keys)| {
+        let with_mac = message.user.filter(|user| user.mac.is_some()).zip(self.keys).ok_or(Reason::Unmapped);
+        let partner = with_mac.and_then(|(StatedUser { number, .. }, keys)| {
             let key = (keys.key)(number)?;
-            if !message.is_sealed(&key, keys.own, 0) {
+            if !message.has_mac(&key, keys.own, 0) {
                 return Err(Reason::User);
             }
             if peer == PeerUser::Hidden {
@@ -153,7 +154,7 @@ impl Policy {
         own_secret: u64,
     ) -> Result<(), Reason> {
         let is_partners = self.keys.zip(partner).is_some_and(|(keys, Partner { user, key })| {
-            message.user.is_some_and(|stated| stated.number == user) && message.is_sealed(&key, keys.own, own_secret)
+            message.user.is_some_and(|stated| stated.number == user) && message.has_mac(&key, keys.own, own_secret)
         });
         if peer != PeerUser::Hidden || is_partners { Ok(()) } else { Err(Reason::Unmapped) }
     }
@@ -376,17 +377,17 @@ mod tests {
         let (known, hidden) = (PeerUser::Known(33), PeerUser::Hidden);
         let partner = Partner { user: 33, key: [1; 16] };
         let (endpoint, proposal) = (endpoint(), Message { user: None, ..proposal() });
-        let stated = |number| Message { user: Some(StatedUser { number, code: None }), ..proposal };
+        let stated = |number| Message { user: Some(StatedUser { number, mac: None }), ..proposal };
         for (message, peer, expected) in [
             (proposal, known, Ok(None)),
             (proposal, hidden, Err(Reason::Unmapped)),
             (stated(33), hidden, Err(Reason::Unmapped)),
-            (stated(33).sealed(&[1; 16], 999, 0), known, Ok(Some(partner))),
-            (stated(33).sealed(&[1; 16], 999, 0), hidden, Ok(Some(partner))),
-            (stated(33).sealed(&[2; 16], 999, 0), known, Ok(None)),
-            (stated(33).sealed(&[2; 16], 999, 0), hidden, Err(Reason::User)),
-            (stated(33).sealed(&[1; 16], 998, 0), hidden, Err(Reason::User)),
-            (stated(34).sealed(&[1; 16], 999, 0), hidden, Err(Reason::Unmapped)),
+            (stated(33).with_mac(&[1; 16], 999, 0), known, Ok(Some(partner))),
+            (stated(33).with_mac(&[1; 16], 999, 0), hidden, Ok(Some(partner))),
+            (stated(33).with_mac(&[2; 16], 999, 0), known, Ok(None)),
+            (stated(33).with_mac(&[2; 16], 999, 0), hidden, Err(Reason::User)),
+            (stated(33).with_mac(&[1; 16], 998, 0), hidden, Err(Reason::User)),
+            (stated(34).with_mac(&[1; 16], 999, 0), hidden, Err(Reason::Unmapped)),
         ] {
             assert_eq!(policy.partner_of_proposal(&message, peer, &endpoint), expected, "{message:?} {peer:?}");
         }
@@ -395,8 +396,8 @@ mod tests {
         assert_eq!(of_directory(Some(34), hidden), Err(Reason::Unmapped));
         assert_eq!((of_directory(Some(34), known), of_directory(Some(999), known)), (Ok(None), Ok(None)));
         let check = |message: Message, peer| policy.check_answer(&message, peer, Some(partner), 7);
-        assert_eq!(check(stated(33).sealed(&[1; 16], 999, 7), hidden), Ok(()));
-        for answer in [stated(33).sealed(&[1; 16], 999, 8), stated(34).sealed(&[1; 16], 999, 7), stated(33)] {
+        assert_eq!(check(stated(33).with_mac(&[1; 16], 999, 7), hidden), Ok(()));
+        for answer in [stated(33).with_mac(&[1; 16], 999, 8), stated(34).with_mac(&[1; 16], 999, 7), stated(33)] {
             assert_eq!((check(answer, hidden), check(answer, known)), (Err(Reason::Unmapped), Ok(())), "{answer:?}");
         }
     }

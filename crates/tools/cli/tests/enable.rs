@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 mod command;
 mod library;
 
-use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
+use command::{CROSSLANE, assert_fails, can_make_shared_racks, crosslane, error_line, stdout};
 
 const UNITS: &str = "usr/lib/systemd/system";
 const DROP_IN: &str = "etc/systemd/system/server.service.d/50-crosslane.conf";
@@ -23,8 +23,7 @@ struct Fixture {
 impl Fixture {
     /// Returns a fixture; `None` without the rights to make a shared rack.
     fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can make a shared rack");
+        if !can_make_shared_racks() {
             return None;
         }
         // Not below /tmp, which PrivateTmp= hides.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 mod command;
 mod library;
 
-use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
+use command::{CROSSLANE, assert_fails, can_make_shared_racks, crosslane, error_line, stdout};
 
 /// Users and a group without names.
 const CLIENT: u32 = 3_999_001;
@@ -25,8 +25,7 @@ struct Fixture {
 impl Fixture {
     /// Returns a fixture; `None` without the rights to make shared racks.
     fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can make a shared rack");
+        if !can_make_shared_racks() {
             return None;
         }
         let fixture = Self { folder: tempfile::tempdir().unwrap() };
@@ -441,7 +440,7 @@ fn a_shared_rack_is_described_as_a_device_for_containers() {
     assert!(created.status.success());
     let of_second =
         ["rack-dir", "device", second.to_str().unwrap(), "--to", to.to_str().unwrap(), "--name", "second.1"];
-    assert_fails(&crosslane(&[&of_second[..], &["--remove"]].concat()), 2, &["describes rack", "--name"]);
+    assert_fails(&crosslane(&[&of_second[..], &["--remove"]].concat()), 2, &["is the device of rack", "--name"]);
     fs::write(&file, "{\"kind\": \"other/class\"}").unwrap();
     for more in [&[][..], &["--remove"]] {
         assert_fails(&device(more), 2, &["was not written by crosslane"]);

@@ -29,18 +29,18 @@ pub struct Options {
     /// The name of the device, which is crosslane/rack=NAME
     #[arg(long, default_value = "shared")]
     name: String,
-    /// Folder of descriptions that the container engine reads
-    #[arg(long, value_name = "FOLDER", default_value = "/etc/cdi")]
+    /// Directory of CDI specifications that the container engine reads
+    #[arg(long, value_name = "DIR", default_value = "/etc/cdi")]
     to: PathBuf,
     /// Library to preload [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Remove the description
+    /// Remove the specification
     #[arg(long, conflicts_with = "library")]
     remove: bool,
 }
 
-/// Writes or removes the description.
+/// Writes or removes the specification of the device.
 pub fn main(options: &Options) -> Result<()> {
     require_root("device")?;
     check_name(&options.name)?;
@@ -49,12 +49,12 @@ pub fn main(options: &Options) -> Result<()> {
     let rack = absolute(&options.directory)?;
     let found = read(&path)?;
     match &found {
-        Some(Described::Other) => {
+        Some(Specified::Other) => {
             bail!(WrongUse::of(format!("'{shown}' was not written by crosslane rack-dir device; remove it yourself")))
         }
-        Some(Described::Rack(other)) if *other != rack => {
+        Some(Specified::Rack(other)) if *other != rack => {
             let other = other.display();
-            bail!(WrongUse::of(format!("'{shown}' describes rack '{other}'; name this one otherwise, by --name")))
+            bail!(WrongUse::of(format!("'{shown}' is the device of rack '{other}'; give --name another name")))
         }
         _ => {}
     }
@@ -71,8 +71,9 @@ pub fn main(options: &Options) -> Result<()> {
     };
     rack_dir::shared(&rack)?.ok_or_else(missing)?;
     let library = library::find_for_units(options.library.as_deref())?;
-    let description = describe(&options.name, &rack, &library)?;
-    write(&path, &description).with_context(|| format!("'{shown}' cannot be written; choose another place by --to"))?;
+    let specification = specify(&options.name, &rack, &library)?;
+    write(&path, &specification)
+        .with_context(|| format!("'{shown}' cannot be written; choose another place by --to"))?;
     let device = format!("{KIND}={}", options.name);
     output::print(&format!("Wrote {shown}. A container gets the rack by: podman run --device {device}\n"))
 }
@@ -89,8 +90,8 @@ fn check_name(name: &str) -> Result<()> {
     Err(WrongUse::of(format!("--name: '{}' cannot name a device; {what}", name.escape_debug())).into())
 }
 
-/// Returns the description of a device.
-fn describe(name: &str, rack: &Path, library: &library::LoaderName) -> Result<Value> {
+/// Returns the specification of a device.
+fn specify(name: &str, rack: &Path, library: &library::LoaderName) -> Result<Value> {
     let text = |path: &Path| -> Result<String> {
         let shown = path.to_string_lossy();
         let shown = shown.escape_debug();
@@ -115,8 +116,8 @@ fn describe(name: &str, rack: &Path, library: &library::LoaderName) -> Result<Va
     Ok(json!({"cdiVersion": SPECIFICATION, "kind": KIND, "devices": devices}))
 }
 
-/// What a file describes.
-enum Described {
+/// What a file specifies.
+enum Specified {
     /// A rack: this command has written it.
     Rack(PathBuf),
     /// Something else.
@@ -124,7 +125,7 @@ enum Described {
 }
 
 /// Reads a file; `None` if there is none.
-fn read(path: &Path) -> Result<Option<Described>> {
+fn read(path: &Path) -> Result<Option<Specified>> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         read => read.with_context(|| format!("'{}' cannot be read; check it", path.display()))?,
@@ -132,19 +133,19 @@ fn read(path: &Path) -> Result<Option<Described>> {
     let found: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let variables = found["devices"][0]["containerEdits"]["env"].as_array().filter(|_| found["kind"] == KIND);
     let rack = variables.into_iter().flatten().find_map(|value| value.as_str()?.strip_prefix("CROSSLANE_RACK="));
-    Ok(Some(rack.map_or(Described::Other, |rack| Described::Rack(rack.into()))))
+    Ok(Some(rack.map_or(Specified::Other, |rack| Specified::Rack(rack.into()))))
 }
 
-fn write(path: &Path, description: &Value) -> Result<()> {
+fn write(path: &Path, specification: &Value) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     if !folder.exists() {
         fs::create_dir_all(folder)?;
-        // Engines without root read it too.
+        // Container engines without root read it too.
         fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE))?;
     }
-    // Engines read only names that end with '.json' or '.yaml'.
+    // Container engines read only names that end with '.json' or '.yaml'.
     let mut file = tempfile::Builder::new().prefix(".crosslane-").tempfile_in(folder)?;
-    file.write_all(format!("{description:#}\n").as_bytes())?;
+    file.write_all(format!("{specification:#}\n").as_bytes())?;
     file.as_file().set_permissions(fs::Permissions::from_mode(FILE_MODE))?;
     file.as_file().sync_all()?;
     file.persist(path)?;

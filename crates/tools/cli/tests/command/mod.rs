@@ -5,6 +5,16 @@ use std::process::{Command, Output};
 /// Path of the built command.
 pub const CROSSLANE: &str = env!("CARGO_BIN_EXE_crosslane");
 
+/// Returns whether this user can make shared racks.
+#[allow(dead_code, reason = "each test program includes this module")]
+pub fn can_make_shared_racks() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("skipped: only root can make a shared rack");
+    }
+    is_root
+}
+
 /// Runs the command and returns its output.
 pub fn crosslane(arguments: &[&str]) -> Output {
     Command::new(CROSSLANE).args(arguments).output().unwrap()
