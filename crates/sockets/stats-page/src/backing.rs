@@ -24,6 +24,8 @@ const FIRST_SLOTS: usize = 16;
 const FIRST_SLOTS_UNGROWABLE: usize = 1024;
 /// Name of a mapping of a process whose page is not a file, so that others can tell why there is none.
 pub const UNPUBLISHED_NAME: &str = "crosslane-unpublished";
+/// Type of an overlay file system in `statfs` (`OVERLAYFS_SUPER_MAGIC`, `linux/magic.h`).
+const OVERLAY_MAGIC: rustix::fs::FsWord = 0x794c_7630;
 /// One in this number of processes, by its pid, removes the pages of killed ones.
 const SWEEP_PIDS: u32 = 16;
 
@@ -60,6 +62,10 @@ fn map_file(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
         return Err(Errno::FBIG);
     }
     let folder = file::open_stat_folder(rack)?;
+    // A mapping does not keep the lock of such a file.
+    if rustix::fs::fstatfs(&folder)?.f_type == OVERLAY_MAGIC {
+        return Err(Errno::OPNOTSUPP);
+    }
     if pid.is_multiple_of(SWEEP_PIDS) {
         file::sweep(folder.as_fd());
     }

@@ -119,7 +119,7 @@ fallback_reasons! {
     /// Memory, descriptors or a table ran out.
     ResourceLimit => "resource_limit",
         "memory, descriptors or /dev/shm ran out",
-        "raise ulimit -n, the memory limit of the cgroup, or the size of /dev/shm";
+        "raise ulimit -n or -f, the memory limit of the cgroup, or the size of /dev/shm";
     /// The socket has an option, a filter or a mode that lanes do not have.
     SocketOption => "socket_option",
         "the socket has an option, a filter or a mode that only kernel TCP offers",

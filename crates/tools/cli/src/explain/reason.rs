@@ -90,8 +90,8 @@ impl Reason {
                 "the program runs a library of another release, whose state cannot be read".to_owned()
             }
             Self::Unpublished => {
-                "the library could not create its page in the rack directory, whose file system is full \
-                                  or where a limit forbids it: its lanes are not shown"
+                "the library could not create its page in the rack directory, whose file system is full or an overlay, \
+                 or where a limit forbids it: its lanes are not shown"
                     .to_owned()
             }
             Self::NotBusy => "it has carried only a few requests since this program opened it, another program has \
@@ -108,7 +108,10 @@ impl Reason {
             Self::OtherRack => "give both the same --rack or CROSSLANE_RACK",
             Self::NotConnected => "nothing: it is not used yet",
             Self::OtherRelease => "restart the program with the library of this release, or use that release's command",
-            Self::Unpublished => "free space in the rack directory's file system and restart the program",
+            Self::Unpublished => {
+                "free space in the rack directory's file system, or give a directory on another one, and restart the \
+                 program"
+            }
             Self::NotBusy => "nothing: a connection moves to a lane with its fourth request or later",
         }
     }

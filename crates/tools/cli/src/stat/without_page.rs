@@ -80,9 +80,12 @@ fn named(programs: &[ProgramWithoutPage]) -> String {
 fn describe_unpublished(programs: &[ProgramWithoutPage]) -> String {
     let Some(first) = programs.first() else { return String::new() };
     let (shown, named) = (first.rack.display(), named(programs));
-    let (why, remedy) = match rack_dir::is_full(&first.rack) {
-        true => ("its file system is full", "Free space there"),
-        false => ("its file system was full, or a limit of file sizes or a quota forbids it", "Remove the cause"),
+    let (why, remedy) = match () {
+        () if rack_dir::is_full(&first.rack) => ("its file system is full", "Free space there"),
+        () if rack_dir::is_on_overlay(&first.rack) => {
+            ("it is on an overlay file system, which cannot keep them", "Give a directory on another one")
+        }
+        () => ("its file system was full, or a limit of file sizes or a quota forbids it", "Remove the cause"),
     };
     let unseen = format!("Running over crosslane, but not shown: {named}.");
     format!("{unseen}\nThey could not create their pages in {shown}: {why}. {remedy}, and restart them.\n")
