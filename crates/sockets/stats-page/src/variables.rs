@@ -44,8 +44,9 @@ pub const VARIABLES: [Variable; 8] = [
     Variable {
         name: "CROSSLANE_RACK",
         value: "DIRECTORY",
-        meaning: "The directory in which programs meet. It must exist, belong to the user and have mode 0700. Default: \
-                  $XDG_RUNTIME_DIR/crosslane, else /dev/shm/crosslane-UID, created on demand.",
+        meaning: "The directory in which programs meet. It must exist, belong to the user and have mode 0700, or be a \
+                  shared rack of root's ('crosslane rack-dir'). Default: $XDG_RUNTIME_DIR/crosslane, else \
+                  /dev/shm/crosslane-UID, created on demand.",
     },
     Variable {
         name: "CROSSLANE_REQUIRE_LANE",

@@ -60,6 +60,18 @@ pub(super) const FORMATS: &[Format] = &[
         example: Some(|| Rack::example(2, Backend::Shm, None, Trust::Proxy).to_string()),
     },
     Format {
+        name: "crosslane-rules",
+        summary: "rules of a shared rack: whose clients may reach whose servers",
+        commands: &["crosslane rack-dir allow DIR", "crosslane rack-dir create DIR", "crosslane rack-dir show DIR"],
+        description: "The file 'rules' of a shared rack directory says which users' programs may have lanes to each \
+                      other.",
+        keys: Keys::Document(
+            ("docs/shared-racks.md", include_str!("../../../../../docs/shared-racks.md")),
+            &[("The rules", "RULES"), ("What is checked", "FILES"), ("Errors", "ERRORS")],
+        ),
+        example: None,
+    },
+    Format {
         name: "crosslane-cluster",
         summary: "cluster file: router nodes that forward as one router",
         commands: &[

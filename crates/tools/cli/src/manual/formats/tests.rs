@@ -9,6 +9,7 @@ use pcie::model::latency::PciePath;
 use pcie::model::nic::NicModel;
 use rack::RackFile;
 use router_node::cluster::ClusterFile;
+use socket::rack::rules::Rules;
 
 use super::*;
 
@@ -44,6 +45,7 @@ const PARSERS: &[Parser] = &[
             ("access", "[[access]]\nzzz = 1"),
         ],
     ),
+    ("crosslane-rules", |text| error_of(Rules::parse(text.as_bytes())), &[]),
     (
         "crosslane-cluster",
         |text| error_of(ClusterFile::parse("f", format!("version = 1\n{text}").as_bytes())),
