@@ -241,6 +241,32 @@ fn options_sandboxes_and_inherited_sockets_are_told_apart() {
 }
 
 #[test]
+fn a_side_that_cannot_use_what_both_have_agreed_on_tells_the_other_one() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let source = [paths::package_file("probes/deny.c")];
+    let deny = c::build("deny", &source, &["-Wall", "-Werror"]);
+    let without_memory = || {
+        let run = rack.run(&[], endpoint());
+        let mut command = rack.bare_command(&deny);
+        command.arg("memory").arg(run.get_program()).args(run.get_args());
+        command
+    };
+    let reason = |process: &Process, role: &str| {
+        let sockets = sockets_of(process);
+        let socket = sockets.iter().find(|socket| socket["role"] == role).expect("a connection");
+        (socket["reason"].as_str().map(str::to_owned), socket["reported_by_other_side"] == true)
+    };
+    let failed = |is_reported: bool| (Some("resource_limit".to_owned()), is_reported);
+    for is_server_denied in [true, false] {
+        let listener = server(|| if is_server_denied { without_memory() } else { rack.run(&[], endpoint()) });
+        let command = if is_server_denied { rack.run(&[], endpoint()) } else { without_memory() };
+        let program = client(command, &[listener.port]);
+        assert_eq!(reason(&program, "connect"), failed(is_server_denied));
+        assert_eq!(reason(&listener.process, "accept"), failed(!is_server_denied));
+    }
+}
+
+#[test]
 fn racks_that_cannot_be_used_are_told_apart() {
     let Some(rack) = Rack::with_lanes() else { return };
     let listener = server(|| rack.run(&[], endpoint()));
@@ -522,25 +548,49 @@ fn assert_unpublished(program: &Process, directory: &str, why: &str) {
 #[test]
 fn a_program_that_may_not_write_its_page_is_named() {
     let Some(rack) = Rack::with_lanes() else { return };
-    let listener = server(|| rack.run(&[], endpoint()));
-    let run = rack.run(&[], endpoint());
-    let mut command = rack.bare_command(paths::tool("prlimit"));
-    command.arg("--fsize=4096").arg(run.get_program()).args(run.get_args());
-    let limited = client(command, &[listener.port]);
+    // Neither side: that of the other one would have the reason.
+    let limit = || {
+        let run = rack.run(&[], endpoint());
+        let mut command = rack.bare_command(paths::tool("prlimit"));
+        command.arg("--fsize=4096").arg(run.get_program()).args(run.get_args());
+        command
+    };
+    let listener = server(limit);
+    let limited = client(limit(), &[listener.port]);
     assert_unpublished(&limited, rack.path().to_str().expect("UTF-8"), "limit of file sizes");
 }
 
 #[test]
 fn a_full_file_system_of_the_rack_directory_is_reported() {
+    assert_unpublished_in(
+        "mount -t tmpfs -o size=64k none /mnt && mkdir -m 700 /mnt/rack && \
+         { head -c 100k /dev/zero >/mnt/filler || true; } 2>/dev/null",
+        "its file system is full",
+    );
+}
+
+/// As in a container without a mount for it.
+#[test]
+fn a_rack_directory_on_an_overlay_file_system_is_reported() {
+    assert_unpublished_in(
+        "mount -t tmpfs none /mnt && mkdir /mnt/lower /mnt/upper /mnt/work && \
+         mount -t overlay -o lowerdir=/mnt/lower,upperdir=/mnt/upper,workdir=/mnt/work none /mnt && \
+         mkdir -m 700 /mnt/rack",
+        "it is on an overlay file system",
+    );
+}
+
+/// Checks what is said of a program with a rack directory at `/mnt/rack`, which a shell prepares in a mount namespace.
+#[track_caller]
+fn assert_unpublished_in(preparation: &str, why: &str) {
     let Some(rack) = Rack::with_lanes().filter(|_| is_root()) else { return };
-    let script = "mount -t tmpfs -o size=64k none /mnt && mkdir -m 700 /mnt/rack && \
-                  { head -c 100k /dev/zero >/mnt/filler || true; } 2>/dev/null && exec \"$@\"";
+    let script = format!("{preparation} && exec \"$@\"");
     let run = |command: &mut Command| {
         command.arg(paths::crosslane()).args(["run", "--rack", "/mnt/rack", "--"]).arg(endpoint());
     };
     let inner = start_server(|port| {
         let mut command = rack.bare_command(paths::tool("unshare"));
-        run(command.args(["--mount", "sh", "-c", script, "sh"]));
+        run(command.args(["--mount", "sh", "-c", &script, "sh"]));
         command.args(["serve", &port.to_string()]);
         command
     });
@@ -548,7 +598,7 @@ fn a_full_file_system_of_the_rack_directory_is_reported() {
     run(command.arg(format!("--mount=/proc/{}/ns/mnt", inner.process.pid())));
     let limited = client(command, &[inner.port]);
     let directory = format!("/proc/{}/root/mnt/rack", inner.process.pid());
-    assert_unpublished(&limited, &directory, "its file system is full");
+    assert_unpublished(&limited, &directory, why);
 }
 
 /// A worker that `fork` has made shows what its parent has opened.

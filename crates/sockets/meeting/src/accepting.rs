@@ -9,10 +9,11 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::announce::{Announcement, Caller};
+use crate::bell;
 use crate::counts::{self, Counts, Role};
 use crate::diag;
 use crate::endpoint::Endpoint;
-use crate::message::{Kind, Memory, Message};
+use crate::message::{Kind, Message};
 use crate::met::Met;
 use crate::place::Rendezvous;
 use crate::reason::Reason;
@@ -60,6 +61,8 @@ pub enum Step {
     Proposed,
     /// A caller was refused. The endpoint stays announced.
     Refused(Reason),
+    /// A caller has refused, for a reason of its own. The endpoint stays announced.
+    Declined(Reason),
 }
 
 impl Accepting {
@@ -147,6 +150,10 @@ impl Accepting {
         message: Message,
         passed: Passed,
     ) -> Step {
+        if let Kind::No(reason) = message.kind {
+            // Nothing has shown who that is whose user the kernel does not tell.
+            return if peer == PeerUser::Hidden { Step::Waiting } else { Step::Declined(reason) };
+        }
         let checked = self.check(socket, (&caller, peer), &message, passed.look_up.as_ref().map(Descriptor::as_fd));
         passed.look_up.into_iter().for_each(discard);
         match (checked, passed.memory) {
@@ -186,12 +193,10 @@ impl Accepting {
         Ok((after, if message.wants_proof { Trust::NeedsProof } else { trust }, partner))
     }
 
-    /// Answers *no* and hangs up. A peer that does not speak this language gets no answer.
+    /// Answers *no* and hangs up.
     fn refuse_caller(&self, caller: &Caller, reason: Reason) -> Step {
-        if let Some(bell) = caller.bell.as_fd().filter(|_| reason != Reason::Malformed) {
-            let no = Message::new(Kind::No(reason), &self.endpoint, Counts::default(), Memory::default());
-            // A caller that has gone needs no answer.
-            let _ = send(bell, &no, &[]);
+        if let Some(bell) = caller.bell.as_fd() {
+            bell::tell(bell, self.endpoint.role, reason);
         }
         Step::Refused(reason)
     }
@@ -213,12 +218,13 @@ impl Accepting {
     }
 
     /// Accepts the proposal and passes this endpoint's memory, in four system calls. The connecting endpoint may still
-    /// refuse, by hanging up, if this endpoint's counts do not fit its own.
+    /// refuse, by a *no* on the bell, if this endpoint's counts do not fit its own. The endpoint stays announced until
+    /// it is dropped.
     ///
     /// # Errors
     /// [`Reason::Nobody`] without a proposal, [`Reason::Gone`] if the peer has hung up, and the reasons of other errors
-    /// of `sendmsg(2)`.
-    pub fn accept(mut self, offer: &Offer<'_>) -> Result<Box<Met>, Reason> {
+    /// of `sendmsg(2)`, which the peer is told.
+    pub fn accept(&mut self, offer: &Offer<'_>) -> Result<Box<Met>, Reason> {
         let state = std::mem::replace(&mut self.state, State::Announced);
         let State::Proposed { mut caller, message, descriptor, after, trust, partner } = state else {
             return Err(Reason::Nobody);
@@ -228,7 +234,8 @@ impl Accepting {
         let yes = self.policy.stated(yes, partner, message.memory.secret);
         let look_up = if self.policy.evidence == Evidence::Proof { diag::socket_to_pass() } else { None };
         let passed: Vec<_> = [offer.descriptor].into_iter().chain(look_up.as_ref().map(Descriptor::as_fd)).collect();
-        send(caller.bell.as_fd().ok_or(Reason::Gone)?, &yes, &passed)?;
+        let bell = caller.bell.as_fd().ok_or(Reason::Gone)?;
+        send(bell, &yes, &passed).inspect_err(|reason| bell::tell(bell, self.endpoint.role, *reason))?;
         let bell = caller.bell.release().ok_or(Reason::Gone)?;
         let met = Met::new((bell, descriptor), &message, offer.memory, after, caller.credentials.pid);
         Ok(if wants_proof { met.to_be_proven(Role::Accepted) } else { met })

@@ -9,14 +9,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
+use crate::counts::Role;
+use crate::message::{Kind, MESSAGE_BYTES, Message};
 use crate::reason::Reason;
 use crate::receive::{discard, receive_bytes};
+use crate::send::send;
 use crate::system::Descriptor;
 
 /// The byte of a ring. A reader accepts any.
 const RING: [u8; 1] = [1];
 /// Bytes of one receive. A receive of fewer has emptied the bell.
-const DRAIN_BYTES: usize = 64;
+const DRAIN_BYTES: usize = MESSAGE_BYTES;
 /// Maximum number of receives of one [`drain`]: a peer that keeps ringing does not keep this process busy.
 const DRAINS_MAX: usize = 64;
 
@@ -25,8 +28,10 @@ const DRAINS_MAX: usize = 64;
 pub enum Drained {
     /// The bell is empty, or its peer rings faster than this process receives.
     Empty,
-    /// The peer has hung up.
+    /// The peer has hung up, or has to be taken for one that has.
     HungUp,
+    /// The peer cannot use what the two have agreed on, and hangs up.
+    Refused(Reason),
 }
 
 /// Rings a bell, without blocking, in one system call.
@@ -40,8 +45,8 @@ pub fn ring(bell: BorrowedFd<'_>) -> Result<(), Reason> {
     }
 }
 
-/// Removes the rings from a bell, without blocking, in one system call for up to 63 rings. Descriptors that come with
-/// them are closed.
+/// Removes the rings from a bell, without blocking, in one system call for up to 127 rings. A peer that sends
+/// descriptors with them, which are closed, counts as one that has hung up.
 pub fn drain(bell: BorrowedFd<'_>) -> Drained {
     take_rings(bell).0
 }
@@ -51,8 +56,17 @@ pub fn take_rings(bell: BorrowedFd<'_>) -> (Drained, bool) {
     let mut bytes = [0_u8; DRAIN_BYTES];
     let mut has_rung = false;
     for _ in 0..DRAINS_MAX {
-        match receive_bytes(bell, &mut bytes, &mut discard) {
-            Ok(received) if received.count == DRAIN_BYTES => has_rung = true,
+        let mut has_descriptors = false;
+        let received = receive_bytes(bell, &mut bytes, &mut |descriptor| {
+            has_descriptors = true;
+            discard(descriptor);
+        });
+        match received {
+            Ok(_) if has_descriptors => return (Drained::HungUp, has_rung),
+            Ok(received) if received.count == DRAIN_BYTES => match Message::parse(&bytes).map(|message| message.kind) {
+                Ok(Kind::No(reason)) => return (Drained::Refused(reason), has_rung),
+                _ => has_rung = true,
+            },
             Ok(received) if received.count == 0 => return (Drained::HungUp, has_rung),
             Ok(_) => return (Drained::Empty, true),
             Err(Errno::AGAIN | Errno::INTR) => return (Drained::Empty, has_rung),
@@ -61,6 +75,19 @@ pub fn take_rings(bell: BorrowedFd<'_>) -> (Drained, bool) {
         }
     }
     (Drained::Empty, has_rung)
+}
+
+/// Tells a peer why this endpoint refuses. One that does not speak this language, or has gone, is told nothing.
+pub(crate) fn tell(bell: BorrowedFd<'_>, role: Role, reason: Reason) {
+    if !matches!(reason, Reason::Malformed | Reason::Gone) {
+        let _ = send(bell, &Message::no(role, reason), &[]);
+    }
+}
+
+/// Hangs up on a peer because this endpoint cannot use what the two have agreed on, and tells it why.
+pub fn refuse(bell: Descriptor, role: Role, reason: Reason) {
+    tell(bell.as_fd(), role, reason);
+    hang_up(bell);
 }
 
 /// Closes a bell that no other process holds, and what is unread in it. A process that shares the bell with its parent
@@ -129,5 +156,18 @@ mod tests {
         // Its last ring is drained first, as far as the kernel still has it.
         assert!((0..3).any(|_| drain(ours.as_fd()) == Drained::HungUp));
         assert_eq!(drain(ours.as_fd()), Drained::HungUp);
+    }
+
+    #[test]
+    fn a_refusal_is_seen_although_the_peer_has_hung_up_and_only_from_one_who_speaks_the_language() {
+        let _no_child = test_support::spawn::forbid();
+        for reason in Reason::ALL {
+            let (ours, theirs) = pair();
+            ring(ours.as_fd()).unwrap();
+            refuse(theirs, Role::Accepted, *reason);
+            let is_told = !matches!(reason, Reason::Malformed | Reason::Gone);
+            assert_eq!(drain(ours.as_fd()), if is_told { Drained::Refused(*reason) } else { Drained::HungUp });
+            assert_eq!(drain(ours.as_fd()), Drained::HungUp);
+        }
     }
 }

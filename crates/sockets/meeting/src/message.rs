@@ -10,9 +10,9 @@
 //! | 11 | 1 | role: 1 connected, 2 accepted |
 //! | 12 | 2 | reason of a *no*, otherwise 0 |
 //! | 14 | 2 | 0 |
-//! | 16 | 8 | `SO_COOKIE` of the sender's TCP socket |
+//! | 16 | 8 | `SO_COOKIE` of the sender's TCP socket; 0 with a *no* |
 //! | 24 | 8 | its `SO_NETNS_COOKIE`, or 0 |
-//! | 32 | 32 | counts: written, acked, received, consumed |
+//! | 32 | 32 | counts: written, acked, received, consumed; 0 with a *no* |
 //! | 64 | 8 | bytes of the sender's memory; 0 with a *no* |
 //! | 72 | 8 | secret of the lane in the sender's memory; 0 with a *no* |
 //! | 80 | 4 | kind of the window memory that is passed instead; 0 without |
@@ -51,7 +51,7 @@ pub enum Kind {
     Proposal,
     /// The accepting endpoint agrees. A descriptor comes with it.
     Yes,
-    /// The accepting endpoint refuses.
+    /// The endpoint refuses, or does not use what was agreed on.
     No(Reason),
 }
 
@@ -123,6 +123,20 @@ impl Message {
     pub fn new(kind: Kind, endpoint: &Endpoint, counts: Counts, memory: Memory) -> Self {
         let Endpoint { role, cookie, netns_cookie, .. } = *endpoint;
         Self { kind, role, cookie, netns_cookie, counts, memory, wants_proof: false, user: None }
+    }
+
+    /// Returns the refusal of an endpoint.
+    pub fn no(role: Role, reason: Reason) -> Self {
+        Self {
+            kind: Kind::No(reason),
+            role,
+            cookie: 0,
+            netns_cookie: 0,
+            counts: Counts::default(),
+            memory: Memory::default(),
+            wants_proof: false,
+            user: None,
+        }
     }
 
     /// Returns the bytes of the message.

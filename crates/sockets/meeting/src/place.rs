@@ -102,25 +102,41 @@ impl Rendezvous {
         }
     }
 
-    /// Connects to the accepting endpoint of a connection, whose tuple is given as that endpoint sees it. Also returns
-    /// the user in whose directory it is.
-    pub(crate) fn connect(&self, accepted: Tuple) -> Result<(Descriptor, Option<u32>), Reason> {
+    /// Connects to the accepting endpoint of a connection, whose tuple is given as that endpoint sees it, and calls
+    /// `meet` with the socket and the user in whose directory it was. Tries the next directory if that fails.
+    pub(crate) fn connect<T>(
+        &self,
+        accepted: Tuple,
+        mut meet: impl FnMut(Descriptor, Option<u32>) -> Result<T, Reason>,
+    ) -> Result<T, Reason> {
         match self {
             Self::Names(key) => {
                 let address = name::address(key, accepted)?;
-                Ok((connect(|socket| rustix::net::connect(socket, &address))?, None))
+                meet(connect(|socket| rustix::net::connect(socket, &address))?, None)
             }
             Self::Directories(directories) => {
                 let mut found = Reason::Nobody;
                 for (user, file) in directories.files(accepted) {
-                    match file.connect() {
+                    match file.connect().and_then(|socket| meet(socket, Some(user))) {
                         Err(Reason::Nobody) => {}
-                        Err(reason @ (Reason::Sandbox | Reason::Rack)) => found = reason,
-                        outcome => return outcome.map(|socket| (socket, Some(user))),
+                        Err(reason) => found = reason,
+                        Ok(met) => return Ok(met),
                     }
                 }
                 Err(found)
             }
+        }
+    }
+
+    /// Returns whether an accepting endpoint may be in more than one directory.
+    pub fn is_choice(&self) -> bool {
+        matches!(self, Self::Directories(directories) if directories.of_users.len() > 1)
+    }
+
+    /// Leaves out the directory of a user.
+    pub fn leave_out(&mut self, user: u32) {
+        if let Self::Directories(directories) = self {
+            directories.of_users.retain(|directory| directory.user != user);
         }
     }
 }
@@ -262,6 +278,11 @@ mod tests {
         Directories { base: None, of_users }
     }
 
+    /// Returns the user in whose directory an endpoint was found.
+    fn reach(place: &Rendezvous, tuple: Tuple) -> Result<Option<u32>, Reason> {
+        place.connect(tuple, |_, user| Ok(user))
+    }
+
     fn file(bound: &Bound) -> PathBuf {
         bound.file.clone().unwrap().path
     }
@@ -273,20 +294,43 @@ mod tests {
         std::fs::create_dir(&here).unwrap();
         let place = directories(&[&here]);
         let reaching = directories(&[&other, &here]);
-        assert_eq!(reaching.connect(tuple()).unwrap_err(), Reason::Nobody);
+        assert_eq!(reach(&reaching, tuple()).unwrap_err(), Reason::Nobody);
         let bound = place.listen(tuple()).unwrap();
         let file = file(&bound);
         let metadata = std::fs::metadata(&file).unwrap();
         assert!(metadata.file_type().is_socket());
         assert_eq!(metadata.permissions().mode() & 0o777, 0o666);
         assert_eq!(std::fs::read_dir(&here).unwrap().count(), 1, "no draft is left");
-        assert_eq!(reaching.connect(tuple()).unwrap().1, Some(2), "whose directory it is");
-        assert_eq!(reaching.connect(tuple().reversed()).unwrap_err(), Reason::Nobody, "another connection");
+        assert_eq!(reach(&reaching, tuple()).unwrap(), Some(2), "whose directory it is");
+        assert_eq!(reach(&reaching, tuple().reversed()).unwrap_err(), Reason::Nobody, "another connection");
         assert_eq!(place.listen(tuple()).unwrap_err(), Reason::NameTaken);
         drop(bound);
         assert!(file.exists(), "as after a kill");
         place.listen(tuple()).unwrap();
         assert_eq!(directories(&[&scratch.path().join("none")]).listen(tuple()).unwrap_err(), Reason::Rack);
+    }
+
+    #[test]
+    fn somebody_who_cannot_be_met_does_not_keep_the_next_one_out() {
+        let scratch = tempfile::tempdir().unwrap();
+        let paths = ["first", "second"].map(|name| scratch.path().join(name));
+        paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        let bound = paths.each_ref().map(|path| directories(&[path]).listen(tuple()).unwrap());
+        let both = directories(&[&paths[0], &paths[1]]);
+        let refusing = |refused: u32| {
+            move |_, user: Option<u32>| if user == Some(refused) { Err(Reason::NoRule) } else { Ok(user) }
+        };
+        assert_eq!(both.connect(tuple(), refusing(1)), Ok(Some(2)));
+        assert_eq!(both.connect(tuple(), refusing(2)), Ok(Some(1)));
+        let mut callers = Vec::new();
+        let mut call = |socket, user| {
+            callers.push(socket);
+            Ok(user)
+        };
+        while both.connect(tuple(), &mut call) == Ok(Some(1)) {}
+        assert_eq!(both.connect(tuple(), &mut call), Ok(Some(2)), "the queue of the first is full");
+        drop(bound);
+        assert_eq!(both.connect(tuple(), refusing(0)), Err(Reason::Nobody));
     }
 
     #[test]
@@ -312,9 +356,9 @@ mod tests {
         let place = directories(&[scratch.path()]);
         let file = own(&[scratch.path()]).files(tuple()).next().unwrap().1.path;
         std::fs::write(&file, "").unwrap();
-        assert_eq!(place.connect(tuple()).unwrap_err(), Reason::Nobody);
+        assert_eq!(reach(&place, tuple()).unwrap_err(), Reason::Nobody);
         std::fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&file, &file).unwrap();
-        assert_eq!(place.connect(tuple()).unwrap_err(), Reason::Nobody);
+        assert_eq!(reach(&place, tuple()).unwrap_err(), Reason::Nobody);
     }
 }

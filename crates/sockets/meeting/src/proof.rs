@@ -11,7 +11,7 @@
 //!   Claim: hashes of two samples, one of  ──►  compares them with what it has received and sent:
 //!   what it has sent, one of what it has       ◄── Echo: its own hashes of the same samples; it has its proof
 //!   received                                   ◄── Again: it has no longer, or not yet, what was claimed
-//!   compares: it has its proof                 No: they differ, or it has waited in vain
+//!   compares: it has its proof                 no: they differ, or it has waited in vain
 //! ```
 //!
 //! A sample is the last part of what has passed. A receiver that has not got that far waits until the sample arrives.
@@ -30,7 +30,9 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use crate::bell;
 use crate::counts::{Counts, Role};
+use crate::message::{self, Kind, MESSAGE_BYTES};
 use crate::reason::Reason;
 use crate::receive::{discard, receive_bytes};
 
@@ -47,7 +49,6 @@ const QUIET_BYTES: u64 = TAIL_BYTES as u64 / 2;
 /// Maximum number of transfers during which an endpoint waits for the other one.
 const TRANSFERS_MAX: u32 = 256;
 
-const MESSAGE_BYTES: usize = 128;
 const MAGIC: [u8; 8] = *b"xl-bytes";
 const VERSION: u16 = 1;
 
@@ -156,8 +157,6 @@ enum Message {
     Samples(Side, [Sample; 2]),
     /// The next claim is to be about the bytes of a stream from a position on.
     Again(Stream, u64),
-    /// This endpoint gives up.
-    No(Reason),
 }
 
 /// What a comparison has found.
@@ -220,11 +219,8 @@ impl Prover {
     /// whether it has seen all bytes.
     pub fn advance(&mut self, bell: BorrowedFd<'_>, counts: impl FnOnce() -> Option<Counts>) -> Progress {
         let progress = self.step(bell, counts);
-        // A peer that does not speak this language, or has gone, gets no answer.
-        if let Progress::Refused(reason) = progress
-            && !matches!(reason, Reason::Malformed | Reason::Gone)
-        {
-            let _ = send(bell, &Message::No(reason));
+        if let Progress::Refused(reason) = progress {
+            bell::tell(bell, self.role, reason);
         }
         progress
     }
@@ -237,9 +233,9 @@ impl Prover {
             Role::Accepted if self.open.is_some() => None,
             Role::Connected if self.open.is_none() => None,
             _ => match receive(bell) {
-                Ok(None) => return Progress::Waiting,
-                Ok(Some(Message::No(reason))) => return Progress::Declined(reason),
-                Ok(message) => message,
+                Ok(Received::Nothing) => return Progress::Waiting,
+                Ok(Received::No(reason)) => return Progress::Declined(reason),
+                Ok(Received::Message(message)) => Some(message),
                 Err(reason) => return Progress::Refused(reason),
             },
         };
@@ -249,6 +245,11 @@ impl Prover {
         };
         match answer.map_or(Ok(()), |answer| send(bell, &answer)) {
             Ok(()) => progress,
+            // It may have said why.
+            Err(Reason::Gone) => match receive(bell) {
+                Ok(Received::No(reason)) => Progress::Declined(reason),
+                _ => Progress::Refused(Reason::Gone),
+            },
             Err(reason) => Progress::Refused(reason),
         }
     }
@@ -280,7 +281,7 @@ impl Prover {
                     tail.keep(position);
                 }
             }
-            Some(Message::Samples(Side::Claim, _) | Message::No(_)) => {
+            Some(Message::Samples(Side::Claim, _)) => {
                 return (None, Progress::Refused(Reason::Malformed));
             }
             None => {}
@@ -453,7 +454,7 @@ fn stream_at(index: usize) -> Stream {
 
 impl Message {
     /// Returns the bytes of the message: magic, version, kind, then for each of two samples its begin, its end and its
-    /// hash, or the number of a stream and a position, or the number of a reason.
+    /// hash, or the number of a stream and a position.
     fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -471,10 +472,6 @@ impl Message {
                 bytes[10] = 3;
                 bytes[16..24].copy_from_slice(&(*stream as u64).to_ne_bytes());
                 bytes[24..32].copy_from_slice(&position.to_ne_bytes());
-            }
-            Self::No(reason) => {
-                bytes[10] = 4;
-                bytes[16..24].copy_from_slice(&u64::from(reason.number()).to_ne_bytes());
             }
         }
         bytes
@@ -499,21 +496,31 @@ impl Message {
             (3, stream @ (0 | 1)) => {
                 Some(Self::Again(stream_at(stream as usize), word(24))).filter(|_| word(24) < 1 << 62)
             }
-            (4, number @ 1..=0xffff) => Some(Self::No(Reason::from_number(number as u16))),
             _ => None,
         }
     }
 }
 
+/// What was received.
+enum Received {
+    Nothing,
+    Message(Message),
+    /// The peer refuses, by a message of the meeting.
+    No(Reason),
+}
+
 /// Receives a message, without blocking, in one system call. What follows it stays for the bell.
-fn receive(bell: BorrowedFd<'_>) -> Result<Option<Message>, Reason> {
+fn receive(bell: BorrowedFd<'_>) -> Result<Received, Reason> {
     let mut bytes = [0; MESSAGE_BYTES];
     match receive_bytes(bell, &mut bytes, &mut discard) {
-        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
         Err(errno) => Err(Reason::of_errno(errno)),
         Ok(received) if received.count == 0 => Err(Reason::Gone),
         Ok(received) if received.count < MESSAGE_BYTES => Err(Reason::Malformed),
-        Ok(_) => Message::parse(&bytes).map(Some).ok_or(Reason::Malformed),
+        Ok(_) => match message::Message::parse(&bytes).map(|message| message.kind) {
+            Ok(Kind::No(reason)) => Ok(Received::No(reason)),
+            _ => Message::parse(&bytes).map(Received::Message).ok_or(Reason::Malformed),
+        },
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::bell::{Held, hang_up};
+use crate::bell::{self, Held};
 use crate::counts::{self, Counts, Role};
 use crate::diag::{self, LookUp};
 use crate::endpoint::Endpoint;
@@ -27,7 +27,9 @@ pub struct Proposal {
     bell: Held,
     credentials: Credentials,
     peer: PeerUser,
-    /// The user of the directory in which this endpoint has found the other one, if there is a key.
+    /// The user of the directory in which this endpoint has found the other one.
+    user: Option<u32>,
+    /// That user, if there is a key.
     partner: Option<Partner>,
     /// This endpoint asks for a proof by the bytes.
     wants_proof: bool,
@@ -43,7 +45,7 @@ pub enum Answer {
     Waiting,
     /// The other endpoint has agreed, and is the other endpoint.
     Met(Box<Met>),
-    /// The other endpoint has hung up, or is not the other endpoint. This is final.
+    /// The other endpoint has hung up, or is not the other endpoint, and was told so. This is final.
     Refused(Reason),
     /// The other endpoint has refused, for a reason of its own. This is final.
     Declined(Reason),
@@ -60,7 +62,11 @@ impl Proposal {
         if endpoint.role != Role::Connected {
             return Err(Reason::Role);
         }
-        let (socket, user) = place.connect(endpoint.tuple.reversed())?;
+        place.connect(endpoint.tuple.reversed(), |socket, user| Self::call(socket, user, endpoint, policy))
+    }
+
+    /// Proceeds with an endpoint that was found in the directory of a user.
+    fn call(socket: Descriptor, user: Option<u32>, endpoint: &Endpoint, policy: &Policy) -> Result<Self, Reason> {
         let credentials = peer_credentials(socket.as_fd());
         let bell = Held::new(socket);
         let credentials = credentials.ok_or(Reason::System)?;
@@ -72,7 +78,13 @@ impl Proposal {
                 // The kernel may still answer by a socket that the peer passes.
                 LookUp::Nothing | LookUp::Unavailable => true,
             };
-        Ok(Self { endpoint: *endpoint, policy: *policy, bell, credentials, peer, partner, wants_proof, sent: None })
+        let (endpoint, policy) = (*endpoint, *policy);
+        Ok(Self { endpoint, policy, bell, credentials, peer, user, partner, wants_proof, sent: None })
+    }
+
+    /// Returns the user, by its number on the machine, in whose directory this endpoint has found the other one.
+    pub fn user(&self) -> Option<u32> {
+        self.user
     }
 
     /// Returns whether this endpoint asks for a proof by the bytes, from the proposal on.
@@ -111,7 +123,7 @@ impl Proposal {
             Ok(Received::Message(message, Passed { memory: Some(memory), look_up })) => (message, memory, look_up),
             Ok(Received::Message(message, Passed { memory: None, .. })) => {
                 let Kind::No(reason) = message.kind else { return self.end(Reason::Descriptors) };
-                self.end(reason);
+                self.bell.release().into_iter().for_each(bell::hang_up);
                 return Answer::Declined(reason);
             }
             Ok(Received::Ended) => return self.end(Reason::Gone),
@@ -120,17 +132,13 @@ impl Proposal {
         refuse_descriptors(bell);
         let checked = self.check(socket, (memory, before), &message, passed.as_ref().map(Descriptor::as_fd));
         passed.into_iter().for_each(discard);
-        match (checked, self.bell.release()) {
-            (Ok(after), Some(bell)) => {
-                let met = Met::new((bell, memory_of_peer), &message, memory, after, self.credentials.pid);
-                Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected) } else { met })
-            }
-            (Ok(_), None) => Answer::Refused(Reason::Gone),
-            (Err(reason), bell) => {
-                bell.into_iter().for_each(hang_up);
-                Answer::Refused(reason)
-            }
-        }
+        let after = match checked {
+            Ok(after) => after,
+            Err(reason) => return self.end(reason),
+        };
+        let Some(bell) = self.bell.release() else { return Answer::Refused(Reason::Gone) };
+        let met = Met::new((bell, memory_of_peer), &message, memory, after, self.credentials.pid);
+        Answer::Met(if message.wants_proof { met.to_be_proven(Role::Connected) } else { met })
     }
 
     fn check(
@@ -164,10 +172,15 @@ impl Proposal {
         drop(self.bell.release());
     }
 
-    /// Hangs up.
+    /// Gives up, for a reason of the caller of this function, which the other endpoint is told.
+    pub fn refuse(mut self, reason: Reason) {
+        self.end(reason);
+    }
+
+    /// Tells the peer why this endpoint refuses, and hangs up.
     fn end(&mut self, reason: Reason) -> Answer {
         if let Some(bell) = self.bell.release() {
-            hang_up(bell);
+            bell::refuse(bell, self.endpoint.role, reason);
         }
         Answer::Refused(reason)
     }

@@ -22,8 +22,7 @@
 //!
 //! The window is tight on the connecting side: `before` is read for the proposal, the peer's counts after it has read
 //! the proposal, `after` when its answer has arrived. The accepting side's `before` is that of its announcement,
-//! because nothing else is known to precede the proposal; the connecting side, which refuses by hanging up, makes up
-//! for it.
+//! because nothing else is known to precede the proposal; the connecting side, which may still refuse, makes up for it.
 //!
 //! Two histories of the same number of bytes in both directions cannot be told apart. They part with the next bytes,
 //! so a direction must compare again when it moves to a lane: the receiver's count with the sender's.

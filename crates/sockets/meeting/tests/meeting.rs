@@ -122,7 +122,7 @@ fn a_refusal_carries_its_reason_and_leaves_the_announcement() {
     assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Proposed);
     accepting.accept(&offer(&memories[1], 1)).unwrap();
     assert!(matches!(again.advance(connection.connected.as_fd()), Answer::Met(_)));
-    drop((proposal, again));
+    drop((proposal, again, accepting));
     assert_eq!(descriptors(), before);
 }
 
@@ -232,7 +232,41 @@ fn a_stale_accepting_endpoint_that_agrees_is_refused_by_the_connecting_one() {
     assert_eq!(accepting.advance(stale.accepted.as_fd()), Step::Proposed);
     let met = accepting.accept(&offer(&memories[1], 1)).unwrap();
     assert!(matches!(proposal.advance(later.connected.as_fd()), Answer::Refused(Reason::Counts)));
+    assert_eq!(drain(met.bell.as_fd()), Drained::Refused(Reason::Counts));
     assert_eq!(drain(met.bell.as_fd()), Drained::HungUp);
+}
+
+#[test]
+fn a_caller_that_hangs_up_before_the_answer_leaves_the_announcement() {
+    let _alone = alone();
+    let connection = Connection::v4();
+    let mut accepting = connection.announce();
+    let propose = || {
+        let mut proposal = connection.connect().unwrap();
+        proposal.send(connection.connected.as_fd(), &offer(&memory(), 1)).unwrap();
+        proposal
+    };
+    let gone = propose();
+    let mut waiting = propose();
+    assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Proposed);
+    drop(gone);
+    assert!(matches!(accepting.accept(&offer(&memory(), 2)), Err(Reason::Gone)));
+    assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Proposed);
+    accepting.accept(&offer(&memory(), 2)).unwrap();
+    assert!(matches!(waiting.advance(connection.connected.as_fd()), Answer::Met(_)));
+}
+
+#[test]
+fn a_caller_that_cannot_propose_says_why_and_leaves_the_announcement() {
+    let _alone = alone();
+    let connection = Connection::v4();
+    let mut accepting = connection.announce();
+    connection.connect().unwrap().refuse(Reason::NoMemory);
+    assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Declined(Reason::NoMemory));
+    assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Waiting);
+    let mut proposal = connection.connect().unwrap();
+    proposal.send(connection.connected.as_fd(), &offer(&memory(), 1)).unwrap();
+    assert_eq!(accepting.advance(connection.accepted.as_fd()), Step::Proposed);
 }
 
 #[test]

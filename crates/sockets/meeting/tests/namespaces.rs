@@ -298,6 +298,7 @@ fn the_two_ends_of_a_connection_prove_it_to_each_other() {
             let mut provers = [(Role::Connected, counts[0]), (Role::Accepted, counts[1])]
                 .map(|(role, counts)| Box::new(meeting::Prover::new(role, [7, 9], counts)));
             assert_eq!(prove(&mut victim, [&connected, &accepted], &mut provers), [Progress::Proven; 2]);
+            drop(accepting);
             assert!(directory.read_dir().unwrap().next().is_none(), "the announcement is over");
         });
     });

@@ -1,4 +1,3 @@
-//! The descriptors that are the library's own, and those that a message brings.
+//! The descriptors that are the library's own.
 
 pub mod hidden;
-pub mod received;

@@ -621,8 +621,10 @@ impl ConnectionSlot {
         if self.index == UNLISTED {
             return;
         }
-        self.slot.sender.bytes.store(0, Relaxed);
-        self.slot.receiver.bytes.store(0, Relaxed);
+        for side in [&self.slot.sender, &self.slot.receiver] {
+            side.bytes.store(0, Relaxed);
+            side.bytes_by_tcp.store(0, Relaxed);
+        }
     }
 
     /// Counts a sleep of this side.

@@ -210,7 +210,7 @@ impl Connection {
     fn ring(&self) {
         let bell = self.bell();
         if bell >= 0 {
-            let _ = socket::process::system::ring(bell);
+            let _ = meeting::bell::ring(Tcp(bell).borrow());
         }
     }
 

@@ -28,13 +28,14 @@ static KEY: Locked<Option<Key>> = Locked::new(None);
 /// The rules of the shared rack that were last read.
 static RULES: Locked<Option<(RulesStamp, Arc<Rules>)>> = Locked::new(None);
 
-/// Returns where a connection's end meets the other one, and whom.
+/// Returns where a connection's end meets the other one, and whom. `avoided` are users, by their numbers on the
+/// machine, whose programs have turned out not to be the other end; they are tried last, in their order.
 ///
 /// # Errors
 /// Why it meets nobody: [`Reason::Off`] while lanes are switched off in the rack, [`Reason::RackUser`],
 /// [`Reason::Rack`]; in a shared rack also [`Reason::Rules`], [`Reason::NoRule`], [`Reason::OtherTuple`] and
 /// [`Reason::Unmapped`].
-pub fn meeting_place(endpoint: &Endpoint) -> Result<(Rendezvous, Policy), Reason> {
+pub fn meeting_place(endpoint: &Endpoint, avoided: &[u32]) -> Result<(Rendezvous, Policy), Reason> {
     if is_switched_off() {
         return Err(Reason::Off);
     }
@@ -43,7 +44,7 @@ pub fn meeting_place(endpoint: &Endpoint) -> Result<(Rendezvous, Policy), Reason
             let own = Own::read(rack)?;
             let keys = Some(UserKeys { own: own.uid, key: key_in_shared_rack, admits: admits_number_in_shared_rack });
             let policy = Policy { admits: admits_in_shared_rack, evidence: Evidence::Proof, keys };
-            Ok((place_in_shared_rack(rack, &own, endpoint)?, policy))
+            Ok((place_in_shared_rack(rack, &own, endpoint, avoided)?, policy))
         }
         Ok(None) => Ok((Rendezvous::Names(private_key()?), private_policy())),
         Err(error) => Err(reason_of(&error)),
@@ -207,7 +208,12 @@ fn key_in_shared_rack(user: u32) -> Result<UserKey, Reason> {
 }
 
 /// Returns where an end of a connection meets the other one in a shared rack.
-fn place_in_shared_rack(rack: &SharedRack, own: &Own, endpoint: &Endpoint) -> Result<Rendezvous, Reason> {
+fn place_in_shared_rack(
+    rack: &SharedRack,
+    own: &Own,
+    endpoint: &Endpoint,
+    avoided: &[u32],
+) -> Result<Rendezvous, Reason> {
     let peer = known_peer(endpoint)?.filter(|uid| !own.hides(*uid));
     if let Some(uid) = peer {
         own.admits(uid, endpoint)?;
@@ -227,6 +233,8 @@ fn place_in_shared_rack(rack: &SharedRack, own: &Own, endpoint: &Endpoint) -> Re
     servers.retain(|uid| rack.check_user_directory(*uid, &own.map).is_ok());
     // Whose a directory is that the kernel does not tell about, the key says, which root has made for its owner.
     servers.retain(|uid| own.map.here(*uid).is_some() || rack.user_key(*uid, &own.map).is_ok());
+    let (mut servers, last): (Vec<u32>, Vec<u32>) = servers.into_iter().partition(|uid| !avoided.contains(uid));
+    servers.extend(avoided.iter().filter(|uid| last.contains(uid)));
     let path = |uid: u32| rack.below(&uid.to_string());
     let of_users = servers.into_iter().map(|user| UserDirectory { user, path: path(user) }).collect();
     Ok(Rendezvous::Directories(Directories { base: rack.base(), of_users }))

@@ -51,9 +51,11 @@ impl Counters {
         Self(Some(Arc::new(Counted { slot, has_lanes: false })))
     }
 
-    /// Forgets what TCP has carried so far: other counters of the connection have it.
+    /// Forgets what TCP has carried so far, if lanes have carried nothing: other counters of the connection have it.
     pub fn forget_bytes(&self) {
-        if let Some(counted) = self.0.as_deref().filter(|counted| !counted.has_lanes) {
+        if let Some(counted) = self.0.as_deref()
+            && (!counted.has_lanes || counted.slot.carried_bytes() == (0, 0))
+        {
             counted.slot.forget_bytes();
         }
     }

@@ -1,6 +1,5 @@
 //! System calls without libc, and the state that the kernel keeps for this process.
 
-use crate::descriptor::received::{self, Received};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -235,53 +234,6 @@ pub fn for_each_line(path: &CStr, take: &mut dyn FnMut(&str)) -> bool {
 pub(crate) fn check_file_bytes(len_bytes: usize) -> Result<(), Errno> {
     let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) { Err(Errno::FBIG) } else { Ok(()) }
-}
-
-/// The byte that wakes a blocked thread; no other byte is sent on a bell.
-pub(crate) const RING: u8 = 1;
-
-/// Sends one byte to wake the other end of a bell. A full queue serves as well as a byte in it.
-pub fn ring(fd: i32) -> Result<(), Errno> {
-    ring_with(fd, 0)
-}
-fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
-    let byte = [RING];
-    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the pointer is to a local array of one byte.
-    let sent = unsafe { call!(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
-    match if sent < 0 { error_of(sent) } else { return Ok(()) } {
-        Errno::AGAIN => Ok(()),
-        error => Err(error),
-    }
-}
-
-/// Maximum number of reads of 64 bytes from a bell at once: a peer that keeps ringing does not keep this process
-/// busy.
-const DRAINS_MAX: usize = 64;
-/// Removes the wake-up bytes from a bell. Returns false at the end of the stream.
-///
-/// # Errors
-/// `CONNRESET`, once, if the peer has reset the stream; `PROTO` if there were other bytes or descriptors among them.
-pub fn drain(fd: i32) -> Result<bool, Errno> {
-    let mut bytes = [0_u8; 64];
-    for _ in 0..DRAINS_MAX {
-        match receive_rings(fd, &mut bytes) {
-            Ok(Received { bytes: 0, .. }) => return Ok(false),
-            Ok(Received { has_rights: true, .. }) => return Err(Errno::PROTO),
-            Ok(received) if bytes[..received.bytes].iter().any(|byte| *byte != RING) => return Err(Errno::PROTO),
-            Ok(Received { bytes: 64, .. }) => {}
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(true)
-}
-
-/// Receives wake-up bytes, without blocking. The peer may have sent descriptors instead.
-fn receive_rings(fd: i32, bytes: &mut [u8]) -> Result<Received, Errno> {
-    let spans = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
-    // SAFETY: the only span is the slice.
-    unsafe { received::receive(fd, &spans, 0, received::discard) }
 }
 
 /// Returns whether every signal handler of the process has `SA_RESTART`. The kernel interrupts a wait by `poll` in any

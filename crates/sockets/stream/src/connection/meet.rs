@@ -45,6 +45,12 @@ pub(super) struct Meeting {
     /// Transfers by TCP of ends that have met.
     transfers: u32,
     failures: Failures,
+    /// Somebody else than who has failed may be the other end.
+    has_choice: bool,
+    /// The user whose program this end has proposed to meet.
+    candidate: Option<u32>,
+    /// Users whose programs have turned out not to be the other end, the last one last.
+    avoided: Vec<u32>,
 }
 
 /// Why an attempt to meet has failed.
@@ -122,6 +128,12 @@ impl Meeting {
             None => Self { young: Some(young), ..Self::default() },
             Some(sharing) => Self { young: Some(young.taken_over()), state: State::Shared(sharing), ..Self::default() },
         }
+    }
+
+    /// Tries others before a user from now on.
+    fn avoid(&mut self, user: u32) {
+        self.avoided.retain(|known| *known != user);
+        self.avoided.push(user);
     }
 
     /// Counts requests from the beginning.
@@ -221,35 +233,11 @@ impl Connection {
                 drop(meeting);
                 return self.check_bell(tcp);
             }
-            State::Alone if occasion == Occasion::Meet && self.may_begin_to_meet(tcp) => match self.begin(tcp) {
-                Ok(begun) => {
-                    meeting.state = begun;
-                    None
-                }
-                Err(reason) => self.fail(tcp, reason.into(), &mut meeting),
-            },
-            State::Announced(mut accepting) => match accepting.advance(tcp.borrow()) {
-                Step::Proposed => match agree(accepting) {
-                    Ok((met, memory)) => self.prove_or_use(met, memory, &mut meeting.state),
-                    Err(_) => None,
-                },
-                step @ (Step::Waiting | Step::Refused(_)) => {
-                    if let Step::Refused(reason) = step {
-                        self.note_failure(tcp, reason.into(), &mut meeting.failures);
-                    }
-                    meeting.state = State::Announced(accepting);
-                    None
-                }
-            },
-            State::Proposed(mut proposed) => match proposed.proposal.advance(tcp.borrow()) {
-                Answer::Met(met) => self.prove_or_use(met, proposed.memory, &mut meeting.state),
-                Answer::Waiting => {
-                    meeting.state = State::Proposed(proposed);
-                    None
-                }
-                Answer::Refused(reason) => self.fail(tcp, reason.into(), &mut meeting),
-                Answer::Declined(reason) => self.fail(tcp, Failure::reported(reason), &mut meeting),
-            },
+            State::Alone if occasion == Occasion::Meet && self.may_begin_to_meet(tcp) => {
+                self.try_to_begin(tcp, &mut meeting)
+            }
+            State::Announced(accepting) => self.advance_announced(tcp, accepting, &mut meeting),
+            State::Proposed(proposed) => self.advance_proposed(tcp, proposed, occasion, &mut meeting),
             State::Proving(proving) => self.advance_proof(tcp, proving, &mut meeting),
             unchanged => {
                 meeting.state = unchanged;
@@ -258,7 +246,7 @@ impl Connection {
         };
         self.is_proving.store(matches!(meeting.state, State::Proving(_)), Ordering::Relaxed);
         if let Some((met, memory)) = met {
-            let has_met = self.use_memory(tcp, met, memory, &mut meeting.bell);
+            let has_met = self.use_memory(tcp, met, memory, &mut meeting);
             meeting.state = if has_met { State::Met } else { State::Stays };
             drop(meeting);
             let descriptors = self.descriptors.lock().map(|descriptors| descriptors.clone()).unwrap_or_default();
@@ -267,10 +255,80 @@ impl Connection {
         }
     }
 
+    fn try_to_begin(&self, tcp: Tcp, meeting: &mut Meeting) -> Option<(Box<Met>, OwnMemory)> {
+        match self.begin(tcp, meeting, None) {
+            Ok(begun) => {
+                meeting.state = begun;
+                None
+            }
+            Err(reason) => self.fail(tcp, reason.into(), meeting),
+        }
+    }
+
+    /// Answers callers. Stays announced unless one was agreed with.
+    #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
+    fn advance_announced(
+        &self,
+        tcp: Tcp,
+        mut accepting: Box<Accepting>,
+        meeting: &mut Meeting,
+    ) -> Option<(Box<Met>, OwnMemory)> {
+        let failure = match accepting.advance(tcp.borrow()) {
+            Step::Proposed => match agree(&mut accepting) {
+                Ok((met, memory)) => return self.prove_or_use(met, memory, &mut meeting.state),
+                Err(reason) => Some(reason.into()),
+            },
+            Step::Refused(reason) => Some(reason.into()),
+            Step::Declined(reason) => Some(Failure::reported(reason)),
+            Step::Waiting => None,
+        };
+        if let Some(failure) = failure {
+            self.note_failure(tcp, failure, &mut meeting.failures);
+        }
+        meeting.state = State::Announced(accepting);
+        None
+    }
+
+    /// Looks for the answer to the proposal. Somebody who keeps silent must not keep the other end out.
+    #[inline(never)] // As above.
+    fn advance_proposed(
+        &self,
+        tcp: Tcp,
+        mut proposed: Box<Proposed>,
+        occasion: Occasion,
+        meeting: &mut Meeting,
+    ) -> Option<(Box<Met>, OwnMemory)> {
+        match proposed.proposal.advance(tcp.borrow()) {
+            Answer::Met(met) => self.prove_or_use(met, proposed.memory, &mut meeting.state),
+            Answer::Waiting => {
+                let is_silent = occasion == Occasion::Meet && proposed.checks_left == 0;
+                let silent = proposed.proposal.user().filter(|_| is_silent && meeting.has_choice);
+                let another = silent.and_then(|user| self.begin(tcp, meeting, Some(user)).ok());
+                match (another, silent) {
+                    (Some(another), Some(silent)) => {
+                        meeting.avoid(silent);
+                        meeting.state = another;
+                    }
+                    _ => {
+                        meeting.candidate = proposed.proposal.user();
+                        meeting.state = State::Proposed(proposed);
+                    }
+                }
+                None
+            }
+            Answer::Refused(reason) => self.fail(tcp, reason.into(), meeting),
+            Answer::Declined(reason) => self.fail(tcp, Failure::reported(reason), meeting),
+        }
+    }
+
     /// Notes that an attempt to meet has failed.
     fn fail(&self, tcp: Tcp, failure: Failure, meeting: &mut Meeting) -> Option<(Box<Met>, OwnMemory)> {
         self.note_failure(tcp, failure, &mut meeting.failures);
-        meeting.state = if is_final(failure.reason) { State::Stays } else { State::Alone };
+        if let Some(user) = meeting.candidate.take() {
+            meeting.avoid(user);
+        }
+        let is_final = is_final(failure.reason) && !meeting.has_choice;
+        meeting.state = if is_final { State::Stays } else { State::Alone };
         None
     }
 
@@ -314,7 +372,7 @@ impl Connection {
     fn check_bell(&'static self, tcp: Tcp) {
         let bell = self.bell();
         if bell >= 0 && blocking::poll_now(bell, libc::POLLIN) & libc::POLLHUP != 0 {
-            self.note_peer_left(self.current_use(tcp.0));
+            self.note_hung_up(self.current_use(tcp.0));
         }
     }
 
@@ -332,7 +390,7 @@ impl Connection {
         let Failure { reason, is_reported } = failure;
         let is_repeated = failures.last.replace(reason) == Some(reason);
         // The peer may announce itself a moment later.
-        if reason == Reason::Nobody && !is_repeated {
+        if reason == Reason::Nobody && !is_repeated && !is_reported {
             return;
         }
         statistics::count_failure(reason);
@@ -351,37 +409,48 @@ impl Connection {
         self.meeting.lock().and_then(|meeting| meeting.failures.last)
     }
 
+    /// Announces this end, or proposes to meet, except a user who has kept silent.
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
-    fn begin(&self, tcp: Tcp) -> Result<State, Reason> {
+    fn begin(&self, tcp: Tcp, meeting: &mut Meeting, silent: Option<u32>) -> Result<State, Reason> {
+        (meeting.candidate, meeting.has_choice) = (None, silent.is_some());
         // A program that has set itself such a limit is to have all of it.
         if limit::is_address_space_limited() {
             return Err(Reason::AddressSpace);
         }
         let endpoint = Endpoint::of(tcp.borrow(), self.role())?;
-        let (place, policy) = identity::meeting_place(&endpoint)?;
-        match self.role() {
-            Role::Accepted => Ok(State::Announced(announce(tcp, &place, &endpoint, &policy)?)),
-            Role::Connected => Ok(State::Proposed(propose(tcp, &place, &endpoint, &policy)?)),
+        let (mut place, policy) = identity::meeting_place(&endpoint, &meeting.avoided)?;
+        if self.role() == Role::Accepted {
+            // In a shared rack, another one than the peer may call first.
+            meeting.has_choice = matches!(place, Rendezvous::Directories(_));
+            return Ok(State::Announced(announce(tcp, &place, &endpoint, &policy)?));
         }
+        meeting.has_choice |= place.is_choice();
+        silent.into_iter().for_each(|user| place.leave_out(user));
+        let proposed = propose(tcp, &place, &endpoint, &policy, &mut meeting.candidate);
+        proposed.map(State::Proposed)
     }
 
     /// Begins to use the memory of both ends. Returns `false` if there are no resources for that, or the peer has ended
     /// its stream: nothing is gained then.
     #[inline(never)]
-    fn use_memory(&'static self, tcp: Tcp, met: Box<Met>, memory: OwnMemory, place: &mut Option<HiddenFd>) -> bool {
+    fn use_memory(&'static self, tcp: Tcp, met: Box<Met>, memory: OwnMemory, meeting: &mut Meeting) -> bool {
         if tcp.has_ended() {
             return false;
         }
         let is_peer_proxy = met.incoming.window.is_some() && remote::peer_address(tcp.0).is_some();
         let Ok(shared) = Shared::open(memory, &met, is_peer_proxy) else {
-            self.note_unusable(tcp, met);
+            self.note_unusable(tcp, met, &mut meeting.failures);
             return false;
         };
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = *met;
-        let Ok(bell) = hidden(bell) else { return false };
+        let Ok(bell) = hidden(bell) else {
+            counters.forget_bytes();
+            self.note_failure(tcp, Reason::NoDescriptors.into(), &mut meeting.failures);
+            return false;
+        };
         self.bell_slot.store(bell.slot().into(), Ordering::Release);
-        *place = Some(bell);
+        (meeting.bell, meeting.failures.shown) = (Some(bell), None);
         let (Some(mut sender), Some(mut receiver)) = (self.sender.lock(), self.receiver.lock()) else { return false };
         install_incoming(&mut receiver, &shared, incoming.secret, counters.clone());
         let outgoing_secret = incoming.window.map_or(outgoing.secret, |window| window.outgoing_secret);
@@ -396,10 +465,10 @@ impl Connection {
 
     /// Hangs up on a peer whose memory cannot be used.
     #[cold]
-    fn note_unusable(&self, tcp: Tcp, met: Box<Met>) {
+    fn note_unusable(&self, tcp: Tcp, met: Box<Met>, failures: &mut Failures) {
         let reason = if met.incoming.window.is_some() { Reason::Window } else { Reason::NoMemory };
-        meeting::bell::hang_up(met.bell);
-        self.note_failure(tcp, reason.into(), &mut Failures::default());
+        meeting::bell::refuse(met.bell, self.role(), reason);
+        self.note_failure(tcp, reason.into(), failures);
     }
 
     /// Prepares for a `shutdown`: see [`crate::lifecycle::before_shutdown`].
@@ -493,8 +562,8 @@ impl Connection {
         }
     }
 
-    /// Notes that no process holds the peer's bell any more.
-    pub(super) fn note_peer_left(&'static self, this: Use) {
+    /// Notes that no process holds the peer's bell any more, or that the peer cannot use what the two have agreed on.
+    pub(super) fn note_peer_left(&'static self, this: Use, refusal: Option<Reason>) {
         // The descriptor itself is kept until the end, by the meeting.
         if let Ok((mut sender, tcp)) = this.sender() {
             let has_drawn_reset = sender.finish_for_absent(tcp, self.role());
@@ -507,9 +576,13 @@ impl Connection {
             let _ = receiver.prepare(tcp);
         }
         self.bell_slot.store(-1, Ordering::Release);
-        // A child of the peer may go on with the connection.
-        if let Some(mut meeting) = self.meeting.lock() {
-            meeting.forget_peer(self.role());
+        let Some(mut meeting) = self.meeting.lock() else { return };
+        match (refusal, this.tcp()) {
+            (Some(reason), Ok(tcp)) if matches!(meeting.state, State::Met) => {
+                self.fail(tcp, Failure::reported(reason), &mut meeting);
+            }
+            // A child of the peer may go on with the connection.
+            _ => meeting.forget_peer(self.role()),
         }
     }
 }
@@ -540,20 +613,38 @@ fn announce(tcp: Tcp, place: &Rendezvous, endpoint: &Endpoint, policy: &Policy) 
     Accepting::announce(place, tcp.borrow(), endpoint, policy).map(Box::new)
 }
 
-/// Proposes to meet the accepting end.
+/// Proposes to meet the accepting end. Sets the candidate if the proposal was sent, or somebody has hung up before.
 #[inline(never)] // As `begin`.
-fn propose(tcp: Tcp, place: &Rendezvous, endpoint: &Endpoint, policy: &Policy) -> Result<Box<Proposed>, Reason> {
+fn propose(
+    tcp: Tcp,
+    place: &Rendezvous,
+    endpoint: &Endpoint,
+    policy: &Policy,
+    candidate: &mut Option<u32>,
+) -> Result<Box<Proposed>, Reason> {
     let mut proposal = Proposal::connect(place, endpoint, policy)?;
-    let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
-    memory.pass(|offer| proposal.send(tcp.borrow(), offer))?;
+    let Ok(mut memory) = OwnMemory::create() else {
+        proposal.refuse(Reason::NoMemory);
+        return Err(Reason::NoMemory);
+    };
+    let sent = memory.pass(|offer| proposal.send(tcp.borrow(), offer));
+    if matches!(sent, Ok(()) | Err(Reason::Gone)) {
+        *candidate = proposal.user();
+    }
+    if let Err(reason) = sent {
+        proposal.refuse(reason);
+        return Err(reason);
+    }
     Ok(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX }))
 }
 
 /// Accepts a proposal, with memory of this end.
 #[inline(never)]
-#[allow(clippy::boxed_local, reason = "it would be moved on the stack of the caller")]
-fn agree(accepting: Box<Accepting>) -> Result<(Box<Met>, OwnMemory), Reason> {
-    let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
+fn agree(accepting: &mut Accepting) -> Result<(Box<Met>, OwnMemory), Reason> {
+    let Ok(mut memory) = OwnMemory::create() else {
+        accepting.refuse(Reason::NoMemory);
+        return Err(Reason::NoMemory);
+    };
     let met = memory.pass(|offer| accepting.accept(offer))?;
     Ok((met, memory))
 }

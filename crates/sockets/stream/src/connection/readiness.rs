@@ -3,8 +3,9 @@
 use super::{Connection, Use};
 use crate::epoll::EpollSet;
 use crate::kernel::Tcp;
+use meeting::bell::{self, Drained};
 use path::{ReceiveBy, SendBy};
-use socket::process::{blocking, system, threads};
+use socket::process::{blocking, threads};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
@@ -191,11 +192,23 @@ impl Connection {
 
     /// As [`Connection::answer_ring`], in a call.
     pub(super) fn answer_ring_for(&'static self, this: Use) {
-        let bell = self.bell();
-        if bell >= 0 && system::drain(bell) != Ok(true) {
-            self.note_peer_left(this);
+        match self.drain_bell() {
+            Drained::Empty => {}
+            Drained::HungUp => self.note_peer_left(this, None),
+            Drained::Refused(reason) => self.note_peer_left(this, Some(reason)),
         }
         self.answer(this);
+    }
+
+    /// Notes that the peer has hung up.
+    pub(super) fn note_hung_up(&'static self, this: Use) {
+        let reason = if let Drained::Refused(reason) = self.drain_bell() { Some(reason) } else { None };
+        self.note_peer_left(this, reason);
+    }
+
+    fn drain_bell(&self) -> Drained {
+        let bell = self.bell();
+        if bell >= 0 { bell::drain(Tcp(bell).borrow()) } else { Drained::Empty }
     }
 
     /// Returns whether sends go by a lane, so that the kernel's room does not matter.
@@ -266,7 +279,7 @@ impl Connection {
         let bell = self.bell();
         let is_gone = bell >= 0 && blocking::poll_now(bell, libc::POLLIN) & libc::POLLHUP != 0;
         if is_gone {
-            self.note_peer_left(self.current_use(fd));
+            self.note_hung_up(self.current_use(fd));
         }
         is_gone
     }

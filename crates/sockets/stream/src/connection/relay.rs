@@ -190,7 +190,7 @@ impl Relay {
                 given.is_attached |= has_rung;
                 given.has_rung |= has_rung;
             }
-            if drained == Drained::HungUp {
+            if drained != Drained::Empty {
                 self.note_peer_left();
             }
         }

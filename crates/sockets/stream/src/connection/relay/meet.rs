@@ -146,7 +146,7 @@ impl Relay {
             State::Alone => self.begin(has_peer_sent),
             State::Announced(mut accepting) => match accepting.advance(self.socket.as_fd()) {
                 Step::Proposed => self.agree(*accepting),
-                Step::Waiting | Step::Refused(_) => State::Announced(accepting),
+                Step::Waiting | Step::Refused(_) | Step::Declined(_) => State::Announced(accepting),
             },
             State::Proposed(mut proposed) => match proposed.0.advance(self.socket.as_fd()) {
                 Answer::Waiting => State::Proposed(proposed),
@@ -182,17 +182,28 @@ impl Relay {
             proposal.send(socket, &window.offer())?;
             return Ok(State::Proposed(Box::new((proposal, None))));
         }
-        let mut memory = OwnMemory::create().map_err(|_| Reason::NoMemory)?;
-        memory.pass(|offer| proposal.send(socket, offer))?;
-        Ok(State::Proposed(Box::new((proposal, Some(memory)))))
+        let Ok(mut memory) = OwnMemory::create() else {
+            proposal.refuse(Reason::NoMemory);
+            return Err(Reason::NoMemory);
+        };
+        match memory.pass(|offer| proposal.send(socket, offer)) {
+            Ok(()) => Ok(State::Proposed(Box::new((proposal, Some(memory))))),
+            Err(reason) => {
+                proposal.refuse(reason);
+                Err(reason)
+            }
+        }
     }
 
-    fn agree(&mut self, accepting: Accepting) -> State {
+    fn agree(&mut self, mut accepting: Accepting) -> State {
         if let Windows::Offered(window) = &self.windows {
             let met = accepting.accept(&window.offer());
             return met.map_or_else(after, |met| self.use_memory(met, None));
         }
-        let Ok(mut memory) = OwnMemory::create() else { return State::Stays };
+        let Ok(mut memory) = OwnMemory::create() else {
+            accepting.refuse(Reason::NoMemory);
+            return State::Stays;
+        };
         match memory.pass(|offer| accepting.accept(offer)) {
             Ok(met) => self.use_memory(met, Some(memory)),
             Err(reason) => after(reason),
@@ -206,7 +217,10 @@ impl Relay {
             self.bell = Some(met.bell);
             return State::Met;
         };
-        let Ok(shared) = Shared::open(memory, &met, false) else { return State::Stays };
+        let Ok(shared) = Shared::open(memory, &met, false) else {
+            bell::refuse(met.bell, self.role, Reason::NoMemory);
+            return State::Stays;
+        };
         let (tcp, role) = (self.tcp(), self.role);
         let Met { bell, outgoing, incoming, .. } = *met;
         self.bell = Some(bell);
