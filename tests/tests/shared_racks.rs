@@ -1,7 +1,9 @@
 //! Programs of several users and network namespaces that share a rack directory.
 
 use std::fs;
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use system_tests::script::{COMMON, ECHO};
@@ -292,11 +294,65 @@ fn no_lane_goes_past_a_proxy() {
     }
 }
 
-/// The user of HAProxy, which is in no group of the rack's.
+/// The user of a proxy, which is in no group of the rack's.
 const PROXIES: u32 = 61_004;
 
 #[test]
 fn a_sidecar_has_lanes_on_both_of_its_sides() {
+    assert_sidecar_has_lanes(|rack, namespace, at, target| {
+        let (file, jail) = (rack.folder().join("haproxy.cfg"), rack.folder().join("jail"));
+        fs::create_dir(&jail).expect("a folder");
+        let text = format!(
+            "global\n chroot {}\n uid {PROXIES}\n gid {PROXIES}\n nbthread 2\n\
+             defaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n\
+             frontend in\n bind {at}\n default_backend out\nbackend out\n server s {target}\n",
+            jail.display()
+        );
+        fs::write(&file, text).expect("a file");
+        let mut haproxy = rack.run_as_root(Some(namespace), paths::tool("haproxy"));
+        Process::start(haproxy.arg("-db").arg("-f").arg(&file))
+    });
+}
+
+#[test]
+#[ignore = "needs Envoy, which ./x exam fetches"]
+fn a_sidecar_of_envoy_has_lanes_on_both_of_its_sides() {
+    assert_sidecar_has_lanes(|rack, namespace, at, target| {
+        let address = |of: SocketAddr| {
+            format!("address: {{socket_address: {{address: {}, port_value: {}}}}}", of.ip(), of.port())
+        };
+        let text = format!(
+            "static_resources:
+  listeners:
+  - {}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.tcp_proxy
+        typed_config:
+          '@type': type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: tcp
+          cluster: servers
+  clusters:
+  - name: servers
+    connect_timeout: 5s
+    load_assignment: {{cluster_name: servers, endpoints: [{{lb_endpoints: [{{endpoint: {{{}}}}}]}}]}}
+",
+            address(at),
+            address(target)
+        );
+        let file = rack.folder().join("envoy.yaml");
+        fs::write(&file, text).expect("a file");
+        let program = rack.folder().join("envoy");
+        paths::copy_program(&paths::tool("envoy"), &program);
+        let mut envoy = rack.run_as(PROXIES, Some(namespace), &[], program);
+        Process::start(envoy.args(["-c"]).arg(&file))
+    });
+}
+
+/// Checks that a client and a server of two users have lanes to the proxy between them, which `start` starts in a
+/// namespace, at an address and for the server's, and none past it.
+#[track_caller]
+fn assert_sidecar_has_lanes(start: impl FnOnce(&SharedRack, &str, SocketAddr, SocketAddr) -> Process) {
     let Some(mut rack) = SharedRack::new() else { return };
     rack.allow(CLIENTS, PROXIES);
     rack.allow(PROXIES, SERVERS);
@@ -304,18 +360,8 @@ fn a_sidecar_has_lanes_on_both_of_its_sides() {
     let server_ip = server_ip.parse().expect("an address");
     let (_server, target) = serve(rack.require_lane(SERVERS, Some(&of_servers), paths::python()), server_ip);
     let at = SocketAddr::new(proxy_ip.parse().expect("an address"), port::free_port());
-    let (file, jail) = (rack.folder().join("haproxy.cfg"), rack.folder().join("jail"));
-    fs::create_dir(&jail).expect("a folder");
-    let text = format!(
-        "global\n chroot {}\n uid {PROXIES}\n gid {PROXIES}\n nbthread 2\n\
-         defaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n\
-         frontend in\n bind {at}\n default_backend out\nbackend out\n server s {target}\n",
-        jail.display()
-    );
-    fs::write(&file, text).expect("a file");
-    let mut haproxy = rack.run_as_root(Some(&of_proxy), paths::tool("haproxy"));
-    let haproxy = Process::start(haproxy.arg("-db").arg("-f").arg(&file));
-    let client = talk_when_ready(&rack, &of_clients, at, &haproxy);
+    let proxy = start(&rack, &of_proxy, at, target);
+    let client = talk_when_ready(&rack, &of_clients, at, &proxy);
     // The client exchanges its bytes with the proxy, the proxy with both, the server with the proxy.
     for (uid, count) in [(CLIENTS, 1), (PROXIES, 2), (SERVERS, 1)] {
         let traffic = rack.traffic_of(uid);
@@ -325,7 +371,11 @@ fn a_sidecar_has_lanes_on_both_of_its_sides() {
     let mut explain = Command::new(rack.crosslane());
     let pid = rack.pid_of(PROXIES).to_string();
     let explained = Process::start(explain.args(["explain", "--json", "--pid", &pid])).wait(WAIT_MAX).must_succeed();
-    assert_eq!(explained.stdout.matches("\"lane\"").count(), 3, "a listener and two connections: {explained:?}");
+    let explained: serde_json::Value = serde_json::from_str(&explained.stdout).expect("JSON");
+    let sockets = explained["sockets"].as_array().expect("a list");
+    let paths: Vec<&serde_json::Value> =
+        sockets.iter().filter(|socket| socket["role"] != "listen").map(|socket| &socket["path"]).collect();
+    assert_eq!(paths, ["lane"; 2], "{explained}");
     drop(client);
 }
 
@@ -605,4 +655,56 @@ fn a_member_cannot_keep_another_user_out_that_a_rule_names() {
     rack.allow(CLIENTS, SERVERS);
     let (_server, address) = serve(rack.require_lane(SERVERS, None, paths::python()), LOCALHOST);
     drop(talk(rack.require_lane(CLIENTS, None, paths::python()), address));
+}
+
+/// A program of a member that takes the place of a server: it listens where the server does in another directory, and
+/// is silent, does not accept, or hangs up; or it leads to the server by a link.
+const IMPOSTOR: &str = "
+import os, socket, sys, time
+place, behaviour, true_place = sys.argv[1:]
+listener = socket.socket(socket.AF_UNIX)
+if behaviour == 'link':
+    os.symlink(true_place, place)
+else:
+    listener.bind(place)
+    os.chmod(place, 0o666)
+    listener.listen(0)
+print('listening', flush=True)
+callers = []
+while behaviour in ('silent', 'hangs-up'):
+    callers.append(listener.accept())
+    if behaviour == 'hangs-up':
+        callers.clear()
+time.sleep(600)
+";
+
+#[test]
+fn a_member_that_answers_first_does_not_keep_the_server_from_a_lane() {
+    let Some(mut rack) = SharedRack::new() else { return };
+    rack.allow(CLIENTS, STRANGER);
+    rack.allow(CLIENTS, SERVERS);
+    let [(of_clients, _), (of_servers, ip)] = rack.cable();
+    let python = rack.run_as(SERVERS, Some(&of_servers), &[], paths::python());
+    let (_server, address) = serve(python, ip.parse().expect("an address"));
+    for behaviour in ["silent", "stalled", "hangs-up", "link"] {
+        // The server announces itself after its third answer.
+        let begin = "for _ in range(3): server.sendall(b'x'); read(server, 1)\nsay('begun')\nsys.stdin.readline()";
+        let talk = TALK.replacen("def talk", &format!("{begin}\ndef talk"), 1);
+        let mut command = rack.run_as(CLIENTS, Some(&of_clients), &[], paths::python());
+        command.args(["-c", &format!("{COMMON}{talk}while True: talk()"), &ip, &address.port().to_string()]);
+        let (client, mut input) = Process::start_with_input(&mut command);
+        let name = || rack.sockets_of(SERVERS).pop().filter(|name| !name.ends_with(".new"));
+        wait_until("the announcement", || name().is_some());
+        let name = name().expect("a socket");
+        let [place, true_place] = [STRANGER, SERVERS].map(|uid| rack.path().join(uid.to_string()).join(&name));
+        let mut impostor = rack.bare_as(STRANGER, None, paths::python());
+        let impostor = Process::start(impostor.args(["-c", IMPOSTOR]).arg(&place).arg(behaviour).arg(&true_place));
+        impostor.wait_until("listening", WAIT_MAX, |impostor| impostor.stdout().contains("listening"));
+        let first = (behaviour == "stalled").then(|| UnixStream::connect(&place));
+        input.write_all(b"\n").expect("a client that reads");
+        wait_until(behaviour, || lane_bytes(&rack, CLIENTS) >= TALKED_BYTES_MIN);
+        drop((client, impostor, first));
+        fs::remove_file(&place).expect("the impostor's socket");
+        wait_until("the end", || rack.sockets_of(SERVERS).is_empty());
+    }
 }
