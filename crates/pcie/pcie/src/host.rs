@@ -240,6 +240,7 @@ impl System {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{CompletionSize, Mode, Model};
     use crate::test::{Cache, Iommu, Kind, Order};
 
     fn test(kind: Kind, size_bytes: u32, window_bytes: u64) -> Test {
@@ -545,6 +546,37 @@ mod tests {
             let headers = if system.link().generation.is_flit_mode() { 16.0 } else { 24.0 };
             let bound = raw * 4096.0 / (4096.0 + 9.0 * headers);
             assert!(found > share * bound && found < bound * 1.01, "{changes:?}: {found} of {bound}");
+        }
+    }
+
+    /// Whatever a file says: here that nothing but the link limits, and that link layer packets take nothing.
+    #[test]
+    fn no_system_carries_more_than_its_link_can() {
+        let ends =
+            ["device.tags=256", "device.read_interval_ns=0", "device.write_interval_ns=0", "wire.up_dllp_share=0"];
+        for generation in 1..=7 {
+            for (lanes, mps_bytes) in [(1, 128), (4, 256), (8, 512), (16, 512), (16, 256)] {
+                let link = [
+                    format!("link.generation={generation}"),
+                    format!("link.lanes={lanes}"),
+                    format!("link.mps_bytes={mps_bytes}"),
+                    "link.mrrs_bytes=512".to_owned(),
+                    "wire.down_dllp_share=0".to_owned(),
+                ];
+                let changes: Vec<&str> = link.iter().map(String::as_str).chain(ends).collect();
+                let system = with("sapphire-rapids", &changes);
+                let model = Model::new(Mode::Corrected, *system.link(), CompletionSize::Mps).unwrap();
+                for (bytes, offset) in [(64, 0), (4096, 0), (61, 3)] {
+                    let bound = model.bandwidth(bytes.into(), offset.into()).unwrap();
+                    let bounds = [bound.read_gbps, bound.write_gbps, bound.readwrite_gbps];
+                    for (kind, bound) in [Kind::BwRd, Kind::BwWr, Kind::BwRdwr].into_iter().zip(bounds) {
+                        let test = Test { host_offset_bytes: offset, samples: 2000, ..test(kind, bytes, 1 << 20) };
+                        let found = gbps(&system, &test);
+                        // The first and the last transfer are not whole.
+                        assert!(found <= bound * 1.001, "{changes:?}, {kind} of {bytes} bytes: {found} of {bound}");
+                    }
+                }
+            }
         }
     }
 

@@ -19,8 +19,8 @@ use std::ops::Add;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::link::{AddressWidth, FLIT_BYTES, FLIT_TLP_BYTES, Link};
-use crate::tlp::{DLLP_BYTES, DW_BYTES, ECRC_BYTES, FRAMING_BYTES};
+use crate::link::{AddressWidth, Link};
+use crate::tlp::{DW_BYTES, ECRC_BYTES, FRAMING_BYTES};
 use overhead::Limits;
 use split::Span;
 
@@ -139,18 +139,12 @@ impl Model {
 
     /// Returns the bandwidth left for transaction layer packets, in 10^9 bits per second.
     pub fn tlp_gbps(&self) -> f64 {
-        let raw_gbps = self.raw_gbps();
-        if self.is_flit_mode() {
-            return raw_gbps * (1.0 - overhead::skip_share()) * f64::from(FLIT_TLP_BYTES) / f64::from(FLIT_BYTES);
-        }
-        // The limits are symbol times of each lane; the published model takes them for bytes of the whole link.
-        let (limits, symbols_bytes) = match self.mode {
-            Mode::Published => (Limits::published(&self.link), 1.0),
-            Mode::Corrected => (Limits::of(&self.link), f64::from(self.link.lanes.count())),
-        };
-        let share = |symbols: u32| f64::from(DLLP_BYTES) / (f64::from(symbols) * symbols_bytes);
-        let shares = share(limits.ack_symbols) + share(limits.credit_symbols) + overhead::skip_share();
-        raw_gbps - raw_gbps * shares
+        self.raw_gbps()
+            * match self.mode {
+                // The published model takes symbol times of a lane for bytes of the whole link.
+                Mode::Published => 1.0 - overhead::link_layer_share(Limits::published(&self.link), 1.0),
+                Mode::Corrected => overhead::packets_share(&self.link),
+            }
     }
 
     /// Returns the bandwidth for transfers of `size_bytes` that start `offset_bytes` into a page.

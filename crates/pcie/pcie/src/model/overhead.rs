@@ -4,7 +4,8 @@
 //! updates). Both follow the formula given with the tables: `(MPS + 28) * factor / lanes + internal delay`, in symbol
 //! times.
 
-use crate::link::{Generation, Lanes, Link, TransferLimit};
+use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES, Generation, Lanes, Link, TransferLimit};
+use crate::tlp::DLLP_BYTES;
 
 /// Bytes of headers and framing that the specification adds to the payload in the formula of the limits.
 const TLP_OVERHEAD_BYTES: f64 = 28.0;
@@ -40,6 +41,24 @@ impl Limits {
         }
         limits
     }
+}
+
+/// Returns the share of a link's rate that transaction layer packets can have at most: by the specification's limits,
+/// link layer packets and clock compensation take the rest; in flit mode, the other bytes of flits and clock
+/// compensation.
+pub fn packets_share(link: &Link) -> f64 {
+    if link.generation.is_flit_mode() {
+        return (1.0 - skip_share()) * f64::from(FLIT_TLP_BYTES) / f64::from(FLIT_BYTES);
+    }
+    // The limits are symbol times of each lane.
+    1.0 - link_layer_share(Limits::of(link), f64::from(link.lanes.count()))
+}
+
+/// Returns the share of a link's rate that link layer packets and clock compensation take, if the former are sent at
+/// these limits, of which one is the time of `symbol_bytes` on the link.
+pub fn link_layer_share(limits: Limits, symbol_bytes: f64) -> f64 {
+    let share = |symbols: u32| f64::from(DLLP_BYTES) / (f64::from(symbols) * symbol_bytes);
+    share(limits.ack_symbols) + share(limits.credit_symbols) + skip_share()
 }
 
 /// Returns the share of a link's time that clock compensation takes.

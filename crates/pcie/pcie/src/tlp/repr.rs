@@ -265,6 +265,17 @@ impl Repr {
         FRAMING_BYTES + self.header_bytes() + self.payload_bytes() + ecrc_bytes
     }
 
+    /// Returns the size in flits, which have their own checksum and need no framing. Byte enables that are not all set,
+    /// and the two lowest bits of a completion's address that are not both 0, take a double word more.
+    pub fn flit_bytes(&self) -> u32 {
+        let is_ragged = match self {
+            Self::Memory(request) => !matches!((request.first_byte_enable, request.last_byte_enable), (0xF, 0 | 0xF)),
+            Self::Completion(completion) => !u32::from(completion.lower_address).is_multiple_of(DW_BYTES),
+            _ => false,
+        };
+        self.wire_bytes() - FRAMING_BYTES + if is_ragged { DW_BYTES } else { 0 }
+    }
+
     /// Returns the flow control credits that it consumes.
     pub fn credits(&self) -> Credits {
         Credits { header: 1, data: self.payload_bytes().div_ceil(DATA_CREDIT_BYTES) }
