@@ -32,8 +32,8 @@ const BUILT_IN: [(&str, &str); 12] = [
 
 /// Files that describe no system and only serve as a base.
 const PARTIAL: [&str; 2] = ["nfp-6000", "nic-gen4"];
-/// Largest error that a prediction may state; of a larger one, nothing is known.
-const ERROR_PERCENT_MAX: f64 = 1000.0;
+/// Largest error that a prediction may state: from 100% on, it states nothing.
+const ERROR_PERCENT_MAX: f64 = 99.0;
 /// Longest chain of bases.
 const BASES_MAX: usize = 8;
 /// Largest number of tags of a device: a tag has ten bits.
@@ -394,11 +394,12 @@ fn unknown(name: &str) -> ParameterError {
     ParameterError::Unknown { name: name.to_owned(), known: known.join(", ") }
 }
 
-/// Overlays `lower` with `upper` key by key, so that a file names only what differs from its base.
+/// Overlays `lower` with `upper` key by key, so that a file names only what differs from its base. What a prediction
+/// states is that of one file.
 fn overlay(lower: &mut Table, upper: Table) {
     for (key, value) in upper {
         match (lower.get_mut(&key), value) {
-            (Some(Value::Table(old)), Value::Table(new)) => overlay(old, new),
+            (Some(Value::Table(old)), Value::Table(new)) if key != "prediction" => overlay(old, new),
             (_, value) => {
                 lower.insert(key, value);
             }

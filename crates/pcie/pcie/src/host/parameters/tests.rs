@@ -33,7 +33,7 @@ fn an_error_names_file_line_key_and_remedy() {
         ("[tails]\nquantiles = [[0.5, 1.0]]", &["line 3", "tails.quantiles", "share 0 to share 1"]),
         ("[prediction]\nrests_on = \"\"", &["line 3", "prediction.rests_on", "one line"]),
         ("[prediction]\nrests_on = \"a\\nb\"", &["line 3", "prediction.rests_on", "one line"]),
-        ("[prediction]\nrests_on = \"a\"\nlatency_error_percent = nan", &["line 4", "NaN", "0 to 1000"]),
+        ("[prediction]\nrests_on = \"a\"\nlatency_error_percent = nan", &["line 4", "NaN", "0 to 99"]),
         ("[prediction]\nrests_on = \"a\"\niommu_error_percent = -5", &["line 4", "iommu_error_percent", "-5"]),
         ("[prediction]\nlatency_error_percent = 5", &["rests_on"]),
         ("[nonsense]", &["line 2", "nonsense", "iommu"]),
