@@ -282,7 +282,8 @@ impl<'a> Run<'a> {
             }
         }
         while self.step() {}
-        Ok(self.last_arrived.max(last_written).since(Time::ZERO))
+        // A written packet may still be on its way to the wire.
+        Ok(self.last_arrived.max(last_written).max(self.up.free_at()).since(Time::ZERO))
     }
 
     /// Reserves the engines for one transfer: that of its own direction, free from `own`, and the bus.

@@ -68,7 +68,7 @@ impl Wire {
     pub fn new(link: &Link, wire: &WireParameters, dllp_share: f64, random: Random) -> Self {
         let byte_ps = 8000.0 / packet_gbps(link, dllp_share);
         Self {
-            byte_ps_scaled: (byte_ps * f64::from(1_u32 << FRACTION_BITS)).round() as u64,
+            byte_ps_scaled: (byte_ps * f64::from(1_u32 << FRACTION_BITS)).ceil() as u64,
             is_flit_mode: link.generation.is_flit_mode(),
             latency: Span::from_ns(wire.latency_ns),
             acknowledge: Span::from_ns(wire.acknowledge_ns),
@@ -96,9 +96,9 @@ impl Wire {
         if self.is_flit_mode { packet.flit_bytes() } else { packet.wire_bytes() }
     }
 
-    /// Returns the transmission time of this many bytes.
+    /// Returns the transmission time of this many bytes, rounded up: no run is faster than the link.
     pub fn duration(&self, bytes: u32) -> Span {
-        Span::from_ps((u64::from(bytes) * self.byte_ps_scaled) >> FRACTION_BITS)
+        Span::from_ps((u64::from(bytes) * self.byte_ps_scaled).div_ceil(1 << FRACTION_BITS))
     }
 
     /// Sends a packet that is ready at `ready`, after all packets before it.
