@@ -345,7 +345,8 @@ fn a_sidecar_of_envoy_has_lanes_on_both_of_its_sides() {
         let program = rack.folder().join("envoy");
         paths::copy_program(&paths::tool("envoy"), &program);
         let mut envoy = rack.run_as(PROXIES, Some(namespace), &[], program);
-        Process::start(envoy.args(["-c"]).arg(&file))
+        // Otherwise it leaves memory in /dev/shm, which a second run shares.
+        Process::start(envoy.args(["--disable-hot-restart", "-c"]).arg(&file))
     });
 }
 
