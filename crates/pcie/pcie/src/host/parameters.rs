@@ -96,7 +96,8 @@ pub struct Parameters {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WireParameters {
-    /// Share of the bytes from the device that are link layer packets and skip symbols.
+    /// Share of the bytes from the device that are link layer packets and skip symbols, at least what the specification
+    /// makes them take. Without effect in flit mode, which has its own.
     pub up_dllp_share: f64,
     /// Share of the bytes from the host.
     pub down_dllp_share: f64,
