@@ -151,7 +151,7 @@ impl Accepting {
         passed: Passed,
     ) -> Step {
         if let Kind::No(reason) = message.kind {
-            // Nothing has shown who that is whose user the kernel does not tell.
+            // The reason of a caller whose user is not known is not shown.
             return if peer == PeerUser::Hidden { Step::Waiting } else { Step::Declined(reason) };
         }
         let checked = self.check(socket, (&caller, peer), &message, passed.look_up.as_ref().map(Descriptor::as_fd));

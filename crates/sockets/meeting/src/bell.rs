@@ -77,7 +77,7 @@ pub fn take_rings(bell: BorrowedFd<'_>) -> (Drained, bool) {
     (Drained::Empty, has_rung)
 }
 
-/// Tells a peer why this endpoint refuses. One that does not speak this language, or has gone, is told nothing.
+/// Tells a peer why this endpoint refuses. One that has sent a malformed message, or has gone, is told nothing.
 pub(crate) fn tell(bell: BorrowedFd<'_>, role: Role, reason: Reason) {
     if !matches!(reason, Reason::Malformed | Reason::Gone) {
         let _ = send(bell, &Message::no(role, reason), &[]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_seen_although_the_peer_has_hung_up_and_only_from_one_who_speaks_the_language() {
+    fn a_refusal_is_seen_although_the_peer_has_hung_up() {
         let _no_child = test_support::spawn::forbid();
         for reason in Reason::ALL {
             let (ours, theirs) = pair();

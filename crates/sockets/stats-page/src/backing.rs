@@ -24,8 +24,9 @@ const FIRST_SLOTS: usize = 16;
 const FIRST_SLOTS_UNGROWABLE: usize = 1024;
 /// Name of a mapping of a process whose page is not a file, so that others can tell why there is none.
 pub const UNPUBLISHED_NAME: &str = "crosslane-unpublished";
-/// Type of an overlay file system in `statfs` (`OVERLAYFS_SUPER_MAGIC`, `linux/magic.h`).
-const OVERLAY_MAGIC: rustix::fs::FsWord = 0x794c_7630;
+/// Type of an overlay file system in `statfs` (`OVERLAYFS_SUPER_MAGIC`, `linux/magic.h`), where no page can be a file:
+/// a mapping does not keep the file's lock.
+pub const OVERLAY_MAGIC: rustix::fs::FsWord = 0x794c_7630;
 /// One in this number of processes, by its pid, removes the pages of killed ones.
 const SWEEP_PIDS: u32 = 16;
 
@@ -62,7 +63,6 @@ fn map_file(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
         return Err(Errno::FBIG);
     }
     let folder = file::open_stat_folder(rack)?;
-    // A mapping does not keep the lock of such a file.
     if rustix::fs::fstatfs(&folder)?.f_type == OVERLAY_MAGIC {
         return Err(Errno::OPNOTSUPP);
     }

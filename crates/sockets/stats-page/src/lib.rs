@@ -24,7 +24,7 @@ mod terms;
 mod variables;
 mod writer;
 
-pub use backing::UNPUBLISHED_NAME;
+pub use backing::{OVERLAY_MAGIC, UNPUBLISHED_NAME};
 pub use file::set_directory_above;
 pub use layout::{SLOTS, VERSION};
 pub use rack::{KEEP_PAGES, OFF_FILE, STAT_FOLDER, rack_dir};

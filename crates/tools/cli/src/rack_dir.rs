@@ -129,8 +129,7 @@ pub fn is_full(rack: &Path) -> bool {
 
 /// Returns whether a directory is on an overlay file system, as a container's root is, which can keep no page.
 pub fn is_on_overlay(rack: &Path) -> bool {
-    const OVERLAY_MAGIC: rustix::fs::FsWord = 0x794c_7630;
-    rustix::fs::statfs(rack).is_ok_and(|found| found.f_type == OVERLAY_MAGIC)
+    rustix::fs::statfs(rack).is_ok_and(|found| found.f_type == stats_page::OVERLAY_MAGIC)
 }
 
 /// Creates the rack directory if it is missing, and checks that programs of the caller can meet in it. In a shared one,

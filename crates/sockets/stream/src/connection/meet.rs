@@ -20,7 +20,7 @@ use socket::descriptor::hidden::HiddenFd;
 use socket::process::blocking;
 use socket::process::clock::now_ns;
 use socket::process::limit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ pub(super) struct Meeting {
     /// Transfers by TCP of ends that have met.
     transfers: u32,
     failures: Failures,
-    /// Somebody else than who has failed may be the other end.
+    /// More than one program can claim to be the other end, so that a failure with one of them is not final.
     has_choice: bool,
     /// The user whose program this end has proposed to meet.
     candidate: Option<u32>,
@@ -409,7 +409,7 @@ impl Connection {
         self.meeting.lock().and_then(|meeting| meeting.failures.last)
     }
 
-    /// Announces this end, or proposes to meet, except a user who has kept silent.
+    /// Announces this end, or proposes to meet. A user who has kept `silent` is left out.
     #[inline(never)] // As the other steps: threads may have 16 KiB of stack.
     fn begin(&self, tcp: Tcp, meeting: &mut Meeting, silent: Option<u32>) -> Result<State, Reason> {
         (meeting.candidate, meeting.has_choice) = (None, silent.is_some());
@@ -622,25 +622,34 @@ fn propose(
     policy: &Policy,
     candidate: &mut Option<u32>,
 ) -> Result<Box<Proposed>, Reason> {
-    let mut proposal = Proposal::connect(place, endpoint, policy)?;
-    let Ok(mut memory) = OwnMemory::create() else {
-        proposal.refuse(Reason::NoMemory);
-        return Err(Reason::NoMemory);
-    };
-    let sent = memory.pass(|offer| proposal.send(tcp.borrow(), offer));
-    if matches!(sent, Ok(()) | Err(Reason::Gone)) {
-        *candidate = proposal.user();
+    let proposal = Proposal::connect(place, endpoint, policy)?;
+    let user = proposal.user();
+    let sent = send_proposal(proposal, tcp.borrow());
+    if matches!(sent, Ok(_) | Err(Reason::Gone)) {
+        *candidate = user;
     }
-    if let Err(reason) = sent {
-        proposal.refuse(reason);
-        return Err(reason);
-    }
-    Ok(Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX }))
+    sent.map(|(proposal, memory)| Box::new(Proposed { proposal, memory, checks_left: CHECKS_MAX }))
 }
 
-/// Accepts a proposal, with memory of this end.
+/// Sends a proposal with memory of this end. Tells the accepting end why not, if that fails.
 #[inline(never)]
-fn agree(accepting: &mut Accepting) -> Result<(Box<Met>, OwnMemory), Reason> {
+pub(super) fn send_proposal(mut proposal: Proposal, socket: BorrowedFd<'_>) -> Result<(Proposal, OwnMemory), Reason> {
+    let memory = OwnMemory::create().map_err(|_| Reason::NoMemory).and_then(|mut memory| {
+        memory.pass(|offer| proposal.send(socket, offer))?;
+        Ok(memory)
+    });
+    match memory {
+        Ok(memory) => Ok((proposal, memory)),
+        Err(reason) => {
+            proposal.refuse(reason);
+            Err(reason)
+        }
+    }
+}
+
+/// Accepts a proposal, with memory of this end. Tells the connecting end why not, if that fails.
+#[inline(never)]
+pub(super) fn agree(accepting: &mut Accepting) -> Result<(Box<Met>, OwnMemory), Reason> {
     let Ok(mut memory) = OwnMemory::create() else {
         accepting.refuse(Reason::NoMemory);
         return Err(Reason::NoMemory);

@@ -1,7 +1,7 @@
 //! How a relay meets its peer.
 
 use super::super::lanes::{OwnMemory, Shared};
-use super::super::meet::is_final;
+use super::super::meet::{agree, is_final, send_proposal};
 use super::{Broken, Relay};
 use crate::identity;
 use crate::statistics::Counters;
@@ -182,17 +182,8 @@ impl Relay {
             proposal.send(socket, &window.offer())?;
             return Ok(State::Proposed(Box::new((proposal, None))));
         }
-        let Ok(mut memory) = OwnMemory::create() else {
-            proposal.refuse(Reason::NoMemory);
-            return Err(Reason::NoMemory);
-        };
-        match memory.pass(|offer| proposal.send(socket, offer)) {
-            Ok(()) => Ok(State::Proposed(Box::new((proposal, Some(memory))))),
-            Err(reason) => {
-                proposal.refuse(reason);
-                Err(reason)
-            }
-        }
+        let (proposal, memory) = send_proposal(proposal, socket)?;
+        Ok(State::Proposed(Box::new((proposal, Some(memory)))))
     }
 
     fn agree(&mut self, mut accepting: Accepting) -> State {
@@ -200,12 +191,8 @@ impl Relay {
             let met = accepting.accept(&window.offer());
             return met.map_or_else(after, |met| self.use_memory(met, None));
         }
-        let Ok(mut memory) = OwnMemory::create() else {
-            accepting.refuse(Reason::NoMemory);
-            return State::Stays;
-        };
-        match memory.pass(|offer| accepting.accept(offer)) {
-            Ok(met) => self.use_memory(met, Some(memory)),
+        match agree(&mut accepting) {
+            Ok((met, memory)) => self.use_memory(met, Some(memory)),
             Err(reason) => after(reason),
         }
     }
