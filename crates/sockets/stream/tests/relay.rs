@@ -6,9 +6,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use meeting::{Answer, Endpoint, Evidence, Key, Memory, Offer, PeerUser, Policy, Proposal, Role};
+use meeting::bell::{self, Drained};
+use meeting::{
+    Accepting, Answer, Endpoint, Evidence, Key, Memory, Met, Offer, PeerUser, Policy, Proposal, Rendezvous, Role, Step,
+};
 use segment::ends::{self, EndMemory, PeerMemory};
-use stream::connection::{Broken, Relay, RelayInput};
+use stream::connection::{Broken, Relay, RelayInput, WindowOffer};
 use volmem::sync::Ordering;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -182,6 +185,53 @@ fn a_peer_that_goes_with_bytes_of_its_lane_unread_resets() {
     assert_eq!(end_of(&mut b), RelayInput::Broken);
 }
 
+/// Returns a policy for peers of this user.
+fn policy() -> Policy {
+    Policy { admits: |uid, _| Ok(PeerUser::Known(uid)), evidence: Evidence::Counts, keys: None }
+}
+
+/// Returns a relay that has proposed windows to its peer, and the peer, which has agreed. The relay has not read the
+/// answer.
+fn proposing_windows() -> (Relay, Box<Met>, TcpStream) {
+    let (connected, accepted) = pair();
+    let endpoint = Endpoint::of(accepted.as_fd(), Role::Accepted).expect("a connection");
+    let place = Rendezvous::Names(Key::from([7; 16]));
+    let mut accepting = Accepting::announce(&place, accepted.as_fd(), &endpoint, &policy()).expect("a name");
+    let mut relay = relay(connected, Role::Connected);
+    let (end, descriptor) = EndMemory::create(3 << 20).expect("memory");
+    let memory = Memory::own(end.region().len_bytes() as u64, 5);
+    relay.offer_window(Some(WindowOffer { descriptor: descriptor.try_clone().expect("a descriptor"), memory }));
+    let began = Instant::now();
+    while !matches!(accepting.advance(accepted.as_fd()), Step::Proposed) {
+        assert!(began.elapsed() < LIMIT, "no proposal");
+    }
+    let met = accepting.accept(&Offer { descriptor: descriptor.as_fd(), memory }).expect("a proposal");
+    assert!(!relay.has_met());
+    (relay, met, accepted)
+}
+
+#[test]
+fn a_peer_that_is_to_be_woken_before_its_answer_was_read_is_woken_then() {
+    let (mut relay, met, _peer) = proposing_windows();
+    relay.wake();
+    relay.note_events();
+    assert!(relay.has_met());
+    assert_eq!(bell::take_rings(met.bell.as_fd()), (Drained::Empty, true));
+    // Once.
+    relay.note_events();
+    assert_eq!(bell::take_rings(met.bell.as_fd()), (Drained::Empty, false));
+    relay.reset();
+}
+
+#[test]
+fn a_peer_whose_answer_was_not_read_learns_that_the_other_program_has_left() {
+    let (mut relay, met, _peer) = proposing_windows();
+    relay.hang_up();
+    relay.note_events();
+    assert!(!relay.has_met());
+    assert_eq!(bell::drain(met.bell.as_fd()), Drained::HungUp);
+}
+
 /// A peer that has met a relay, and then writes what no correct one does.
 struct Hostile {
     _socket: TcpStream,
@@ -192,9 +242,9 @@ struct Hostile {
 impl Hostile {
     /// Meets a relay, and begins to send by a lane.
     fn beginning(relay: &mut Relay, socket: TcpStream) -> Self {
-        let policy = Policy { admits: |uid, _| Ok(PeerUser::Known(uid)), evidence: Evidence::Counts, keys: None };
         let endpoint = Endpoint::of(socket.as_fd(), Role::Connected).expect("a connection");
-        let mut proposal = Proposal::connect(&Key::from([7; 16]).into(), &endpoint, &policy).expect("an announcement");
+        let mut proposal =
+            Proposal::connect(&Key::from([7; 16]).into(), &endpoint, &policy()).expect("an announcement");
         let (mine, descriptor) = EndMemory::create(3 << 20).expect("memory");
         let memory = Memory::own(mine.region().len_bytes() as u64, 5);
         proposal.send(socket.as_fd(), &Offer { descriptor: descriptor.as_fd(), memory }).expect("a peer");

@@ -387,7 +387,7 @@ impl LocalEndpoint for TcpEndpoint {
     }
 
     fn wake(&mut self) {
-        if let Some(relay) = &self.relay {
+        if let Some(relay) = &mut self.relay {
             relay.wake();
         }
     }

@@ -59,6 +59,8 @@ pub struct Relay {
     occasions: u32,
     bell: Option<Descriptor>,
     windows: Windows,
+    /// The peer was to be woken before the ends had met.
+    is_ring_due: bool,
     sender: Sender,
     receiver: Receiver,
     /// The kernel may have bytes.
@@ -116,6 +118,7 @@ impl Relay {
             occasions: 0,
             bell: None,
             windows: Windows::Unused,
+            is_ring_due: false,
             sender: Sender::default(),
             receiver: Receiver::default(),
             is_readable: true,

@@ -103,19 +103,24 @@ impl Relay {
         self.windows.given().is_some_and(|given| std::mem::take(&mut given.has_left))
     }
 
-    /// Wakes the peer for the program of the other node.
-    pub fn wake(&self) {
+    /// Wakes the peer for the program of the other node. A peer that has answered a proposal may use its windows, and
+    /// sleep, before this end has read the answer: it is woken once the ends have met.
+    pub fn wake(&mut self) {
         self.ring();
+        self.is_ring_due = self.bell.is_none();
     }
 
-    /// Tells the peer that the program of the other node does not use the windows any more.
+    /// Tells the peer that the program of the other node does not use the windows any more, also a peer whose answer to
+    /// a proposal was not read. Has no effect on lanes to this process.
     pub fn hang_up(&mut self) {
+        if matches!(self.windows, Windows::Unused) {
+            return;
+        }
         if let Some(bell) = self.bell.take() {
             bell::hang_up(bell);
         }
-        if matches!(self.state, State::Met) {
-            self.state = State::Stays;
-        }
+        // What has not ended in a bell hangs up when it is dropped.
+        self.state = State::Stays;
     }
 
     /// Returns the descriptor to be watched for input besides the socket. It changes as the ends meet.
@@ -202,6 +207,9 @@ impl Relay {
             // The peer's own memory is not used, and this process keeps no access to the spans.
             self.windows = Windows::Given(Given::default());
             self.bell = Some(met.bell);
+            if self.is_ring_due {
+                self.wake();
+            }
             return State::Met;
         };
         let Ok(shared) = Shared::open(memory, &met, false) else {
