@@ -170,16 +170,44 @@ fn many_connections_at_once_get_their_own_bytes() {
 
 #[test]
 fn connections_without_a_free_span_use_the_proxies() {
-    let nodes = Nodes::start_as(Settings { spans: 3, ..DIRECT });
-    many_connections(&nodes);
+    const SPANS: u64 = 3;
+    const OTHERS: u64 = 47;
+    let nodes = Nodes::start_as(Settings { spans: SPANS, ..DIRECT });
+    let (_server, port) = nodes.serve(ECHO);
+    let script = format!(
+        r#"
+def exchange(server, data):
+    server.sendall(data)
+    assert read(server, len(data)) == data
+holders = [socket.create_connection(address, timeout=20) for _ in range({SPANS})]
+is_held = True
+def hold(server):
+    while is_held:
+        exchange(server, b"held")
+threads = [threading.Thread(target=hold, args=(server,)) for server in holders]
+[thread.start() for thread in threads]
+sys.stdin.readline()
+for number in range({OTHERS}):
+    with socket.create_connection(address, timeout=20) as server:
+        for turn in range(20):
+            exchange(server, struct.pack("!II", number, turn) * (1 + number * turn))
+is_held = False
+[thread.join() for thread in threads]
+say("done")
+"#
+    );
+    let (client, mut input) = Process::start_with_input(&mut nodes.python(0, &script, port));
     for own in 0..2 {
-        let report = nodes.report(own);
-        assert!(report.direct_total >= 3 && report.direct_total < 50, "{report:?}");
-        assert!(report.bytes_sent > 0, "{report:?}");
-        nodes.wait_for_free_spans(own, report.direct_total);
+        nodes.wait_for_report(own, "use of all spans", |report| report.direct_open == SPANS);
     }
-    let report = nodes.report(0);
-    assert_eq!(report.direct_missed, 50 - report.direct_total);
+    writeln!(input, "go on").expect("a client");
+    assert_eq!(client.wait(WAIT_MAX).must_succeed().stdout, "done\n");
+    for own in 0..2 {
+        let report = nodes.wait_for_free_spans(own, SPANS);
+        assert_eq!(report.connections_total, SPANS + OTHERS);
+        assert!(report.bytes_sent > 1_000_000, "{report:?}");
+    }
+    assert_eq!(nodes.report(0).direct_missed, OTHERS);
 }
 
 fn many_connections(nodes: &Nodes) {
