@@ -6,6 +6,7 @@
 
 pub mod ethernet;
 mod filters;
+pub mod free_memory;
 mod interface;
 mod mapping;
 mod namespace;

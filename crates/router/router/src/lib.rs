@@ -11,6 +11,7 @@ mod config;
 mod counters;
 mod forwarder;
 mod hop;
+pub mod interner;
 mod local_addresses;
 mod neighbour;
 mod output;

@@ -8,12 +8,14 @@ mod tests;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fib::{GROUPS_MAX, GroupId, HOPS_MAX};
 use ipnet::IpNet;
 
 use apportion::apportion;
 
+use crate::interner::{InternedId, Interner, shrink_if_sparse};
 use crate::{Hop, NODES_MAX, NodeId, PortId};
 
 pub use error::RouteError;
@@ -46,58 +48,7 @@ impl Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announcement {
     metric: u32,
-    hop_set: HopSetId,
-}
-
-/// Identifies a set of hops in [`HopSets`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct HopSetId(u32);
-
-/// Interned sets of hops, with reference counts.
-#[derive(Default)]
-struct HopSets {
-    sets: Vec<Box<[Hop]>>,
-    users: Vec<u32>,
-    free: Vec<u32>,
-    ids: HashMap<Box<[Hop]>, HopSetId>,
-}
-
-impl HopSets {
-    fn add(&mut self, hops: &[Hop]) -> HopSetId {
-        if let Some(id) = self.ids.get(hops) {
-            self.users[id.0 as usize] += 1;
-            return *id;
-        }
-        let set: Box<[Hop]> = hops.into();
-        let id = match self.free.pop() {
-            Some(id) => {
-                self.sets[id as usize] = set.clone();
-                self.users[id as usize] = 1;
-                HopSetId(id)
-            }
-            None => {
-                self.sets.push(set.clone());
-                self.users.push(1);
-                HopSetId(self.sets.len() as u32 - 1)
-            }
-        };
-        self.ids.insert(set, id);
-        id
-    }
-
-    fn release(&mut self, id: HopSetId) {
-        let users = &mut self.users[id.0 as usize];
-        *users -= 1;
-        if *users == 0 {
-            let set = std::mem::take(&mut self.sets[id.0 as usize]);
-            self.ids.remove(&set);
-            self.free.push(id.0);
-        }
-    }
-
-    fn get(&self, id: HopSetId) -> &[Hop] {
-        &self.sets[id.0 as usize]
-    }
+    hop_set: InternedId,
 }
 
 /// An announcement of a prefix, as displayed.
@@ -127,12 +78,13 @@ pub struct Rib {
     writer: fib::Writer<Hop>,
     /// Announcements by node.
     announced: Vec<HashMap<IpNet, Announcement>>,
-    /// Announcements of failed nodes that are still in the FIB.
-    pending_withdrawals: Vec<(IpNet, Announcement)>,
-    hop_sets: HopSets,
+    /// Prefixes whose routes are to be merged again, because a node has failed or returned.
+    pending: Vec<IpNet>,
+    hop_sets: Interner<[Hop]>,
     groups: HashMap<Box<[Hop]>, GroupId>,
     /// The intended hops of each group, by number; groups in the FIB lack the hops of failed nodes.
     hops: Vec<Box<[Hop]>>,
+    /// Failed nodes, whose announcements are kept but not used.
     is_gone: [bool; NODES_MAX as usize],
     /// Announced prefixes for which the FIB had no room.
     not_installed: BTreeSet<IpNet>,
@@ -149,8 +101,8 @@ impl Rib {
         let rib = Rib {
             writer,
             announced: (0..NODES_MAX).map(|_| HashMap::new()).collect(),
-            pending_withdrawals: Vec::new(),
-            hop_sets: HopSets::default(),
+            pending: Vec::new(),
+            hop_sets: Interner::default(),
             groups: HashMap::new(),
             hops: vec![Box::default(); usize::from(GROUPS_MAX) + 1],
             is_gone: [false; NODES_MAX as usize],
@@ -171,10 +123,11 @@ impl Rib {
         check(node, prefix, hops)?;
         if self.is_gone[usize::from(node.0)] {
             // Announcements from before the failure must not be merged with new ones.
-            while self.process_withdrawals(usize::MAX)? {}
+            self.forget_node(node);
+            while self.process_pending(usize::MAX, |_| {})? {}
             self.is_gone[usize::from(node.0)] = false;
         }
-        let hop_set = self.hop_sets.add(hops);
+        let (hop_set, _) = self.hop_sets.add(hops, |hops| Arc::from(hops));
         let former = self.announced[usize::from(node.0)].insert(prefix, Announcement { metric, hop_set });
         if let Some(former) = former {
             self.hop_sets.release(former.hop_set);
@@ -188,32 +141,61 @@ impl Rib {
     /// The FIB has no room for the announcements of other nodes: then it has no route to the prefix.
     pub fn withdraw(&mut self, node: NodeId, prefix: IpNet) -> Result<bool, RouteError> {
         let prefix = prefix.trunc();
-        let announced = self.announced.get_mut(usize::from(node.0)).and_then(|announced| announced.remove(&prefix));
-        let Some(former) = announced else { return Ok(false) };
+        let Some(announced) = self.announced.get_mut(usize::from(node.0)) else { return Ok(false) };
+        let Some(former) = announced.remove(&prefix) else { return Ok(false) };
+        shrink_if_sparse(announced);
         self.hop_sets.release(former.hop_set);
         self.update_fib(prefix)?;
         self.retry_install(1);
         Ok(true)
     }
 
-    /// Withdraws all routes of a failed node. No packet is sent to it from now on; [`Rib::process_withdrawals`] removes
-    /// its announcements, after which routes with higher metrics are used.
+    /// Notes that a node has failed. No packet is sent to it from now on. Its announcements are kept for
+    /// [`Rib::resume_node`]; once [`Rib::process_pending`] is done, routes with higher metrics are used instead.
     ///
     /// # Errors
     /// The FIB has no room for the change.
-    pub fn withdraw_node(&mut self, node: NodeId) -> Result<(), RouteError> {
-        let Some(announced) = self.announced.get_mut(usize::from(node.0)) else { return Ok(()) };
-        self.pending_withdrawals.extend(announced.drain());
-        if self.pending_withdrawals.is_empty() {
+    pub fn suspend_node(&mut self, node: NodeId) -> Result<(), RouteError> {
+        let is_new = self.announced.get(usize::from(node.0)).is_some_and(|announced| !announced.is_empty());
+        if !is_new || std::mem::replace(&mut self.is_gone[usize::from(node.0)], true) {
             return Ok(());
         }
-        self.is_gone[usize::from(node.0)] = true;
+        self.pending.extend(self.announced[usize::from(node.0)].keys());
+        self.set_groups(node)
+    }
+
+    /// Uses the announcements of a failed node again. Returns whether there were any.
+    ///
+    /// # Errors
+    /// As [`Rib::suspend_node`].
+    pub fn resume_node(&mut self, node: NodeId) -> Result<bool, RouteError> {
+        let is_gone = self.is_gone.get_mut(usize::from(node.0)).is_some_and(std::mem::take);
+        if is_gone {
+            self.pending.extend(self.announced[usize::from(node.0)].keys());
+            self.set_groups(node)?;
+        }
+        Ok(is_gone)
+    }
+
+    /// Forgets the announcements of a failed node.
+    pub fn forget_node(&mut self, node: NodeId) {
+        if !self.is_gone.get(usize::from(node.0)).is_some_and(|is_gone| *is_gone) {
+            return;
+        }
+        // Their prefixes are pending, or were merged without them.
+        for announcement in std::mem::take(&mut self.announced[usize::from(node.0)]).into_values() {
+            self.hop_sets.release(announcement.hop_set);
+        }
+    }
+
+    /// Sets the groups with hops at a node, which lack those of failed nodes.
+    fn set_groups(&mut self, node: NodeId) -> Result<(), RouteError> {
         for group in self.groups.values() {
             let hops = &self.hops[usize::from(group.get())];
             if hops.iter().any(|hop| is_via(hop, node)) {
                 let left: Vec<Hop> = hops.iter().filter(|hop| !is_lost(hop, &self.is_gone)).copied().collect();
                 if self.writer.set_group(*group, &left).is_err() {
-                    // A single hop needs no room. `process_withdrawals` installs the remaining hops later.
+                    // A single hop needs no room. `process_pending` installs the remaining hops later.
                     self.writer.set_group(*group, &left[..left.len().min(1)])?;
                 }
             }
@@ -221,18 +203,22 @@ impl Rib {
         Ok(())
     }
 
-    /// Removes at most `routes_max` routes of failed nodes from the FIB, and returns whether there are more.
+    /// Merges at most `routes_max` routes that a failed node had, or a returned one has, and passes their prefixes to
+    /// `done`. Returns whether there are more.
     ///
     /// # Errors
     /// The FIB has no room for a change; that route is not installed.
-    pub fn process_withdrawals(&mut self, routes_max: usize) -> Result<bool, RouteError> {
-        for _ in 0..routes_max.min(self.pending_withdrawals.len()) {
-            let Some((prefix, former)) = self.pending_withdrawals.pop() else { break };
-            self.hop_sets.release(former.hop_set);
+    pub fn process_pending(&mut self, routes_max: usize, mut done: impl FnMut(IpNet)) -> Result<bool, RouteError> {
+        for _ in 0..routes_max.min(self.pending.len()) {
+            let Some(prefix) = self.pending.pop() else { break };
+            done(prefix);
             self.update_fib(prefix)?;
         }
         self.retry_install(routes_max);
-        Ok(!self.pending_withdrawals.is_empty())
+        if self.pending.is_empty() {
+            self.pending = Vec::new();
+        }
+        Ok(!self.pending.is_empty())
     }
 
     /// Tries again to install up to `routes_max` routes for which the FIB had no room.
@@ -255,9 +241,15 @@ impl Rib {
         self.not_installed.iter().copied()
     }
 
-    /// Returns the number of routes of a node.
+    /// Returns the number of routes of a node; 0 for a failed one.
     pub fn routes_of(&self, node: NodeId) -> usize {
-        self.announced.get(usize::from(node.0)).map_or(0, HashMap::len)
+        self.used().find(|(of, _)| *of == node).map_or(0, |(_, announced)| announced.len())
+    }
+
+    /// Returns the announcements of all nodes that have not failed.
+    fn used(&self) -> impl Iterator<Item = (NodeId, &HashMap<IpNet, Announcement>)> + Clone {
+        let all = (0..).map(NodeId).zip(&self.announced);
+        all.filter(|(node, _)| !self.is_gone[usize::from(node.0)])
     }
 
     /// Returns the number of IPv4 prefixes and of IPv6 prefixes.
@@ -274,7 +266,7 @@ impl Rib {
     /// Returns the FIB entry of a prefix: what is installed, not what its announcements call for.
     pub fn fib_entry(&self, prefix: IpNet) -> Option<FibEntry> {
         let prefix = prefix.trunc();
-        let metrics = self.announced.iter().filter_map(|announced| announced.get(&prefix));
+        let metrics = self.used().filter_map(|(_, announced)| announced.get(&prefix));
         let metric = metrics.map(|announcement| announcement.metric).min()?;
         if self.not_installed.contains(&prefix) {
             return Some(FibEntry { metric, hops: None });
@@ -292,12 +284,20 @@ impl Rib {
 
     /// Returns all announcements of a prefix.
     pub fn sources(&self, prefix: IpNet) -> Vec<RouteSource> {
-        let of = |(node, announced): (usize, &HashMap<IpNet, Announcement>)| {
+        let of = |(node, announced): (NodeId, &HashMap<IpNet, Announcement>)| {
             let announcement = announced.get(&prefix.trunc())?;
             let hops = self.hop_sets.get(announcement.hop_set).to_vec();
-            Some(RouteSource { node: NodeId(node as u8), metric: announcement.metric, hops })
+            Some(RouteSource { node, metric: announcement.metric, hops })
         };
-        self.announced.iter().enumerate().filter_map(of).collect()
+        self.used().filter_map(of).collect()
+    }
+
+    /// Returns the nodes that announce a prefix with the lowest metric.
+    pub fn winners(&self, prefix: IpNet) -> impl Iterator<Item = NodeId> {
+        let prefix = prefix.trunc();
+        let metrics = self.used().filter_map(move |(node, announced)| Some((node, announced.get(&prefix)?.metric)));
+        let best = metrics.clone().map(|(_, metric)| metric).min();
+        metrics.filter(move |(_, metric)| Some(*metric) == best).map(|(node, _)| node)
     }
 
     /// Installs the merged announcements of a prefix. If there is no room, the former route is removed as well, because
@@ -344,7 +344,9 @@ impl Rib {
     fn merge(&mut self, prefix: &IpNet) {
         self.merged.clear();
         let mut best = u32::MAX;
-        for announced in self.announced.iter().filter(|announced| !announced.is_empty()) {
+        let used =
+            self.announced.iter().zip(&self.is_gone).filter(|(announced, is_gone)| !*is_gone && !announced.is_empty());
+        for (announced, _) in used {
             let Some(announcement) = announced.get(prefix) else { continue };
             if announcement.metric < best {
                 best = announcement.metric;

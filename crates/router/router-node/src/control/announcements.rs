@@ -4,10 +4,12 @@
 //! changes up to some number is sent the later ones at its own pace, and never an intermediate state. So no queue grows
 //! for a peer that does not read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use ipnet::IpNet;
+use router::interner::{InternedId, Interner};
 
 use super::message::{AnnouncedRoute, RouteChange};
 
@@ -19,10 +21,16 @@ pub struct Announcements {
     /// Number of changes of the MTUs.
     mtus_change: u64,
     table: BTreeMap<IpNet, Entry>,
+    /// What is announced: many destinations have the same metric and next hops.
+    routes: Interner<AnnouncedRoute>,
     /// The destination of each change; only the latest change of each destination.
     log: BTreeMap<u64, IpNet>,
+    /// The withdrawals in the order of their changes, with some that were announced again since.
+    withdrawn: VecDeque<(u64, IpNet)>,
     /// Number of the latest change.
     latest: u64,
+    /// Number of the latest withdrawal that was pruned.
+    pruned: u64,
     /// Number of destinations that are announced and not withdrawn.
     announced: usize,
 }
@@ -31,7 +39,7 @@ pub struct Announcements {
 struct Entry {
     change_number: u64,
     /// `None` is a withdrawal that some peer may not have received.
-    announced: Option<AnnouncedRoute>,
+    announced: Option<InternedId>,
 }
 
 impl Announcements {
@@ -49,8 +57,9 @@ impl Announcements {
     }
 
     /// Announces a route to a destination. Returns whether that is a change.
-    pub fn announce(&mut self, prefix: IpNet, announced: AnnouncedRoute) -> bool {
-        self.set(prefix, Some(announced))
+    pub fn announce(&mut self, prefix: IpNet, announced: &AnnouncedRoute) -> bool {
+        let (id, _) = self.routes.add(announced, |announced| Arc::new(announced.clone()));
+        self.set(prefix, Some(id))
     }
 
     /// Withdraws a destination. Returns whether it was announced.
@@ -59,19 +68,23 @@ impl Announcements {
         is_announced && self.set(*prefix, None)
     }
 
-    fn set(&mut self, prefix: IpNet, announced: Option<AnnouncedRoute>) -> bool {
-        let former = self.table.get(&prefix);
-        if former.is_some_and(|entry| entry.announced == announced) {
-            return false;
-        }
-        if let Some(entry) = former {
-            self.announced -= usize::from(entry.announced.is_some());
-            self.log.remove(&entry.change_number);
+    fn set(&mut self, prefix: IpNet, announced: Option<InternedId>) -> bool {
+        if let Some(former) = self.table.get(&prefix) {
+            let (number, was_announced) = (former.change_number, former.announced);
+            was_announced.into_iter().for_each(|id| _ = self.routes.release(id));
+            if was_announced == announced {
+                return false;
+            }
+            self.announced -= usize::from(was_announced.is_some());
+            self.log.remove(&number);
         }
         self.announced += usize::from(announced.is_some());
         self.latest += 1;
         self.log.insert(self.latest, prefix);
         self.table.insert(prefix, Entry { change_number: self.latest, announced });
+        if announced.is_none() {
+            self.withdrawn.push_back((self.latest, prefix));
+        }
         true
     }
 
@@ -90,25 +103,39 @@ impl Announcements {
         self.announced == 0
     }
 
-    /// Returns at most `routes_max` changes after number `change`, oldest first, and the number of the last of them.
+    /// Returns at most `routes_max` changes after number `change`, oldest first, and the number up to which there are
+    /// no others.
     pub fn changes_after(&self, change: u64, routes_max: usize) -> (Vec<RouteChange>, u64) {
-        let newer = self.log.range((Bound::Excluded(change), Bound::Unbounded)).take(routes_max);
+        let mut newer = self.log.range((Bound::Excluded(change), Bound::Unbounded));
         let mut last = change;
-        let changes = newer.map(|(number, prefix)| {
+        let changes = newer.by_ref().take(routes_max).map(|(number, prefix)| {
             last = *number;
-            RouteChange { prefix: *prefix, announced: self.table[prefix].announced.clone() }
+            let announced = self.table[prefix].announced.map(|id| self.routes.get(id).clone());
+            RouteChange { prefix: *prefix, announced }
         });
-        (changes.collect(), last)
+        let changes = changes.collect();
+        // The latest changes may be withdrawals that were pruned.
+        (changes, if newer.next().is_none() { self.latest } else { last })
     }
 
-    /// Removes withdrawals up to number `received`, which all peers have received.
-    pub fn prune_withdrawn(&mut self, received: u64) {
-        let is_old = |number: &u64| *number <= received;
-        let withdrawn = self.log.iter().take_while(|(number, _)| is_old(number));
-        let withdrawn = withdrawn.filter(|(_, prefix)| self.table[*prefix].announced.is_none());
-        for (number, prefix) in withdrawn.map(|(number, prefix)| (*number, *prefix)).collect::<Vec<_>>() {
-            self.log.remove(&number);
-            self.table.remove(&prefix);
+    /// Returns whether a peer that has received the changes up to this number needs only the later ones.
+    pub fn continues_after(&self, change: u64) -> bool {
+        (self.pruned..=self.latest).contains(&change)
+    }
+
+    /// Removes at most `changes_max` withdrawals up to number `received`, which all peers have received.
+    pub fn prune_withdrawn(&mut self, received: u64, changes_max: usize) {
+        for _ in 0..changes_max {
+            let Some((number, prefix)) = self.withdrawn.front().copied().filter(|(number, _)| *number <= received)
+            else {
+                return;
+            };
+            self.withdrawn.pop_front();
+            if self.table.get(&prefix).is_some_and(|entry| entry.change_number == number) {
+                self.log.remove(&number);
+                self.table.remove(&prefix);
+                self.pruned = number;
+            }
         }
     }
 }
@@ -142,9 +169,9 @@ mod tests {
     fn an_equal_announcement_is_not_a_change() {
         let mut announcements = Announcements::default();
         assert!(!announcements.withdraw(&prefix(1)));
-        assert!(announcements.announce(prefix(1), via(0)));
-        assert!(!announcements.announce(prefix(1), via(0)));
-        assert!(announcements.announce(prefix(1), via(1)));
+        assert!(announcements.announce(prefix(1), &via(0)));
+        assert!(!announcements.announce(prefix(1), &via(0)));
+        assert!(announcements.announce(prefix(1), &via(1)));
         assert_eq!((announcements.latest(), announcements.len()), (2, 1));
         let (changes, last) = announcements.changes_after(0, 10);
         assert_eq!((changes.len(), last), (1, 2));
@@ -153,14 +180,17 @@ mod tests {
     #[test]
     fn withdrawals_are_kept_until_all_peers_received_them() {
         let mut announcements = Announcements::default();
-        announcements.announce(prefix(1), via(0));
-        announcements.announce(prefix(2), via(0));
+        announcements.announce(prefix(1), &via(0));
+        announcements.announce(prefix(2), &via(0));
         announcements.withdraw(&prefix(1));
-        announcements.prune_withdrawn(2);
+        announcements.prune_withdrawn(2, 10);
         assert_eq!(announcements.changes_after(2, 10).0, [RouteChange { prefix: prefix(1), announced: None }]);
-        announcements.prune_withdrawn(3);
+        announcements.prune_withdrawn(3, 10);
         assert_eq!(announcements.changes_after(0, 10).0, [RouteChange { prefix: prefix(2), announced: Some(via(0)) }]);
         assert_eq!(announcements.table.len(), 1);
+        // A peer that comes now has everything.
+        assert_eq!(announcements.changes_after(0, 1).1, announcements.latest());
+        assert!(announcements.continues_after(3) && !announcements.continues_after(2));
     }
 
     #[derive(Clone, Debug)]
@@ -186,7 +216,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Announce(to, port) => {
-                        announcements.announce(prefix(to), via(port));
+                        announcements.announce(prefix(to), &via(port));
                         truth.insert(prefix(to), via(port));
                     }
                     Step::Withdraw(to) => {
@@ -199,7 +229,7 @@ mod tests {
                         prop_assert!(changes.len() <= most);
                         *up_to = last;
                         apply(known, changes);
-                        announcements.prune_withdrawn(received[0].0.min(received[1].0));
+                        announcements.prune_withdrawn(received[0].0.min(received[1].0), 2);
                     }
                 }
             }

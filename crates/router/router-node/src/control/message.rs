@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Version of these messages and of those that carry packets. All nodes of a cluster need the same.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Maximum length of a message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Maximum number of routes in one update, which keeps it below [`MESSAGE_BYTES_MAX`].
@@ -86,6 +86,17 @@ pub struct Hello {
     pub node: u8,
     /// Identifies the run of the node: it changes with each start.
     pub incarnation: u64,
+    /// The receiver's routes that the sender has kept from an earlier session.
+    pub kept: Option<KeptRoutes>,
+}
+
+/// Up to which change a node has the routes of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptRoutes {
+    /// The run of the other node.
+    pub incarnation: u64,
+    /// Number of the change; 0 before the first.
+    pub change: u64,
 }
 
 /// A next hop as the node announces it.
@@ -137,7 +148,7 @@ pub enum RouteKind {
 }
 
 /// A route that a node announces.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AnnouncedRoute {
     /// The lowest metric of all nodes' routes is preferred.
     pub metric: u32,
@@ -191,12 +202,15 @@ pub(super) enum Message {
     Keepalive,
     /// The MTU of each port of the sender; 0 for a port that is down.
     PortMtus(Vec<u16>),
-    /// Changes of the sender's routes.
-    RouteUpdate(Vec<RouteChange>),
+    /// Changes of the sender's routes, and the number of the last of them.
+    RouteUpdate(Vec<RouteChange>, u64),
     /// A message between the interconnects of the two nodes.
     InterconnectSetup(Vec<u8>),
     /// The sender ends the session, with the reason.
     Cease(String),
+    /// The updates that follow begin after this change: that of [`Hello::kept`], or 0, with which the receiver forgets
+    /// what it has kept.
+    RoutesBegin(u64),
 }
 
 impl Message {
@@ -219,7 +233,7 @@ impl Message {
             return Err(malformed("trailing bytes"));
         }
         match &message {
-            Message::RouteUpdate(changes) if changes.len() > UPDATE_ROUTES_MAX => Err(malformed("too many routes")),
+            Message::RouteUpdate(changes, _) if changes.len() > UPDATE_ROUTES_MAX => Err(malformed("too many routes")),
             Message::PortMtus(mtus) if mtus.len() > usize::from(PORTS_MAX) => Err(malformed("too many ports")),
             Message::InterconnectSetup(bytes) if bytes.len() > SETUP_BYTES_MAX => {
                 Err(malformed("an interconnect setup message is too long"))

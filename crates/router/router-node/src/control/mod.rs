@@ -18,7 +18,7 @@ pub mod transport;
 
 pub use announcements::Announcements;
 pub use message::{
-    AnnouncedHop, AnnouncedRoute, ControlError, Hello, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind,
+    AnnouncedHop, AnnouncedRoute, ControlError, Hello, KeptRoutes, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind,
 };
 pub use seal::{Key, KeyError};
 pub use session::{OutgoingPacket, Session, SessionEvent, SessionTimers};

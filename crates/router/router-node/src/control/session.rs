@@ -1,18 +1,17 @@
 //! The state machine of a session with another node, without I/O: it receives the time and packets, and returns packets
 //! and events.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use ::control::SilenceTimer;
-use ipnet::IpNet;
 use router::NodeId;
 
 use super::announcements::Announcements;
-use super::message::{ControlError, Hello, Message, RouteChange, SETUP_BYTES_MAX, UPDATE_ROUTES_MAX, VERSION};
+use super::message::{
+    ControlError, Hello, KeptRoutes, Message, RouteChange, SETUP_BYTES_MAX, UPDATE_ROUTES_MAX, VERSION,
+};
 
-/// Maximum number of routes of one node: two full Internet tables and some more.
-const ROUTES_MAX: usize = 3 << 20;
 /// Maximum number of interconnect setup messages that wait to be sent.
 const SETUPS_QUEUED_MAX: usize = 64;
 /// Maximum time until the hello of a new connection, in nanoseconds: the peer may have to wait for a CPU.
@@ -41,6 +40,11 @@ pub enum SessionEvent {
     Keepalive,
     /// The MTU of each port of the peer; 0 for a port that is down.
     PortMtus(Vec<u16>),
+    /// The updates that follow begin with the peer's first route, or continue what was kept of an earlier session.
+    RoutesBegin {
+        /// Whether what was kept is used.
+        is_continued: bool,
+    },
     /// Changes of the peer's routes.
     RouteUpdate(Vec<RouteChange>),
     /// A message of the peer's interconnect.
@@ -73,9 +77,16 @@ pub struct Session {
     advertised: u64,
     /// Number of the last change of this node's MTUs that was sent.
     mtus_advertised: u64,
+    /// Whether the peer knows after which change its updates begin.
+    has_begun_routes: bool,
+    /// The run of the peer, once its hello was received.
+    incarnation: u64,
+    /// What the peer has kept of this node's routes.
+    kept_by_peer: Option<KeptRoutes>,
+    /// What this node has of the peer's routes; before their beginning, what it has kept.
+    received: Option<KeptRoutes>,
+    has_received_begin: bool,
     setup_queue: VecDeque<OutgoingPacket>,
-    /// Destinations that the peer announces.
-    announced: BTreeSet<IpNet>,
 }
 
 impl Session {
@@ -93,9 +104,23 @@ impl Session {
             sent_at_ns: now_ns,
             advertised: 0,
             mtus_advertised: 0,
+            has_begun_routes: false,
+            incarnation: 0,
+            kept_by_peer: None,
+            received: None,
+            has_received_begin: false,
             setup_queue: VecDeque::new(),
-            announced: BTreeSet::new(),
         }
+    }
+
+    /// Sets what this node has kept of the peer's routes, before its hello is sent.
+    pub fn set_kept(&mut self, kept: Option<KeptRoutes>) {
+        self.received = kept;
+    }
+
+    /// Returns what this node has of the peer's routes, and may keep when the session ends.
+    pub fn received(&self) -> Option<KeptRoutes> {
+        self.received
     }
 
     /// Returns the peer once its hello was received.
@@ -106,11 +131,6 @@ impl Session {
     /// Returns the number of the last change of this node's routes that was sent.
     pub fn advertised(&self) -> u64 {
         self.advertised
-    }
-
-    /// Returns the number of destinations that the peer announces.
-    pub fn routes(&self) -> usize {
-        self.announced.len()
     }
 
     /// Processes a received packet.
@@ -127,7 +147,8 @@ impl Session {
             Message::Keepalive => Ok(SessionEvent::Keepalive),
             Message::InterconnectSetup(bytes) => Ok(SessionEvent::InterconnectSetup(bytes)),
             Message::PortMtus(mtus_bytes) => self.receive_port_mtus(mtus_bytes),
-            Message::RouteUpdate(changes) => self.receive_routes(changes),
+            Message::RoutesBegin(change) => self.receive_begin(change),
+            Message::RouteUpdate(changes, change) => self.receive_routes(changes, change),
         }
     }
 
@@ -149,6 +170,8 @@ impl Session {
             return Err(ControlError::UnexpectedNode { found: hello.node, expected });
         }
         (self.peer, self.hello_received) = (Some(node), true);
+        self.kept_by_peer = hello.kept;
+        self.incarnation = hello.incarnation;
         self.silence = SilenceTimer::new(self.timers.hold_ns, now_ns);
         Ok(SessionEvent::Hello { node, incarnation: hello.incarnation })
     }
@@ -166,18 +189,29 @@ impl Session {
         Err(ControlError::Malformed(format!("{found} ports of a node with at most {expected}")))
     }
 
-    fn receive_routes(&mut self, changes: Vec<RouteChange>) -> Result<SessionEvent, ControlError> {
+    fn receive_begin(&mut self, change: u64) -> Result<SessionEvent, ControlError> {
+        if std::mem::replace(&mut self.has_received_begin, true) {
+            return Err(ControlError::UnexpectedMessage("a second beginning of the routes"));
+        }
+        let begin = KeptRoutes { incarnation: self.incarnation, change };
+        let is_continued = change > 0;
+        if is_continued && self.received != Some(begin) {
+            return Err(ControlError::UnexpectedMessage("routes that continue what was not kept"));
+        }
+        self.received = Some(begin);
+        Ok(SessionEvent::RoutesBegin { is_continued })
+    }
+
+    fn receive_routes(&mut self, changes: Vec<RouteChange>, change: u64) -> Result<SessionEvent, ControlError> {
+        let Some(received) = self.received.as_mut().filter(|_| self.has_received_begin) else {
+            return Err(ControlError::UnexpectedMessage("routes before their beginning"));
+        };
+        if change <= received.change {
+            return Err(ControlError::Malformed(format!("change {change} after change {}", received.change)));
+        }
+        received.change = change;
         let ports = self.peer_ports_max();
-        for change in &changes {
-            change.check(ports)?;
-            match &change.announced {
-                Some(_) => _ = self.announced.insert(change.prefix),
-                None => _ = self.announced.remove(&change.prefix),
-            }
-        }
-        if self.announced.len() > ROUTES_MAX {
-            return Err(ControlError::TooManyRoutes(ROUTES_MAX));
-        }
+        changes.iter().try_for_each(|change| change.check(ports))?;
         Ok(SessionEvent::RouteUpdate(changes))
     }
 
@@ -193,9 +227,10 @@ impl Session {
         is_queued
     }
 
-    /// Returns the next packet to send, if any is due: hello, interconnect setup, route update, or keepalive.
+    /// Returns the next packet to send, if any is due: hello, interconnect setup, route update, or keepalive. The node
+    /// that has accepted the connection sends its hello second, as it says what it has kept of the peer's routes.
     pub fn next_packet(&mut self, now_ns: u64, own: &Announcements) -> Option<OutgoingPacket> {
-        let setup = if self.hello_received { self.setup_queue.pop_front() } else { None };
+        let setup = if self.hello_sent && self.hello_received { self.setup_queue.pop_front() } else { None };
         let packet = match setup {
             Some(packet) => packet,
             None => OutgoingPacket { bytes: self.next_message(now_ns, own)?.encode(), descriptors: Vec::new() },
@@ -205,9 +240,9 @@ impl Session {
     }
 
     fn next_message(&mut self, now_ns: u64, own: &Announcements) -> Option<Message> {
-        if !self.hello_sent {
+        if !self.hello_sent && self.peer.is_some() {
             self.hello_sent = true;
-            return Some(Message::Hello(Hello { version: VERSION, ..self.own }));
+            return Some(Message::Hello(Hello { version: VERSION, kept: self.received, ..self.own }));
         }
         if !self.hello_received {
             return None;
@@ -217,10 +252,17 @@ impl Session {
             self.mtus_advertised = change;
             return Some(Message::PortMtus(mtus_bytes.to_vec()));
         }
+        if !self.has_begun_routes {
+            let is_usable =
+                |kept: &KeptRoutes| kept.incarnation == self.own.incarnation && own.continues_after(kept.change);
+            self.has_begun_routes = true;
+            self.advertised = self.kept_by_peer.filter(is_usable).map_or(0, |kept| kept.change);
+            return Some(Message::RoutesBegin(self.advertised));
+        }
         if self.advertised < own.latest() {
             let (changes, advertised) = own.changes_after(self.advertised, UPDATE_ROUTES_MAX);
             self.advertised = advertised;
-            return Some(Message::RouteUpdate(changes));
+            return Some(Message::RouteUpdate(changes, advertised));
         }
         (now_ns >= self.sent_at_ns + self.timers.keepalive_ns).then_some(Message::Keepalive)
     }

@@ -1,15 +1,15 @@
 //! Candidate routes to a prefix, and which of them is preferred.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use router::interner::InternedId;
 use router::{AdjacencyId, PortId};
 
 use crate::control::message::{METRIC_NEIGHBOUR, Origin, RouteKind};
 
 /// A next hop of a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NextHop {
     /// The kernel of this node.
     Kernel,
@@ -51,7 +51,7 @@ impl Preference {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CandidateRoute {
     pub kind: RouteKind,
     /// With weights.
@@ -73,8 +73,53 @@ pub fn unicast(next_hop: NextHop) -> CandidateRoute {
     CandidateRoute { kind: RouteKind::Unicast, next_hops: vec![(next_hop, 1)] }
 }
 
-pub fn next_hops_of(candidates: &BTreeMap<Preference, CandidateRoute>) -> BTreeSet<NextHop> {
-    candidates.values().flat_map(|candidate| candidate.next_hops.iter().map(|(next_hop, _)| *next_hop)).collect()
+/// The candidate routes to one prefix, in the order of their preference. Nearly all prefixes have one.
+#[derive(Debug)]
+pub enum Candidates {
+    One(Preference, InternedId),
+    /// Any other number.
+    Many(Vec<(Preference, InternedId)>),
+}
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl Candidates {
+    /// Iterates over the candidates, the preferred one first.
+    pub fn iter(&self) -> impl Iterator<Item = (Preference, InternedId)> + '_ {
+        let (one, many) = match self {
+            Self::One(preference, id) => (Some((*preference, *id)), &[][..]),
+            Self::Many(many) => (None, &many[..]),
+        };
+        one.into_iter().chain(many.iter().copied())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::Many(many) if many.is_empty())
+    }
+
+    /// Sets or removes a candidate. Returns the former one with this preference.
+    pub fn set(&mut self, preference: Preference, id: Option<InternedId>) -> Option<InternedId> {
+        let mut all: Vec<(Preference, InternedId)> = match (&mut *self, id) {
+            (Self::One(known, former), Some(id)) if *known == preference => return Some(std::mem::replace(former, id)),
+            (Self::One(known, _), None) if *known != preference => return None,
+            (Self::One(known, former), _) => vec![(*known, *former)],
+            (Self::Many(many), _) => std::mem::take(many),
+        };
+        let place = all.binary_search_by_key(&preference, |(known, _)| *known);
+        let former = place.ok().map(|at| all.remove(at).1);
+        if let Some(id) = id {
+            all.insert(place.unwrap_or_else(|at| at), (preference, id));
+        }
+        *self = match all[..] {
+            [(preference, id)] => Self::One(preference, id),
+            _ => Self::Many(all),
+        };
+        former
+    }
 }
 
 /// Returns whether a prefix is routed. Multicast, loopback and link-local addresses are not.

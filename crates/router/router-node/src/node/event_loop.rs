@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use router::NodeId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, info, warn};
 
@@ -12,16 +13,22 @@ use super::interconnect_clock::InterconnectClock;
 use super::liveness::HangEvent;
 use super::messages::Command;
 use super::peers::PeerUpdate;
+use super::route_table::ROUTES_MAX;
 use super::state::Node;
+use crate::control::{ControlError, RouteChange};
 
 /// Nice value of the control thread: it uses little CPU time, and other nodes depend on its keepalives.
 const NICENESS: i32 = -10;
-/// Maximum interval between two reads of kernel changes, in case a notification was lost.
-const KERNEL_POLL_NS: u64 = 1_000_000_000;
+/// Interval between two looks at the filters that report no changes, and of wake-ups without an event.
+const FILTERS_POLL_NS: u64 = 1_000_000_000;
 /// Index of the first polled descriptor that belongs to the sessions with other nodes, after four others.
 const PEERS_AT: usize = 4;
 /// How long the forwarding thread may hang before the node ends: it is not expected to recover.
 const HANG_NS_MAX: u64 = 10_000_000_000;
+/// Number of routes whose memory is worth the time that returning it takes.
+const ROUTES_MANY: usize = 1 << 16;
+/// Maximum number of withdrawals that all nodes have received and that are forgotten at once.
+const PRUNED_MAX: usize = 1 << 14;
 
 impl Node {
     /// Runs until a command stops the node, or `stop` becomes readable. Reloads the cluster file whenever `reload`
@@ -54,19 +61,32 @@ impl Node {
         self.peers.poll(now_ns, self.local.announcements());
         self.handle_peer_updates();
         self.handle_reports(now_ns);
-        self.watch_filters();
         self.handle_kernel_changes();
+        self.watch_filters();
         self.reopen_ports(now_ns);
         self.attach_deferred(now_ns);
         self.apply_effects();
-        let has_more = self.table.process() | self.peers.has_more();
+        let has_more = self.table.process() | self.peers.has_more() | self.local.has_more();
         self.peers.send(now_ns, self.local.announcements());
         self.handle_peer_updates();
-        if let Some(advertised) = self.peers.advertised_to_all() {
-            self.local.announcements_mut().prune_withdrawn(advertised);
+        if let Some(advertised) = self.peers.advertised_to_all(now_ns) {
+            self.local.announcements_mut().prune_withdrawn(advertised, PRUNED_MAX);
         }
         self.serve_requests();
+        if !has_more {
+            self.return_memory();
+        }
         has_more
+    }
+
+    /// Returns memory to the system once most of many routes are gone.
+    fn return_memory(&mut self) {
+        let (v4, v6) = self.table.routes();
+        self.routes_max = self.routes_max.max(v4 + v6);
+        if self.routes_max > ROUTES_MANY && v4 + v6 < self.routes_max / 2 {
+            self.routes_max = v4 + v6;
+            router_ports::free_memory::return_to_system();
+        }
     }
 
     fn check_thread(&mut self) -> Result<(), NodeError> {
@@ -124,13 +144,24 @@ impl Node {
                 PeerUpdate::Up(_) => {}
                 PeerUpdate::Down(node) => {
                     self.command(Command::RemovePeer(node));
-                    self.table.withdraw_node(node);
+                    self.table.suspend_node(node);
                 }
                 PeerUpdate::PortMtus(node, mtus_bytes) => self.command(Command::SetRemoteMtus(node, mtus_bytes)),
-                PeerUpdate::Routes(node, changes) => self.table.change(node, changes),
+                PeerUpdate::RoutesBegin(node, true) => self.table.resume_node(node),
+                PeerUpdate::RoutesBegin(node, false) | PeerUpdate::Forget(node) => self.table.forget_node(node),
+                PeerUpdate::Routes(node, changes) => self.change_routes(node, changes),
                 PeerUpdate::Offer(node, offer) => self.command(Command::AcceptOffer(node, offer)),
                 PeerUpdate::Params(node, params) => self.command(Command::FinishOffer(node, params)),
             }
+        }
+    }
+
+    /// Applies changes of another node's routes.
+    fn change_routes(&mut self, node: NodeId, changes: Vec<RouteChange>) {
+        self.table.change(node, changes);
+        if self.table.routes_of(node) > ROUTES_MAX {
+            let now_ns = self.now_ns();
+            self.peers.peer_down(node, &ControlError::TooManyRoutes(ROUTES_MAX).to_string(), now_ns);
         }
     }
 
@@ -140,7 +171,7 @@ impl Node {
         let reopen_ns = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
         let deferred_ns = self.ports.iter().filter_map(|port| port.deferred.as_ref()).map(|(_, at_ns)| *at_ns).min();
         let due_ns =
-            self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
+            self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + FILTERS_POLL_NS);
         let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
         let due_ns = self.metrics.due_ns().map_or(due_ns, |metrics_ns| due_ns.min(metrics_ns));
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
@@ -159,19 +190,16 @@ impl Node {
         // An interrupted call is treated as a timeout.
         let _ = poll(&mut polled, Some(&timeout));
         let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
-        let [must_stop, _, has_kernel_changes, must_reload]: [bool; PEERS_AT] = std::array::from_fn(|at| readable[at]);
+        let [must_stop, _, _, must_reload]: [bool; PEERS_AT] = std::array::from_fn(|at| readable[at]);
         self.is_stopping |= must_stop;
-        // A lost notification has no effect: the next one, or the periodic read, covers it.
-        self.is_kernel_readable = has_kernel_changes || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
-        if self.is_kernel_readable {
-            self.kernel_polled_at_ns = now_ns;
-        }
         self.peers.note_readable(&readable[PEERS_AT..clients_at]);
         if readable[clients_at..filters_at].contains(&true) {
             self.clients.note_readable();
         }
         // Some kinds of filters report no changes.
-        if readable[filters_at..metrics_at].contains(&true) || self.is_kernel_readable {
+        let is_filters_due = self.filters_polled_at_ns + FILTERS_POLL_NS <= now_ns;
+        if readable[filters_at..metrics_at].contains(&true) || is_filters_due {
+            self.filters_polled_at_ns = now_ns;
             self.filters.note_readable();
         }
         if must_reload && !self.is_stopping {

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use router::{AdjacencyId, PortId};
 
 use super::effect::Effect;
@@ -14,7 +13,8 @@ struct Gateway {
     /// `None` until the forwarding thread has assigned one, and when it has no room.
     adjacency: Option<AdjacencyId>,
     is_requested: bool,
-    prefixes: BTreeSet<IpNet>,
+    /// Number of references.
+    users: u32,
 }
 
 /// The gateways by port and address.
@@ -37,22 +37,22 @@ impl Gateways {
         self.gateways.len()
     }
 
-    /// Records that a route to the prefix uses the gateway. Requests the adjacency of a new gateway.
-    pub fn reference(&mut self, port: PortId, address: IpAddr, prefix: IpNet, effects: &mut Vec<Effect>) {
+    /// Records that a candidate route uses the gateway. Requests the adjacency of a new gateway.
+    pub fn reference(&mut self, port: PortId, address: IpAddr, effects: &mut Vec<Effect>) {
         let gateway = self.gateways.entry((port, address)).or_default();
-        gateway.prefixes.insert(prefix);
+        gateway.users += 1;
         if !gateway.is_requested {
             gateway.is_requested = true;
             effects.push(Effect::PinAdjacency(port, address));
         }
     }
 
-    /// Records that no route to the prefix uses the gateway any more. Releases the adjacency of an unused gateway; one
-    /// whose request is pending is released when the response arrives.
-    pub fn release(&mut self, port: PortId, address: IpAddr, prefix: IpNet, effects: &mut Vec<Effect>) {
+    /// Records that a candidate route does not use the gateway any more. Releases the adjacency of an unused gateway;
+    /// one whose request is pending is released when the response arrives.
+    pub fn release(&mut self, port: PortId, address: IpAddr, effects: &mut Vec<Effect>) {
         let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
-        gateway.prefixes.remove(&prefix);
-        if !gateway.prefixes.is_empty() {
+        gateway.users = gateway.users.saturating_sub(1);
+        if gateway.users > 0 {
             return;
         }
         let adjacency = gateway.adjacency;
@@ -62,25 +62,25 @@ impl Gateways {
         }
     }
 
-    /// Sets the requested adjacency of a gateway; `None` when the neighbour table is full. Returns the prefixes whose
-    /// routes use the gateway.
+    /// Sets the requested adjacency of a gateway; `None` when the neighbour table is full. Returns whether routes use
+    /// the gateway.
     pub fn set_adjacency(
         &mut self,
         port: PortId,
         address: IpAddr,
         adjacency: Option<AdjacencyId>,
         effects: &mut Vec<Effect>,
-    ) -> BTreeSet<IpNet> {
-        let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return BTreeSet::new() };
+    ) -> bool {
+        let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return false };
         gateway.adjacency = adjacency;
-        let prefixes = gateway.prefixes.clone();
-        if prefixes.is_empty() {
+        let is_used = gateway.users > 0;
+        if !is_used {
             self.gateways.remove(&(port, address));
             adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency, effects));
         } else if adjacency.is_none() {
             self.unpinned.insert((port, address));
         }
-        prefixes
+        is_used
     }
 
     /// Releases an adjacency, and requests one for a gateway that found no room.

@@ -4,28 +4,45 @@ use router_ports::netlink::Change;
 use tracing::{error, info, warn};
 
 use super::effect::Effect;
+use super::kernel_watch::KernelBatch;
 use super::messages::Command;
 use super::rejected_routes::{RejectReason, RejectedRoute};
 use super::state::Node;
 
+/// Maximum number of changes of this node's routes that are applied at once: some milliseconds.
+const CHANGES_MAX: usize = 4096;
+
 impl Node {
+    /// Applies the next batch of changes.
     pub(super) fn handle_kernel_changes(&mut self) {
-        if !std::mem::take(&mut self.is_kernel_readable) {
-            return;
-        }
-        match self.kernel.changes() {
-            Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.apply_kernel_change(change)),
+        let Some(KernelBatch { changes, resyncs, unreadable }) = self.kernel.next() else { return };
+        match changes {
+            Ok(changes) => changes.into_iter().for_each(|change| {
+                // Which filters apply depends on these. There may be millions of routes.
+                if let Change::Link(_) | Change::LinkGone(_) | Change::Address(_) | Change::AddressGone { .. } = change
+                {
+                    self.filters.note_readable();
+                }
+                self.local.apply_kernel_change(change);
+            }),
             Err(error) => error!("netlink: {error}"),
         }
         self.close_changed_ports();
-        self.netlink_resyncs = self.kernel.resyncs();
-        let unreadable = self.kernel.unreadable();
+        self.netlink_resyncs = resyncs;
         if unreadable > std::mem::replace(&mut self.unreadable, unreadable) && unreadable.is_power_of_two() {
             warn!(unreadable, "netlink: a message cannot be parsed and is skipped; the kernel may be newer");
         }
     }
 
-    /// Carries out the effects of the changes so far.
+    /// Carries out the effects of all changes so far.
+    pub(super) fn apply_all_effects(&mut self) {
+        self.apply_effects();
+        while self.local.has_more() {
+            self.apply_effects();
+        }
+    }
+
+    /// Carries out the effects of the changes so far, except those of some routes if there are very many.
     pub(super) fn apply_effects(&mut self) {
         for effect in self.local.take_effects() {
             match effect {
@@ -46,7 +63,7 @@ impl Node {
                 Effect::RouteRejected(prefix, rejected) => self.log_rejected_route(prefix, rejected),
             }
         }
-        let changes = self.local.update_routes();
+        let changes = self.local.update_routes(CHANGES_MAX);
         self.table.change(self.settings.id(), changes);
         self.log_mtu_cuts();
     }

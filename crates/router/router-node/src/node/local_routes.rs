@@ -1,11 +1,13 @@
 //! The routes of this node, without I/O. The inputs are kernel changes, neighbours and the cluster file; the outputs
 //! are routes to announce and commands for the forwarding thread.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use packet::ipv4;
+use router::interner::{InternedId, Interner};
 use router::routes::expand_weights;
 use router::{AdjacencyId, PortConfig, PortId};
 use router_ports::InterfaceIndex;
@@ -14,12 +16,13 @@ use router_ports::netlink::{
 };
 
 use super::candidate::{
-    CandidateRoute, LOCAL, NextHop, Preference, is_routed, neighbour, next_hops_of, on_port, unicast,
+    CandidateRoute, Candidates, LOCAL, NextHop, Preference, is_routed, neighbour, on_port, unicast,
 };
 use super::effect::Effect;
 use super::gateways::Gateways;
 use super::open_ports::MTU_BYTES_DEFAULT;
 use super::rejected_routes::{RejectReason, RejectedCounts, RejectedRoute, RejectedRoutes};
+use super::rescan::Rescan;
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
@@ -28,6 +31,8 @@ use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange,
 const PROTOCOL_KERNEL: u8 = 2;
 /// The loopback interface.
 const LOOPBACK: &str = "lo";
+/// How many prefixes are visited in the time that one change takes.
+const VISITS_PER_CHANGE: usize = 16;
 
 /// A port, as far as the kernel or the cluster file knows it.
 #[derive(Debug)]
@@ -37,8 +42,6 @@ struct LocalPort {
     /// The MTU of a device without a kernel interface. A VLAN has that of its parent.
     mtu_bytes_opened: u16,
     mtu_bytes_max: u16,
-    /// Prefixes with a route by this port.
-    prefixes: BTreeSet<IpNet>,
 }
 
 /// A newly opened port.
@@ -54,7 +57,7 @@ impl LocalPort {
     fn new(opened: OpenedPort) -> LocalPort {
         let OpenedPort { interface, config } = opened;
         let mtu_bytes_opened = config.mtu_bytes;
-        LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() }
+        LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0 }
     }
 }
 
@@ -67,7 +70,10 @@ pub struct LocalRoutes {
     addresses: BTreeSet<(InterfaceIndex, IpNet)>,
     /// The TUN interface for packets to this node's kernel that arrived at other nodes.
     slow_path: Option<InterfaceIndex>,
-    candidates: BTreeMap<IpNet, BTreeMap<Preference, CandidateRoute>>,
+    candidates: BTreeMap<IpNet, Candidates>,
+    routes: Interner<CandidateRoute>,
+    /// Of ports and gateways that have changed.
+    rescan: Rescan,
     gateways: Gateways,
     /// The announced routes.
     announcements: Announcements,
@@ -180,14 +186,26 @@ impl LocalRoutes {
         for network in addresses {
             self.set_candidate(network.addr().into(), LOCAL, None);
         }
-        for prefix in self.ports[usize::from(port.0)].prefixes.clone() {
-            let of_prefix = self.candidates.get(&prefix).cloned().unwrap_or_default();
-            for (preference, mut candidate) in of_prefix {
+        let by_port: HashSet<InternedId> = self.routes_by(|next_hop| next_hop.port() == Some(port)).collect();
+        let is_by_port =
+            |(_, candidates): &(&IpNet, &Candidates)| candidates.iter().any(|(_, id)| by_port.contains(&id));
+        let prefixes: Vec<IpNet> = self.candidates.iter().filter(is_by_port).map(|(prefix, _)| *prefix).collect();
+        for prefix in prefixes {
+            let of_prefix: Vec<_> = self.candidates.get(&prefix).into_iter().flat_map(Candidates::iter).collect();
+            for (preference, id) in of_prefix.into_iter().filter(|(_, id)| by_port.contains(id)) {
+                let mut candidate = self.routes.get(id).clone();
                 candidate.next_hops.retain(|(next_hop, _)| next_hop.port() != Some(port));
                 let is_left = candidate.kind != RouteKind::Unicast || !candidate.next_hops.is_empty();
                 self.set_candidate(prefix, preference, is_left.then_some(candidate));
             }
         }
+    }
+
+    /// Returns the candidate routes with a next hop of this kind.
+    fn routes_by(&self, is_it: impl Fn(NextHop) -> bool) -> impl Iterator<Item = InternedId> {
+        let uses_it =
+            move |candidate: &CandidateRoute| candidate.next_hops.iter().any(|(next_hop, _)| is_it(*next_hop));
+        self.routes.iter().filter(move |(_, candidate)| uses_it(candidate)).map(|(id, _)| id)
     }
 
     /// Sets the interface of a port, or removes it when the device is gone.
@@ -381,8 +399,8 @@ impl LocalRoutes {
     pub fn replace_neighbours(&mut self, known: impl IntoIterator<Item = (PortId, IpAddr, AdjacencyId)>) {
         let mut former: Vec<(IpNet, Preference)> = Vec::new();
         for (prefix, candidates) in &self.candidates {
-            let neighbours = candidates.keys().filter(|preference| preference.origin == Origin::Neighbour);
-            former.extend(neighbours.map(|preference| (*prefix, *preference)));
+            let neighbours = candidates.iter().filter(|(preference, _)| preference.origin == Origin::Neighbour);
+            former.extend(neighbours.map(|(preference, _)| (*prefix, preference)));
         }
         let known: Vec<_> = known.into_iter().collect();
         // A set, as there may be thousands of neighbours.
@@ -398,52 +416,46 @@ impl LocalRoutes {
 
     /// Sets the requested adjacency of a gateway; `None` when the neighbour table is full.
     pub fn adjacency_pinned(&mut self, port: PortId, address: IpAddr, adjacency: Option<AdjacencyId>) {
-        self.dirty.extend(self.gateways.set_adjacency(port, address, adjacency, &mut self.effects));
+        if self.gateways.set_adjacency(port, address, adjacency, &mut self.effects) {
+            let by_gateway: Vec<_> = self.routes_by(|next_hop| next_hop == NextHop::Via(port, address)).collect();
+            self.rescan.begin(by_gateway);
+        }
     }
 
     /// Sets or removes a candidate route to a prefix.
     fn set_candidate(&mut self, prefix: IpNet, preference: Preference, candidate: Option<CandidateRoute>) {
-        let candidates = self.candidates.entry(prefix).or_default();
-        let before = next_hops_of(candidates);
-        let is_change = match candidate {
-            Some(candidate) => candidates.insert(preference, candidate.clone()) != Some(candidate),
-            None => candidates.remove(&preference).is_some(),
+        let id = candidate.map(|candidate| self.add_user(&candidate));
+        let candidates = match id {
+            Some(_) => self.candidates.entry(prefix).or_default(),
+            None => match self.candidates.get_mut(&prefix) {
+                Some(candidates) => candidates,
+                None => return,
+            },
         };
-        let after = next_hops_of(candidates);
+        let former = candidates.set(preference, id);
         if candidates.is_empty() {
             self.candidates.remove(&prefix);
         }
-        if !is_change {
-            return;
+        if former != id {
+            self.dirty.insert(prefix);
         }
-        self.dirty.insert(prefix);
-        for next_hop in before.difference(&after) {
-            self.release_next_hop(prefix, *next_hop, &after);
-        }
-        for next_hop in after.difference(&before) {
-            self.reference_next_hop(prefix, *next_hop);
-        }
-    }
-
-    fn reference_next_hop(&mut self, prefix: IpNet, next_hop: NextHop) {
-        if let Some(port) = next_hop.port().and_then(|port| self.ports.get_mut(usize::from(port.0))) {
-            port.prefixes.insert(prefix);
-        }
-        if let NextHop::Via(port, address) = next_hop {
-            self.gateways.reference(port, address, prefix, &mut self.effects);
+        let unused = former.and_then(|former| self.routes.release(former));
+        for (next_hop, _) in unused.iter().flat_map(|route| &route.next_hops) {
+            if let NextHop::Via(port, address) = *next_hop {
+                self.gateways.release(port, address, &mut self.effects);
+            }
         }
     }
 
-    fn release_next_hop(&mut self, prefix: IpNet, next_hop: NextHop, after: &BTreeSet<NextHop>) {
-        let Some(port) = next_hop.port() else { return };
-        if !after.iter().any(|other| other.port() == Some(port))
-            && let Some(port) = self.ports.get_mut(usize::from(port.0))
-        {
-            port.prefixes.remove(&prefix);
+    /// Adds a user of a candidate route, whose gateways are used from the first one on.
+    fn add_user(&mut self, candidate: &CandidateRoute) -> InternedId {
+        let (id, is_new) = self.routes.add(candidate, |candidate| Arc::new(candidate.clone()));
+        for (next_hop, _) in candidate.next_hops.iter().filter(|_| is_new) {
+            if let NextHop::Via(port, address) = *next_hop {
+                self.gateways.reference(port, address, &mut self.effects);
+            }
         }
-        if let NextHop::Via(port, address) = next_hop {
-            self.gateways.release(port, address, prefix, &mut self.effects);
-        }
+        id
     }
 
     fn refresh_interface(&mut self, interface: InterfaceIndex) {
@@ -498,7 +510,8 @@ impl LocalRoutes {
             return;
         }
         if config.is_up != state.config.is_up {
-            self.dirty.extend(state.prefixes.iter());
+            let by_port: Vec<_> = self.routes_by(|next_hop| next_hop.port() == Some(port)).collect();
+            self.rescan.begin(by_port);
         }
         self.ports[usize::from(port.0)].config = config.clone();
         self.effects.push(Effect::ConfigurePort(port, config));
@@ -509,19 +522,25 @@ impl LocalRoutes {
         std::mem::take(&mut self.effects)
     }
 
-    /// Returns the changes of this node's routes since the last call, for its own table, and updates the announcements,
-    /// which exclude private addresses.
-    pub fn update_routes(&mut self) -> Vec<RouteChange> {
+    /// Returns at most `changes_max` of the changes of this node's routes since the last call, for its own table, and
+    /// updates the announcements, which exclude private addresses. [`LocalRoutes::has_more`] says whether there are
+    /// others.
+    pub fn update_routes(&mut self, changes_max: usize) -> Vec<RouteChange> {
         let mtu = |port: &LocalPort| if port.config.is_up { port.config.mtu_bytes } else { 0 };
         self.announcements.set_mtus_bytes(self.ports.iter().map(mtu).collect());
-        let dirty = std::mem::take(&mut self.dirty);
-        let mut changes = Vec::with_capacity(dirty.len());
-        for prefix in dirty {
+        if self.dirty.len() < changes_max {
+            let visits_max = changes_max.saturating_mul(VISITS_PER_CHANGE);
+            self.dirty.extend(self.rescan.proceed(&self.candidates, visits_max));
+        }
+        let mut changes = Vec::new();
+        while changes.len() < changes_max
+            && let Some(prefix) = self.dirty.pop_first()
+        {
             let best = self.best(&prefix);
             let is_private =
                 best.as_ref().is_some_and(|best| best.origin == Origin::Local) && self.private.contains(&prefix);
             match &best {
-                Some(announced) if !is_private => _ = self.announcements.announce(prefix, announced.clone()),
+                Some(announced) if !is_private => _ = self.announcements.announce(prefix, announced),
                 _ => _ = self.announcements.withdraw(&prefix),
             }
             changes.push(RouteChange { prefix, announced: best });
@@ -529,8 +548,14 @@ impl LocalRoutes {
         changes
     }
 
+    /// Returns whether there are changes that [`LocalRoutes::update_routes`] has not returned.
+    pub fn has_more(&self) -> bool {
+        !self.dirty.is_empty() || !self.rescan.is_done()
+    }
+
     fn best(&self, prefix: &IpNet) -> Option<AnnouncedRoute> {
-        self.candidates.get(prefix)?.iter().find_map(|(preference, candidate)| {
+        self.candidates.get(prefix)?.iter().find_map(|(preference, id)| {
+            let candidate = self.routes.get(id);
             let hops = self.hops(candidate);
             let is_usable = candidate.kind != RouteKind::Unicast || !hops.is_empty();
             is_usable.then(|| AnnouncedRoute {

@@ -1,5 +1,6 @@
-//! The process of a node: a forwarding thread, and a control thread for other nodes, the kernel and commands. The two
-//! share no state and exchange [`messages`].
+//! The process of a node: a forwarding thread, a thread that watches the kernel, and a control thread for other nodes
+//! and commands. They share no state and exchange [`messages`]. Whatever the control thread does at once is bounded, so
+//! that its keepalives are in time.
 
 mod candidate;
 mod capture;
@@ -15,6 +16,7 @@ mod gateways;
 mod interconnect_clock;
 mod kernel_changes;
 mod kernel_settings;
+mod kernel_watch;
 mod liveness;
 mod local_routes;
 mod messages;
@@ -28,6 +30,7 @@ mod reload;
 mod renumbering;
 mod reports;
 mod requests;
+mod rescan;
 mod route_table;
 mod settings;
 mod start;

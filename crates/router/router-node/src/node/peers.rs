@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::liveness::{ProcessWatch, SAMPLE_INTERVAL_NS};
 use crate::control::transport::{Accepted, ControlAddress, Listener, Transport};
 use crate::control::{
-    Announcements, ControlError, Hello, OutgoingPacket, RouteChange, Session, SessionEvent, SessionTimers,
+    Announcements, ControlError, Hello, KeptRoutes, OutgoingPacket, RouteChange, Session, SessionEvent, SessionTimers,
 };
 use crate::interconnect::{ConnectionParams, Offer};
 
@@ -22,12 +22,16 @@ const RETRY_NS_MAX: u64 = 320_000_000;
 /// other nodes out.
 const PENDING_MAX: usize = 32;
 const PENDING_PER_ADDRESS_MAX: usize = 4;
+/// Maximum number of unread packets that are discarded when a session is ended.
+const UNREAD_MAX: usize = 1024;
 /// How long a refusal with the same reason is not logged again, and how many reasons are logged in that time: anyone
 /// can connect, and must not be able to fill the log.
 const REFUSAL_REPEAT_NS: u64 = 60_000_000_000;
 const REFUSALS_MAX: usize = 16;
+/// How long the routes of a lost node are kept, and withdrawals for it: if it returns, only changes are sent.
+const KEPT_NS: u64 = 60_000_000_000;
 /// Maximum number of packets per session that are received, and sent, in one iteration.
-const PACKETS_PER_POLL: usize = 64;
+const PACKETS_PER_POLL: usize = 8;
 
 /// A change of another node, or a message of it.
 #[derive(Debug)]
@@ -38,8 +42,12 @@ pub enum PeerUpdate {
     Down(NodeId),
     /// The MTU of each of its ports.
     PortMtus(NodeId, Vec<u16>),
+    /// Its routes begin: whether those of the former session are used again.
+    RoutesBegin(NodeId, bool),
     /// Changes of its routes.
     Routes(NodeId, Vec<RouteChange>),
+    /// The routes of its former session are not needed any more.
+    Forget(NodeId),
     /// An offer of its interconnect.
     Offer(NodeId, Offer),
     /// Its interconnect accepted an offer.
@@ -120,6 +128,8 @@ pub struct Peer {
     pub withdrawn_ns: Option<u64>,
     retry_at_ns: u64,
     retry_ns: u64,
+    /// What is kept of its routes since the last session.
+    kept: Option<KeptRoutes>,
 }
 
 impl Peer {
@@ -135,11 +145,6 @@ impl Peer {
             (true, false) => "joining",
             (false, _) => "down",
         }
-    }
-
-    /// Returns the number of destinations that it announces.
-    pub fn routes(&self) -> usize {
-        self.connection.as_ref().map_or(0, |connection| connection.session.routes())
     }
 }
 
@@ -189,6 +194,7 @@ impl Peers {
                 withdrawn_ns: None,
                 retry_at_ns: 0,
                 retry_ns: RETRY_NS_MIN,
+                kept: None,
             };
             (node != usize::from(own.node)).then_some(peer)
         };
@@ -228,8 +234,13 @@ impl Peers {
         std::mem::take(&mut self.updates)
     }
 
-    /// Returns the number of the last change of this node's routes that was sent on every session.
-    pub fn advertised_to_all(&self) -> Option<u64> {
+    /// Returns the number of the last change of this node's routes that was sent on every session; `None` while a node
+    /// that was lost may return.
+    pub fn advertised_to_all(&self, now_ns: u64) -> Option<u64> {
+        let may_return = |peer: &Peer| !peer.is_session_up && peer.losses > 0 && now_ns < peer.down_at_ns + KEPT_NS;
+        if self.peers.iter().flatten().any(may_return) {
+            return None;
+        }
         let connections = self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref());
         connections.chain(&self.pending).map(|connection| connection.session.advertised()).min()
     }
@@ -289,6 +300,18 @@ impl Peers {
         for node in 0..self.peers.len() {
             self.connect(node, now_ns);
             self.receive(node, now_ns);
+            self.forget_kept(node, now_ns);
+        }
+    }
+
+    /// Forgets the routes of a node that was lost long ago.
+    fn forget_kept(&mut self, node: usize, now_ns: u64) {
+        if let Some(peer) = &mut self.peers[node]
+            && !peer.is_session_up
+            && now_ns >= peer.down_at_ns + KEPT_NS
+            && peer.kept.take().is_some()
+        {
+            self.updates.push(PeerUpdate::Forget(NodeId(node as u8)));
         }
     }
 
@@ -384,13 +407,14 @@ impl Peers {
     }
 
     /// Starts a session, and ends the former one with the same node.
-    fn session_up(&mut self, node: NodeId, connection: Connection, now_ns: u64) {
+    fn session_up(&mut self, node: NodeId, mut connection: Connection, now_ns: u64) {
         if self.peer(node).is_some_and(|peer| peer.connection.is_some()) {
             self.peer_down(node, "it has connected again", now_ns);
         }
         let Some(peer) = self.peer(node) else { return };
         info!(node = peer.name, "session opened");
         peer.watch = connection.transport.peer_pid().and_then(ProcessWatch::of);
+        connection.session.set_kept(peer.kept);
         (peer.connection, peer.is_session_up, peer.reason) = (Some(connection), true, None);
         peer.retry_ns = RETRY_NS_MIN;
         self.updates.push(PeerUpdate::Up(node));
@@ -400,7 +424,7 @@ impl Peers {
         if !self.connects_to(node) {
             return;
         }
-        let session = Session::new(self.own, Some(NodeId(node as u8)), self.ports.clone(), self.timers, now_ns);
+        let mut session = Session::new(self.own, Some(NodeId(node as u8)), self.ports.clone(), self.timers, now_ns);
         let Some(peer) = self.peers[node].as_mut().filter(|peer| peer.connection.is_none()) else { return };
         if now_ns < peer.retry_at_ns {
             return;
@@ -411,6 +435,7 @@ impl Peers {
             peer.retry_at_ns = now_ns + SAMPLE_INTERVAL_NS;
             return;
         }
+        session.set_kept(peer.kept);
         peer.connection = Transport::connect(&peer.address).map(|transport| Connection {
             session,
             transport,
@@ -443,6 +468,9 @@ impl Peers {
             }
             SessionEvent::Keepalive => {}
             SessionEvent::PortMtus(mtus_bytes) => self.updates.push(PeerUpdate::PortMtus(node, mtus_bytes)),
+            SessionEvent::RoutesBegin { is_continued } => {
+                self.updates.push(PeerUpdate::RoutesBegin(node, is_continued));
+            }
             SessionEvent::RouteUpdate(changes) => self.updates.push(PeerUpdate::Routes(node, changes)),
             SessionEvent::InterconnectSetup(bytes) => match postcard::from_bytes::<SetupMessage>(&bytes) {
                 Ok(SetupMessage::Offer(params)) => {
@@ -465,6 +493,9 @@ impl Peers {
     pub fn peer_down(&mut self, node: NodeId, reason: &str, now_ns: u64) {
         let Some(peer) = self.peer(node) else { return };
         let was_up = peer.is_session_up;
+        if let Some(connection) = peer.connection.as_ref().filter(|_| was_up) {
+            peer.kept = connection.session.received();
+        }
         (peer.connection, peer.is_session_up, peer.is_joined) = (None, false, false);
         peer.reason = Some(reason.to_owned());
         peer.retry_at_ns = peer.retry_at_ns.max(now_ns + RETRY_NS_MIN);
@@ -519,8 +550,12 @@ impl Peers {
     /// Sends every peer the reason for which this node ends its sessions.
     pub fn send_cease(&mut self, reason: &str) {
         for connection in self.peers.iter_mut().flatten().filter_map(|peer| peer.connection.as_mut()) {
-            // A peer that does not receive it sees the connection close.
+            // A peer that does not receive it sees the connection close. What is unread then would reset it, and the
+            // peer would not find the reason.
             let _ = connection.transport.send(&Session::cease(reason), &[]);
+            for _ in 0..UNREAD_MAX {
+                let Ok(Some(_)) = connection.transport.receive() else { break };
+            }
         }
     }
 }

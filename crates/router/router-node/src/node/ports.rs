@@ -36,7 +36,7 @@ impl Node {
         self.local.set_static(&node);
         self.table.set_ports_without_kernel(node.ports_without_kernel());
         // Ports are attached last, so that the first packets find the configuration and the routes.
-        self.apply_effects();
+        self.apply_all_effects();
         self.attach_ports(attached);
         Ok(())
     }

@@ -169,7 +169,7 @@ impl Node {
         self.table.set_ports_without_kernel(self.settings.node().ports_without_kernel());
         self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         // Ports are attached last, so that the first packets find the configuration and the routes.
-        self.apply_effects();
+        self.apply_all_effects();
         self.update_filters();
         self.attach_ports(attached);
     }

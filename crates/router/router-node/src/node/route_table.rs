@@ -20,8 +20,10 @@ const KERNEL_METRIC: u32 = 30_000;
 const INSTALLED_MAX: usize = 1 << 16;
 /// Maximum number of prefixes installed in the kernel per call.
 const INSTALLS_PER_CALL: usize = 1024;
-/// Maximum number of routes of a lost node that are withdrawn per call.
-const WITHDRAWALS_PER_CALL: usize = 4096;
+/// Maximum number of routes of a lost or returned node that are merged per call.
+const MERGES_PER_CALL: usize = 4096;
+/// Maximum number of routes of one node: two full Internet tables and some more.
+pub const ROUTES_MAX: usize = 3 << 20;
 
 /// The routes of all nodes.
 pub struct RouteTable {
@@ -40,7 +42,7 @@ pub struct RouteTable {
     unknown_to_kernel: HashSet<IpNet>,
     installed: BTreeSet<IpNet>,
     dirty: BTreeSet<IpNet>,
-    has_withdrawals: bool,
+    has_pending: bool,
     is_full: bool,
     unusable_routes: u64,
 }
@@ -59,7 +61,7 @@ impl RouteTable {
             unknown_to_kernel: HashSet::new(),
             installed: BTreeSet::new(),
             dirty: BTreeSet::new(),
-            has_withdrawals: false,
+            has_pending: false,
             is_full: false,
             unusable_routes: 0,
         }
@@ -114,13 +116,29 @@ impl RouteTable {
         }
     }
 
-    /// Withdraws all routes of a node.
-    pub fn withdraw_node(&mut self, node: NodeId) {
-        let done = self.rib.withdraw_node(node);
+    /// Stops using the routes of a node, and keeps them for [`RouteTable::resume_node`].
+    pub fn suspend_node(&mut self, node: NodeId) {
+        let done = self.rib.suspend_node(node);
         self.log_left_out(done);
-        self.neighbours[usize::from(node.0)].clear();
-        self.dirty.extend(self.installed.iter());
-        self.has_withdrawals = true;
+        self.has_pending = true;
+    }
+
+    /// Uses the routes of a node again, which were kept.
+    pub fn resume_node(&mut self, node: NodeId) {
+        let done = self.rib.resume_node(node).map(|_| ());
+        self.log_left_out(done);
+        self.has_pending = true;
+    }
+
+    /// Forgets the routes of a node that are kept.
+    pub fn forget_node(&mut self, node: NodeId) {
+        self.rib.forget_node(node);
+        self.neighbours[usize::from(node.0)] = HashSet::new();
+    }
+
+    /// Returns the number of routes of a node that are used.
+    pub fn routes_of(&self, node: NodeId) -> usize {
+        self.rib.routes_of(node)
     }
 
     fn log_left_out(&mut self, done: Result<(), RouteError>) {
@@ -135,14 +153,15 @@ impl RouteTable {
 
     /// Processes a bounded part of the pending work. Returns whether more is pending.
     pub fn process(&mut self) -> bool {
-        if self.has_withdrawals {
-            match self.rib.process_withdrawals(WITHDRAWALS_PER_CALL) {
-                Ok(has_more) => self.has_withdrawals = has_more,
+        if self.has_pending {
+            let Self { rib, dirty, .. } = self;
+            match rib.process_pending(MERGES_PER_CALL, |prefix| _ = dirty.insert(prefix)) {
+                Ok(has_more) => self.has_pending = has_more,
                 Err(error) => self.log_left_out(Err(error)),
             }
         }
         self.install();
-        self.has_withdrawals || !self.dirty.is_empty()
+        self.has_pending || !self.dirty.is_empty()
     }
 
     fn install(&mut self) {
@@ -187,13 +206,18 @@ impl RouteTable {
     /// Returns whether the kernel needs a route to the prefix through the router: it is at other nodes, or at a port
     /// without a kernel interface.
     fn is_wanted(&self, prefix: IpNet) -> bool {
-        let sources = self.rib.sources(prefix);
-        let Some(best) = sources.iter().map(|source| source.metric).min() else { return false };
-        let mut winners = sources.iter().filter(|source| source.metric == best);
-        if winners.clone().any(|source| source.node == self.own) {
-            return self.unknown_to_kernel.contains(&prefix);
+        let mut winners = self.rib.winners(prefix).peekable();
+        if winners.peek().is_none() {
+            return false;
         }
-        self.kernel_forwards || winners.any(|source| !self.neighbours[usize::from(source.node.0)].contains(&prefix))
+        let mut is_host_elsewhere = true;
+        for node in winners {
+            if node == self.own {
+                return self.unknown_to_kernel.contains(&prefix);
+            }
+            is_host_elsewhere &= self.neighbours[usize::from(node.0)].contains(&prefix);
+        }
+        self.kernel_forwards || !is_host_elsewhere
     }
 
     /// Removes the installed routes from the kernel.

@@ -21,6 +21,7 @@ use super::filters::Filters;
 use super::forwarding::{ForwardingParts, ForwardingThread};
 use super::interconnect_clock::InterconnectClock;
 use super::kernel_settings;
+use super::kernel_watch::KernelWatch;
 use super::liveness::{HangWatch, Heartbeat};
 use super::local_routes::LocalRoutes;
 use super::messages::{COMMANDS_MAX, Notifier, REPORTS_MAX};
@@ -97,7 +98,7 @@ impl Node {
             clients,
             metrics,
             awaits_metrics: false,
-            kernel: Monitor::open()?,
+            kernel: KernelWatch::start(Monitor::open()?).map_err(system("a thread"))?,
             filters: Filters::open()?,
             local: LocalRoutes::new(Some(slow_path)),
             table: RouteTable::new(rib, id, nodes, slow_path, requests),
@@ -116,8 +117,8 @@ impl Node {
             stale_packets: 0,
             netlink_resyncs: 0,
             unreadable: 0,
-            is_kernel_readable: true,
-            kernel_polled_at_ns: 0,
+            filters_polled_at_ns: 0,
+            routes_max: 0,
             is_tracing: false,
             is_stopping: false,
             sysctls,
@@ -146,7 +147,8 @@ fn listen(paths: &NodePaths, node: &NodeConfig) -> Result<(Clients, MetricsServe
 /// Listens for the other nodes. No session is up yet.
 fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
-    let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
+    let (digest, node) = (cluster.digest(), settings.id().0);
+    let own = Hello { version: VERSION, digest, node, incarnation: started_at_ns, kept: None };
     let timers = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
     let key = cluster.key.as_deref().map(Key::read).transpose()?;
     let address = settings.control_address(settings.node(), key.as_ref())?;

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use ::control::MetricsServer;
 use router::PortId;
-use router_ports::netlink::Monitor;
 use router_ports::{InterfaceIndex, LocalAddresses, Sysctls};
 
 use super::clients::Clients;
 use super::error::NodeError;
 use super::filters::Filters;
+use super::kernel_watch::KernelWatch;
 use super::liveness::HangWatch;
 use super::local_routes::LocalRoutes;
 use super::messages::{Command, Notifier, Report};
@@ -33,7 +33,7 @@ pub struct Node {
     pub(super) metrics: MetricsServer,
     /// Whether requests for metrics wait for a snapshot.
     pub(super) awaits_metrics: bool,
-    pub(super) kernel: Monitor,
+    pub(super) kernel: KernelWatch,
     pub(super) filters: Filters,
     pub(super) local: LocalRoutes,
     pub(super) table: RouteTable,
@@ -56,8 +56,9 @@ pub struct Node {
     pub(super) netlink_resyncs: u64,
     /// Number of netlink messages that could not be parsed.
     pub(super) unreadable: u64,
-    pub(super) is_kernel_readable: bool,
-    pub(super) kernel_polled_at_ns: u64,
+    pub(super) filters_polled_at_ns: u64,
+    /// The most routes since memory was last returned to the system.
+    pub(super) routes_max: usize,
     pub(super) is_tracing: bool,
     pub(super) is_stopping: bool,
     /// Settings that are restored when the node ends.

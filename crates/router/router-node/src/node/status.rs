@@ -33,7 +33,11 @@ impl Node {
             interconnect: cluster.interconnect.kind.as_str().to_owned(),
             batch: cluster.interconnect.batch.to_string(),
             ports: node.ports.iter().enumerate().map(port).collect(),
-            peers: self.peers.iter().map(|(id, peer)| peer_status(peer, &snapshot.peers[usize::from(id.0)])).collect(),
+            peers: self
+                .peers
+                .iter()
+                .map(|(id, peer)| peer_status(peer, self.table.routes_of(id), &snapshot.peers[usize::from(id.0)]))
+                .collect(),
             filters: self.filters.status(node.filters),
             routes: RoutesStatus {
                 v4: v4 as u64,
@@ -138,14 +142,14 @@ fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
     counted
 }
 
-/// Returns the status of another node.
-fn peer_status(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
+/// Returns the status of another node, which announces this number of routes.
+fn peer_status(peer: &Peer, routes: usize, counters: &PeerCounters) -> PeerStatus {
     let PeerCounters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
     PeerStatus {
         node: peer.name.clone(),
         state: peer.state().to_owned(),
         reason: peer.reason.clone(),
-        routes: peer.routes() as u64,
+        routes: routes as u64,
         traffic: PeerTraffic {
             sent_packets: counters.sent_packets,
             sent_messages: counters.sent_messages,

@@ -20,7 +20,7 @@ use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rustix::net::RecvFlags;
 
-use super::model::Change;
+use super::model::{Change, RouteKey};
 use super::socket::{NetlinkError, ReceiveError, Socket};
 use super::state::State;
 
@@ -30,9 +30,9 @@ const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31;
 /// `RTM_DELNEXTHOP`; the library has no next-hop objects.
 const NEXTHOP_GONE: u16 = 105;
 /// The largest number of messages in a batch, so that a flood of events does not block the caller.
-const RECEIVES_MAX: u32 = 10_000;
+const RECEIVES_MAX: u32 = 4096;
 /// The largest number of batches after which a queue is empty to which the kernel adds nothing.
-const BATCHES_MAX: u32 = 16;
+const BATCHES_MAX: u32 = 40;
 /// The largest number of dumps in a resynchronization while routes are removed.
 const DUMPS_MAX: u32 = 3;
 /// If routes were removed during each of these dumps, everything is dumped again after a pause: this multiple of the
@@ -53,8 +53,10 @@ pub struct Monitor {
     resyncs: u64,
     /// The time of the next resynchronization and the pause before it, if the state may be incomplete.
     next_resync: Option<(Instant, Duration)>,
-    /// Changes that the state contains but that were not reported because of an error.
+    /// Changes that the state contains but that were not reported yet.
     unreported: Vec<Change>,
+    /// Keys of routes that were not reported as the state has them, from a resynchronization.
+    unreported_routes: Vec<RouteKey>,
     /// The number of events that could not be parsed.
     unreadable: u64,
     /// The largest number of messages in a batch.
@@ -76,6 +78,7 @@ impl Monitor {
             resyncs: 0,
             next_resync: None,
             unreported: Vec::new(),
+            unreported_routes: Vec::new(),
             unreadable: 0,
             receives_max: RECEIVES_MAX,
         })
@@ -99,12 +102,33 @@ impl Monitor {
 
     /// Returns the reported state, as changes from nothing.
     pub fn all(&self) -> Vec<Change> {
-        self.state.differences(&State::default())
+        let (mut changes, keys) = self.state.differences(&State::default());
+        changes.extend(keys.into_iter().map(|key| self.state.route_change(key)));
+        changes
     }
 
     /// Returns the changes since the last call. Waits only for the kernel's answers in a resynchronization. After an
     /// error, the next call reports what is missing.
     pub fn changes(&mut self) -> Result<Vec<Change>, NetlinkError> {
+        self.changes_part(usize::MAX).map(|(changes, _)| changes)
+    }
+
+    /// As [`Monitor::changes`], but with at most `routes_max` routes of a resynchronization. Returns whether there are
+    /// more changes than the returned ones.
+    pub fn changes_part(&mut self, routes_max: usize) -> Result<(Vec<Change>, bool), NetlinkError> {
+        let has_more = if self.unreported_routes.is_empty() { !self.update()? } else { true };
+        // Only then may the state change again: an event of a route that was not reported would be ambiguous.
+        let left = self.unreported_routes.len().saturating_sub(routes_max);
+        let mut changes = std::mem::take(&mut self.unreported);
+        changes.extend(self.unreported_routes.drain(left..).map(|key| self.state.route_change(key)));
+        if left == 0 {
+            self.unreported_routes = Vec::new();
+        }
+        Ok((changes, has_more || left > 0))
+    }
+
+    /// Receives a batch of events, and resynchronizes if necessary. Returns whether all events were received.
+    fn update(&mut self) -> Result<bool, NetlinkError> {
         let (mut state, mut unreported) = (std::mem::take(&mut self.state), std::mem::take(&mut self.unreported));
         let batch = self.receive_all(&mut state, &mut unreported);
         (self.state, self.unreported) = (state, unreported);
@@ -113,13 +137,13 @@ impl Monitor {
             self.next_resync = Some((Instant::now() + pause, pause));
         }
         let is_due = self.next_resync.is_some_and(|(at, _)| at <= Instant::now());
+        let is_all = batch?.is_all;
         // Events that are still queued after a loss are older than what a dump would return.
-        let is_ready = batch?.is_all || !self.is_stale;
-        if is_ready && (self.is_stale || self.state.may_be_incomplete() || is_due) {
+        if (is_all || !self.is_stale) && (self.is_stale || self.state.may_be_incomplete() || is_due) {
             self.is_stale = false;
             self.resync().inspect_err(|_| self.is_stale = true)?;
         }
-        Ok(std::mem::take(&mut self.unreported))
+        Ok(is_all)
     }
 
     /// Receives all queued events if some were lost: later events are reported only after the queue has been drained,
@@ -155,7 +179,9 @@ impl Monitor {
         let pause = self.next_resync.map_or(Duration::ZERO, |(_, pause)| 2 * pause);
         let pause = pause.max(begun.elapsed() * PAUSE_DUMPS).min(PAUSE_MAX);
         self.next_resync = (!is_consistent).then(|| (Instant::now() + pause, pause));
-        self.unreported.extend(now.differences(&self.state));
+        let (changes, routes) = now.differences(&self.state);
+        self.unreported.extend(changes);
+        self.unreported_routes = routes;
         self.state = now;
         self.resyncs += 1;
         Ok(())

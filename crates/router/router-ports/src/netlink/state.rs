@@ -5,20 +5,21 @@
 //! ambiguous, the state is marked as possibly incomplete ([`State::may_be_incomplete`]) and must be dumped again;
 //! [`State::differences`] then returns the missed changes.
 
-use std::collections::BTreeMap;
-use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage as Message;
+use router::interner::{InternedId, Interner, shrink_if_sparse};
 
 use super::convert;
 use super::model::{Address, Change, Link, Neighbour, Route, RouteHop, RouteKey, RouteKind};
 use crate::InterfaceIndex;
 
-/// One of the routes with the same key; the first is the one that the kernel uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One of the routes with the same key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Variant {
     protocol: u8,
     kind: RouteKind,
@@ -53,12 +54,38 @@ impl Variant {
     }
 }
 
+/// The routes with the same key; the first is the one that the kernel uses. Nearly all keys have one.
+enum Variants {
+    One(InternedId),
+    /// At least two; boxed, because there may be millions of keys.
+    Many(Box<[InternedId]>),
+}
+
+impl Variants {
+    fn of(ids: &[InternedId]) -> Option<Self> {
+        match ids {
+            [] => None,
+            [id] => Some(Self::One(*id)),
+            ids => Some(Self::Many(ids.into())),
+        }
+    }
+
+    fn ids(&self) -> &[InternedId] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct State {
     links: BTreeMap<InterfaceIndex, Link>,
     addresses: BTreeMap<(InterfaceIndex, IpNet), Address>,
     neighbours: BTreeMap<(InterfaceIndex, IpAddr), Neighbour>,
-    routes: HashMap<RouteKey, Vec<Variant>>,
+    routes: HashMap<RouteKey, Variants>,
+    /// What the routes are without their keys: those of a routing daemon differ in few things.
+    variants: Interner<Variant>,
     may_be_incomplete: bool,
     may_hide_routes: bool,
 }
@@ -93,12 +120,17 @@ impl State {
     }
 
     pub fn clear_routes(&mut self, are_v6: bool) {
-        self.routes.retain(|key, _| key.prefix.addr().is_ipv6() != are_v6);
+        let Self { routes, variants, .. } = self;
+        let removed = routes.extract_if(|key, _| key.prefix.addr().is_ipv6() == are_v6);
+        removed.for_each(|(_, of_key)| of_key.ids().iter().for_each(|id| _ = variants.release(*id)));
     }
 
     /// Adds routes of a later dump; routes that it does not contain were read before.
     pub fn add_routes(&mut self, later: State) {
-        self.routes.extend(later.routes);
+        for (key, of_key) in &later.routes {
+            let variants = of_key.ids().iter().map(|id| later.variants.get(*id).clone()).collect();
+            self.set_variants(*key, variants);
+        }
     }
 
     /// Applies an entry of a dump, in which routes with the same key are in the order in which the kernel uses them.
@@ -106,13 +138,33 @@ impl State {
         match message {
             Message::NewRoute(message) => {
                 let Some((route, object)) = convert::route(&message) else { return };
-                let variants = self.routes.entry(route.key).or_default();
+                let key = route.key;
                 let new = Variant::new(route, object);
+                let mut variants = self.variants_of(&key);
                 let position = if new.is_local() { 0 } else { variants.len() };
                 variants.insert(position, new);
+                self.set_variants(key, variants);
             }
             other => self.apply(other, 0, &mut Vec::new()),
         }
+    }
+
+    /// Returns the routes with a key.
+    fn variants_of(&self, key: &RouteKey) -> Vec<Variant> {
+        let ids = self.routes.get(key).map_or(&[][..], Variants::ids);
+        ids.iter().map(|id| self.variants.get(*id).clone()).collect()
+    }
+
+    /// Replaces the routes with a key.
+    fn set_variants(&mut self, key: RouteKey, variants: Vec<Variant>) {
+        let add = |variant: &Variant| self.variants.add(variant, |variant| Arc::new(variant.clone())).0;
+        let ids: Vec<InternedId> = variants.iter().map(add).collect();
+        let former = match Variants::of(&ids) {
+            Some(variants) => self.routes.insert(key, variants),
+            None => self.routes.remove(&key),
+        };
+        former.iter().flat_map(Variants::ids).for_each(|id| _ = self.variants.release(*id));
+        shrink_if_sparse(&mut self.routes);
     }
 
     /// Applies an event with the flags of its header, and appends the resulting changes to `changes`.
@@ -169,7 +221,7 @@ impl State {
     }
 
     fn has_objects(&self) -> bool {
-        self.routes.values().flatten().any(|variant| variant.object.is_some())
+        self.variants.iter().any(|(_, variant)| variant.object.is_some())
     }
 
     fn change_route(
@@ -191,11 +243,11 @@ impl State {
     }
 
     fn active(&self, key: &RouteKey) -> Option<&Variant> {
-        self.routes.get(key).and_then(|variants| variants.first())
+        self.routes.get(key).and_then(|variants| variants.ids().first()).map(|id| self.variants.get(*id))
     }
 
     fn add_variant(&mut self, key: RouteKey, new: Variant, flags: u16) {
-        let variants = self.routes.entry(key).or_default();
+        let mut variants = self.variants_of(&key);
         if variants.is_empty() {
             variants.push(new);
         } else if variants.contains(&new) {
@@ -220,26 +272,24 @@ impl State {
         } else {
             self.may_be_incomplete = true;
         }
+        self.set_variants(key, variants);
     }
 
     fn remove_variant(&mut self, key: RouteKey, old: &Variant) {
-        let Entry::Occupied(mut entry) = self.routes.entry(key) else { return };
-        let variants = entry.get_mut();
+        let mut variants = self.variants_of(&key);
         match variants.iter().position(|variant| variant.is_reported_as(old)) {
             Some(index) => {
                 let removed = variants.remove(index);
                 self.may_hide_routes |= key.prefix.addr().is_ipv6() && removed.hops.len() > 1;
             }
             // One of several hops of an IPv6 route, or a route that was never reported.
-            None => self.may_be_incomplete = true,
+            None => self.may_be_incomplete |= !variants.is_empty(),
         }
-        if variants.is_empty() {
-            entry.remove();
-        }
+        self.set_variants(key, variants);
     }
 
-    /// Returns the changes that turn `before` into `self`.
-    pub fn differences(&self, before: &State) -> Vec<Change> {
+    /// Returns the changes that turn `before` into `self`: of routes only their keys, as there may be millions.
+    pub fn differences(&self, before: &State) -> (Vec<Change>, Vec<RouteKey>) {
         let mut changes = Vec::new();
         for (index, link) in changed(&before.links, &self.links) {
             changes.push(link.map_or(Change::LinkGone(*index), |link| Change::Link(link.clone())));
@@ -252,14 +302,17 @@ impl State {
             let removed = Change::NeighbourGone { interface, address };
             changes.push(neighbour.map_or(removed, |neighbour| Change::Neighbour(neighbour.clone())));
         }
-        for key in before.routes.keys().filter(|key| !self.routes.contains_key(key)) {
-            changes.push(Change::RouteGone(*key));
-        }
-        for (key, variants) in &self.routes {
-            let is_known = before.active(key).is_some_and(|old| old.is_reported_as(&variants[0]));
-            changes.extend((!is_known).then(|| Change::Route(variants[0].route(*key))));
-        }
-        changes
+        let gone = before.routes.keys().filter(|key| !self.routes.contains_key(key));
+        let other = self.routes.keys().filter(|key| {
+            let (before, now) = (before.active(key), self.active(key));
+            before.zip(now).is_none_or(|(before, now)| !before.is_reported_as(now))
+        });
+        (changes, gone.chain(other).copied().collect())
+    }
+
+    /// Returns the route with a key as a change.
+    pub fn route_change(&self, key: RouteKey) -> Change {
+        self.active(&key).map_or(Change::RouteGone(key), |active| Change::Route(active.route(key)))
     }
 }
 

@@ -42,7 +42,7 @@ fn the_best_announcement_wins_and_equal_ones_share() {
         rib.withdraw(NodeId(node), prefix).expect("room");
     }
     assert_eq!((found(&mut tables, "192.0.2.9"), rib.routes()), (None, (0, 0)));
-    assert!(rib.groups.is_empty() && rib.hop_sets.ids.is_empty(), "everything is freed");
+    assert!(rib.groups.is_empty() && rib.hop_sets.iter().next().is_none(), "everything is freed");
 }
 
 #[test]
@@ -72,12 +72,12 @@ fn a_failed_node_gets_no_packet_at_once_and_others_take_over() {
     for number in 0..50 {
         rib.announce(NodeId(0), net(&format!("10.0.{number}.0/24")), 1, &[hop(0, 0)]).expect("room");
     }
-    rib.withdraw_node(NodeId(0)).expect("room");
+    rib.suspend_node(NodeId(0)).expect("room");
     assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(1, 0)]), "at once");
     assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![]), "at once, without a hop");
     assert_eq!(found(&mut tables, "203.0.113.1"), Some(vec![Hop::BLACKHOLE]), "a blackhole belongs to no node");
     let mut slices = 0;
-    while rib.process_withdrawals(10).expect("room") {
+    while rib.process_pending(10, |_| {}).expect("room") {
         slices += 1;
     }
     assert_eq!(slices, 5);
@@ -94,7 +94,7 @@ fn a_node_that_returns_before_its_routes_are_withdrawn_has_only_its_new_ones() {
     for prefix in [kept, lost] {
         rib.announce(NodeId(0), prefix, 10, &[hop(0, 0)]).expect("room");
     }
-    rib.withdraw_node(NodeId(0)).expect("room");
+    rib.suspend_node(NodeId(0)).expect("room");
     rib.announce(NodeId(0), kept, 10, &[hop(0, 0)]).expect("room");
     assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(0, 0)]));
     assert_eq!(found(&mut tables, "198.51.100.1"), None);
@@ -132,8 +132,8 @@ fn a_route_without_room_is_not_installed_until_there_is_room() {
         (0, usize::from(GROUPS_MAX)),
         "withdrawn routes are not retried"
     );
-    rib.withdraw_node(NodeId(1)).expect("room");
-    while rib.process_withdrawals(10_000).expect("room") {}
+    rib.suspend_node(NodeId(1)).expect("room");
+    while rib.process_pending(10_000, |_| {}).expect("room") {}
     assert_eq!((rib.routes(), rib.groups.len(), rib.writer.groups()), ((0, 0), 0, 0));
 }
 
@@ -167,6 +167,8 @@ enum Change {
     Announce { node: u8, prefix: u8, metric: u32, ports: Vec<u8> },
     Withdraw { node: u8, prefix: u8 },
     Gone { node: u8 },
+    Returned { node: u8 },
+    Forgotten { node: u8 },
     Work { routes: usize },
 }
 
@@ -177,13 +179,18 @@ fn change() -> impl Strategy<Value = Change> {
         6 => (node.clone(), prefix.clone(), 1..3_u32, prop::collection::vec(0..4_u8, 1..4))
             .prop_map(|(node, prefix, metric, ports)| Change::Announce { node, prefix, metric, ports }),
         3 => (node.clone(), prefix).prop_map(|(node, prefix)| Change::Withdraw { node, prefix }),
-        1 => node.prop_map(|node| Change::Gone { node }),
+        2 => node.clone().prop_map(|node| Change::Gone { node }),
+        1 => node.clone().prop_map(|node| Change::Returned { node }),
+        1 => node.prop_map(|node| Change::Forgotten { node }),
         1 => (0..4_usize).prop_map(|routes| Change::Work { routes }),
     ]
 }
 
+/// By node and prefix: the metric, and the ports of the hops.
+type Announced = HashMap<(u8, u8), (u32, Vec<u8>)>;
+
 /// Returns the expected hops, by a naive computation.
-fn expected(announced: &HashMap<(u8, u8), (u32, Vec<u8>)>, prefix: u8) -> Option<Vec<Hop>> {
+fn expected(announced: &Announced, prefix: u8) -> Option<Vec<Hop>> {
     let of = |node: u8| announced.get(&(node, prefix));
     let best = (0..3).filter_map(of).map(|(metric, _)| *metric).min()?;
     let mut hops: Vec<Hop> = (0..3)
@@ -200,7 +207,9 @@ proptest! {
     #[test]
     fn the_fib_matches_the_announcements_after_any_history(changes in prop::collection::vec(change(), 1..60)) {
         let (mut rib, mut tables) = Rib::new().expect("memory");
-        let mut announced: HashMap<(u8, u8), (u32, Vec<u8>)> = HashMap::new();
+        let mut announced = Announced::new();
+        // What failed nodes had announced.
+        let mut kept: [Option<Announced>; 3] = [const { None }; 3];
         let prefix_of = |prefix: u8| net(&format!("10.{prefix}.0.0/16"));
         for change in changes {
             match change {
@@ -208,20 +217,35 @@ proptest! {
                     let hops: Vec<Hop> = ports.iter().map(|port| hop(node, *port)).collect();
                     rib.announce(NodeId(node), prefix_of(prefix), metric, &hops).expect("room");
                     announced.insert((node, prefix), (metric, ports));
+                    kept[usize::from(node)] = None;
                 }
                 Change::Withdraw { node, prefix } => {
                     rib.withdraw(NodeId(node), prefix_of(prefix)).expect("room");
                     announced.remove(&(node, prefix));
+                    kept[usize::from(node)].iter_mut().for_each(|kept| _ = kept.remove(&(node, prefix)));
                 }
                 Change::Gone { node } => {
-                    rib.withdraw_node(NodeId(node)).expect("room");
-                    announced.retain(|(of, _), _| *of != node);
+                    rib.suspend_node(NodeId(node)).expect("room");
+                    let of_node: Announced = announced.extract_if(|(of, _), _| *of == node).collect();
+                    if !of_node.is_empty() {
+                        kept[usize::from(node)] = Some(of_node);
+                    }
+                }
+                Change::Returned { node } => {
+                    let is_kept = rib.resume_node(NodeId(node)).expect("room");
+                    let of_node = kept[usize::from(node)].take();
+                    prop_assert_eq!(is_kept, of_node.is_some());
+                    announced.extend(of_node.into_iter().flatten());
+                }
+                Change::Forgotten { node } => {
+                    rib.forget_node(NodeId(node));
+                    kept[usize::from(node)].iter_mut().for_each(HashMap::clear);
                 }
                 Change::Work { routes } => {
-                    rib.process_withdrawals(routes).expect("room");
+                    rib.process_pending(routes, |_| {}).expect("room");
                 }
             }
-            let is_settled = rib.pending_withdrawals.is_empty();
+            let is_settled = rib.pending.is_empty();
             for prefix in 0..6 {
                 let found = found(&mut tables, &format!("10.{prefix}.1.1"));
                 let expected = expected(&announced, prefix);
@@ -232,7 +256,7 @@ proptest! {
                 prop_assert!(!found.unwrap_or_default().iter().any(is_dead), "a hop at a failed node");
             }
         }
-        while rib.process_withdrawals(usize::MAX).expect("room") {}
+        while rib.process_pending(usize::MAX, |_| {}).expect("room") {}
         prop_assert_eq!(rib.groups.len(), rib.writer.groups());
     }
 }

@@ -1,12 +1,13 @@
 use super::*;
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, HOPS_MAX, MESSAGE_BYTES_MAX, Origin, RouteKind};
+use ipnet::IpNet;
 use proptest::prelude::*;
 
 const TIMERS: SessionTimers = SessionTimers { keepalive_ns: 20, hold_ns: 80 };
 const PORTS: [usize; 3] = [1, 2, 3];
 
 fn hello(node: u8) -> Hello {
-    Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) }
+    Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node), kept: None }
 }
 
 /// Node 2 has connected to node 1.
@@ -18,10 +19,19 @@ fn pair() -> (Session, Session) {
 fn established() -> (Session, Session) {
     let (mut two, mut one) = pair();
     let none = Announcements::default();
-    let (first, second) = (two.next_packet(0, &none).unwrap().bytes, one.next_packet(0, &none).unwrap().bytes);
-    assert_eq!(one.receive(0, &first), Ok(SessionEvent::Hello { node: NodeId(2), incarnation: 102 }));
-    assert_eq!(two.receive(0, &second), Ok(SessionEvent::Hello { node: NodeId(1), incarnation: 101 }));
+    greet(&mut two, &mut one, &none);
+    assert_eq!(transfer(&mut two, &mut one, &none), [SessionEvent::RoutesBegin { is_continued: false }]);
+    assert_eq!(transfer(&mut one, &mut two, &none), [SessionEvent::RoutesBegin { is_continued: false }]);
     (two, one)
+}
+
+/// Exchanges the hellos: the node that has accepted waits for that of the other one.
+fn greet(two: &mut Session, one: &mut Session, own: &Announcements) {
+    assert!(one.next_packet(0, own).is_none());
+    let first = two.next_packet(0, own).unwrap().bytes;
+    assert_eq!(one.receive(0, &first), Ok(SessionEvent::Hello { node: NodeId(2), incarnation: 102 }));
+    let second = one.next_packet(0, own).unwrap().bytes;
+    assert_eq!(two.receive(0, &second), Ok(SessionEvent::Hello { node: NodeId(1), incarnation: 101 }));
 }
 
 fn route(third: u16, hops: usize) -> (IpNet, AnnouncedRoute) {
@@ -98,7 +108,7 @@ fn route_updates_fit_the_maximum_length_however_many_routes_there_are() {
     let mut own = Announcements::default();
     for third in 0..2000 {
         let (prefix, announced) = route(third, HOPS_MAX);
-        own.announce(prefix, announced);
+        own.announce(prefix, &announced);
     }
     let mut received = Vec::new();
     while let Some(OutgoingPacket { bytes: packet, .. }) = two.next_packet(1, &own) {
@@ -108,7 +118,8 @@ fn route_updates_fit_the_maximum_length_however_many_routes_there_are() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!((received.len(), one.routes(), two.advertised()), (2000, 2000, own.latest()));
+    assert_eq!((received.len(), two.advertised()), (2000, own.latest()));
+    assert_eq!(one.received(), Some(KeptRoutes { incarnation: 102, change: own.latest() }));
     assert_eq!(received, own.changes_after(0, usize::MAX).0);
     own.withdraw(&route(5, 0).0);
     let withdrawal = two.next_packet(1, &own).unwrap().bytes;
@@ -116,7 +127,67 @@ fn route_updates_fit_the_maximum_length_however_many_routes_there_are() {
         one.receive(1, &withdrawal),
         Ok(SessionEvent::RouteUpdate(vec![RouteChange { prefix: route(5, 0).0, announced: None }]))
     );
-    assert_eq!(one.routes(), 1999);
+}
+
+/// Node 1 gets the packets that node 2 has to send, and returns what they contained.
+fn transfer(two: &mut Session, one: &mut Session, own: &Announcements) -> Vec<SessionEvent> {
+    let mut events = Vec::new();
+    while let Some(packet) = two.next_packet(0, own) {
+        events.push(one.receive(0, &packet.bytes).unwrap());
+    }
+    events
+}
+
+#[test]
+fn a_session_that_is_opened_again_continues_with_the_changes_since() {
+    let mut own = Announcements::default();
+    (0..4).for_each(|third| _ = own.announce(route(third, 1).0, &route(third, 1).1));
+    let (mut two, mut one) = pair();
+    greet(&mut two, &mut one, &own);
+    transfer(&mut two, &mut one, &own);
+    let kept = one.received();
+    assert_eq!(kept, Some(KeptRoutes { incarnation: 102, change: 4 }));
+    own.withdraw(&route(2, 1).0);
+    let again = |kept: Option<KeptRoutes>, own: &Announcements| {
+        let (mut two, mut one) = pair();
+        let first = two.next_packet(0, own).unwrap().bytes;
+        one.receive(0, &first).unwrap();
+        // Known only now.
+        one.set_kept(kept);
+        two.receive(0, &one.next_packet(0, own).unwrap().bytes).unwrap();
+        transfer(&mut two, &mut one, own)
+    };
+    let withdrawal = RouteChange { prefix: route(2, 1).0, announced: None };
+    let continued = [SessionEvent::RoutesBegin { is_continued: true }, SessionEvent::RouteUpdate(vec![withdrawal])];
+    assert_eq!(again(kept, &own), continued);
+    let is_from_the_beginning = |events: Vec<SessionEvent>| {
+        let all = own.changes_after(0, usize::MAX).0;
+        events == [SessionEvent::RoutesBegin { is_continued: false }, SessionEvent::RouteUpdate(all)]
+    };
+    assert!(is_from_the_beginning(again(None, &own)));
+    // Of another run of the node, and of changes that it has not made.
+    for (incarnation, change) in [(101, 4), (102, 6)] {
+        assert!(is_from_the_beginning(again(Some(KeptRoutes { incarnation, change }), &own)));
+    }
+    // The withdrawal is forgotten.
+    own.prune_withdrawn(5, 1);
+    assert_eq!(again(kept, &own)[0], SessionEvent::RoutesBegin { is_continued: false });
+}
+
+#[test]
+fn routes_without_their_beginning_or_out_of_order_are_refused() {
+    let update = |change: u64| Message::RouteUpdate(Vec::new(), change).encode();
+    let none = Announcements::default();
+    let (mut two, mut one) = pair();
+    greet(&mut two, &mut one, &none);
+    assert!(matches!(one.receive(0, &update(1)), Err(ControlError::UnexpectedMessage(_))));
+    let continued = Message::RoutesBegin(3).encode();
+    assert!(matches!(one.receive(0, &continued), Err(ControlError::UnexpectedMessage(_))), "nothing was kept");
+    let (_, mut one) = established();
+    assert_eq!(one.receive(0, &update(2)), Ok(SessionEvent::RouteUpdate(Vec::new())));
+    assert!(matches!(one.receive(0, &update(2)), Err(ControlError::Malformed(_))));
+    let again = Message::RoutesBegin(0).encode();
+    assert!(matches!(one.receive(0, &again), Err(ControlError::UnexpectedMessage(_))));
 }
 
 #[test]
@@ -126,7 +197,7 @@ fn invalid_routes_are_refused() {
         prefix: prefix.parse().unwrap(),
         announced: Some(AnnouncedRoute { metric: 1, origin: Origin::Kernel, kind: RouteKind::Unicast, hops }),
     };
-    let receive = |change: RouteChange| established().1.receive(0, &Message::RouteUpdate(vec![change]).encode());
+    let receive = |change: RouteChange| established().1.receive(0, &Message::RouteUpdate(vec![change], 1).encode());
     assert!(receive(change("10.0.0.0/8", vec![good])).is_ok());
     assert!(receive(change("10.0.0.0/8", vec![AnnouncedHop { port: u8::MAX, ..good }])).is_ok());
     for invalid in [
@@ -162,11 +233,17 @@ fn port_mtus_are_sent_once_per_change_and_bounded() {
 fn setup_messages_are_sent_first_and_bounded() {
     let (mut two, mut one) = established();
     let mut own = Announcements::default();
-    own.announce(route(1, 1).0, route(1, 1).1);
+    own.announce(route(1, 1).0, &route(1, 1).1);
     assert!((0..SETUPS_QUEUED_MAX).all(|_| two.queue_setup(vec![5; SETUP_BYTES_MAX], Vec::new())));
     assert!(!two.queue_setup(vec![1], Vec::new()));
     let packet = two.next_packet(0, &own).unwrap().bytes;
     assert_eq!(one.receive(0, &packet), Ok(SessionEvent::InterconnectSetup(vec![5; SETUP_BYTES_MAX])));
+    // But not before the hello of the node that has accepted.
+    let (mut two, mut one) = pair();
+    one.receive(0, &two.next_packet(0, &own).unwrap().bytes).unwrap();
+    assert!(one.queue_setup(vec![1], Vec::new()));
+    let hello = one.next_packet(0, &own).unwrap().bytes;
+    assert!(matches!(two.receive(0, &hello), Ok(SessionEvent::Hello { .. })));
 }
 
 #[test]
@@ -190,7 +267,7 @@ proptest! {
     #[test]
     fn a_truncated_or_modified_message_never_panics(cut in 0..64usize, at in 0..64usize, byte in any::<u8>()) {
         let (prefix, announced) = route(1, 2);
-        let mut packet = Message::RouteUpdate(vec![RouteChange { prefix, announced: Some(announced) }]).encode();
+        let mut packet = Message::RouteUpdate(vec![RouteChange { prefix, announced: Some(announced) }], 1).encode();
         packet.truncate(cut);
         if let Some(found) = packet.get_mut(at) {
             *found = byte;

@@ -41,7 +41,7 @@ fn local() -> LocalRoutes {
     for (interface, name) in [(LO, "lo"), (MANAGEMENT, "mgmt0"), (SLOW, "crosslane0")] {
         local.apply_kernel_change(link(interface, name, true));
     }
-    local.update_routes();
+    local.update_routes(usize::MAX);
     local.take_effects();
     local
 }
@@ -69,7 +69,7 @@ fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Optio
 /// The route to a prefix in this node's table, and the announced one.
 fn routes_to(local: &mut LocalRoutes, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
     let own = local
-        .update_routes()
+        .update_routes(usize::MAX)
         .into_iter()
         .rfind(|change| change.prefix == net(prefix))
         .and_then(|change| change.announced);
@@ -117,7 +117,7 @@ fn a_gateway_is_pinned_before_its_routes_are_announced_and_unpinned_after() {
     assert_eq!(local.take_effects(), []);
     local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("198.51.100.0/24"), metric: 20 }));
     assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5))]);
-    assert!(local.gateways.len() == 0 && local.ports[0].prefixes.is_empty());
+    assert!(local.gateways.len() == 0 && local.routes.iter().next().is_none());
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn routes_and_addresses_of_other_interfaces_are_not_announced() {
     local.apply_kernel_change(address(LO, "10.255.0.1/32"));
     local.apply_kernel_change(address(LO, "127.0.0.1/8"));
     local.apply_kernel_change(address(SLOW, "10.255.0.2/32"));
-    let own: Vec<IpNet> = local.update_routes().iter().map(|change| change.prefix).collect();
+    let own: Vec<IpNet> = local.update_routes(usize::MAX).iter().map(|change| change.prefix).collect();
     assert_eq!(own, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
     let (announced, _) = local.announcements().changes_after(0, usize::MAX);
     assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), own[..2]);
@@ -388,7 +388,7 @@ fn unreachable_routes_are_announced_unless_they_are_the_kernels_own() {
     };
     local.apply_kernel_change(reject("198.51.100.0/24", 4));
     local.apply_kernel_change(reject("::/0", PROTOCOL_KERNEL));
-    assert_eq!(local.update_routes().len(), 1);
+    assert_eq!(local.update_routes(usize::MAX).len(), 1);
     let (announced, _) = local.announcements().changes_after(0, usize::MAX);
     assert_eq!(announced[0].announced.as_ref().unwrap().kind, RouteKind::Blackhole);
 }
@@ -405,7 +405,7 @@ fn a_throw_route_hides_less_specific_routes() {
         hops: Vec::new(),
         mtu_bytes: None,
     }));
-    let changes = local.update_routes();
+    let changes = local.update_routes(usize::MAX);
     let thrown = changes.iter().find(|change| change.prefix == key.prefix).unwrap().announced.clone().unwrap();
     assert_eq!((thrown.kind, thrown.metric, thrown.hops), (RouteKind::Throw, 5, Vec::new()));
 }
@@ -456,7 +456,7 @@ fn local_of(node: &Node) -> LocalRoutes {
 
 /// The announced routes with their hops.
 fn all(local: &mut LocalRoutes) -> Vec<(String, Vec<(u8, u16)>)> {
-    local.update_routes();
+    local.update_routes(usize::MAX);
     let (all, _) = local.announcements().changes_after(0, usize::MAX);
     let announced = all.into_iter().filter(|change| change.announced.is_some());
     let mut announced: Vec<_> = announced.map(|change| (change.prefix.to_string(), hops(change.announced))).collect();
@@ -555,9 +555,8 @@ fn renumbering_ports_gives_the_state_of_a_fresh_start() {
         );
         found.retain(|(prefix, _)| prefix != "10.9.0.9/32");
         assert_eq!((found, mtus, gateways), settled(&mut local_of(to)), "from {from:?} to {to:?}");
-        for (index, port) in local.ports.iter().enumerate() {
-            let stays = port.prefixes.iter().all(|prefix| local.candidates.contains_key(prefix));
-            assert!(stays, "port {index} leads to {:?}", port.prefixes);
-        }
+        let used: HashSet<InternedId> =
+            local.candidates.values().flat_map(Candidates::iter).map(|(_, id)| id).collect();
+        assert!(local.routes.iter().all(|(id, _)| used.contains(&id)), "{:?}", local.routes);
     }
 }

@@ -2,9 +2,9 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 
 use super::*;
-use crate::control::Key;
 use crate::control::message::VERSION;
 use crate::control::transport::TcpAddress;
+use crate::control::{AnnouncedRoute, Key, Origin, RouteKind};
 
 const LIMITS: SessionTimers = SessionTimers { keepalive_ns: 20_000_000, hold_ns: 10_000_000_000 };
 const ITERATION_NS: u64 = 1_000_000;
@@ -14,16 +14,19 @@ const ITERATIONS_MAX: u64 = 20_000;
 /// Node 0 or 1 of a cluster of two, in one directory.
 fn peers(folder: &Path, node: u8) -> Peers {
     let address = |node: u8| ControlAddress::Unix(folder.join(node.to_string()));
-    let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
+    let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node), kept: None };
     let paths = (0..2).map(|node| (node.to_string(), address(node), 1)).collect();
     Peers::new(own, LIMITS, Listener::bind(&address(node), Vec::new()).unwrap(), paths)
 }
 
 fn poll(peers: &mut Peers, now_ns: u64) {
-    let own = Announcements::default();
+    poll_with(peers, now_ns, &Announcements::default());
+}
+
+fn poll_with(peers: &mut Peers, now_ns: u64, own: &Announcements) {
     peers.note_readable(&vec![true; peers.descriptors().len()]);
-    peers.poll(now_ns, &own);
-    peers.send(now_ns, &own);
+    peers.poll(now_ns, own);
+    peers.send(now_ns, own);
 }
 
 /// Polls both nodes until the condition holds.
@@ -90,6 +93,58 @@ fn a_suspended_node_opens_a_session_with_the_current_peer_only() {
     assert_eq!(nodes.each_ref().map(|node| other(node).losses), [0, 0]);
 }
 
+/// The updates about routes.
+fn route_updates(peers: &mut Peers) -> Vec<String> {
+    let of = |update: PeerUpdate| match update {
+        PeerUpdate::RoutesBegin(_, is_continued) => Some(format!("begin {is_continued}")),
+        PeerUpdate::Routes(_, changes) => Some(format!("{} changes", changes.len())),
+        PeerUpdate::Forget(_) => Some("forget".to_owned()),
+        PeerUpdate::Down(_) => Some("down".to_owned()),
+        _ => None,
+    };
+    peers.take_updates().into_iter().filter_map(of).collect()
+}
+
+#[test]
+fn a_lost_node_that_returns_is_sent_only_what_has_changed() {
+    let _no_child = test_support::spawn::forbid();
+    let folder = tempfile::tempdir().unwrap();
+    let mut nodes = [0, 1].map(|node| peers(folder.path(), node));
+    let mut own = Announcements::default();
+    let route = AnnouncedRoute { metric: 0, origin: Origin::Kernel, kind: RouteKind::Blackhole, hops: Vec::new() };
+    let prefix = |number: u8| format!("10.{number}.0.0/16").parse().unwrap();
+    (0..3).for_each(|number| _ = own.announce(prefix(number), &route));
+    let mut now_ns = 0;
+    let mut settle = |nodes: &mut [Peers; 2], own: &Announcements| {
+        for _ in 0..ITERATIONS_MAX {
+            now_ns += ITERATION_NS;
+            nodes.iter_mut().for_each(|node| poll_with(node, now_ns, own));
+            if states(nodes) == ["joining"; 2] && nodes[0].advertised_to_all(now_ns) == Some(own.latest()) {
+                nodes.iter_mut().for_each(|node| poll_with(node, now_ns, own));
+                return now_ns;
+            }
+        }
+        panic!("{nodes:#?}");
+    };
+    settle(&mut nodes, &own);
+    assert_eq!(route_updates(&mut nodes[1]), ["begin false", "3 changes"]);
+    // The hold timer of one node expires.
+    nodes[1].peer_down(NodeId(0), "silent", 0);
+    own.withdraw(&prefix(1));
+    settle(&mut nodes, &own);
+    assert_eq!(route_updates(&mut nodes[1]), ["down", "begin true", "1 changes"]);
+    assert_eq!(route_updates(&mut nodes[0]), ["begin false", "3 changes", "down", "begin true", "1 changes"]);
+    nodes[1].peer_down(NodeId(0), "silent", 0);
+    let now_ns = settle(&mut nodes, &own);
+    assert_eq!(route_updates(&mut nodes[1]), ["down", "begin true"]);
+    // Node 0 is gone for good.
+    nodes[0].hold("stopped", now_ns);
+    poll_with(&mut nodes[1], now_ns + 1, &own);
+    assert_eq!(nodes[1].advertised_to_all(now_ns + 1), None, "it may return");
+    poll_with(&mut nodes[1], now_ns + 1 + KEPT_NS, &own);
+    assert_eq!(route_updates(&mut nodes[1]), ["down", "forget"]);
+}
+
 #[test]
 fn a_refusal_is_logged_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +172,7 @@ fn tcp_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Pe
             key: key.clone(),
         })
     };
-    let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
+    let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node), kept: None };
     Peers::new(own, LIMITS, listener, (0..2).map(|node| (node.to_string(), address(node), 1)).collect())
 }
 
