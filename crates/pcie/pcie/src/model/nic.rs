@@ -22,13 +22,16 @@ pub const FRAME_BYTES_MIN: u64 = 64;
 /// Largest frame considered, including the frame check sequence: a jumbo frame.
 pub const FRAME_BYTES_MAX: u64 = 9018;
 
-/// Largest item of a step other than a packet.
+/// Largest number of bytes that a key of a step may give.
 const STEP_BYTES_MAX: u64 = 4096;
 
-const BUILT_IN: [(&str, &str); 3] = [
+const BUILT_IN: [(&str, &str); 6] = [
     ("simple", include_str!("../../nics/simple.toml")),
     ("kernel", include_str!("../../nics/kernel.toml")),
     ("dpdk", include_str!("../../nics/dpdk.toml")),
+    ("mlx5-kernel", include_str!("../../nics/mlx5-kernel.toml")),
+    ("mlx5-dpdk", include_str!("../../nics/mlx5-dpdk.toml")),
+    ("mlx5-mprq", include_str!("../../nics/mlx5-mprq.toml")),
 ];
 
 /// A model of a NIC and its driver.
@@ -60,6 +63,22 @@ pub struct Step {
     pub items: Count,
     /// Packets per access; by default the number of items.
     pub packets: Option<Count>,
+    /// Bytes at the start of an access, before its items.
+    #[serde(default)]
+    pub prefix_bytes: u64,
+    /// Bytes before each item.
+    #[serde(default)]
+    pub header_bytes: u64,
+    /// Each item, with its header, is padded to a multiple of this.
+    #[serde(default = "no_alignment")]
+    pub align_bytes: u64,
+    /// Largest access: it has fewer items if they do not fit.
+    pub access_bytes_max: Option<u64>,
+    /// Smallest packet that needs the step.
+    #[serde(default)]
+    pub packet_bytes_min: u64,
+    /// Largest packet that needs the step.
+    pub packet_bytes_max: Option<u64>,
 }
 
 /// The purpose of a step.
@@ -159,12 +178,14 @@ impl NicModel {
         let invalid =
             |place: String, what: String| ConfigError::Invalid { file: file.to_owned(), location: place, what };
         for (key, steps) in [("transmit", &self.transmit), ("receive", &self.receive)] {
-            if !steps.iter().any(|step| step.bytes == StepBytes::Frame) {
-                let what = "no step transfers the packet; write one with bytes = \"frame\"";
-                return Err(invalid(key.to_owned(), what.to_owned()));
-            }
             for (index, step) in steps.iter().enumerate() {
                 step.check().map_err(|(field, what)| invalid(format!("{key}[{index}].{field}"), what))?;
+            }
+            if let Some(packet_bytes) = untransferred(steps) {
+                let what = format!(
+                    "no step transfers the packet if it has {packet_bytes} bytes; write one with bytes = \"frame\""
+                );
+                return Err(invalid(key.to_owned(), what));
             }
         }
         Ok(self)
@@ -236,31 +257,113 @@ pub fn line_packet_gbps(mode: Mode, line_gbps: f64, packet_bytes: u64) -> f64 {
     line_gbps * packet_bytes as f64 / (frame_bytes.max(FRAME_BYTES_MIN) + LINE_BYTES) as f64
 }
 
+/// Returns the smallest packet that no step transfers.
+fn untransferred(steps: &[Step]) -> Option<u64> {
+    let is_transferred =
+        |bytes: &u64| steps.iter().any(|step| step.bytes == StepBytes::Frame && step.is_needed_for(*bytes));
+    let ends = steps.iter().filter_map(|step| step.packet_bytes_max).map(|last| last + 1);
+    std::iter::once(1).chain(ends).filter(|bytes| !is_transferred(bytes)).min()
+}
+
+/// The default of [`Step::align_bytes`].
+fn no_alignment() -> u64 {
+    1
+}
+
 impl Step {
-    /// Returns the number of packets per access.
+    /// Returns the number of packets per access, if all items fit.
     pub fn packets(&self) -> u32 {
         self.packets.unwrap_or(self.items).0
     }
 
+    /// Returns whether packets of this size need the step.
+    pub fn is_needed_for(&self, packet_bytes: u64) -> bool {
+        (self.packet_bytes_min..=self.packet_bytes_max.unwrap_or(u64::MAX)).contains(&packet_bytes)
+    }
+
     /// Fails with the name of an invalid key and the reason.
     fn check(&self) -> Result<(), (&'static str, String)> {
+        let range = |key, bytes: u64, min: u64| match bytes {
+            _ if (min..=STEP_BYTES_MAX).contains(&bytes) => Ok(()),
+            _ => Err((key, format!("'{bytes}' is out of range; choose {min} to {STEP_BYTES_MAX}"))),
+        };
         match self.bytes {
-            StepBytes::Frame if self.items.0 > 1 => {
-                Err(("items", format!("'{}' packets cannot be one access; leave it out", self.items.0)))
+            StepBytes::Frame if self.items.0 > 1 && self.step != StepKind::DescriptorFetch => {
+                return Err(("items", format!("'{}' packets cannot be one access; leave it out", self.items.0)));
             }
-            StepBytes::Fixed(bytes) if !(1..=STEP_BYTES_MAX).contains(&bytes) => {
-                Err(("bytes", format!("'{bytes}' is out of range; choose 1 to {STEP_BYTES_MAX}")))
+            StepBytes::Frame if self.items.0 > 1 && self.access_bytes_max.is_none() => {
+                let what = format!("'{}' packets of any size are no access; add access_bytes_max", self.items.0);
+                return Err(("items", what));
             }
-            _ => Ok(()),
+            StepBytes::Frame => {}
+            StepBytes::Fixed(bytes) => range("bytes", bytes, 1)?,
         }
+        range("prefix_bytes", self.prefix_bytes, 0)?;
+        range("header_bytes", self.header_bytes, 0)?;
+        range("align_bytes", self.align_bytes, 1)?;
+        let min = self.packet_bytes_min.max(1);
+        if let Some(last) = self.packet_bytes_max.filter(|last| *last < min) {
+            return Err((
+                "packet_bytes_max",
+                format!("'{last}' is less than the smallest packet; choose {min} or more"),
+            ));
+        }
+        self.access_bytes_max.map_or(Ok(()), |most| self.check_access(most))
+    }
+
+    /// Fails if an item may be larger than the largest access, or if the number of packets would not follow that of the
+    /// items.
+    fn check_access(&self, most: u64) -> Result<(), (&'static str, String)> {
+        if most > STEP_BYTES_MAX {
+            return Err(("access_bytes_max", format!("'{most}' is out of range; choose at most {STEP_BYTES_MAX}")));
+        }
+        if self.packets.is_some() {
+            return Err(("packets", "is not possible with access_bytes_max; leave one out".to_owned()));
+        }
+        let largest_bytes = match (self.bytes, self.packet_bytes_max) {
+            (StepBytes::Fixed(bytes), _) | (StepBytes::Frame, Some(bytes)) => {
+                self.prefix_bytes + self.item_bytes(bytes)
+            }
+            (StepBytes::Frame, None) => {
+                return Err((
+                    "access_bytes_max",
+                    "needs packet_bytes_max, as packets have any size; add it".to_owned(),
+                ));
+            }
+        };
+        if largest_bytes > most {
+            let what = format!("'{most}' is less than one item needs; choose {largest_bytes} or more");
+            return Err(("access_bytes_max", what));
+        }
+        Ok(())
+    }
+
+    /// Returns the size of an item of `bytes` with its header and padding.
+    fn item_bytes(&self, bytes: u64) -> u64 {
+        (self.header_bytes + bytes).next_multiple_of(self.align_bytes)
+    }
+
+    /// Returns the bytes of an access, and how many packets it serves.
+    fn access(&self, packet: Span) -> (Span, u32) {
+        // A packet within a descriptor is not where the packet is in memory.
+        let (bytes, address) = match self.bytes {
+            StepBytes::Frame if self.step == StepKind::DescriptorFetch => (packet.bytes, 0),
+            StepBytes::Frame => (packet.bytes, packet.address),
+            StepBytes::Fixed(bytes) => (bytes, 0),
+        };
+        let item_bytes = self.item_bytes(bytes);
+        let fitting = self.access_bytes_max.map(|most| most.saturating_sub(self.prefix_bytes) / item_bytes);
+        let items = fitting.unwrap_or(u64::MAX).clamp(1, self.items.0.into());
+        let packets = self.packets.map_or(items as u32, |packets| packets.0);
+        (Span { address, bytes: self.prefix_bytes + items * item_bytes }, packets)
     }
 
     /// Returns the PCIe traffic of the step per packet.
     pub fn traffic(&self, model: &Model, direction: Direction, packet: Span) -> PacketTraffic {
-        let span = match self.bytes {
-            StepBytes::Frame => packet,
-            StepBytes::Fixed(bytes) => Span { address: 0, bytes: bytes * u64::from(self.items.0) },
-        };
+        if !self.is_needed_for(packet.bytes) {
+            return PacketTraffic::default();
+        }
+        let (span, packets) = self.access(packet);
         let (is_host, access) = self.step.access(direction);
         let traffic = model.traffic(access, span);
         let mut seen = if is_host { traffic.reversed() } else { traffic };
@@ -269,7 +372,7 @@ impl Step {
         {
             seen.sent_bytes = 0;
         }
-        PacketTraffic::of(seen, self.packets())
+        PacketTraffic::of(seen, packets)
     }
 }
 

@@ -22,7 +22,8 @@ const RATE_GBPS_MAX: f64 = 100_000.0;
 /// Options of `crosslane pcie nic`.
 #[derive(Args)]
 pub struct Options {
-    /// Cards: simple, kernel, dpdk, or a file in the same format (docs/pcie-model.md) such as ./mine.toml
+    /// Cards: simple, kernel, dpdk, mlx5-kernel, mlx5-dpdk, mlx5-mprq, or a file in the same format
+    /// (docs/pcie-model.md) such as ./mine.toml
     #[arg(long, value_name = "NAME|PATH", value_delimiter = ',', default_values = NicModel::built_in_names())]
     nic: Vec<Card>,
     /// Packet sizes, without the 4 bytes of the Ethernet checksum: one, a list or a range

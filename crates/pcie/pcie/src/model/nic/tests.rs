@@ -1,7 +1,7 @@
 //! The figures of the published NICs, their corrections, and invalid files.
 
 use super::*;
-use crate::link::Link;
+use crate::link::{Generation, Lanes, Link};
 use crate::model::CompletionSize;
 
 const TOLERANCE_GBPS: f64 = 1e-4;
@@ -108,7 +108,105 @@ fn frames_from_the_smallest_on_are_sustained_and_the_one_before_is_not() {
             nic.bandwidth(&model, packet_bytes, 0).unwrap().bidirectional_gbps >= needed_gbps
         };
         assert!((smallest..=1518).all(is_sustained), "{name}");
-        assert!(!is_sustained(smallest - 1), "{name}");
+        assert!(smallest == FRAME_BYTES_MIN || !is_sustained(smallest - 1), "{name}");
+    }
+}
+
+fn x16(generation: u8) -> Model {
+    let link =
+        Link { generation: Generation::new(generation).unwrap(), lanes: Lanes::new(16).unwrap(), ..Link::PUBLISHED };
+    Model::new(Mode::Corrected, link, CompletionSize::Mps).unwrap()
+}
+
+#[track_caller]
+fn assert_traffic(name: &str, generation: u8, packet_bytes: u64, transmit: [f64; 2], receive: [f64; 2]) {
+    let model = x16(generation);
+    let packet = model.span(packet_bytes, 0).unwrap();
+    for (direction, expected) in [(Direction::Transmit, transmit), (Direction::Receive, receive)] {
+        let found = nic(name).traffic(&model, direction, packet);
+        let found = [found.sent_bytes, found.received_bytes];
+        let is_near = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-9);
+        assert!(is_near, "{name} {direction:?} {packet_bytes} B: {found:?}, not {expected:?}");
+    }
+}
+
+/// Generation 5: W = R = 24, C = 20, MPS 256, MRRS 512. 60 bytes and their length fill 64: a descriptor of 960 bytes
+/// has room for 14 of them behind its 32, so 928 bytes: 2 requests, 4 completions. Transmit, sent: 2*24/14 +
+/// (64+24)/32; received: (928+4*20)/14 + (8+24)/64. Receive with `mlx5-dpdk`, sent: 24/4 + (60+24) + (128+24)/8;
+/// received: (64+20)/4; with `mlx5-mprq`, sent: 24/64 + (60+24) + (64+24)/7; received: (32+20)/64.
+#[test]
+fn traffic_of_small_packets_in_descriptors() {
+    let transmit = [24.0 / 7.0 + 2.75, 72.5];
+    assert_traffic("mlx5-dpdk", 5, 60, transmit, [109.0, 21.0]);
+    assert_traffic("mlx5-mprq", 5, 60, transmit, [84.375 + 88.0 / 7.0, 0.8125]);
+}
+
+/// Flits: W = R = 16, C = 12. Transmit, sent: 2*16/14 + (64+16)/32; received: (928+4*12)/14 + (8+16)/64. Receive, sent:
+/// 16/64 + (60+16) + (64+16)/7; received: (32+12)/64.
+#[test]
+fn traffic_of_small_packets_in_flits() {
+    assert_traffic("mlx5-mprq", 6, 60, [16.0 / 7.0 + 2.5, 488.0 / 7.0 + 0.375], [76.25 + 80.0 / 7.0, 0.6875]);
+}
+
+/// 268 bytes and their length have 272: 3 fit. 269 bytes have an address of 16 bytes in a descriptor of 32 + 32 * 16 =
+/// 544 bytes, which takes 2 requests and 3 completions, and are read by a request of their own, which 2 completions of
+/// 256 and 16 bytes answer (whole double words). The descriptor of 848 bytes takes 2 requests and 4 completions.
+#[test]
+fn traffic_changes_at_the_largest_packet_within_a_descriptor() {
+    let model = x16(5);
+    let transmit = |bytes| nic("mlx5-dpdk").traffic(&model, Direction::Transmit, model.span(bytes, 0).unwrap());
+    let near = |found: PacketTraffic, sent_bytes: f64, received_bytes: f64| {
+        let is_near =
+            (found.sent_bytes - sent_bytes).abs() < 1e-9 && (found.received_bytes - received_bytes).abs() < 1e-9;
+        assert!(is_near, "{found:?}, not {sent_bytes} and {received_bytes}");
+    };
+    near(transmit(268), 48.0 / 3.0 + 2.75, (848.0 + 80.0) / 3.0 + 0.5);
+    near(transmit(269), 48.0 / 32.0 + 24.0 + 2.75, 604.0 / 32.0 + (272.0 + 40.0) + 0.5);
+}
+
+/// Transmit, sent: 24 (descriptor) + 24 (packet) + 88 (completion) + (88 + 28) / 32; received: 32 (doorbell) + 68
+/// (descriptor) + 80 (packet) + 32/32. Receive, sent: 84 (packet) + 88 (completion) + 116/32 + (24 + 2*24 + 88) / 128
+/// (640 bytes take 2 requests and 3 completions); received: (52 + 700 + 32) / 128 + 1.
+#[test]
+fn traffic_of_the_kernel_has_a_doorbell_and_a_completion_for_each_packet() {
+    assert_traffic("mlx5-kernel", 5, 60, [139.625, 181.0], [176.875, 7.125]);
+}
+
+/// 400 Gb/s carry 60 of each 84 bytes: 285.7 Gb/s of packets. Generation 5 x16 leaves 499.81 for packets of PCIe, and
+/// `mlx5-mprq` sends 103.125 bytes for each both ways (the sums above): 290.8. A byte more needs 287.1, but sends
+/// another double word, and a descriptor has 11 packets of 80 bytes instead of 14 of 64: 84.375 + 4 + 88/7 + 48/11 +
+/// 2.75 = 108.06 bytes for 61, 282.1 Gb/s. At 800 Gb/s, 571.4 and 574.1 are needed: generation 6 leaves 941.5, and 60
+/// bytes send 92.46: 610.9; 61 send the byte enables too: 76.25 + 8 + 80/7 + 32/11 + 2.5 = 101.09: 568.1.
+#[test]
+fn compressed_completions_and_shared_descriptors_fill_400_and_800_gbps_with_small_frames() {
+    let mprq = nic("mlx5-mprq");
+    for (generation, line_gbps, packet_bytes, sent_bytes) in [
+        (5, 400.0, 60, 103.125),
+        (5, 400.0, 61, 84.375 + 4.0 + 88.0 / 7.0 + 48.0 / 11.0 + 2.75),
+        (6, 800.0, 60, 76.25 + 80.0 / 7.0 + 16.0 / 7.0 + 2.5),
+        (6, 800.0, 61, 76.25 + 8.0 + 80.0 / 7.0 + 32.0 / 11.0 + 2.5),
+    ] {
+        let model = x16(generation);
+        let found = mprq.bandwidth(&model, packet_bytes, 0).unwrap().bidirectional_gbps;
+        let expected = packet_bytes as f64 * model.tlp_gbps() / sent_bytes;
+        assert!((found - expected).abs() < 1e-9, "{generation}, {packet_bytes} B: {found}, not {expected}");
+        let is_filled = found >= line_packet_gbps(Mode::Corrected, line_gbps, packet_bytes);
+        assert_eq!(is_filled, packet_bytes == 60, "{generation}, {packet_bytes} B: {found}");
+    }
+}
+
+#[test]
+fn smallest_frames_at_400_and_800_gbps() {
+    for (generation, line_gbps, mprq, dpdk, kernel) in [
+        (5, 400.0, Some(70), Some(302), None),
+        (6, 400.0, Some(64), Some(64), Some(130)),
+        (5, 800.0, None, None, None),
+        (6, 800.0, Some(70), Some(322), None),
+        (7, 800.0, Some(64), Some(64), Some(130)),
+    ] {
+        let smallest = |name| nic(name).smallest_frame(&x16(generation), line_gbps, 1518).unwrap();
+        let found = ["mlx5-mprq", "mlx5-dpdk", "mlx5-kernel"].map(smallest);
+        assert_eq!(found, [mprq, dpdk, kernel], "generation {generation}, {line_gbps} Gb/s");
     }
 }
 
@@ -132,6 +230,9 @@ bytes = "frame"
 step = "packet"
 bytes = "frame"
 "#;
+
+/// A packet within a descriptor.
+const INLINE: &str = "step = \"descriptor-fetch\"\nbytes = \"frame\"\n";
 
 #[test]
 fn a_nic_with_packets_alone_reaches_the_bandwidth_of_the_link() {
@@ -179,6 +280,28 @@ fn invalid_files_are_refused() {
         (with("step = \"doorbell\"\nbytes = 4\nitems = -1"), &["receive[1].items", "-1"]),
         (with("step = \"packet\"\nbytes = \"frame\"\nitems = 2"), &["receive[1].items", "'2'", "leave it out"]),
         (with("step = \"doorbell\"\nbytes = 4\nbatch = 4"), &["line 14", "batch", "expected", "items"]),
+        (with("step = \"doorbell\"\nbytes = 4\nalign_bytes = 0"), &["align_bytes", "'0'", "1 to 4096"]),
+        (with("step = \"doorbell\"\nbytes = 4\nprefix_bytes = 4097"), &["prefix_bytes", "'4097'", "0 to 4096"]),
+        (with("step = \"doorbell\"\nbytes = 4\npacket_bytes_max = 0"), &["packet_bytes_max", "'0'", "1 or more"]),
+        (with("step = \"descriptor-fetch\"\nbytes = \"frame\"\nitems = 2"), &["items", "access_bytes_max"]),
+        (with(&format!("{INLINE}items = 2\naccess_bytes_max = 900")), &["access_bytes_max", "packet_bytes_max"]),
+        (
+            with(&format!("{INLINE}header_bytes = 4\npacket_bytes_max = 64\naccess_bytes_max = 67")),
+            &["access_bytes_max", "'67'", "68 or more"],
+        ),
+        (with(&format!("{INLINE}packet_bytes_max = 64\naccess_bytes_max = 9000")), &["'9000'", "at most 4096"]),
+        (
+            with(&format!("{INLINE}packet_bytes_max = 64\naccess_bytes_max = 900\npackets = 2")),
+            &["packets", "leave one out"],
+        ),
+        (
+            PACKETS.replacen("bytes = \"frame\"", "bytes = \"frame\"\npacket_bytes_max = 99", 1),
+            &["transmit", "if it has 100 bytes"],
+        ),
+        (
+            PACKETS.replacen("bytes = \"frame\"", "bytes = \"frame\"\npacket_bytes_min = 2", 1),
+            &["transmit", "if it has 1 bytes"],
+        ),
         (with("step = \"doorbell\""), &["receive[1]", "missing", "bytes"]),
         (
             PACKETS.replacen("[[transmit]]\nstep = \"packet\"\nbytes = \"frame\"", "transmit = []", 1),
