@@ -27,6 +27,7 @@ mod cache;
 mod credits;
 mod device_tlb;
 mod iommu;
+mod line_rate;
 mod memory;
 mod packets;
 pub mod parameters;
@@ -555,10 +556,14 @@ mod tests {
         for (bytes, offset) in sizes.iter().copied() {
             let bound = model.bandwidth(bytes.into(), offset.into()).unwrap();
             let bounds = [bound.read_gbps, bound.write_gbps, bound.readwrite_gbps];
+            let places =
+                if system.parameters().numa.sockets > 1 { &[Numa::Local, Numa::Remote][..] } else { &[Numa::Local] };
             for (kind, bound) in [Kind::BwRd, Kind::BwWr, Kind::BwRdwr].into_iter().zip(bounds) {
-                let test = Test { host_offset_bytes: offset, samples: 2000, ..test(kind, bytes, 1 << 20) };
-                let found = gbps(system, &test);
-                assert!(found <= bound, "{}, {kind} of {bytes} bytes: {found} of {bound}", system.name());
+                for numa in places.iter().copied() {
+                    let test = Test { host_offset_bytes: offset, samples: 2000, numa, ..test(kind, bytes, 1 << 20) };
+                    let found = gbps(system, &test);
+                    assert!(found <= bound, "{}, {kind} of {bytes} bytes, {numa:?}: {found} of {bound}", system.name());
+                }
             }
         }
     }
@@ -589,6 +594,43 @@ mod tests {
                 assert_bound(&system, &[(64, 0), (4096, 0), (61, 3)]);
             }
         }
+    }
+
+    #[test]
+    fn the_links_between_sockets_bound_reads_and_writes_of_remote_memory_together() {
+        let system = with("milan", &["numa.link_gbps=100"]);
+        for (kind, directions) in [(Kind::BwRd, 1.0), (Kind::BwWr, 1.0), (Kind::BwRdwr, 2.0)] {
+            for bytes in [64, 1500, 4096] {
+                let lines_bytes = f64::from(bytes).div_euclid(64.0) * 64.0 + if bytes % 64 == 0 { 0.0 } else { 64.0 };
+                let test = |numa| Test { cache: Cache::Cold, samples: 20_000, numa, ..test(kind, bytes, 64 << 20) };
+                let crossed = gbps(&system, &test(Numa::Remote)) * directions * lines_bytes / f64::from(bytes);
+                assert!((97.0..=100.0).contains(&crossed), "{kind} of {bytes} bytes: {crossed}");
+                let local = gbps(&system, &test(Numa::Local));
+                assert_eq!(
+                    local,
+                    gbps(&System::named("milan").unwrap(), &test(Numa::Local)),
+                    "{kind} of {bytes} bytes"
+                );
+            }
+        }
+        // Whatever the credits: here, the host accepts all writes at once.
+        let infinite = with("milan", &["numa.link_gbps=100", "credits.posted_headers=0", "credits.posted_data=0"]);
+        let writes = gbps(&infinite, &Test { numa: Numa::Remote, samples: 20_000, ..test(Kind::BwWr, 4096, 64 << 20) });
+        assert!((97.0..=100.0).contains(&writes), "{writes}");
+    }
+
+    #[test]
+    fn strict_ordering_bounds_writes_alone() {
+        let strict = with("milan", &["device.relaxed_ordering=false"]);
+        let test = |kind| Test { cache: Cache::Cold, samples: 20_000, ..test(kind, 4096, 64 << 20) };
+        let writes = gbps(&strict, &test(Kind::BwWr));
+        assert!((145.0..=150.0).contains(&writes), "{writes}");
+        let milan = System::named("milan").unwrap();
+        assert_eq!(gbps(&strict, &test(Kind::BwRd)), gbps(&milan, &test(Kind::BwRd)));
+        assert!(gbps(&milan, &test(Kind::BwWr)) > 230.0);
+        let hsw = parameters::built_in("hsw").unwrap();
+        let error = System::changed("hsw", hsw, &["device.relaxed_ordering=false"]).unwrap_err().to_string();
+        assert!(error.contains("device.relaxed_ordering") && error.contains("strict_write_gbps"), "{error}");
     }
 
     #[test]

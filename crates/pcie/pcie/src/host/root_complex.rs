@@ -4,6 +4,7 @@ use sim::{Random, Span, Time};
 
 use super::cache::{Cache, LineState};
 use super::iommu::{Iommu, Lookup};
+use super::line_rate::LineRate;
 use super::memory::Memory;
 use super::parameters::{CacheParameters, RootComplexParameters};
 use super::port::Port;
@@ -24,6 +25,8 @@ pub struct RootComplex {
     pub cache: Cache,
     /// Memory that contains the window.
     pub memory: Memory,
+    /// What bounds the rate of lines; both parts may be absent.
+    bounds: LineBounds,
     port: Port,
     read: Span,
     line_interval: Span,
@@ -40,6 +43,15 @@ pub struct RootComplex {
     posted_done: Time,
     /// For each index, the last line read that maps to it, and the time at which its data is available.
     recent: Vec<(u32, Time)>,
+}
+
+/// Parts that bound the rate of lines.
+#[derive(Clone, Debug, Default)]
+pub struct LineBounds {
+    /// The order of writes, if it is strict and a host loses by it.
+    pub strict_writes: Option<LineRate>,
+    /// The links to the socket with the memory, if it is another one.
+    pub socket_link: Option<LineRate>,
 }
 
 /// The bytes of a request.
@@ -101,13 +113,30 @@ impl ReadPlan {
     }
 }
 
+impl LineBounds {
+    fn admit(part: &mut Option<LineRate>, arrived: Time, lines: u32) -> Span {
+        part.as_mut().map_or(Span::ZERO, |part| part.admit(arrived, lines))
+    }
+
+    /// Returns how long a write waits that left translation at `arrived`.
+    fn admit_write(&mut self, arrived: Time, lines: u32) -> Span {
+        let wait = Self::admit(&mut self.strict_writes, arrived, lines);
+        wait + Self::admit(&mut self.socket_link, arrived + wait, lines)
+    }
+
+    /// Returns how long a read of `lines` from memory waits whose request leaves the port at `arrived`.
+    fn admit_read(&mut self, arrived: Time, lines: u32) -> Span {
+        Self::admit(&mut self.socket_link, arrived, lines)
+    }
+}
+
 impl RootComplex {
     /// Returns an idle root complex.
     pub fn new(
         parameters: &RootComplexParameters,
         cache_parameters: &CacheParameters,
         (iommu, has_translated_requests): (Option<Iommu>, bool),
-        (cache, memory): (Cache, Memory),
+        (cache, memory, bounds): (Cache, Memory, LineBounds),
         (tail, conflict_ns): (Option<Tail>, f64),
         random: Random,
     ) -> Self {
@@ -116,6 +145,7 @@ impl RootComplex {
             has_translated_requests,
             cache,
             memory,
+            bounds,
             port: Port::new(Span::from_ns(parameters.port_line_ns)),
             read: Span::from_ns(parameters.read_ns),
             line_interval: Span::from_ns(parameters.line_interval_ns),
@@ -156,7 +186,8 @@ impl RootComplex {
 
     /// Processes a write that arrived, and returns the time at which it frees its credits.
     pub fn write(&mut self, arrived: Time, extent: Extent) -> Time {
-        let dequeued = self.translated(arrived, extent, false);
+        let translated = self.translated(arrived, extent, false);
+        let dequeued = translated + self.bounds.admit_write(translated, extent.lines());
         let mut extra = Span::ZERO;
         for line in extent.first_line()..=extent.last_line() {
             let written = self.cache.device_write(line);
@@ -167,6 +198,12 @@ impl RootComplex {
         }
         self.posted_done = self.posted_done.max(dequeued + self.write_order + extra);
         dequeued + self.write_commit
+    }
+
+    /// Returns the time from which no line waits for a part that bounds their rate.
+    pub fn lines_done(&self) -> Time {
+        let parts = [&self.bounds.strict_writes, &self.bounds.socket_link].into_iter().flatten();
+        parts.map(LineRate::free_at).fold(Time::ZERO, Time::max)
     }
 
     /// Processes a read that arrived. It does not pass posted writes.
@@ -190,7 +227,10 @@ impl RootComplex {
         if misses | snoops != 0 && self.conflict > Span::ZERO {
             begun += self.conflict_wait(extent.first_line(), dequeued, begun + self.snoop);
         }
-        let miss = if misses == 0 { Span::ZERO } else { self.memory.access(begun, misses.count_ones()) };
+        let miss = match misses.count_ones() {
+            0 => Span::ZERO,
+            lines => self.bounds.admit_read(passes, lines) + self.memory.access(begun, lines),
+        };
         ReadPlan { dequeued, begun, line_interval: self.line_interval, miss, snoop: self.snoop, misses, snoops }
     }
 

@@ -12,10 +12,11 @@ use super::cache::Cache;
 use super::credits::CreditPool;
 use super::device_tlb::DeviceTlb;
 use super::iommu::Iommu;
+use super::line_rate::LineRate;
 use super::memory::Memory;
 use super::packets;
 use super::parameters::Parameters;
-use super::root_complex::{Extent, ReadPlan, RootComplex};
+use super::root_complex::{Extent, LineBounds, ReadPlan, RootComplex};
 use super::tails::Tail;
 use super::wire::Wire;
 use super::{HostError, Interface, Summary};
@@ -119,13 +120,16 @@ fn page_shift(test: &Test) -> Option<u32> {
 fn host(parameters: &Parameters, test: &Test, has_ats: bool) -> RootComplex {
     let random = |component| Random::new(test.seed, component);
     let iommu = page_shift(test).map(|shift| Iommu::new(&parameters.iommu, shift, test.window_bytes, random("iommu")));
-    let (hop_ns, conflict_ns) = match test.numa {
-        Numa::Local => (0.0, parameters.root_complex.conflict_ns),
-        Numa::Remote => (parameters.numa.hop_ns, parameters.numa.conflict_ns),
+    let (hop_ns, conflict_ns, link_gbps) = match test.numa {
+        Numa::Local => (0.0, parameters.root_complex.conflict_ns, None),
+        Numa::Remote => (parameters.numa.hop_ns, parameters.numa.conflict_ns, parameters.numa.link_gbps),
     };
+    let strict_gbps = parameters.root_complex.strict_write_gbps.filter(|_| !parameters.device.relaxed_ordering);
+    let bounds =
+        LineBounds { strict_writes: strict_gbps.map(LineRate::new), socket_link: link_gbps.map(LineRate::new) };
     let memory = Memory::new(&parameters.memory, hop_ns, random("memory"));
     let (cache, tail) = (warmed_cache(parameters, test), parameters.tails.as_ref().map(Tail::new));
-    let (iommu, memory) = ((iommu, has_ats), (cache, memory));
+    let (iommu, memory) = ((iommu, has_ats), (cache, memory, bounds));
     let random = random("root complex");
     RootComplex::new(&parameters.root_complex, &parameters.cache, iommu, memory, (tail, conflict_ns), random)
 }
@@ -282,8 +286,9 @@ impl<'a> Run<'a> {
             }
         }
         while self.step() {}
-        // A written packet may still be on its way to the wire.
-        Ok(self.last_arrived.max(last_written).max(self.up.free_at()).since(Time::ZERO))
+        // A written packet may still be on its way to the wire, or its lines between sockets.
+        let last = self.last_arrived.max(last_written).max(self.up.free_at()).max(self.host.lines_done());
+        Ok(last.since(Time::ZERO))
     }
 
     /// Reserves the engines for one transfer: that of its own direction, free from `own`, and the bus.
