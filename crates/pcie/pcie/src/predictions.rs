@@ -67,6 +67,9 @@ const MISSES_PER_PAGE: f64 = 1.13;
 const MIB: f64 = 1_048_576.0;
 /// Transfers of each simulated test.
 const SAMPLES: u64 = 20_000;
+/// Parameters of a host with a device of an earlier generation or with fewer lanes than its own.
+const LANES_8: &str = "link.lanes=8";
+const GENERATION_4: &str = "link.generation=4";
 
 const THESIS: &str = "Farshin, thesis, KTH 2023; Ice Lake Gold 6346, ConnectX-6 200G";
 const AZURE: &str = "Azure AI benchmarking guide; H200 in a Xeon 8480C, copy engine";
@@ -74,11 +77,13 @@ const EMERALD: &str = "xlab-uiuc, Fast & Safe on Emerald Rapids, ConnectX-7, 8 c
 const PLAYBOOK: &str = "LLM training playbook; H100 at Gen4 x8 in an EPYC 7R13";
 const MILAN: &str = "Farshin, thesis, KTH 2023; EPYC 74F3, 200G";
 const NVBANDWIDTH: &str = "NVIDIA/nvbandwidth issue 24; H100 at Gen5 x16, CPU unnamed";
+const MI100: &str = "ROCm issue 2499; EPYC 7003, MI100 at Gen4 x16, rocm-bandwidth-test";
+const MI210: &str = "rocm_bandwidth_test issue 129; EPYC 9554, MI210 at Gen4 x16";
 const UCX: &str = "openucx/ucx pull request 8062; EPYC, part unnamed, relaxed ordering";
 const VT_D: &str = "Linux VT-d patch, February 2023; Sapphire Rapids, 100G, lazy mode, iperf";
 
 /// All published figures.
-const FIGURES: [PublishedFigure; 13] = [
+const FIGURES: [PublishedFigure; 18] = [
     PublishedFigure {
         system: "ice-lake",
         what: "rate from which packets of 3690 B are dropped, 4 KB pages",
@@ -144,6 +149,20 @@ const FIGURES: [PublishedFigure; 13] = [
     },
     PublishedFigure {
         system: "sapphire-rapids",
+        what: "IOTLB misses of its successor, strict mode, 4 KB pages",
+        published: MISSES_PER_PAGE * MIB / 4096.0,
+        unit: "misses/MiB",
+        relation: Relation::Equal,
+        source: EMERALD,
+        class: None,
+        predict: |system| {
+            // A page that is unmapped after its use is as if new: so is that of a window far beyond the IOTLB.
+            let pages = Test { order: Order::Sequential, ..test(Kind::BwWr, 4096, Iommu::Pages4K) };
+            Ok(run(system, &pages)?.iotlb_misses as f64 * MIB / (SAMPLES as f64 * 4096.0))
+        },
+    },
+    PublishedFigure {
+        system: "sapphire-rapids",
         what: "reads of the host by a GPU's kernel",
         published: 281.6,
         unit: "Gb/s",
@@ -190,7 +209,17 @@ const FIGURES: [PublishedFigure; 13] = [
         relation: Relation::Equal,
         source: PLAYBOOK,
         class: Some(ErrorClass::Bandwidth),
-        predict: |system| gbps(&with_8_lanes(system)?, &test(Kind::BwRd, 4096, Iommu::Off)),
+        predict: |system| gbps(&changed(system, LANES_8)?, &test(Kind::BwRd, 4096, Iommu::Off)),
+    },
+    PublishedFigure {
+        system: "milan",
+        what: "copies between host and GPU in both directions at once, each",
+        published: 200.0,
+        unit: "Gb/s",
+        relation: Relation::AtLeast,
+        source: MI100,
+        class: Some(ErrorClass::Bandwidth),
+        predict: |system| gbps(system, &test(Kind::BwRdwr, 4096, Iommu::Off)),
     },
     PublishedFigure {
         system: "milan",
@@ -212,10 +241,40 @@ const FIGURES: [PublishedFigure; 13] = [
         class: Some(ErrorClass::Latency),
         predict: |system| {
             let mut latencies_ns = Vec::new();
-            with_8_lanes(system)?.run(&test(Kind::LatRd, 64, Iommu::Off), &mut |ns| latencies_ns.push(ns))?;
+            changed(system, LANES_8)?.run(&test(Kind::LatRd, 64, Iommu::Off), &mut |ns| latencies_ns.push(ns))?;
             latencies_ns.sort_unstable_by(f64::total_cmp);
             Ok(latencies_ns[latencies_ns.len() / 2])
         },
+    },
+    PublishedFigure {
+        system: "genoa",
+        what: "copies between host and GPU, Gen4 x16",
+        published: 224.0,
+        unit: "Gb/s",
+        relation: Relation::Equal,
+        source: MI210,
+        class: Some(ErrorClass::Bandwidth),
+        predict: |system| gbps(&changed(system, GENERATION_4)?, &test(Kind::BwRd, 4096, Iommu::Off)),
+    },
+    PublishedFigure {
+        system: "genoa",
+        what: "copies between GPU and memory of the other socket, Gen4 x16",
+        published: 224.0,
+        unit: "Gb/s",
+        relation: Relation::Equal,
+        source: MI210,
+        class: None,
+        predict: |system| gbps(&changed(system, GENERATION_4)?, &remote(Kind::BwRd)),
+    },
+    PublishedFigure {
+        system: "genoa",
+        what: "the latter in both directions at once, each",
+        published: 180.0,
+        unit: "Gb/s",
+        relation: Relation::AtLeast,
+        source: MI210,
+        class: None,
+        predict: |system| gbps(&changed(system, GENERATION_4)?, &remote(Kind::BwRdwr)),
     },
 ];
 
@@ -277,6 +336,10 @@ fn test(kind: Kind, size_bytes: u32, iommu: Iommu) -> Test {
     }
 }
 
+fn remote(kind: Kind) -> Test {
+    Test { numa: Numa::Remote, ..test(kind, 4096, Iommu::Off) }
+}
+
 fn run(system: &System, test: &Test) -> Result<Summary, HostError> {
     system.run(test, &mut |_| ())
 }
@@ -293,8 +356,8 @@ fn rate_of_walks(system: &System, bytes: u32, misses_per_byte: f64) -> Result<f6
     Ok(gbps(system, &test(Kind::BwWr, bytes, Iommu::Off))?.min(misses_per_ns / misses_per_byte * 8.0))
 }
 
-fn with_8_lanes(system: &System) -> Result<System, HostError> {
-    System::changed(system.name(), built_in(system.name()).unwrap_or_default(), &["link.lanes=8"])
+fn changed(system: &System, change: &str) -> Result<System, HostError> {
+    System::changed(system.name(), built_in(system.name()).unwrap_or_default(), &[change])
 }
 
 #[cfg(test)]

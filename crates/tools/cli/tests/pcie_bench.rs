@@ -171,7 +171,7 @@ fn predictions_are_compared_with_published_figures() {
         let deviation = figure["deviation_percent"].as_f64().unwrap().abs();
         assert!(figure["stated_error_percent"].as_f64().is_none_or(|error| deviation <= error), "{figure}");
     }
-    let text = String::from_utf8(pcie(&["predictions", "--system", "genoa"]).stdout).unwrap();
+    let text = String::from_utf8(pcie(&["predictions", "--system", "bdw"]).stdout).unwrap();
     assert!(text.contains("no published figure") && !text.contains("PUBLISHED"), "{text}");
     let text = pcie(&["predictions", "--system", "milan"]);
     let text = String::from_utf8(text.stdout).unwrap();
