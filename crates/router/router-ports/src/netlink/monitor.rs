@@ -120,7 +120,7 @@ impl Monitor {
         // Only then may the state change again: an event of a route that was not reported would be ambiguous.
         let left = self.unreported_routes.len().saturating_sub(routes_max);
         let mut changes = std::mem::take(&mut self.unreported);
-        changes.extend(self.unreported_routes.drain(left..).map(|key| self.state.route_change(key)));
+        changes.extend(self.unreported_routes.drain(left..).rev().map(|key| self.state.route_change(key)));
         if left == 0 {
             self.unreported_routes = Vec::new();
         }
@@ -179,8 +179,10 @@ impl Monitor {
         let pause = self.next_resync.map_or(Duration::ZERO, |(_, pause)| 2 * pause);
         let pause = pause.max(begun.elapsed() * PAUSE_DUMPS).min(PAUSE_MAX);
         self.next_resync = (!is_consistent).then(|| (Instant::now() + pause, pause));
-        let (changes, routes) = now.differences(&self.state);
+        let (changes, mut routes) = now.differences(&self.state);
         self.unreported.extend(changes);
+        // They are reported from the end, in order: neighbours in memory are neighbours in whatever follows.
+        routes.sort_unstable_by(|one, other| other.cmp(one));
         self.unreported_routes = routes;
         self.state = now;
         self.resyncs += 1;
