@@ -200,6 +200,9 @@ pub struct PortStatus {
     pub traffic: Traffic,
     /// Dropped packets by reason: received here, or to be sent here.
     pub drops: BTreeMap<String, u64>,
+    /// Packets received here that the kernel has received too and handles, by what it does with them: no losses.
+    #[serde(default)]
+    pub left_to_kernel: BTreeMap<String, u64>,
     /// Frames lost before they reached the router, because the router was too slow.
     pub receive_overflows: u64,
     /// Frames received that the port could not parse.
@@ -310,6 +313,9 @@ pub struct RoutesStatus {
     /// Announced destinations that the forwarding tables have no room for: their packets take a less specific route.
     #[serde(default)]
     pub left_out: u64,
+    /// Routes to other nodes' destinations that the kernel has no room for.
+    #[serde(default)]
+    pub unknown_to_kernel: u64,
     /// Kernel routes rejected, with all or some of their next hops, because the interface is not a port.
     #[serde(default)]
     pub by_no_port: u64,

@@ -134,6 +134,13 @@ reasons! {
     KernelForwards = "forwarded by the kernel",
 }
 
+impl DropReason {
+    /// Returns whether the packet is lost. Others are left to the kernel, which has received them too.
+    pub const fn is_loss(self) -> bool {
+        !matches!(self, Self::KernelHasIt | Self::KernelForwards)
+    }
+}
+
 impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -64,12 +64,15 @@ const PEER_METRICS: [(Head, PeerValue); 11] = [
 ];
 
 type NodeValue = fn(&Status) -> u64;
-const NODE_METRICS: [(Head, NodeValue); 15] = [
+const NODE_METRICS: [(Head, NodeValue); 16] = [
     (("crosslane_router_routes_announced", "gauge", "Destinations that the node announces."), |status| {
         status.routes.announced
     }),
     (("crosslane_router_routes_installed", "gauge", "Routes of other nodes in the kernel."), |status| {
         status.routes.installed
+    }),
+    (("crosslane_router_routes_unknown_to_kernel", "gauge", "Routes of other nodes without room there."), |status| {
+        status.routes.unknown_to_kernel
     }),
     (("crosslane_router_routes_left_out", "gauge", "Destinations without room in the tables."), |status| {
         status.routes.left_out
@@ -128,12 +131,13 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(text, "{name}{{node=\"{node}\",port=\"{}\"}} {}", escaped(&port.device), value(port));
         }
     }
-    let help = "Packets received at the port, or to be sent there, that the router dropped or left to the kernel.";
+    let of_port = |port: &PortStatus| format!("node=\"{node}\",port=\"{}\"", escaped(&port.device));
+    let help = "Packets received at the port, or to be sent there, that the router dropped.";
     let name = begin(&mut text, ("crosslane_router_port_drops_total", "counter", help));
-    for port in &status.ports {
-        let labels = format!("node=\"{node}\",port=\"{}\"", escaped(&port.device));
-        drops(&mut text, name, &labels, &port.drops);
-    }
+    status.ports.iter().for_each(|port| drops(&mut text, name, &of_port(port), &port.drops));
+    let help = "Packets received at the port that the kernel handles, by what it does with them.";
+    let name = begin(&mut text, ("crosslane_router_port_left_to_kernel_total", "counter", help));
+    status.ports.iter().for_each(|port| drops(&mut text, name, &of_port(port), &port.left_to_kernel));
     for (head, value) in PEER_METRICS {
         let name = begin(&mut text, head);
         for peer in &status.peers {

@@ -25,6 +25,51 @@ const MERGES_PER_CALL: usize = 4096;
 /// Maximum number of routes of one node: two full Internet tables and some more.
 pub const ROUTES_MAX: usize = 3 << 20;
 
+/// Which prefixes the kernel has, and which it needs and has no room for.
+#[derive(Default)]
+struct KernelPrefixes {
+    installed: BTreeSet<IpNet>,
+    waiting: BTreeSet<IpNet>,
+}
+
+/// What is to be done with a prefix.
+#[derive(Debug, PartialEq, Eq)]
+enum KernelStep {
+    None,
+    Install,
+    /// Remove it, which makes room for another one.
+    Remove {
+        next: Option<IpNet>,
+    },
+    Wait,
+}
+
+impl KernelPrefixes {
+    /// Sets whether the kernel needs a prefix, of which it has room for this number.
+    fn set(&mut self, prefix: IpNet, is_wanted: bool, installed_max: usize) -> KernelStep {
+        match (is_wanted, self.installed.contains(&prefix)) {
+            (true, false) if self.installed.len() < installed_max => {
+                self.waiting.remove(&prefix);
+                self.installed.insert(prefix);
+                KernelStep::Install
+            }
+            (true, false) => {
+                self.waiting.insert(prefix);
+                KernelStep::Wait
+            }
+            (false, true) => {
+                self.installed.remove(&prefix);
+                KernelStep::Remove { next: self.waiting.pop_first() }
+            }
+            (false, false) => {
+                self.waiting.remove(&prefix);
+                KernelStep::None
+            }
+            (true, true) => KernelStep::None,
+        }
+    }
+}
+
 /// The routes of all nodes.
 pub struct RouteTable {
     rib: Rib,
@@ -40,10 +85,10 @@ pub struct RouteTable {
     ports_without_kernel: Vec<PortId>,
     /// Prefixes that this node reaches by those ports or by static routes, which its kernel does not know.
     unknown_to_kernel: HashSet<IpNet>,
-    installed: BTreeSet<IpNet>,
+    in_kernel: KernelPrefixes,
     dirty: BTreeSet<IpNet>,
     has_pending: bool,
-    is_full: bool,
+    is_full_logged: bool,
     unusable_routes: u64,
 }
 
@@ -59,10 +104,10 @@ impl RouteTable {
             kernel_forwards: false,
             ports_without_kernel: Vec::new(),
             unknown_to_kernel: HashSet::new(),
-            installed: BTreeSet::new(),
+            in_kernel: KernelPrefixes::default(),
             dirty: BTreeSet::new(),
             has_pending: false,
-            is_full: false,
+            is_full_logged: false,
             unusable_routes: 0,
         }
     }
@@ -75,6 +120,8 @@ impl RouteTable {
     /// Sets whether the kernel forwards.
     pub fn set_kernel_forwards(&mut self, kernel_forwards: bool) {
         self.kernel_forwards = kernel_forwards;
+        // What it means that the kernel is full differs.
+        self.is_full_logged = false;
         self.dirty.extend(self.neighbours.iter().flatten());
     }
 
@@ -168,23 +215,15 @@ impl RouteTable {
         let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
         for _ in 0..INSTALLS_PER_CALL {
             let Some(prefix) = self.dirty.pop_first() else { break };
-            match (self.is_wanted(prefix), self.installed.contains(&prefix)) {
-                (true, false) if self.installed.len() < INSTALLED_MAX => {
-                    self.installed.insert(prefix);
-                    wanted.push(self.request(prefix));
-                }
-                (true, false) if !self.is_full => {
-                    self.is_full = true;
-                    warn!(
-                        "no more than {INSTALLED_MAX} routes are installed in the kernel; add a default route \
-                         dev crosslane0 for packets of this node's programs"
-                    );
-                }
-                (false, true) => {
-                    self.installed.remove(&prefix);
+            let is_wanted = self.is_wanted(prefix);
+            match self.in_kernel.set(prefix, is_wanted, INSTALLED_MAX) {
+                KernelStep::Install => wanted.push(self.request(prefix)),
+                KernelStep::Remove { next } => {
                     unwanted.push(self.request(prefix));
+                    self.dirty.extend(next);
                 }
-                _ => {}
+                KernelStep::Wait => self.log_full(),
+                KernelStep::None => {}
             }
         }
         if !unwanted.is_empty()
@@ -197,6 +236,24 @@ impl RouteTable {
         {
             warn!("routes of the kernel: {error}");
         }
+    }
+
+    fn log_full(&mut self) {
+        if std::mem::replace(&mut self.is_full_logged, true) {
+            return;
+        }
+        let remedy = match self.kernel_forwards {
+            true => "the kernel forwards because of packet filters, and loses packets to other destinations: add",
+            false => "for packets of this node's programs, add",
+        };
+        warn!(
+            "no more than {INSTALLED_MAX} routes are installed in the kernel; {remedy} a default route dev crosslane0"
+        );
+    }
+
+    /// Returns the number of routes that the kernel needs and has no room for.
+    pub fn waiting(&self) -> usize {
+        self.in_kernel.waiting.len()
     }
 
     fn request(&self, prefix: IpNet) -> RouteRequest {
@@ -225,7 +282,7 @@ impl RouteTable {
         if let Err(error) = self.requests.remove_own_routes() {
             warn!("routes of the kernel: {error}");
         }
-        self.installed.clear();
+        self.in_kernel = KernelPrefixes::default();
     }
 
     /// Returns the numbers of IPv4 and IPv6 destinations in the forwarding tables.
@@ -235,7 +292,7 @@ impl RouteTable {
 
     /// Returns the number of routes installed in the kernel.
     pub fn installed(&self) -> usize {
-        self.installed.len()
+        self.in_kernel.installed.len()
     }
 
     /// Returns the number of announced destinations that the tables have no room for.
@@ -280,5 +337,28 @@ fn hops_of(node: NodeId, announced: &AnnouncedRoute) -> Vec<Hop> {
         RouteKind::Unreachable => vec![Hop::UNREACHABLE],
         RouteKind::Prohibited => vec![Hop::PROHIBITED],
         RouteKind::Throw => vec![Hop::NO_ROUTE],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_without_room_in_the_kernel_gets_it_when_another_one_goes() {
+        let prefix = |number: u8| -> IpNet { format!("10.{number}.0.0/16").parse().unwrap() };
+        let mut kernel = KernelPrefixes::default();
+        assert_eq!(
+            [1, 2].map(|number| kernel.set(prefix(number), true, 2)),
+            [KernelStep::Install, KernelStep::Install]
+        );
+        assert_eq!([3, 4, 3].map(|number| kernel.set(prefix(number), true, 2)), [const { KernelStep::Wait }; 3]);
+        assert_eq!(kernel.waiting.len(), 2);
+        assert_eq!(kernel.set(prefix(3), false, 2), KernelStep::None);
+        assert_eq!(kernel.set(prefix(1), false, 2), KernelStep::Remove { next: Some(prefix(4)) });
+        assert_eq!(kernel.set(prefix(4), true, 2), KernelStep::Install);
+        assert_eq!(kernel.set(prefix(2), true, 2), KernelStep::None);
+        assert_eq!(kernel.set(prefix(2), false, 2), KernelStep::Remove { next: None });
+        assert!(kernel.installed.iter().eq([&prefix(4)]) && kernel.waiting.is_empty());
     }
 }

@@ -45,6 +45,7 @@ impl Node {
                 announced: self.local.announcements().len() as u64,
                 installed: self.table.installed() as u64,
                 left_out: self.table.left_out() as u64,
+                unknown_to_kernel: self.table.waiting() as u64,
                 by_no_port: rejected.no_port,
                 encapsulated: rejected.encapsulated,
                 mtu_unheeded: rejected.mtu,
@@ -111,7 +112,8 @@ fn port_status(
         addresses_tentative: unused(ClaimState::Tentative),
         addresses_duplicate: unused(ClaimState::Duplicate),
         traffic: traffic(counters.received, counters.sent),
-        drops: drops(&counters.drops),
+        drops: drops(&counters.drops, true),
+        left_to_kernel: drops(&counters.drops, false),
         receive_overflows: losses.receive_overflows,
         receive_unusable: losses.receive_unusable,
         transmit_refused: losses.transmit_refused,
@@ -128,14 +130,15 @@ fn traffic(received: Counted, sent: Counted) -> Traffic {
     }
 }
 
-/// Returns the drops by name.
-fn drops(drops: &Drops) -> BTreeMap<String, u64> {
-    drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
+/// Returns the drops by name: those that are losses, or those that are not.
+fn drops(drops: &Drops, are_losses: bool) -> BTreeMap<String, u64> {
+    let wanted = drops.iter().filter(|(reason, _)| reason.is_loss() == are_losses);
+    wanted.map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
 /// Returns the drops of the node, with those after a suspension.
 fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
-    let mut counted = drops(counted);
+    let mut counted = drops(counted, true);
     if stale_packets > 0 {
         counted.insert("stale".to_owned(), stale_packets);
     }

@@ -1,5 +1,6 @@
 //! `crosslane router status`: shows the state of the nodes of a cluster on this machine.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -109,6 +110,7 @@ fn describe(report: &Report) -> String {
         status.filters.line().into_iter().for_each(|line| text += &format!("{line}\n"));
         text += &unused_addresses(&status.ports);
         text += &routes_not_used(&status.routes);
+        text += &routes_unknown_to_kernel(&status.routes, &status.filters.path);
         text += &drops(status);
     }
     text
@@ -235,14 +237,31 @@ fn routes_not_used(routes: &RoutesStatus) -> String {
     lines.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}\n")).collect()
 }
 
-/// Returns a line with the number of dropped packets by reason, at all ports and in the node itself.
+/// Returns a line if the node's kernel lacks routes of other nodes.
+fn routes_unknown_to_kernel(routes: &RoutesStatus, path: &str) -> String {
+    let count = routes.unknown_to_kernel;
+    let who = match path {
+        _ if count == 0 => return String::new(),
+        "kernel" => "the kernel forwards, and packets to these destinations are lost",
+        _ => "packets of the node's programs to these destinations are lost",
+    };
+    format!("{count} routes of other nodes have no room in the kernel: {who}; add a default route dev crosslane0\n")
+}
+
+/// Returns lines with the numbers of packets that were dropped, at all ports and in the node itself, and of those that
+/// the kernel handles, by reason.
 fn drops(status: &Status) -> String {
-    let mut all = status.drops.clone();
-    for (reason, count) in status.ports.iter().flat_map(|port| &port.drops) {
-        *all.entry(reason.clone()).or_default() += count;
-    }
-    let parts: Vec<String> = all.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
-    if parts.is_empty() { String::new() } else { format!("dropped: {}\n", parts.join(", ")) }
+    let by_reason = |of_node: &BTreeMap<String, u64>, of_port: fn(&PortStatus) -> &BTreeMap<String, u64>| {
+        let mut all = of_node.clone();
+        for (reason, count) in status.ports.iter().flat_map(of_port) {
+            *all.entry(reason.clone()).or_default() += count;
+        }
+        all.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<String>>().join(", ")
+    };
+    let dropped = by_reason(&status.drops, |port| &port.drops);
+    let left = by_reason(&BTreeMap::new(), |port| &port.left_to_kernel);
+    let lines = [("dropped", dropped), ("left to the kernel, not lost", left)];
+    lines.iter().filter(|(_, all)| !all.is_empty()).map(|(what, all)| format!("{what}: {all}\n")).collect()
 }
 
 #[cfg(test)]
@@ -269,6 +288,17 @@ mod tests {
         assert_eq!(not_up(&report, &["a"]), None);
         assert_eq!(not_up(&report, &["a", "c"]), Some(format!("node 'c' of c.toml is not up; {start}")));
         assert_eq!(not_up(&report, &["b", "c"]), Some(format!("nodes 'b', 'c' of c.toml are not up; {start}")));
+    }
+
+    #[test]
+    fn a_kernel_that_lacks_routes_is_reported_with_what_it_loses() {
+        let text = |unknown_to_kernel, path| {
+            routes_unknown_to_kernel(&RoutesStatus { unknown_to_kernel, ..RoutesStatus::default() }, path)
+        };
+        assert_eq!((text(0, "kernel"), text(0, "router")), (String::new(), String::new()));
+        assert!(text(9, "kernel").contains("9 routes") && text(9, "kernel").contains("the kernel forwards"));
+        assert!(text(9, "router").contains("packets of the node's programs"));
+        assert!(text(9, "kernel").ends_with("add a default route dev crosslane0\n"));
     }
 
     #[test]
