@@ -66,7 +66,7 @@ impl Node {
         self.reopen_ports(now_ns);
         self.attach_deferred(now_ns);
         self.apply_effects();
-        let has_more = self.table.process() | self.peers.has_more() | self.local.has_more();
+        let has_more = self.table.process(now_ns) | self.peers.has_more() | self.local.has_more();
         self.peers.send(now_ns, self.local.announcements());
         self.handle_peer_updates();
         if let Some(advertised) = self.peers.advertised_to_all(now_ns) {

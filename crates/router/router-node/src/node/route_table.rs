@@ -18,6 +18,8 @@ const KERNEL_METRIC: u32 = 30_000;
 /// Maximum number of routes installed in the kernel. With a full Internet table, the kernel needs a default route for
 /// its own packets.
 const INSTALLED_MAX: usize = 1 << 16;
+/// Interval between two looks at prefixes that wait for room in the kernel.
+const REFILL_INTERVAL_NS: u64 = 1_000_000_000;
 /// Maximum number of prefixes installed in the kernel per call.
 const INSTALLS_PER_CALL: usize = 1024;
 /// Maximum number of routes of a lost or returned node that are merged per call.
@@ -37,10 +39,7 @@ struct KernelPrefixes {
 enum KernelStep {
     None,
     Install,
-    /// Remove it, which makes room for another one.
-    Remove {
-        next: Option<IpNet>,
-    },
+    Remove,
     Wait,
 }
 
@@ -59,7 +58,7 @@ impl KernelPrefixes {
             }
             (false, true) => {
                 self.installed.remove(&prefix);
-                KernelStep::Remove { next: self.waiting.pop_first() }
+                KernelStep::Remove
             }
             (false, false) => {
                 self.waiting.remove(&prefix);
@@ -67,6 +66,12 @@ impl KernelPrefixes {
             }
             (true, true) => KernelStep::None,
         }
+    }
+
+    /// Takes prefixes that wait, as many as there is room for, and at most `prefixes_max`.
+    fn take_waiting(&mut self, prefixes_max: usize, installed_max: usize) -> Vec<IpNet> {
+        let count = installed_max.saturating_sub(self.installed.len()).min(prefixes_max);
+        (0..count).map_while(|_| self.waiting.pop_first()).collect()
     }
 }
 
@@ -86,6 +91,8 @@ pub struct RouteTable {
     /// Prefixes that this node reaches by those ports or by static routes, which its kernel does not know.
     unknown_to_kernel: HashSet<IpNet>,
     in_kernel: KernelPrefixes,
+    /// When prefixes that wait may be installed again.
+    refill_at_ns: u64,
     dirty: BTreeSet<IpNet>,
     has_pending: bool,
     is_full_logged: bool,
@@ -105,6 +112,7 @@ impl RouteTable {
             ports_without_kernel: Vec::new(),
             unknown_to_kernel: HashSet::new(),
             in_kernel: KernelPrefixes::default(),
+            refill_at_ns: 0,
             dirty: BTreeSet::new(),
             has_pending: false,
             is_full_logged: false,
@@ -199,7 +207,12 @@ impl RouteTable {
     }
 
     /// Processes a bounded part of the pending work. Returns whether more is pending.
-    pub fn process(&mut self) -> bool {
+    pub fn process(&mut self, now_ns: u64) -> bool {
+        // Slowly: those that wait may be the next ones to go.
+        if now_ns >= self.refill_at_ns {
+            self.refill_at_ns = now_ns + REFILL_INTERVAL_NS;
+            self.dirty.extend(self.in_kernel.take_waiting(INSTALLS_PER_CALL, INSTALLED_MAX));
+        }
         if self.has_pending {
             let Self { rib, dirty, .. } = self;
             match rib.process_pending(MERGES_PER_CALL, |prefix| _ = dirty.insert(prefix)) {
@@ -218,10 +231,7 @@ impl RouteTable {
             let is_wanted = self.is_wanted(prefix);
             match self.in_kernel.set(prefix, is_wanted, INSTALLED_MAX) {
                 KernelStep::Install => wanted.push(self.request(prefix)),
-                KernelStep::Remove { next } => {
-                    unwanted.push(self.request(prefix));
-                    self.dirty.extend(next);
-                }
+                KernelStep::Remove => unwanted.push(self.request(prefix)),
                 KernelStep::Wait => self.log_full(),
                 KernelStep::None => {}
             }
@@ -355,10 +365,12 @@ mod tests {
         assert_eq!([3, 4, 3].map(|number| kernel.set(prefix(number), true, 2)), [const { KernelStep::Wait }; 3]);
         assert_eq!(kernel.waiting.len(), 2);
         assert_eq!(kernel.set(prefix(3), false, 2), KernelStep::None);
-        assert_eq!(kernel.set(prefix(1), false, 2), KernelStep::Remove { next: Some(prefix(4)) });
+        assert_eq!(kernel.take_waiting(9, 2), []);
+        assert_eq!(kernel.set(prefix(1), false, 2), KernelStep::Remove);
+        assert_eq!(kernel.take_waiting(9, 2), [prefix(4)]);
         assert_eq!(kernel.set(prefix(4), true, 2), KernelStep::Install);
         assert_eq!(kernel.set(prefix(2), true, 2), KernelStep::None);
-        assert_eq!(kernel.set(prefix(2), false, 2), KernelStep::Remove { next: None });
+        assert_eq!(kernel.set(prefix(2), false, 2), KernelStep::Remove);
         assert!(kernel.installed.iter().eq([&prefix(4)]) && kernel.waiting.is_empty());
     }
 }
