@@ -1,7 +1,7 @@
 //! The interface between the network and a transport: an endpoint on each host turns flows into packets and back.
 
 use serde::Serialize;
-use sim::Time;
+use sim::{Span, Time};
 
 use crate::packet::TrafficClass;
 use crate::topology::HostId;
@@ -130,6 +130,17 @@ pub struct Framing {
     pub overhead_bytes: u32,
     /// Size of an acknowledgement on the wire.
     pub ack_bytes: u32,
+}
+
+/// The time that NICs and hosts add to a flow alone in the network. Zero where operations take no time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostLatency {
+    /// From the flow's start until its first byte could leave the sender's NIC: the doorbell, and a read of memory.
+    pub before: Span,
+    /// Time for each byte of the first packet on the way from the sender's memory, in picoseconds.
+    pub first_byte_ps: u64,
+    /// From the acknowledgement's arrival until the sender's program sees the completion.
+    pub after: Span,
 }
 
 /// A host's transport endpoint. It does no I/O: time and packets are passed in, and packets are returned.

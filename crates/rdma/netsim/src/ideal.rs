@@ -3,7 +3,7 @@
 
 use sim::Span;
 
-use crate::endpoint::{ETHERNET_BYTES_MIN, Flow, Framing};
+use crate::endpoint::{ETHERNET_BYTES_MIN, Flow, Framing, HostLatency};
 use crate::rate::LinkRate;
 use crate::topology::{HostId, NetworkNode, NextHops, Routes, Topology};
 
@@ -13,6 +13,7 @@ pub struct IdealFct<'a> {
     topology: &'a Topology,
     routes: Routes,
     framing: Framing,
+    latency: HostLatency,
     /// By host: its port.
     ports: Vec<u32>,
 }
@@ -25,7 +26,8 @@ struct Hop {
 }
 
 impl<'a> IdealFct<'a> {
-    /// Creates the computation for flows that a transport divides into packets in this way.
+    /// Creates the computation for flows that a transport divides into packets in this way, between hosts without
+    /// latency.
     pub fn new(topology: &'a Topology, framing: Framing) -> Self {
         let mut ports = vec![0; topology.hosts() as usize];
         for (index, link) in topology.links().iter().enumerate() {
@@ -35,7 +37,13 @@ impl<'a> IdealFct<'a> {
                 }
             }
         }
-        Self { topology, routes: Routes::new(topology), framing, ports }
+        Self { topology, routes: Routes::new(topology), framing, latency: HostLatency::default(), ports }
+    }
+
+    /// Returns the computation for hosts with this latency.
+    #[must_use]
+    pub fn with_latency(self, latency: HostLatency) -> Self {
+        Self { latency, ..self }
     }
 
     /// Returns one of the shortest paths.
@@ -88,7 +96,9 @@ impl<'a> IdealFct<'a> {
         let hops = self.path(flow.from, flow.to);
         let back: Span =
             hops.iter().map(|hop| hop.rate.transmission_time(self.framing.ack_bytes.into()) + hop.delay).sum();
-        self.forward(&hops, flow.bytes) + back
+        let HostLatency { before, first_byte_ps, after } = self.latency;
+        let first_bytes = flow.bytes.min(self.framing.payload_bytes.into());
+        before + Span::from_ps(first_byte_ps) * first_bytes + self.forward(&hops, flow.bytes) + back + after
     }
 }
 

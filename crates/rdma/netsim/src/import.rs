@@ -46,7 +46,8 @@ pub enum ImportError {
 pub enum FlowFormat {
     /// Lines `start_us,from,to,bytes`.
     Trace,
-    /// The flow file of HPCC's ns-3: the number of flows, then `from to priority port bytes start_s`.
+    /// The flow file of HPCC's ns-3: the number of flows, then `from to priority port bytes start_s`; or of ConWeave's,
+    /// without the port.
     Ns3,
     /// The connection matrix of htsim (`.cm`).
     Htsim,
@@ -149,7 +150,9 @@ impl FlowFormat {
     const fn remedy(self) -> &'static str {
         match self {
             Self::Trace => "write one line start_us,from,to,bytes for each flow",
-            Self::Ns3 => "write their number, then one line 'from to priority port bytes start_s' for each",
+            Self::Ns3 => {
+                "write their number, then one line 'from to priority port bytes start_s', or without port, for each"
+            }
             Self::Htsim => "write one line 'from->to start ps size bytes' for each",
         }
     }

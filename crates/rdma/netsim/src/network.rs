@@ -47,6 +47,8 @@ struct PortExtra {
     impairment: Option<ImpairmentState>,
     /// With PFC: bytes of the switch's shared buffer that came by this port.
     shared_used: u64,
+    /// With PFC: the threshold factor of `shared_used`.
+    pause_alpha: f64,
     /// Whether this port has paused its neighbor.
     is_pausing: bool,
     headroom: u64,
@@ -357,7 +359,12 @@ fn extras(config: &NetworkConfig) -> Vec<PortExtra> {
         let packet = PACKET_BYTES_MAX.into();
         config.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(link.rate, link.delay, packet))
     };
-    let extra = |link| [0, 1].map(|_| PortExtra { headroom: headroom(link), ..PortExtra::default() });
+    let host_rate = config.topology.fastest_host();
+    let pause_alpha = |link: &NetworkLink| config.switches.pfc.map_or(0.0, |pfc| pfc.alpha_of(link.rate, host_rate));
+    let extra = |link: &NetworkLink| {
+        let (headroom, pause_alpha) = (headroom(link), pause_alpha(link));
+        [0, 1].map(|_| PortExtra { headroom, pause_alpha, ..PortExtra::default() })
+    };
     let mut extras: Vec<PortExtra> = config.topology.links().iter().flat_map(extra).collect();
     for (link, end, impairments) in config.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
         // The text selects the random stream: changing it changes results.

@@ -10,7 +10,7 @@ mod profile;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, ProfileError, QpInit, SendLimit};
+use rnic::nic::{CostModel, CqNumber, Nic, NicProfile, NoMemory, ProfileError, QpInit, SendLimit};
 use rnic::verbs::{
     AccessFlags, Completion, CompletionKind, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, RcConnection,
     ReceiveRequest, Registration, RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
@@ -19,8 +19,8 @@ use rnic::wire::{Header, Operation, PackedHeader, Psn, QpNumber, RKey, Service};
 use sim::Time;
 
 use crate::endpoint::{
-    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, InboundPacket,
-    OutboundPacket,
+    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, HostLatency, IP_UDP_BYTES,
+    InboundPacket, OutboundPacket,
 };
 use crate::network::{NetworkConfig, PacketTap, TappedPacket};
 use crate::packet::TrafficClass;
@@ -101,6 +101,13 @@ impl RdmaConfig {
         let headers = ETHERNET_BYTES + IP_UDP_BYTES + (rnic::wire::BTH_BYTES + rnic::wire::ICRC_BYTES) as u32;
         let ack_bytes = headers + rnic::wire::AETH_BYTES as u32;
         Framing { payload_bytes: self.profile.mtu_bytes, overhead_bytes: headers, ack_bytes }
+    }
+
+    /// Returns what a NIC of any policy adds to a flow alone. Work requests that a policy fetches are its own cost,
+    /// like headers beyond those of standard RoCEv2, and not part of it.
+    pub fn latency(&self) -> HostLatency {
+        let CostModel { doorbell, dma_read, dma_byte_ps, dma_write, .. } = self.profile.costs;
+        HostLatency { before: doorbell + dma_read, first_byte_ps: dma_byte_ps, after: dma_write }
     }
 }
 

@@ -16,19 +16,24 @@ pub(crate) use flows::{csv_field, microseconds};
 /// Number of bins by flow size: each holds 5% of the flows.
 pub const BINS: usize = 20;
 
-/// Summary statistics of a set of values.
+/// Fewest values of a 95th, a 99th and a 99.9th percentile: of fewer, the nearest rank is the maximum.
+const P95_VALUES_MIN: usize = 20;
+const P99_VALUES_MIN: usize = 100;
+const P999_VALUES_MIN: usize = 1000;
+
+/// Summary statistics of a set of values. A percentile that too few values define is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SummaryStats {
     /// The mean.
     pub mean: f64,
     /// The median.
     pub p50: f64,
-    /// The 95th percentile.
-    pub p95: f64,
-    /// The 99th percentile.
-    pub p99: f64,
-    /// The 99.9th percentile.
-    pub p999: f64,
+    /// The 95th percentile of at least 20 values.
+    pub p95: Option<f64>,
+    /// The 99th percentile of at least 100 values.
+    pub p99: Option<f64>,
+    /// The 99.9th percentile of at least 1000 values.
+    pub p999: Option<f64>,
     /// The maximum.
     pub max: f64,
 }
@@ -59,13 +64,15 @@ pub struct FlowResult {
 }
 
 impl SummaryStats {
-    /// Computes the statistics of values in any order; all zero if there are none.
+    /// Computes the statistics of values in any order; zero if there are none.
     pub fn of(values: &mut [f64]) -> Self {
         values.sort_unstable_by(f64::total_cmp);
         let Some(max) = values.last().copied() else { return Self::default() };
         let mean = values.iter().sum::<f64>() / values.len() as f64;
-        let at = |share| nearest_rank(values, share).unwrap_or(max);
-        Self { mean, p50: at(0.5), p95: at(0.95), p99: at(0.99), p999: at(0.999), max }
+        let p50 = nearest_rank(values, 0.5).unwrap_or(max);
+        let tail = |share, values_min| nearest_rank(values, share).filter(|_| values.len() >= values_min);
+        let (p95, p99) = (tail(0.95, P95_VALUES_MIN), tail(0.99, P99_VALUES_MIN));
+        Self { mean, p50, p95, p99, p999: tail(0.999, P999_VALUES_MIN), max }
     }
 }
 
@@ -109,6 +116,21 @@ mod tests {
         let stats = SummaryStats::of(&mut [3.0, 1.0, 2.0]);
         assert_eq!((stats.mean, stats.p50, stats.max), (2.0, 2.0, 3.0));
         assert_eq!(SummaryStats::of(&mut []), SummaryStats::default());
+    }
+
+    #[test]
+    fn too_few_values_have_no_tail_percentiles() {
+        let of = |values: usize| {
+            let stats = SummaryStats::of(&mut (1..=values).map(|value| value as f64).collect::<Vec<_>>());
+            (stats.p95, stats.p99, stats.p999)
+        };
+        assert_eq!(of(19), (None, None, None));
+        assert_eq!(of(20), (Some(19.0), None, None));
+        assert_eq!(of(99), (Some(95.0), None, None));
+        assert_eq!(of(100), (Some(95.0), Some(99.0), None));
+        assert_eq!(of(1000), (Some(950.0), Some(990.0), Some(999.0)));
+        let json = serde_json::to_value(SummaryStats::of(&mut [1.0; 15])).unwrap();
+        assert!(json["p99"].is_null() && json["p50"] == 1.0, "{json}");
     }
 
     #[test]

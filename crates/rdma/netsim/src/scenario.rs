@@ -16,7 +16,6 @@ use sim::{Span, Time};
 use crate::endpoint::Flow;
 use crate::impairment::Impairments;
 use crate::network::NetworkConfig;
-use crate::topology::HostId;
 use crate::transport::TransportConfig;
 use crate::workload::Workload;
 
@@ -117,9 +116,7 @@ impl Scenario {
         let switches = parsed.switches.0;
         switches.check(&topology).map_err(|error| of_table("switches", error.to_string()))?;
         // Slower hosts take their own rate where a minimum is above it.
-        let host_rates = (0..topology.hosts()).map(|host| topology.host_link(HostId(host)).rate);
-        let fastest = host_rates.max().unwrap_or(topology.host_link(HostId(0)).rate);
-        parsed.transport.check(fastest).map_err(|error| of_table("transport", error))?;
+        parsed.transport.check(topology.fastest_host()).map_err(|error| of_table("transport", error))?;
         let mut impairments = parsed.lines.impairments(&topology);
         if !impairments.is_empty() && !losses.is_empty() {
             let what = "the topology's file has error rates too; remove them there, or remove this table";
@@ -130,7 +127,15 @@ impl Scenario {
                 .into_iter()
                 .flat_map(|(link, share)| [0, 1].map(|end| (link, end, Impairments::uniform_loss(share)))),
         );
-        let last_start = flows.last().map_or(Time::ZERO, |flow| flow.start);
+        let start = |flow: Option<&Flow>| flow.map_or(Time::ZERO, |flow| flow.start);
+        let (first_start, last_start) = (start(flows.first()), start(flows.last()));
+        let until = parsed.until.map_or(last_start + UNTIL_AFTER_START, |ns| Time::ZERO + Span::from_ns(ns));
+        if until <= first_start && !flows.is_empty() {
+            let us = |time: Time| time.since(Time::ZERO).ns() / 1e3;
+            let (until, first_start) = (us(until), us(first_start));
+            let what = format!("{until} us is before the first flow starts, at {first_start} us; write a later time");
+            return Err(ConfigError::Invalid { file: file.to_owned(), location: "until".to_owned(), what });
+        }
         Ok(Self {
             seed: parsed.seed,
             topology_name,
@@ -138,7 +143,7 @@ impl Scenario {
             workload,
             flows,
             transport: parsed.transport,
-            until: parsed.until.map_or(last_start + UNTIL_AFTER_START, |ns| Time::ZERO + Span::from_ns(ns)),
+            until,
         })
     }
 }

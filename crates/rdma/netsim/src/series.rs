@@ -72,7 +72,9 @@ impl<W: Write> SeriesWriter<W> {
     /// # Errors
     /// When the writer fails.
     pub fn run(&mut self, network: &mut Network<RdmaEndpoint>, end: Time) -> io::Result<bool> {
-        let mut at = Time::ZERO + self.interval;
+        // Nothing happens before the first flow's start, which files may set late.
+        let first_start = network.flows().first().map_or(Span::ZERO, |flow| flow.start.since(Time::ZERO));
+        let mut at = Time::ZERO + self.interval * (first_start.ps() / self.interval.ps()).max(1);
         let mut events = 0;
         while at < end {
             if network.run_flows(at) {

@@ -52,8 +52,8 @@ const THRESHOLD_RATE_MBPS: u64 = 100_000;
 /// Priority flow control (IEEE 802.1Qbb).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pfc {
-    /// Threshold factor: a port pauses its neighbor when the buffered bytes that came by the port exceed `alpha` times
-    /// the free bytes of the buffer.
+    /// Threshold factor of ports with the hosts' rate: a port pauses its neighbor when the buffered bytes that came by
+    /// the port exceed `alpha` times the free bytes of the buffer. See [`Self::alpha_of`] for faster ports.
     pub alpha: f64,
     /// The neighbor is resumed when those bytes are this far below the threshold.
     pub hysteresis_bytes: u64,
@@ -172,9 +172,9 @@ impl Switch {
         self.used -= bytes;
     }
 
-    /// Returns how many buffered bytes may come from one neighbor before it is paused.
-    pub fn pause_threshold(&self, pfc: &Pfc) -> u64 {
-        (pfc.alpha * self.shared.saturating_sub(self.used) as f64) as u64
+    /// Returns how many buffered bytes may come by a port with this threshold factor before its neighbor is paused.
+    pub fn pause_threshold(&self, alpha: f64) -> u64 {
+        (alpha * self.shared.saturating_sub(self.used) as f64) as u64
     }
 
     /// Returns the index of the path for a packet with this label, below `paths`.
@@ -199,6 +199,14 @@ impl Switch {
 }
 
 impl Pfc {
+    /// Returns the threshold factor of a port: as much more as it is faster than the fastest host, because it carries
+    /// the packets of as many more hosts; at most 1, or all of the free buffer. *Published*: HPCC's simulator, whose
+    /// factor doubles with the rate.
+    pub fn alpha_of(&self, rate: LinkRate, host_rate: LinkRate) -> f64 {
+        let faster = (rate.gbps() / host_rate.gbps()).max(1.0);
+        (self.alpha * faster).min(self.alpha.max(1.0))
+    }
+
     /// Returns how many bytes may still arrive on a link after a pause was requested: the bytes in flight in both
     /// directions, a packet whose transmission has begun at the neighbor, and one that delays the pause frame here.
     pub fn headroom_bytes(rate: LinkRate, delay: Span, packet_bytes_max: u64) -> u64 {
@@ -220,6 +228,17 @@ mod tests {
 
     fn switch(config: &SwitchConfig) -> Switch {
         Switch::new(config, 0, Random::new(1, "switch"))
+    }
+
+    #[test]
+    fn a_port_that_is_faster_than_the_hosts_may_buffer_as_much_more_before_it_pauses() {
+        let rate = |gbps| LinkRate::from_gbps(gbps).unwrap();
+        let of = |alpha, gbps| Pfc { alpha, ..Pfc::default() }.alpha_of(rate(gbps), rate(100.0));
+        assert_eq!(
+            [25.0, 100.0, 200.0, 400.0, 800.0, 1600.0].map(|gbps| of(0.125, gbps)),
+            [0.125, 0.125, 0.25, 0.5, 1.0, 1.0]
+        );
+        assert_eq!((of(2.0, 100.0), of(2.0, 400.0)), (2.0, 2.0));
     }
 
     #[test]

@@ -88,6 +88,9 @@ pub struct TransportConfig {
     pub window_packets: u32,
     /// Whether each flow begins on a new queue pair, without what congestion control learnt before.
     pub new_queue_pairs: bool,
+    /// Whether NICs take time: doorbells, reads and writes of host memory, software. Without it they act at once, and
+    /// send a packet of each queue pair in turn, as in most simulators.
+    pub nic_latency: bool,
     /// IRN's timeouts.
     #[serde(skip_serializing_if = "is_default")]
     pub irn: IrnKeys,
@@ -119,6 +122,7 @@ impl Default for TransportConfig {
             ack_packets: 16,
             window_packets: rnic::nic::WINDOW_PACKETS_MAX,
             new_queue_pairs: false,
+            nic_latency: true,
             irn: IrnKeys::default(),
             bdp_window: BdpWindowKeys::default(),
             dctcp: DctcpKeys::default(),

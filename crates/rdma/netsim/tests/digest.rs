@@ -87,7 +87,7 @@ fn runs_of_64_hosts_have_their_recorded_digests() {
     let expected: [(&str, u64); 6] = [
         ("srnic", 0xe872_8269_97bb_2e06),
         ("irn", 0x5ca8_f676_b487_169b),
-        ("go-back-n", 0x7043_497d_e357_4d74),
+        ("go-back-n", 0x7078_a31d_2ec6_7c5f),
         ("connection-cache", 0x5e09_935d_809d_1ca9),
         ("srnic, lossy", 0x85af_8908_15f4_a316),
         ("srnic, trimmed", 0x58aa_68df_1681_4927),

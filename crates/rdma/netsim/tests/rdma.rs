@@ -56,6 +56,50 @@ fn a_flow_alone_takes_little_more_than_its_ideal_completion_time() {
 }
 
 #[test]
+fn the_ideal_has_the_latency_of_nics_but_not_what_a_policy_adds() {
+    let config = config(topology(2), Vec::new());
+    let path = PathProperties::of_network(&config);
+    for (policy, nic_latency) in POLICIES.into_iter().flat_map(|policy| [(policy, true), (policy, false)]) {
+        let transport = TransportConfig { policy, nic_latency, ..TransportConfig::default() };
+        let rdma = RdmaConfig::for_network(&transport, &path, &config);
+        let without_latency = IdealFct::new(&config.topology, rdma.framing());
+        let ideal = IdealFct::new(&config.topology, rdma.framing()).with_latency(rdma.latency());
+        for bytes in [1, 64, 1000, 5000, 100_000] {
+            let network = run(&config, rdma, vec![flow(0, 1, bytes)]);
+            let fct = network.finished_flows()[0].at.since(Time::ZERO);
+            let latency_ns = ideal.fct(&flow(0, 1, bytes)).ns() - without_latency.fct(&flow(0, 1, bytes)).ns();
+            match nic_latency {
+                true => assert!((1000.0..2000.0).contains(&latency_ns), "{policy:?} {bytes}: {latency_ns}"),
+                false => assert_eq!(latency_ns, 0.0),
+            }
+            // RETH on the first packet, the selective extension on all, and fetches of work requests.
+            let headers = if policy.is_selective() { 24 + 24 * bytes.div_ceil(1000) } else { 16 };
+            let costs = rdma.profile.costs;
+            let fetch = if policy == TransportPolicy::Srnic { costs.dma_read * 2 } else { Span::ZERO };
+            let more = fct.ns() - ideal.fct(&flow(0, 1, bytes)).ns();
+            assert!(
+                more >= 0.0 && more <= 0.1 * headers as f64 * 2.0 + fetch.ns() + 10.0,
+                "{policy:?} {bytes}: {more}"
+            );
+        }
+    }
+}
+
+#[test]
+fn nics_without_latency_send_a_packet_of_each_queue_pair_in_turn() {
+    let config = config(topology(3), Vec::new());
+    let (policy, congestion) = (TransportPolicy::GoBackN, CongestionAlgorithm::None);
+    let transport = TransportConfig { policy, congestion, nic_latency: false, ..TransportConfig::default() };
+    let rdma = RdmaConfig::for_network(&transport, &PathProperties::of_network(&config), &config);
+    let short = Flow { start: Time::from_ps(20_000_000), ..flow(0, 2, 64) };
+    let network = run(&config, rdma, vec![flow(0, 1, 1_000_000), short]);
+    let fct = network.finished_flows()[0].at.since(short.start);
+    let ideal = IdealFct::new(&config.topology, rdma.framing()).fct(&short);
+    // The packet on the wire, one of the long flow, and RETH.
+    assert!(fct.ns() - ideal.ns() < 2.0 * 86.6 + 5.0, "{fct}, alone {ideal}");
+}
+
+#[test]
 fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
     let lists = [vec![0], vec![5], vec![3, 4, 5], vec![1, 50, 99], vec![98, 99], (10..30).collect()];
     for (policy, lost) in [TransportPolicy::Srnic, TransportPolicy::Irn]

@@ -180,8 +180,75 @@ fn invalid_outputs_are_refused_before_the_run() {
         let refused = run(&["--series", "/dev/null", "--series-interval", interval]);
         assert_fails(&refused, 2, &["is not a time from 100 ns to 1000 s"]);
     }
+    assert_fails(&run(&["--plot", "/nowhere/a.svg"]), 1, &["cannot write /nowhere/a.svg"]);
+    assert_fails(&run(&["--plot", "a.png"]), 2, &["'a.png' is not the name of an SVG file; write FILE.svg"]);
     assert_fails(&run(&["--series-interval", "1 us"]), 2, &["--series"]);
     assert_fails(&run(&["--flows", "/dev/full"]), 1, &["cannot write the results of flows"]);
+}
+
+#[test]
+fn a_run_is_plotted_by_flow_size_and_completion_time() {
+    let (directory, path) =
+        scenario("kind = \"poisson\"\ndistribution = \"web-search\"\nload = 0.5\nduration = \"9 ms\"\n");
+    let plot = directory.path().join("run.svg");
+    let run = crosslane(&["rnic", "sim", "run", &path, "--plot", plot.to_str().unwrap()]);
+    assert!(run.status.success(), "{run:?}");
+    let [by_size, by_time] = ["run.svg", "run-fct.svg"].map(|name| {
+        let text = std::fs::read_to_string(directory.path().join(name)).unwrap();
+        assert!(text.starts_with("<svg") && text.contains("modelled"), "{name}: {text}");
+        text
+    });
+    assert!(by_size.contains("Slowdown by flow size") && by_size.contains("\np50\n"), "{by_size}");
+    assert!(by_time.contains("completion time (us)"), "{by_time}");
+}
+
+#[test]
+fn percentiles_that_few_flows_do_not_have_are_left_out() {
+    let (_directory, path) = scenario("kind = \"incast\"\nsenders = 3\nbytes = 40000\n");
+    let json = answer(&format!("run {path} --json"));
+    for values in [&json["slowdown"], &json["bins"][0], &json["fct_us"]] {
+        assert!(values["p95"].is_null() && values["p99"].is_null() && values["p999"].is_null(), "{values}");
+        assert!(values["p50"].is_number() && values["max"].is_number(), "{values}");
+    }
+    let table = stdout(&crosslane(&["rnic", "sim", "run", &path]));
+    let row: Vec<&str> = table.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!((row[0], row[1], row[4], row[5]), ("all", "3", "-", "-"), "{table}");
+}
+
+#[test]
+fn durations_and_rates_count_from_the_first_flows_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |start_us: u64, until: &str| {
+        let trace = directory.path().join("trace.csv");
+        std::fs::write(&trace, format!("{start_us},0,2,1000000\n{start_us},1,3,1000000\n")).unwrap();
+        let file = directory.path().join("a.toml");
+        let text = format!(
+            "version = 1\n{until}[topology]\nkind = \"dumbbell\"\nhosts_per_side = 2\nhost_gbps = 100\n\
+             middle_gbps = 100\n[workload]\nkind = \"trace\"\ntrace = \"{}\"\n",
+            trace.display()
+        );
+        std::fs::write(&file, text).unwrap();
+        let series = directory.path().join("series.csv").display().to_string();
+        let run = crosslane(&["rnic", "sim", "run", file.to_str().unwrap(), "--json", "--series", &series]);
+        (run, std::fs::read_to_string(series).unwrap_or_default())
+    };
+    let report = |start_us| {
+        let (run, series) = run(start_us, "");
+        (serde_json::from_str::<Value>(&stdout(&run)).unwrap(), series)
+    };
+    let ((at_once, series_at_once), (late, series_late)) = (report(0), report(2_000_000));
+    for key in ["simulated_us", "goodput_gbps_per_host", "slowdown", "fct_us"] {
+        assert_eq!(at_once[key], late[key], "{key}");
+    }
+    assert!(number(&late, "simulated_us") < 300.0 && number(&late, "goodput_gbps_per_host") > 15.0, "{late}");
+    assert_eq!(series_at_once.lines().count(), series_late.lines().count());
+    assert!(series_late.lines().nth(1).unwrap().starts_with("20000"), "files keep their times: {series_late}");
+    let (refused, _) = run(2_000_000, "until = \"1 s\"\n");
+    assert_fails(
+        &refused,
+        2,
+        &["a.toml, until: 1000000 us is before the first flow starts, at 2000000 us; write a later"],
+    );
 }
 
 #[test]
@@ -203,6 +270,7 @@ fn files_of_ns3_and_htsim_describe_the_same_network_and_flows_as_ours() {
          Downlink_Latency_ns 1000\n",
     );
     let flow = write("flow.txt", "2\n0 7 3 100 300000 2\n4 1 3 100 300000 2.00001\n");
+    let without_port = write("conweave.txt", "2\n0 7 3 300000 2.000000000\n4 1 3 300000 2.000010000\n");
     let cm = write(
         "a.cm",
         "Nodes 8\nConnections 2\n0->7 start 2000000000000 size 300000\n4->1 start 2000010000000 size 300000\n",
@@ -215,6 +283,7 @@ fn files_of_ns3_and_htsim_describe_the_same_network_and_flows_as_ours() {
         (format!("kind = \"ns3\"\nfile = \"{ns3}\""), format!("kind = \"ns3\"\nfile = \"{flow}\"")),
         (format!("kind = \"htsim\"\nfile = \"{htsim}\""), format!("kind = \"htsim\"\nfile = \"{cm}\"")),
         (format!("kind = \"htsim\"\nfile = \"{htsim}\""), format!("kind = \"ns3\"\nfile = \"{flow}\"")),
+        (format!("kind = \"ns3\"\nfile = \"{ns3}\""), format!("kind = \"ns3\"\nfile = \"{without_port}\"")),
     ] {
         let file = write("a.toml", &format!("version = 1\n[topology]\n{topology}\n[workload]\n{workload}\n"));
         let answer = answer(&format!("run {file} --json"));

@@ -12,7 +12,7 @@ use crate::endpoint::{EndpointCounters, Flow};
 use crate::ideal::IdealFct;
 use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
 use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint};
-use crate::results::{SizeBin, SummaryStats, flow_records, flow_results, size_bins, write_flow_records};
+use crate::results::{FlowResult, SizeBin, SummaryStats, flow_records, flow_results, size_bins, write_flow_records};
 use crate::scenario::Scenario;
 use crate::series::SeriesWriter;
 use crate::topology::TopologyPreset;
@@ -50,7 +50,7 @@ pub struct FctResult {
     pub provenance: Provenance,
     /// Events simulated.
     pub events: u64,
-    /// Virtual time of the last event; the run ends with it, or at its latest end.
+    /// Virtual time from the first flow's start to the last event; the run ends with it, or at its latest end.
     pub simulated_us: f64,
     /// Number of hosts.
     pub hosts: u32,
@@ -71,7 +71,10 @@ pub struct FctResult {
     pub slowdown: SummaryStats,
     /// Slowdowns by flow size, 5% of the flows per bin.
     pub bins: Vec<SizeBin>,
-    /// Rate of message bytes received, averaged over hosts.
+    /// The flows that finished, in the order in which they did.
+    #[serde(skip)]
+    pub finished: Vec<FlowResult>,
+    /// Rate of message bytes received from the first flow's start to the last event, averaged over hosts.
     pub goodput_gbps_per_host: f64,
     /// Flow completion times.
     pub fct_us: SummaryStats,
@@ -131,7 +134,7 @@ impl FctExperiment {
                 network.run_flows(self.until);
             }
         }
-        let ideal = IdealFct::new(topology, rdma.framing());
+        let ideal = IdealFct::new(topology, rdma.framing()).with_latency(rdma.latency());
         if let Some(writer) = observers.flows {
             let written = write_flow_records(writer, &flow_records(&network, &ideal));
             written.map_err(ExperimentError::output("the results of flows"))?;
@@ -140,7 +143,8 @@ impl FctExperiment {
         let endpoints = network.endpoint_counters();
         let mut slowdowns: Vec<f64> = finished.iter().map(|flow| flow.slowdown).collect();
         let mut fcts_us: Vec<f64> = finished.iter().map(|flow| flow.fct.ns() / 1000.0).collect();
-        let passed = network.last_event().since(Time::ZERO);
+        let first_start = self.flows.first().map_or(Time::ZERO, |flow| flow.start);
+        let passed = network.last_event().max(first_start).since(first_start);
         let flows_failed = network.endpoints().iter().map(RdmaEndpoint::failed).sum::<u64>() as usize;
         let gbps = endpoints.delivered_bytes as f64 * 8.0 / passed.ns().max(1.0);
         Ok(FctResult {
@@ -159,6 +163,7 @@ impl FctExperiment {
             },
             slowdown: SummaryStats::of(&mut slowdowns),
             bins: size_bins(&finished),
+            finished,
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),
             fct_us: SummaryStats::of(&mut fcts_us),
             network: network.counters(),

@@ -126,6 +126,18 @@ fn senders_paused_by_flow_control_neither_retransmit_nor_fail() {
 }
 
 #[test]
+fn a_flow_alone_has_a_slowdown_of_one_with_and_without_the_latency_of_nics() {
+    for nic_latency in [true, false] {
+        let network = NetworkConfig::new(TopologyPreset::LeafSpine256.topology(), 1);
+        let flows = Workload::Incast { senders: 1, bytes: 500 }.flows(&network.topology, 1).unwrap();
+        let transport = TransportConfig { policy: TransportPolicy::GoBackN, nic_latency, ..TransportConfig::default() };
+        let until = Time::from_ps(1_000_000_000_000);
+        let result = FctExperiment { network, flows, transport, until }.run(Observers::default()).unwrap();
+        assert!((1.0..1.001).contains(&result.slowdown.max), "{nic_latency}: {:?}", result.slowdown);
+    }
+}
+
+#[test]
 fn parameters_out_of_range_are_refused() {
     let error = |experiment: StreamExperiment| experiment.run().unwrap_err().to_string();
     assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");

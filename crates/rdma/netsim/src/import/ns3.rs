@@ -1,9 +1,10 @@
-//! The files of HPCC's ns-3 (alibaba-edu/High-Precision-Congestion-Control, which DCQCN's and ConWeave's simulators
-//! share). Both are sequences of fields; line breaks have no meaning, and what follows the stated number of entries is
-//! ignored, as ns-3 does.
+//! The files of HPCC's ns-3 (alibaba-edu/High-Precision-Congestion-Control) and of those derived from it, such as
+//! ConWeave's (conweave-project/conweave-ns3 236a801). They are sequences of fields; line breaks have no meaning, and
+//! what follows the stated number of entries is ignored, as ns-3 does.
 //!
 //! * Topology: `nodes switches links`, the switches' numbers, then `a b rate delay error_rate` for each link.
-//! * Flows: their number, then `from to priority port bytes start_s` for each.
+//! * Flows: their number, then `from to priority port bytes start_s` for each; ConWeave's have no port. A file has no
+//!   port if its first flow is on a line of its own with five fields: line breaks have a meaning only there.
 
 use sim::{Span, Time};
 
@@ -13,9 +14,11 @@ use crate::rate::LinkRate;
 use crate::topology::{HOSTS_MAX, HostId, NetworkLink, NetworkNode, SWITCHES_MAX, SwitchId, Topology};
 use crate::workload::FLOWS_MAX;
 
-const FLOW: &str = "write 'from to priority port bytes start_s' as in 0 7 3 100 64000 2.0";
+const FLOW: &str = "write 'from to priority port bytes start_s' as in 0 7 3 100 64000 2.0, or every flow without port";
 const LINK: &str = "write 'a b rate delay error_rate' as in 0 16 100Gbps 1000ns 0";
 const COUNTS: &str = "write 'nodes switches links' as in 20 4 32";
+/// Number of fields of a flow in ConWeave's files.
+const FIELDS_WITHOUT_PORT: usize = 5;
 /// Most links of a topology.
 const LINKS_MAX: u32 = 1 << 22;
 /// Latest start of a flow, in seconds.
@@ -158,9 +161,27 @@ fn loss(fields: &mut Fields<'_>) -> Result<f64, ImportError> {
     if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(fields.wrong(text, "share of packets from 0 to 1", LINK)) }
 }
 
+/// Returns whether the flows of a file have a port. Without one, each is on a line of its own.
+fn has_port(source: &Source<'_>, flows: u32) -> Result<bool, ImportError> {
+    let mut lines =
+        source.lines().skip(1).take(flows as usize).map(|(line, text)| (line, text.split_whitespace().count()));
+    if lines.next().is_none_or(|(_, fields)| fields != FIELDS_WITHOUT_PORT) {
+        return Ok(true);
+    }
+    match lines.find(|(_, fields)| *fields != FIELDS_WITHOUT_PORT) {
+        Some((line, fields)) => {
+            let what =
+                format!("a flow of {fields} fields after a first one without port; write all with a port, or none");
+            Err(source.wrong(line, what))
+        }
+        None => Ok(false),
+    }
+}
+
 pub(super) fn flows(source: &Source<'_>, hosts: &HostNumbers) -> Result<Vec<Flow>, ImportError> {
     let mut fields = Fields::new(source);
     let count = fields.count("number of flows", FLOWS_MAX as u32, FLOW)?;
+    let has_port = has_port(source, count)?;
     let mut flows = Vec::new();
     let mut priority_of_all = None;
     for _ in 0..count {
@@ -172,7 +193,9 @@ pub(super) fn flows(source: &Source<'_>, hosts: &HostNumbers) -> Result<Vec<Flow
             let what = format!("priority {priority} after {first}; switches have one data queue here, write {first}");
             return Err(source.wrong(fields.line, what));
         }
-        fields.number("port", FLOW)?;
+        if has_port {
+            fields.number("port", FLOW)?;
+        }
         let text = fields.next("size", FLOW)?;
         let bytes = text.parse::<u64>().ok().filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| fields.wrong(text, "positive size", FLOW))?;

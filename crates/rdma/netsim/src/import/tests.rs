@@ -83,6 +83,22 @@ fn a_topology_of_ns3_has_its_links_and_its_hosts_keep_their_numbers() {
 }
 
 #[test]
+fn flows_of_conweaves_ns3_have_no_port() {
+    // As its traffic_gen.py writes them: a space after the number, and nine decimals.
+    let found = flows(FlowFormat::Ns3, "2 \n0 7 3 64000 2.000000123\n3 2 3 1 2.000001000\n").unwrap();
+    assert_eq!((found.len(), found[0].to, found[0].bytes), (2, HostId(7), 64_000));
+    assert_eq!(found[0].start, Time::from_ps(2_000_000_123_000));
+    assert_eq!((found[1].from, found[1].bytes), (HostId(3), 1));
+    // Line breaks have no meaning where the first flow's line has another number of fields.
+    assert_eq!(flows(FlowFormat::Ns3, "1 0 7 3 100 64000\n2.0").unwrap()[0].bytes, 64_000);
+    assert_eq!(flows(FlowFormat::Ns3, "1\n0 7 3\n100 64000 2.0\n").unwrap()[0].bytes, 64_000);
+    assert_refused(
+        flows(FlowFormat::Ns3, "2\n0 7 3 64000 2.0\n3 2 3 100 1 2.0\n"),
+        "a, line 3: a flow of 6 fields after a first one without port; write",
+    );
+}
+
+#[test]
 fn an_invalid_file_of_ns3_is_named_with_its_line() {
     for (from, to, expected) in [
         ("5 2 4", "5 2 5", "a, line 6: the file ends before a node number; write 'a b rate delay error_rate'"),

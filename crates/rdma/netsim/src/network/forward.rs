@@ -67,10 +67,9 @@ impl<E: Endpoint> Network<E> {
     /// With PFC: allocates a packet's bytes in the shared buffer, or else in the headroom of its ingress port, which
     /// then pauses its neighbor. The threshold of the egress queue does not apply. Returns whether there was room.
     fn admit_lossless(&mut self, switch: SwitchId, ingress: u32, bytes: u64) -> bool {
-        let Some(pfc) = &self.config.pfc else { return false };
         let switch = &mut self.switches[switch.0 as usize];
         let port = &mut self.extras[ingress as usize];
-        if port.shared_used + bytes <= switch.pause_threshold(pfc) {
+        if port.shared_used + bytes <= switch.pause_threshold(port.pause_alpha) {
             switch.allocate(bytes);
             port.shared_used += bytes;
             return true;
@@ -113,7 +112,8 @@ impl<E: Endpoint> Network<E> {
     fn resume_if_drained(&mut self, switch: SwitchId, number: u32) {
         let Some(pfc) = &self.config.pfc else { return };
         let port = &self.extras[number as usize];
-        let limit = self.switches[switch.0 as usize].pause_threshold(pfc).saturating_sub(pfc.hysteresis_bytes);
+        let limit = self.switches[switch.0 as usize].pause_threshold(port.pause_alpha);
+        let limit = limit.saturating_sub(pfc.hysteresis_bytes);
         if port.is_pausing && port.headroom_used == 0 && (port.shared_used <= limit || port.shared_used == 0) {
             self.send_pause(number, false);
         }

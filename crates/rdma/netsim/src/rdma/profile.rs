@@ -7,7 +7,7 @@ use pcie::link::{Lanes, Link};
 use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use rnic::nic::{
-    Context, ContextCacheConfig, ContextPoolConfig, CostModel, LossRecovery, NicProfile, RetransmitTimeout,
+    Context, ContextCacheConfig, ContextPoolConfig, CostModel, LossRecovery, NicProfile, RetransmitTimeout, Scheduling,
 };
 use sim::Span;
 
@@ -20,7 +20,11 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
     let modelled = NicProfile::modelled(config.policy);
     // SRNIC's FPGA prototype has the published PCIe round trip of 1 us, and IRN is modelled with the same; a commercial
     // NIC has the PCIe latency of a server of its time.
-    let costs = if config.policy.is_selective() { modelled.costs } else { commercial_costs() };
+    let costs = match config.nic_latency {
+        false => CostModel::ZERO,
+        true if config.policy.is_selective() => modelled.costs,
+        true => commercial_costs(),
+    };
     // Calibrated to the published goodput of a ConnectX-6 at 16,384 queue pairs (52 of 97 Gb/s) with full packets of
     // 4096 bytes. The knee at 256 queue pairs and all points between follow from the model.
     let miss = costs.dma_read * CACHE_READS;
@@ -34,6 +38,8 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         links: path.links,
         round_trip: path.round_trip,
     });
+    // Like most simulators, a NIC that takes no time sends a packet of each queue pair in turn.
+    let quantum_bytes = if config.nic_latency { modelled.scheduling.quantum_bytes } else { 1 };
     // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
     let pool = modelled.pool.map(with_pcie_bytes);
@@ -49,6 +55,7 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         window_packets,
         congestion,
         costs,
+        scheduling: Scheduling { quantum_bytes, ..modelled.scheduling },
         cache,
         pool,
         qps,

@@ -167,6 +167,13 @@ impl Topology {
         self.links.iter().find(|link| link.ends.contains(&end)).expect("every host has one link")
     }
 
+    /// Returns the rate of the fastest host's link.
+    pub fn fastest_host(&self) -> LinkRate {
+        let has_host = |link: &&NetworkLink| link.ends.iter().any(|end| matches!(end, NetworkNode::Host(_)));
+        let rates = self.links.iter().filter(has_host).map(|link| link.rate);
+        rates.max().expect("every host has one link")
+    }
+
     /// Returns the index of a node: hosts come first.
     fn index(&self, node: NetworkNode) -> usize {
         match node {

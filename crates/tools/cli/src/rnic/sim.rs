@@ -1,5 +1,7 @@
 //! `crosslane rnic sim`: runs one experiment in the packet simulator.
 
+mod plots;
+
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -168,6 +170,9 @@ pub struct Outputs {
     /// Time between samples of --series, at least 100 ns
     #[arg(long, value_name = "TIME", default_value = "10 us", value_parser = parse_interval, requires = "series")]
     series_interval: Span,
+    /// Plot the slowdowns by flow size into this SVG file, and the completion times into FILE-fct.svg
+    #[arg(long, value_name = "FILE.svg", value_parser = plots::parse_path)]
+    plot: Option<PathBuf>,
 }
 
 fn create(path: &Path) -> Result<BufWriter<File>> {
@@ -365,6 +370,8 @@ fn memory_peak_bytes() -> Option<u64> {
 }
 
 fn flows(parameters: &FctParameters, experiment: &FctExperiment, outputs: &Outputs, json: bool) -> Result<()> {
+    // What cannot be written is refused before the run.
+    outputs.plot.as_deref().map(create).transpose()?;
     let begun = Instant::now();
     let result = outputs.run(experiment)?;
     let wall_s = begun.elapsed().as_secs_f64();
@@ -376,6 +383,9 @@ fn flows(parameters: &FctParameters, experiment: &FctExperiment, outputs: &Outpu
         output::print_json(&Report { parameters, result: timed })?;
     } else {
         output::print(&format!("{}\n{}", fct_summary(&result, wall_s), fct_table(&result)))?;
+    }
+    if let Some(path) = &outputs.plot {
+        plots::write(path, &format!("{}, {}", parameters.topology, parameters.workload), &result)?;
     }
     all_finished(&result)
 }
@@ -432,8 +442,9 @@ fn fct_table(result: &FctResult) -> String {
     let mut table = Table::new(&heads);
     let mut row = |size: String, flows: usize, slowdown: &netsim::results::SummaryStats| {
         let mut cells = vec![size, flows.to_string()];
-        let values = [slowdown.mean, slowdown.p50, slowdown.p95, slowdown.p99, slowdown.max];
-        cells.extend(values.iter().map(|value| format!("{value:.2}")));
+        let (mean, p50, max) = (Some(slowdown.mean), Some(slowdown.p50), Some(slowdown.max));
+        let cell = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        cells.extend([mean, p50, slowdown.p95, slowdown.p99, max].map(cell));
         table.row(cells);
     };
     result.bins.iter().for_each(|bin| row(bin.bytes_max.to_string(), bin.flows, &bin.slowdown));

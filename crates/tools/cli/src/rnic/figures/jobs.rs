@@ -87,13 +87,14 @@ fn flows(
         TopologyPreset::ThreeTier4096 => ("slowdown-4096-mean", "slowdown-4096-p99"),
     };
     let series = format!("{}, load {load}", transport.name());
-    let rows = |figure, value: fn(&netsim::results::SummaryStats) -> f64| {
+    // A bin of few flows has no p99.
+    let rows = |figure, value: fn(&netsim::results::SummaryStats) -> Option<f64>| {
         let row = |bin: &netsim::results::SizeBin| {
-            (figure, modelled(series.clone(), bin.bytes_max as f64, value(&bin.slowdown)))
+            Some((figure, modelled(series.clone(), bin.bytes_max as f64, value(&bin.slowdown)?)))
         };
-        result.bins.iter().map(row).collect::<Vec<_>>()
+        result.bins.iter().filter_map(row).collect::<Vec<_>>()
     };
-    Ok([rows(mean, |slowdown| slowdown.mean), rows(p99, |slowdown| slowdown.p99)].concat())
+    Ok([rows(mean, |slowdown| Some(slowdown.mean)), rows(p99, |slowdown| slowdown.p99)].concat())
 }
 
 /// Returns all simulations, the longest first.
