@@ -373,7 +373,12 @@ impl Peers {
             match event {
                 Ok(Some((SessionEvent::Hello { node, .. }, _))) => self.promote_pending(node, connection, now_ns),
                 Ok(_) => self.pending.push(connection),
-                Err(error) => self.log_refusal(error.to_string(), now_ns),
+                Err(error) => {
+                    // The other node logs the reason too; of another key, it has the proof that this cannot be read.
+                    let _ = connection.transport.send(&Session::cease(&error.to_string()), &[]);
+                    let _ = connection.transport.flush();
+                    self.log_refusal(error.to_string(), now_ns);
+                }
             }
         }
     }

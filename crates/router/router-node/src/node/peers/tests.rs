@@ -177,6 +177,34 @@ fn tcp_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Pe
 }
 
 #[test]
+fn a_node_that_is_refused_is_told_why() {
+    let _no_child = test_support::spawn::forbid();
+    let folder = tempfile::tempdir().unwrap();
+    let keys = ["one", "two"].map(|name| {
+        Key::create(&folder.path().join(name)).unwrap();
+        Key::read(&folder.path().join(name)).unwrap()
+    });
+    let known: Vec<IpAddr> = ["127.0.0.1", "127.0.0.2"].map(|address| address.parse().unwrap()).to_vec();
+    let listener = |key: &Key, ip: IpAddr| {
+        let tcp = TcpAddress { address: SocketAddr::new(ip, 0), local_ip: ip, key: key.clone() };
+        let listener = Listener::bind(&ControlAddress::Tcp(tcp), known.clone()).unwrap();
+        let Listener::Tcp(socket, ..) = &listener else { panic!("no TCP") };
+        (socket.local_addr().unwrap(), listener)
+    };
+    for (key, digest, told) in [(1, 7, "another key"), (0, 8, "different cluster file")] {
+        let (address, of_0) = listener(&keys[0], known[0]);
+        let of_1 = listener(&keys[key], known[1]).1;
+        let mut nodes = [tcp_peers(&keys[0], of_0, address, 0), tcp_peers(&keys[key], of_1, address, 1)];
+        nodes[1].set_digest(digest);
+        let mut now_ns = 0;
+        poll_until(&mut nodes, &mut now_ns, |nodes| {
+            other(&nodes[1]).reason.as_ref().is_some_and(|reason| reason.contains(told))
+        });
+        assert!(nodes[0].refusals.keys().any(|reason| reason.contains(told)), "{:?}", nodes[0].refusals);
+    }
+}
+
+#[test]
 fn connections_from_one_address_do_not_keep_other_nodes_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key");
