@@ -41,10 +41,17 @@ fn wait_for_message<W: PacketIo>(side: &mut TestHost<W>) {
 }
 
 /// Returns the time of each round trip in microseconds.
-fn rnic<W: PacketIo + Send>(policy: TransportPolicy, ios: [W; 2], bytes: usize, trips: usize) -> Vec<f64> {
+fn rnic<W: PacketIo + Send>(
+    policy: TransportPolicy,
+    ios: [W; 2],
+    bytes: usize,
+    trips: usize,
+    delays_acks: bool,
+) -> Vec<f64> {
     let Pair { a: mut ping, b: mut pong } = Pair::connected(NicProfile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE);
     for side in [&mut ping, &mut pong] {
         side.live.set_spin(SPIN);
+        side.live.set_delayed_acks(delays_acks);
         side.post_receive(0, INBOX, bytes as u32);
     }
     let trips = trips + WARM_UP;
@@ -137,9 +144,11 @@ fn main() {
     }
     let mut measurements = [
         Measurement::new("bare UDP", move || bare(bytes.min(65_000), trips)),
-        Measurement::new("go-back-n, UDP (RoCEv2)", move || rnic(TransportPolicy::GoBackN, udp(), bytes, trips)),
-        Measurement::new("srnic, UDP", move || rnic(TransportPolicy::Srnic, udp(), bytes, trips)),
-        Measurement::new("srnic, lanes", move || rnic(TransportPolicy::Srnic, lanes(), bytes, trips)),
+        Measurement::new("go-back-n, UDP (RoCEv2)", move || rnic(TransportPolicy::GoBackN, udp(), bytes, trips, false)),
+        Measurement::new("the same, delayed acks", move || rnic(TransportPolicy::GoBackN, udp(), bytes, trips, true)),
+        Measurement::new("srnic, UDP", move || rnic(TransportPolicy::Srnic, udp(), bytes, trips, false)),
+        Measurement::new("the same, delayed acks", move || rnic(TransportPolicy::Srnic, udp(), bytes, trips, true)),
+        Measurement::new("srnic, lanes", move || rnic(TransportPolicy::Srnic, lanes(), bytes, trips, false)),
         Measurement::new("cache line (floor)", || vec![line_bounce_ns() / 1000.0]),
     ];
     let samples = run_alternating(&mut measurements, rounds);

@@ -1,10 +1,12 @@
 //! A NIC in real time: the engine, its packet I/O and a clock.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rnic::nic::{CqNumber, HostMemory, Nic, NicError, NicProfile, ProfileError};
 use rnic::verbs::{Completion, NicAddress, RcConnection};
-use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, QpNumber};
+use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, Operation, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, QpNumber};
 use sim::Time;
 use thiserror::Error;
 
@@ -53,8 +55,19 @@ pub struct LiveNic<W, M> {
     spin: Duration,
     buffer: Box<[u8]>,
     /// A packet for which the packet I/O had no room: its destination and its range in the buffer.
-    unsent: Option<(NicAddress, std::ops::Range<usize>)>,
+    unsent: Option<(NicAddress, Range<usize>)>,
+    /// Whether acknowledgements wait for the program's next call, and follow its requests.
+    delays_acks: bool,
+    /// Acknowledgements behind the requests of a call.
+    acks: VecDeque<Ack>,
     drops: ReceiveDrops,
+}
+
+/// An acknowledgement that is ready to be sent.
+struct Ack {
+    to: NicAddress,
+    packet: [u8; HEADER_BYTES_MAX + ICRC_BYTES],
+    packet_bytes: usize,
 }
 
 impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
@@ -71,6 +84,8 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
             // A payload is placed so that the longest headers fit before it.
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
             unsent: None,
+            delays_acks: false,
+            acks: VecDeque::with_capacity(POLL_PACKETS_MAX),
             drops: ReceiveDrops::default(),
         })
     }
@@ -83,12 +98,21 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     pub fn replace_nic(&mut self, profile: NicProfile, memory: M, seed: u64) -> Result<(), LiveError> {
         self.nic = Nic::new(profile, memory, seed)?;
         (self.started, self.unsent) = (Instant::now(), None);
+        self.acks.clear();
         Ok(())
     }
 
     /// Sets how long a wait spins before it blocks; it may be zero.
     pub fn set_spin(&mut self, spin: Duration) {
         self.spin = spin;
+    }
+
+    /// Sets whether acknowledgements of what completes a wait leave with the next call, behind the requests that the
+    /// program has posted meanwhile: an answer then arrives sooner, and shares its datagram with the acknowledgement
+    /// where the packet I/O segments. For programs that call again at once, as an event loop does. The peer of one that
+    /// does something else first, or never calls again, sends once more or gives up.
+    pub fn set_delayed_acks(&mut self, delays_acks: bool) {
+        self.delays_acks = delays_acks;
     }
 
     /// Returns the time to pass to the engine.
@@ -127,6 +151,12 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     /// # Errors
     /// When the packet I/O cannot continue.
     pub fn poll(&mut self) -> Result<bool, LiveError> {
+        let is_busy = self.poll_without_results()?;
+        Ok(self.transmit()? | is_busy)
+    }
+
+    /// As [`LiveNic::poll`], but does not send what results from what was handled.
+    fn poll_without_results(&mut self) -> Result<bool, LiveError> {
         let mut is_busy = self.transmit()?;
         is_busy |= self.receive_packets()?;
         let now = self.now();
@@ -134,7 +164,6 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
             self.nic.advance(now);
             is_busy = true;
         }
-        is_busy |= self.transmit()?;
         Ok(is_busy)
     }
 
@@ -174,8 +203,26 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         Ok(sent > 0)
     }
 
-    /// Takes the engine's next packet and completes its headers and checksum in the buffer.
-    fn next_packet(&mut self) -> Result<Option<(NicAddress, std::ops::Range<usize>)>, LiveError> {
+    /// Takes the next packet to send, and places it in the buffer.
+    fn next_packet(&mut self) -> Result<Option<(NicAddress, Range<usize>)>, LiveError> {
+        while let Some((to, range, is_ack)) = self.next_of_engine()? {
+            if !(is_ack && self.delays_acks && self.acks.len() < POLL_PACKETS_MAX) {
+                return Ok(Some((to, range)));
+            }
+            let mut ack = Ack { to, packet: [0; HEADER_BYTES_MAX + ICRC_BYTES], packet_bytes: range.len() };
+            ack.packet[..range.len()].copy_from_slice(&self.buffer[range]);
+            self.acks.push_back(ack);
+        }
+        Ok(self.acks.pop_front().map(|ack| {
+            let range = 0..ack.packet_bytes;
+            self.buffer[range.clone()].copy_from_slice(&ack.packet[range.clone()]);
+            (ack.to, range)
+        }))
+    }
+
+    /// Takes the engine's next packet and completes its headers and checksum in the buffer. Returns whether it is an
+    /// acknowledgement.
+    fn next_of_engine(&mut self) -> Result<Option<(NicAddress, Range<usize>, bool)>, LiveError> {
         let now = self.now();
         let room = &mut self.buffer[HEADER_BYTES_MAX..HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX];
         let Some(outgoing) = self.nic.transmit(now, room) else { return Ok(None) };
@@ -185,7 +232,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         let packet = &mut self.buffer[range.clone()];
         header.emit(packet).expect("the engine's headers are consistent");
         header.seal(packet, self.io.encapsulation(outgoing.to)?.as_ref());
-        Ok(Some((outgoing.to, range)))
+        Ok(Some((outgoing.to, range, header.operation == Operation::Acknowledge)))
     }
 
     /// Blocks until a packet arrives, a timer is due, or `limit` has passed.
@@ -213,9 +260,15 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         let mut idle_since: Option<Instant> = None;
         let mut spins = 0;
         loop {
-            let is_busy = self.poll()?;
+            let mut is_busy = self.poll_without_results()?;
+            if !self.delays_acks {
+                is_busy |= self.transmit()?;
+            }
             if let Some(value) = until(&mut self.nic)? {
                 return Ok(Some(value));
+            }
+            if self.delays_acks {
+                is_busy |= self.transmit()?;
             }
             let now = Instant::now();
             let left = limit.map(|limit| limit.saturating_sub(now.duration_since(started)));

@@ -74,6 +74,36 @@ fn every_operation_completes_over_lanes() {
 }
 
 /// Sends a datagram with the right queue key and one with a wrong one.
+/// An acknowledgement that waits for the program's next call arrives behind the answer that this call sends.
+fn an_acknowledgement_follows_the_answer(ios: [impl PacketIo; 2]) {
+    let Pair { mut a, mut b } = Pair::for_two_threads(TransportPolicy::GoBackN, ios);
+    b.live.set_delayed_acks(true);
+    a.post_receive(1, 1000, 8);
+    b.post_receive(2, 2000, 8);
+    a.post_send(3, SendKind::Send(None), 0, 8);
+    assert!(a.poll().is_empty());
+    assert_eq!(b.wait_completions(1)[0].id, 2);
+    assert!((0..10).all(|_| a.poll().is_empty()), "the acknowledgement has left");
+    b.post_send(4, SendKind::Send(None), 0, 8);
+    assert!(b.live.transmit().unwrap());
+    let ids: Vec<u64> = a.wait_completions(2).iter().map(|done| done.id).collect();
+    assert_eq!(ids, [1, 3]);
+    assert_eq!(b.wait_completions(1)[0].id, 4);
+    // Without an answer, the next call sends it alone.
+    b.post_receive(5, 2000, 8);
+    a.post_send(6, SendKind::Send(None), 0, 8);
+    assert!(a.poll().is_empty());
+    assert_eq!(b.wait_completions(1)[0].id, 5);
+    assert!(b.poll().is_empty());
+    assert_eq!(a.wait_completions(1)[0].id, 6);
+}
+
+#[test]
+fn an_acknowledgement_follows_the_answer_over_udp_and_lanes() {
+    an_acknowledgement_follows_the_answer(udp());
+    an_acknowledgement_follows_the_answer(lanes());
+}
+
 fn datagrams_are_accepted_by_their_key(mut pair: Pair<impl PacketIo>) {
     const QUEUE_KEY: u32 = 0x1234_5678;
     pair.a.use_ud(QUEUE_KEY, 0);
