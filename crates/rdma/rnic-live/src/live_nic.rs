@@ -85,7 +85,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
             unsent: None,
             delays_acks: false,
-            acks: VecDeque::with_capacity(POLL_PACKETS_MAX),
+            acks: VecDeque::new(),
             drops: ReceiveDrops::default(),
         })
     }

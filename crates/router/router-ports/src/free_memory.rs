@@ -1,7 +1,7 @@
 //! Memory that is free within this process.
 
-/// Returns free memory to the system, also where memory in use lies above it. It takes about a tenth of a second for a
-/// gigabyte.
+/// Returns free memory to the system, also where memory in use lies above it. This visits all free memory: call it
+/// rarely.
 pub fn return_to_system() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the call takes no pointers, and the C library locks its own state.

@@ -9,8 +9,7 @@ use std::sync::Arc;
 pub struct InternedId(u32);
 
 impl InternedId {
-    /// Returns the number of the value; numbers are small, and used again once a value is removed.
-    pub fn index(self) -> usize {
+    fn index(self) -> usize {
         self.0 as usize
     }
 }
@@ -85,15 +84,6 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
     }
 }
 
-/// Returns memory of a map that has lost nearly all of its entries. Called after each removal, this takes constant time
-/// on average.
-pub fn shrink_if_sparse<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
-    const ENTRIES_FEW: usize = 1 << 16;
-    if map.capacity() > ENTRIES_FEW && map.len() < map.capacity() / 8 {
-        map.shrink_to(map.len() * 2);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,15 +103,5 @@ mod tests {
         assert_eq!(words.iter().map(|(_, word)| word).collect::<Vec<_>>(), ["two"]);
         // Its number is used again.
         assert_eq!(words.add("three", |word| Arc::from(word)), (one, true));
-    }
-
-    #[test]
-    fn a_map_that_is_nearly_empty_is_small() {
-        let mut map: HashMap<u32, u32> = (0..1 << 18).map(|number| (number, number)).collect();
-        for number in 0..1 << 18 {
-            map.remove(&number);
-            shrink_if_sparse(&mut map);
-            assert!(map.capacity() <= (map.len() * 17).max(1 << 17), "{} of {}", map.len(), map.capacity());
-        }
     }
 }

@@ -19,6 +19,7 @@ mod pool;
 pub mod port;
 mod rate;
 pub mod routes;
+pub mod sparse_map;
 mod time;
 mod trace;
 

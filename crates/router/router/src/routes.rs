@@ -15,7 +15,8 @@ use ipnet::IpNet;
 
 use apportion::apportion;
 
-use crate::interner::{InternedId, Interner, shrink_if_sparse};
+use crate::interner::{InternedId, Interner};
+use crate::sparse_map::shrink_if_sparse;
 use crate::{Hop, NODES_MAX, NodeId, PortId};
 
 pub use error::RouteError;
@@ -160,8 +161,18 @@ impl Rib {
         if !is_new || std::mem::replace(&mut self.is_gone[usize::from(node.0)], true) {
             return Ok(());
         }
-        self.pending.extend(self.announced[usize::from(node.0)].keys());
+        self.merge_later(node);
         self.set_groups(node)
+    }
+
+    /// Has all routes of a node merged again. A node that fails and returns often has each of them once.
+    fn merge_later(&mut self, node: NodeId) {
+        let is_first = self.pending.is_empty();
+        self.pending.extend(self.announced[usize::from(node.0)].keys());
+        if !is_first {
+            self.pending.sort_unstable();
+            self.pending.dedup();
+        }
     }
 
     /// Uses the announcements of a failed node again. Returns whether there were any.
@@ -171,7 +182,7 @@ impl Rib {
     pub fn resume_node(&mut self, node: NodeId) -> Result<bool, RouteError> {
         let is_gone = self.is_gone.get_mut(usize::from(node.0)).is_some_and(std::mem::take);
         if is_gone {
-            self.pending.extend(self.announced[usize::from(node.0)].keys());
+            self.merge_later(node);
             self.set_groups(node)?;
         }
         Ok(is_gone)

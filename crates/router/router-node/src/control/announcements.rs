@@ -4,7 +4,7 @@
 //! changes up to some number is sent the later ones at its own pace, and never an intermediate state. So no queue grows
 //! for a peer that does not read.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub struct Announcements {
     routes: Interner<AnnouncedRoute>,
     /// The destination of each change; only the latest change of each destination.
     log: BTreeMap<u64, IpNet>,
-    /// The withdrawals in the order of their changes, with some that were announced again since.
-    withdrawn: VecDeque<(u64, IpNet)>,
+    /// Numbers of the changes in the log that are withdrawals.
+    withdrawn: BTreeSet<u64>,
     /// Number of the latest change.
     latest: u64,
     /// Number of the latest withdrawal that was pruned.
@@ -77,13 +77,14 @@ impl Announcements {
             }
             self.announced -= usize::from(was_announced.is_some());
             self.log.remove(&number);
+            self.withdrawn.remove(&number);
         }
         self.announced += usize::from(announced.is_some());
         self.latest += 1;
         self.log.insert(self.latest, prefix);
         self.table.insert(prefix, Entry { change_number: self.latest, announced });
         if announced.is_none() {
-            self.withdrawn.push_back((self.latest, prefix));
+            self.withdrawn.insert(self.latest);
         }
         true
     }
@@ -126,16 +127,12 @@ impl Announcements {
     /// Removes at most `changes_max` withdrawals up to number `received`, which all peers have received.
     pub fn prune_withdrawn(&mut self, received: u64, changes_max: usize) {
         for _ in 0..changes_max {
-            let Some((number, prefix)) = self.withdrawn.front().copied().filter(|(number, _)| *number <= received)
-            else {
-                return;
-            };
-            self.withdrawn.pop_front();
-            if self.table.get(&prefix).is_some_and(|entry| entry.change_number == number) {
-                self.log.remove(&number);
+            let Some(number) = self.withdrawn.first().copied().filter(|number| *number <= received) else { return };
+            self.withdrawn.remove(&number);
+            if let Some(prefix) = self.log.remove(&number) {
                 self.table.remove(&prefix);
-                self.pruned = number;
             }
+            self.pruned = number;
         }
     }
 }
@@ -191,6 +188,17 @@ mod tests {
         // A peer that comes now has everything.
         assert_eq!(announcements.changes_after(0, 1).1, announcements.latest());
         assert!(announcements.continues_after(3) && !announcements.continues_after(2));
+    }
+
+    #[test]
+    fn a_destination_that_comes_and_goes_takes_no_more_memory_while_no_peer_is_there() {
+        let mut announcements = Announcements::default();
+        for _ in 0..100 {
+            announcements.announce(prefix(1), &via(0));
+            announcements.withdraw(&prefix(1));
+        }
+        let sizes = [announcements.table.len(), announcements.log.len(), announcements.withdrawn.len()];
+        assert_eq!((sizes, announcements.routes.iter().count()), ([1; 3], 0));
     }
 
     #[derive(Clone, Debug)]

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage as Message;
-use router::interner::{InternedId, Interner, shrink_if_sparse};
+use router::interner::{InternedId, Interner};
+use router::sparse_map::shrink_if_sparse;
 
 use super::convert;
 use super::model::{Address, Change, Link, Neighbour, Route, RouteHop, RouteKey, RouteKind};

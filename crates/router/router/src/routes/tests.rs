@@ -88,6 +88,21 @@ fn a_failed_node_gets_no_packet_at_once_and_others_take_over() {
 }
 
 #[test]
+fn a_node_that_fails_and_returns_often_has_its_routes_merged_once() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    for number in 0..50 {
+        rib.announce(NodeId(0), net(&format!("10.0.{number}.0/24")), 1, &[hop(0, 0)]).expect("room");
+    }
+    for _ in 0..20 {
+        rib.suspend_node(NodeId(0)).expect("room");
+        assert!(rib.resume_node(NodeId(0)).expect("room"));
+    }
+    assert_eq!(rib.pending.len(), 50);
+    while rib.process_pending(10, |_| {}).expect("room") {}
+    assert_eq!(found(&mut tables, "10.0.7.1"), Some(vec![hop(0, 0)]));
+}
+
+#[test]
 fn a_node_that_returns_before_its_routes_are_withdrawn_has_only_its_new_ones() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let (kept, lost) = (net("192.0.2.0/24"), net("198.51.100.0/24"));
