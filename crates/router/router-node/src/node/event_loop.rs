@@ -19,7 +19,7 @@ use crate::control::{ControlError, RouteChange};
 
 /// Nice value of the control thread: it uses little CPU time, and other nodes depend on its keepalives.
 const NICENESS: i32 = -10;
-/// Interval between two looks at the filters that report no changes, and of wake-ups without an event.
+/// How often filters whose changes are not reported are looked for, and the longest sleep of the control thread.
 const FILTERS_POLL_NS: u64 = 1_000_000_000;
 /// Index of the first polled descriptor that belongs to the sessions with other nodes, after four others.
 const PEERS_AT: usize = 4;

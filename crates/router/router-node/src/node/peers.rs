@@ -374,7 +374,8 @@ impl Peers {
                 Ok(Some((SessionEvent::Hello { node, .. }, _))) => self.promote_pending(node, connection, now_ns),
                 Ok(_) => self.pending.push(connection),
                 Err(error) => {
-                    // The other node logs the reason too; of another key, it has the proof that this cannot be read.
+                    // The other node then logs the reason too. If it has another key, it cannot authenticate this
+                    // message, and logs that the keys differ.
                     let _ = connection.transport.send(&Session::cease(&error.to_string()), &[]);
                     let _ = connection.transport.flush();
                     self.log_refusal(error.to_string(), now_ns);
@@ -555,8 +556,8 @@ impl Peers {
     /// Sends every peer the reason for which this node ends its sessions.
     pub fn send_cease(&mut self, reason: &str) {
         for connection in self.peers.iter_mut().flatten().filter_map(|peer| peer.connection.as_mut()) {
-            // A peer that does not receive it sees the connection close. What is unread then would reset it, and the
-            // peer would not find the reason.
+            // A peer that does not receive it sees the connection close. The kernel answers packets that this node has
+            // not read with a reset, which would overtake the reason.
             let _ = connection.transport.send(&Session::cease(reason), &[]);
             for _ in 0..UNREAD_MAX {
                 let Ok(Some(_)) = connection.transport.receive() else { break };
