@@ -1,6 +1,7 @@
 // epoll: level, edge, one-shot, exclusive; lifetimes; mixtures; nesting.
 #include "check.h"
 
+#include <linux/sockios.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -960,6 +961,19 @@ TEST(a_child_keeps_its_epoll_when_the_parent_closes_the_connection)
 
 // ---- room that comes back -----------------------------------------------------------------------
 
+// Waits for an event of the sender. If there is none, tells a lost edge from a peer that has stopped reading.
+static struct epoll_event room_event(const struct endpoint *me, int epoll)
+{
+    struct epoll_event event;
+    if (OK(epoll_wait(epoll, &event, 1, WAIT_MS_MAX)) == 1)
+        return event;
+    int unsent = -1, peer_is_done = poll_once(me->from_peer, POLLIN, 0);
+    OK(ioctl(me->fd, SIOCOUTQ, &unsent));
+    int room = poll_once(me->fd, POLLOUT, 0);
+    FAIL("no event in %d ms: poll reports %#x, %d bytes unsent, the peer %s", WAIT_MS_MAX, room, unsent,
+         peer_is_done ? "has found everything read" : "still reads");
+}
+
 // A sender waits in epoll_wait with room to spare, fills the connection, and waits until its peer has received
 // everything; twice.
 static void sleep_until_drained(struct endpoint *me, uint32_t edge)
@@ -979,7 +993,7 @@ static void sleep_until_drained(struct endpoint *me, uint32_t edge)
             fill_until_full(me->fd);
         meet(me);
         do {
-            CHECK_EQ(epoll_wait(epoll, &event, 1, WAIT_MS_MAX), 1);
+            event = room_event(me, epoll);
             if ((event.events & EPOLLOUT) == 0)
                 pause_ms(1);
         } while ((event.events & EPOLLOUT) == 0);
