@@ -9,15 +9,16 @@ use rnic::verbs::{Completion, NicAddress, RcConnection};
 use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, Operation, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, QpNumber};
 use sim::Time;
 use thiserror::Error;
+use wait::{Action, AdaptiveSpin, Spin};
 
 use crate::packet_io::{PacketIo, PacketIoError, ReceivedPacket};
 
 /// Most packets that a poll receives before it sends, and that it sends before it receives again.
 const POLL_PACKETS_MAX: usize = 64;
-/// How long a waiter spins before it blocks: several round trips, and less than blocking costs.
-const SPIN_DEFAULT: Duration = Duration::from_micros(50);
-/// Spin iterations between two yields of the processor.
-const SPINS_PER_YIELD: u32 = 16;
+/// The cost of a poll that finds nothing, in polls of a bare lane.
+const POLLS_PER_POLL: u32 = 32;
+/// The waits of all NICs of the process, as one site.
+static WAITS: AdaptiveSpin = AdaptiveSpin::new();
 const PS_PER_NS: u128 = 1000;
 
 /// Why a live NIC cannot continue.
@@ -52,7 +53,7 @@ pub struct LiveNic<W, M> {
     nic: Nic<M>,
     io: W,
     started: Instant,
-    spin: Duration,
+    spins: bool,
     buffer: Box<[u8]>,
     /// A packet for which the packet I/O had no room: its destination and its range in the buffer.
     unsent: Option<(NicAddress, Range<usize>)>,
@@ -80,7 +81,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
             nic: Nic::new(profile, memory, seed)?,
             io,
             started: Instant::now(),
-            spin: SPIN_DEFAULT,
+            spins: true,
             // A payload is placed so that the longest headers fit before it.
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
             unsent: None,
@@ -102,9 +103,9 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         Ok(())
     }
 
-    /// Sets how long a wait spins before it blocks; it may be zero.
-    pub fn set_spin(&mut self, spin: Duration) {
-        self.spin = spin;
+    /// Sets whether waits spin before they block, as [`wait::spin`] describes; they do at first.
+    pub fn set_spins(&mut self, spins: bool) {
+        self.spins = spins;
     }
 
     /// Sets whether acknowledgements of what completes a wait leave with the next call, behind the requests that the
@@ -151,15 +152,16 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     /// # Errors
     /// When the packet I/O cannot continue.
     pub fn poll(&mut self) -> Result<bool, LiveError> {
-        let is_busy = self.poll_without_results()?;
-        Ok(self.transmit()? | is_busy)
+        let now = self.now();
+        let is_busy = self.poll_without_results(now)?;
+        Ok(self.transmit_at(now)? | is_busy)
     }
 
-    /// As [`LiveNic::poll`], but does not send what results from what was handled.
-    fn poll_without_results(&mut self) -> Result<bool, LiveError> {
-        let mut is_busy = self.transmit()?;
-        is_busy |= self.receive_packets()?;
-        let now = self.now();
+    /// As [`LiveNic::poll`], but does not send what results from what was handled. The clock is read once a poll: five
+    /// readings were a third of one that found nothing.
+    fn poll_without_results(&mut self, now: Time) -> Result<bool, LiveError> {
+        let mut is_busy = self.transmit_at(now)?;
+        is_busy |= self.receive_packets(now)?;
         if self.nic.deadline().is_some_and(|due| due <= now) {
             self.nic.advance(now);
             is_busy = true;
@@ -167,12 +169,11 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         Ok(is_busy)
     }
 
-    fn receive_packets(&mut self) -> Result<bool, LiveError> {
+    fn receive_packets(&mut self, now: Time) -> Result<bool, LiveError> {
         for taken in 0..POLL_PACKETS_MAX {
             let Some(received) = self.io.receive()? else { return Ok(taken > 0) };
             match verify(&received) {
                 Ok(packet) => {
-                    let now = time(self.started.elapsed());
                     self.nic.receive(now, received.from, packet.header(), received.is_marked, packet.payload());
                 }
                 Err(DropReason::Malformed) => self.drops.drop_malformed += 1,
@@ -187,10 +188,14 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     /// # Errors
     /// When the packet I/O cannot continue.
     pub fn transmit(&mut self) -> Result<bool, LiveError> {
+        self.transmit_at(self.now())
+    }
+
+    fn transmit_at(&mut self, now: Time) -> Result<bool, LiveError> {
         let mut sent = 0;
         while sent < POLL_PACKETS_MAX {
             if self.unsent.is_none() {
-                self.unsent = self.next_packet()?;
+                self.unsent = self.next_packet(now)?;
             }
             let Some((to, range)) = self.unsent.clone() else { break };
             if !self.io.send(to, &self.buffer[range])? {
@@ -204,8 +209,8 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     }
 
     /// Takes the next packet to send, and places it in the buffer.
-    fn next_packet(&mut self) -> Result<Option<(NicAddress, Range<usize>)>, LiveError> {
-        while let Some((to, range, is_ack)) = self.next_of_engine()? {
+    fn next_packet(&mut self, now: Time) -> Result<Option<(NicAddress, Range<usize>)>, LiveError> {
+        while let Some((to, range, is_ack)) = self.next_of_engine(now)? {
             if !(is_ack && self.delays_acks && self.acks.len() < POLL_PACKETS_MAX) {
                 return Ok(Some((to, range)));
             }
@@ -222,8 +227,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
 
     /// Takes the engine's next packet and completes its headers and checksum in the buffer. Returns whether it is an
     /// acknowledgement.
-    fn next_of_engine(&mut self) -> Result<Option<(NicAddress, Range<usize>, bool)>, LiveError> {
-        let now = self.now();
+    fn next_of_engine(&mut self, now: Time) -> Result<Option<(NicAddress, Range<usize>, bool)>, LiveError> {
         let room = &mut self.buffer[HEADER_BYTES_MAX..HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX];
         let Some(outgoing) = self.nic.transmit(now, room) else { return Ok(None) };
         let header = outgoing.header;
@@ -247,7 +251,8 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
 
     /// Polls until `until` returns a value, which this returns, or until `limit` has passed, and then returns `None`.
     ///
-    /// `until` is called after each poll. When there is nothing to do, the thread spins for a while, then blocks.
+    /// `until` is called after each poll. When there is nothing to do, the thread spins for a while, then blocks
+    /// ([`wait::spin`]).
     ///
     /// # Errors
     /// When the packet I/O cannot continue or `until` fails.
@@ -256,40 +261,31 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         limit: Option<Duration>,
         mut until: impl FnMut(&mut Nic<M>) -> Result<Option<T>, NicError>,
     ) -> Result<Option<T>, LiveError> {
-        let started = Instant::now();
-        let mut idle_since: Option<Instant> = None;
-        let mut spins = 0;
+        let deadline = limit.map(|limit| self.started.elapsed().saturating_add(limit));
+        let mut spin = Spin::with(&WAITS);
         loop {
-            let mut is_busy = self.poll_without_results()?;
+            let elapsed = self.started.elapsed();
+            let now = time(elapsed);
+            let mut is_busy = self.poll_without_results(now)?;
             if !self.delays_acks {
-                is_busy |= self.transmit()?;
+                is_busy |= self.transmit_at(now)?;
             }
             if let Some(value) = until(&mut self.nic)? {
                 return Ok(Some(value));
             }
             if self.delays_acks {
-                is_busy |= self.transmit()?;
+                is_busy |= self.transmit_at(now)?;
             }
-            let now = Instant::now();
-            let left = limit.map(|limit| limit.saturating_sub(now.duration_since(started)));
+            let left = deadline.map(|deadline| deadline.saturating_sub(elapsed));
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
             if is_busy {
-                idle_since = None;
-                continue;
+                spin = Spin::with(&WAITS);
+            } else if !self.spins || spin.iterate_by(POLLS_PER_POLL) == Action::Block {
+                self.wait(left)?;
+                spin = Spin::with(&WAITS);
             }
-            if now.duration_since(*idle_since.get_or_insert(now)) < self.spin {
-                spins += 1;
-                if spins % SPINS_PER_YIELD == 0 {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
-                continue;
-            }
-            self.wait(left)?;
-            idle_since = None;
         }
     }
 

@@ -332,8 +332,8 @@ impl Drop for SetOnDrop<'_> {
 fn blocked_threads_are_woken(pair: Pair<impl PacketIo + Send>) {
     const ROUNDS: u64 = 200;
     let Pair { a: mut ping, b: mut pong } = pair;
-    ping.live.set_spin(Duration::ZERO);
-    pong.live.set_spin(Duration::ZERO);
+    ping.live.set_spins(false);
+    pong.live.set_spins(false);
     pong.post_receive(0, 0, 64);
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -415,7 +415,7 @@ fn an_idle_nic_blocks() {
     for policy in POLICIES {
         let ios = udp().map(|io| CountingIo { io, receive_calls: 0 });
         let mut pair = Pair::new(policy, ios);
-        pair.a.live.set_spin(Duration::ZERO);
+        pair.a.live.set_spins(false);
         messages_arrive(&mut pair, 2);
         let mut calls_while_idle = || {
             let before = pair.a.live.io().receive_calls;

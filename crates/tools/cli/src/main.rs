@@ -133,6 +133,8 @@ enum Bench {
     Overhead(crosslane_bench::overhead::Options),
     /// Two nodes joined by windows, compared with kernel TCP and the floors; --sim: the proxy engine in virtual time
     Windows(windows::Options),
+    /// RDMA NICs in real time: SENDs and WRITEs over UDP and over lanes, compared with bare UDP
+    Rnic(crosslane_bench::rnic::Options),
     /// Router: forwarding core, tables, and two nodes over each interconnect
     Router(bench_router::Options),
 }
@@ -167,6 +169,7 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Sockets(options)) => sockets::main(options),
         Command::Bench(Bench::Overhead(options)) => overhead::main(options),
         Command::Bench(Bench::Windows(options)) => windows::main(options),
+        Command::Bench(Bench::Rnic(options)) => crosslane_bench::rnic::main(options),
         Command::Bench(Bench::Router(options)) => bench_router::main(options),
         Command::DeviceServer(options) => device_server::main(options),
         Command::Proxy(options) => proxy::main(options),

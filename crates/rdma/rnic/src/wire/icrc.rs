@@ -7,7 +7,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crc::{CRC_32_ISO_HDLC, Crc, Table};
+use crc32fast::Hasher;
 
 /// Length of the invariant checksum at the end of a packet, in bytes.
 pub const ICRC_BYTES: usize = 4;
@@ -25,8 +25,30 @@ const VARIANT_AT: usize = 4;
 const AFTER_IDENTIFICATION_BYTES: usize = 22;
 const IDENTIFICATION_BYTES: usize = 2;
 
-/// Processes 16 bytes a step, four times as fast as a step of one byte.
-static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
+/// Bytes at the beginning of a packet that are hashed with the headers before it: the BTH.
+const FIRST_BYTES: usize = 12;
+
+/// The fields that the ICRC covers before the packet's own bytes, and the first of those: hashed at once, because a
+/// hash of few bytes costs as much as one of many.
+struct Covered {
+    bytes: [u8; 8 + 40 + UDP_BYTES as usize + FIRST_BYTES],
+    len_bytes: usize,
+}
+
+impl Covered {
+    fn new() -> Self {
+        Self { bytes: [u8::MAX; 8 + 40 + UDP_BYTES as usize + FIRST_BYTES], len_bytes: 8 }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.len_bytes..][..bytes.len()].copy_from_slice(bytes);
+        self.len_bytes += bytes.len();
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len_bytes]
+    }
+}
 
 /// The IP addresses of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,21 +92,23 @@ impl Encapsulation {
     pub fn icrc(&self, packet: &[u8]) -> [u8; ICRC_BYTES] {
         let datagram = u16::try_from(packet.len() + ICRC_BYTES).ok().and_then(|bytes| bytes.checked_add(UDP_BYTES));
         let udp_bytes = datagram.expect("a packet fits a datagram");
-        let mut digest = CRC_32.digest();
-        digest.update(&[u8::MAX; 8]);
-        self.digest_ip(&mut digest, udp_bytes);
+        let mut covered = Covered::new();
+        self.cover_ip(&mut covered, udp_bytes);
         let [source, destination] = [self.source_port, self.destination_port].map(u16::to_be_bytes);
-        digest.update(&source);
-        digest.update(&destination);
-        digest.update(&udp_bytes.to_be_bytes());
-        digest.update(&[u8::MAX; 2]);
-        let (before, after) = packet.split_at(packet.len().min(VARIANT_AT));
-        digest.update(before);
-        if let [_, rest @ ..] = after {
-            digest.update(&[u8::MAX]);
-            digest.update(rest);
+        covered.push(&source);
+        covered.push(&destination);
+        covered.push(&udp_bytes.to_be_bytes());
+        covered.push(&[u8::MAX; 2]);
+        let (first, rest) = packet.split_at(packet.len().min(FIRST_BYTES));
+        let variant = covered.len_bytes + VARIANT_AT;
+        covered.push(first);
+        if first.len() > VARIANT_AT {
+            covered.bytes[variant] = u8::MAX;
         }
-        digest.finalize().to_le_bytes()
+        let mut hasher = Hasher::new();
+        hasher.update(covered.as_slice());
+        hasher.update(rest);
+        hasher.finalize().to_le_bytes()
     }
 
     /// Returns the IPv4 identification for which the ICRC of a whole packet is correct, if one exists. Sockets do not
@@ -104,22 +128,22 @@ impl Encapsulation {
         }
     }
 
-    fn digest_ip(&self, digest: &mut crc::Digest<'static, u32, Table<16>>, udp_bytes: u16) {
+    fn cover_ip(&self, covered: &mut Covered, udp_bytes: u16) {
         match self.addresses {
             IpAddresses::V4 { source, destination, identification, dont_fragment } => {
                 let [length_high, length_low] = udp_bytes.saturating_add(IPV4_BYTES).to_be_bytes();
                 let [id_high, id_low] = identification.to_be_bytes();
                 let flags = if dont_fragment { DONT_FRAGMENT } else { 0 };
-                digest.update(&[0x45, u8::MAX, length_high, length_low, id_high, id_low, flags, 0]);
-                digest.update(&[u8::MAX, IP_PROTOCOL_UDP, u8::MAX, u8::MAX]);
-                digest.update(&source.octets());
-                digest.update(&destination.octets());
+                covered.push(&[0x45, u8::MAX, length_high, length_low, id_high, id_low, flags, 0]);
+                covered.push(&[u8::MAX, IP_PROTOCOL_UDP, u8::MAX, u8::MAX]);
+                covered.push(&source.octets());
+                covered.push(&destination.octets());
             }
             IpAddresses::V6 { source, destination } => {
                 let [length_high, length_low] = udp_bytes.to_be_bytes();
-                digest.update(&[0x6f, u8::MAX, u8::MAX, u8::MAX, length_high, length_low, IP_PROTOCOL_UDP, u8::MAX]);
-                digest.update(&source.octets());
-                digest.update(&destination.octets());
+                covered.push(&[0x6f, u8::MAX, u8::MAX, u8::MAX, length_high, length_low, IP_PROTOCOL_UDP, u8::MAX]);
+                covered.push(&source.octets());
+                covered.push(&destination.octets());
             }
         }
     }
