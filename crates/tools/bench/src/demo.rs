@@ -1,4 +1,4 @@
-//! `crosslane demo`: an unmodified Redis server and its clients, over kernel TCP and over lanes.
+//! `crosslane demo`: an unmodified Redis server and its clients, over kernel TCP, over AF_UNIX and over lanes.
 
 mod report;
 
@@ -113,7 +113,8 @@ struct Plan {
     sample_ms: u64,
 }
 
-const TRANSPORTS: [Transport; 2] = [Transport::KernelTcp, Transport::Crosslane];
+/// Redis has no mode in which it spins, so that there is no column for kernel TCP that does.
+const TRANSPORTS: [Transport; 3] = [Transport::KernelTcp, Transport::AfUnix, Transport::Crosslane];
 const FLOOR_MS: u64 = 5;
 
 /// A sample of one transport in one scenario in one round.
@@ -143,16 +144,16 @@ fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
     let mut syscalls_ns = Vec::new();
     for round in 1..=plan.rounds {
         syscalls_ns.push(floors::syscall_ns_p50(launcher, FLOOR_MS)?);
-        // Both servers run for the whole round, because an idle one costs almost nothing. So samples of both transports
+        // All servers run for the whole round, because an idle one costs almost nothing. So samples of all transports
         // are adjacent in time.
         let servers = TRANSPORTS.map(|transport| Server::start(launcher, redis, transport));
-        let [kernel, lanes] = servers;
-        let (kernel, lanes) = (kernel?, lanes?);
-        for cell in &mut cells {
-            let stage = format!("round {round} of {}: Redis over kernel TCP and over Crosslane", plan.rounds);
+        let servers = servers.into_iter().collect::<Result<Vec<Server>>>()?;
+        for (index, cell) in cells.iter_mut().enumerate() {
+            let stage = format!("round {round} of {}: Redis over each transport", plan.rounds);
             progress.step(&stage, &format!("{} over {}", cell.scenario.title(), cell.transport.title()));
-            let server = if cell.transport == Transport::Crosslane { &lanes } else { &kernel };
-            let sample = take_sample(launcher, redis, plan, cell, server);
+            // The cells of a scenario are in the order of the transports.
+            let sample = take_sample(launcher, redis, plan, cell, &servers[index % TRANSPORTS.len()]);
+            let sample = sample.map_err(with_remedy);
             cell.rounds.push(
                 sample.with_context(|| format!("{} over {} failed", cell.scenario.title(), cell.transport.title()))?,
             );
@@ -161,36 +162,78 @@ fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
     Ok(Report::of(machine, plan, &cells, &syscalls_ns))
 }
 
+/// Failures of clients whose words do not say what to do, and the remedy.
+const REMEDIES: [(&str, &str); 2] = [
+    (
+        "Cannot assign requested address",
+        "the range of source ports is small or used up: see 'sysctl net.ipv4.ip_local_port_range', and wait a minute \
+         for ports of closed connections",
+    ),
+    ("Too many open files", "raise the limit of open files: 'ulimit -n 4096'"),
+];
+
+/// Adds the remedy to a failure that has one.
+fn with_remedy(error: anyhow::Error) -> anyhow::Error {
+    let text = format!("{error:#}");
+    match REMEDIES.iter().find(|(words, _)| text.contains(words)) {
+        Some((_, remedy)) => anyhow::anyhow!("{text}; {remedy}"),
+        None => error,
+    }
+}
+
 /// A Redis server that this process started and that is killed on drop.
 struct Server {
     _process: ChildGuard,
-    port: u16,
+    listens: Listens,
+}
+
+/// Where a server listens.
+enum Listens {
+    Port(u16),
+    Path(String),
+}
+
+impl Listens {
+    /// Returns the options of the server.
+    fn of_server(&self) -> [String; 4] {
+        let port = |port: u16| ["--port".to_owned(), port.to_string()];
+        let ([option, value], [name, argument]) = match self {
+            Self::Port(number) => (["--bind".to_owned(), NODE_A.to_owned()], port(*number)),
+            Self::Path(path) => (["--unixsocket".to_owned(), path.clone()], port(0)),
+        };
+        [option, value, name, argument]
+    }
+
+    /// Returns the options of redis-benchmark.
+    fn of_benchmark(&self) -> Vec<String> {
+        match self {
+            Self::Port(port) => ["-h", NODE_A, "-p", &port.to_string()].map(str::to_owned).into(),
+            Self::Path(path) => vec!["-s".to_owned(), path.clone()],
+        }
+    }
 }
 
 impl Server {
     fn start(launcher: &Launcher, redis: &Redis, transport: Transport) -> Result<Self> {
-        let port = free_port()?;
+        let listens = match transport {
+            Transport::AfUnix => Listens::Path(launcher.fresh_path()),
+            _ => Listens::Port(free_port()?),
+        };
         let mut command = launcher.command(transport, Node::A, &redis.server);
-        command.args([
-            "--bind",
-            NODE_A,
-            "--port",
-            &port.to_string(),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--protected-mode",
-            "no",
-        ]);
+        command.args(listens.of_server());
+        command.args(["--save", "", "--appendonly", "no", "--protected-mode", "no"]);
         command.args(["--daemonize", "no", "--dir"]).arg(launcher.scratch());
         let mut process = ChildGuard::spawn(command, launcher.server_core())?;
-        process.line(READY_TIMEOUT, |line| line.contains("Ready to accept connections"))?;
-        Ok(Self { _process: process, port })
+        process.line(READY_TIMEOUT, |line| line.contains("eady to accept connections"))?;
+        Ok(Self { _process: process, listens })
     }
 
+    /// Returns the address for the probe.
     fn address(&self) -> String {
-        format!("{NODE_A}:{}", self.port)
+        match &self.listens {
+            Listens::Port(port) => format!("{NODE_A}:{port}"),
+            Listens::Path(path) => path.clone(),
+        }
     }
 }
 
@@ -225,17 +268,8 @@ fn benchmark(
     timeout: Duration,
 ) -> Result<f64> {
     let mut command: Command = launcher.command(cell.transport, Node::B, &redis.benchmark);
-    command.args([
-        "-h",
-        NODE_A,
-        "-p",
-        &server.port.to_string(),
-        "-t",
-        cell.scenario.operation.word(),
-        "-P",
-        "1",
-        "--csv",
-    ]);
+    command.args(server.listens.of_benchmark());
+    command.args(["-t", cell.scenario.operation.word(), "-P", "1", "--csv"]);
     command.args([
         "-c",
         &cell.scenario.clients.to_string(),
@@ -301,8 +335,8 @@ mod tests {
     }
 
     #[test]
-    fn a_real_redis_is_measured_over_both_transports() {
-        // `env PROGRAM ...` starts a program as `crosslane run` does, so both columns are kernel TCP here.
+    fn a_real_redis_is_measured_over_each_transport() {
+        // `env PROGRAM ...` starts a program as `crosslane run` does, so that Crosslane is kernel TCP here.
         let redis = Redis::find().unwrap();
         let launcher = Launcher::with_wrapper("env").unwrap();
         let scenarios = vec![
@@ -313,7 +347,7 @@ mod tests {
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["schema"], report::SCHEMA);
         let rows = json["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 4);
+        assert_eq!(rows.len(), 6);
         for row in rows {
             assert_eq!(row["kind"], "measured");
             for figure in ["p50_ns", "p99_ns", "p999_ns", "max_ns"] {
@@ -322,7 +356,16 @@ mod tests {
             assert!(row["redis_benchmark_operations_per_s"].as_f64().unwrap() > 0.0, "{row}");
         }
         let text = report.text();
-        assert!(text.contains("Floors:") && text.contains(" run -- "), "{text}");
+        for words in ["Floors, ", " run -- ", "GET of 8 B, 1 client", "than kernel TCP", "than AF_UNIX"] {
+            assert!(text.contains(words), "{words} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_failure_whose_words_do_not_say_what_to_do_gets_the_remedy() {
+        let text = |words: &str| with_remedy(anyhow::anyhow!("redis-benchmark: {words}")).to_string();
+        assert!(text("connect: Cannot assign requested address").contains("net.ipv4.ip_local_port_range"));
+        assert_eq!(text("refused"), "redis-benchmark: refused");
     }
 
     #[test]

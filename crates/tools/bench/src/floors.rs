@@ -116,12 +116,14 @@ impl FloorSummary {
             }
             _ => String::new(),
         };
-        let mut text =
-            format!("Floors: one cache line there and back {}{range}", write(self.cache_line_rtt_ns_p50, "ns"));
+        let mut text = format!(
+            "Floors, what this machine takes at least: a cache line to the other core and back {}{range};",
+            write(self.cache_line_rtt_ns_p50, "ns")
+        );
         if let Some(gb_per_s) = self.copy_pipeline_gb_per_s {
-            text += &format!("; two-copy pipeline {gb_per_s:.1} GB/s");
+            text += &format!(" bytes from one core to the other by two copies {gb_per_s:.1} GB/s;");
         }
-        text + &format!("; a system call {}.", write(self.syscall_ns_p50, "ns"))
+        text + &format!(" a system call {}.", write(self.syscall_ns_p50, "ns"))
     }
 }
 
@@ -141,7 +143,8 @@ mod tests {
         assert_eq!(summary.copy_pipeline_gb_per_s, None);
         assert_eq!(
             summary.sentence(),
-            "Floors: one cache line there and back 100 ns (taken 3 times: 90 to 390); a system call 120 ns."
+            "Floors, what this machine takes at least: a cache line to the other core and back 100 ns (taken 3 \
+             times: 90 to 390); a system call 120 ns."
         );
     }
 

@@ -334,9 +334,11 @@ impl Launcher {
     }
 
     fn fresh_address(&self, transport: Transport) -> String {
-        if transport != Transport::AfUnix {
-            return format!("{NODE_A}:0");
-        }
+        if transport == Transport::AfUnix { self.fresh_path() } else { format!("{NODE_A}:0") }
+    }
+
+    /// Returns a path for a socket that does not exist yet.
+    pub fn fresh_path(&self) -> String {
         self.sockets_made.set(self.sockets_made.get() + 1);
         self.scratch().join(format!("{}.sock", self.sockets_made.get())).display().to_string()
     }

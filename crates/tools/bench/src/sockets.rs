@@ -455,7 +455,7 @@ mod tests {
             assert!(has_figures || row["rounds"] == 0, "{row}");
         }
         let text = report.text();
-        assert!(text.contains("Crosslane") && text.contains("64 KiB") && text.contains("Floors:"), "{text}");
+        assert!(text.contains("Crosslane") && text.contains("64 KiB") && text.contains("Floors, "), "{text}");
 
         let directory = tempfile::tempdir().unwrap();
         let written = plots::write(directory.path(), &report, &measured).unwrap();

@@ -27,7 +27,7 @@ use socket::Socket;
 )]
 pub struct Options {
     /// Only the sockets of this process
-    #[arg(long, value_name = "PID", conflicts_with = "port", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", conflicts_with = "port", value_parser = parse_pid)]
     pid: Option<i32>,
     /// Only sockets with this port, at their own or the other side
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -41,6 +41,11 @@ pub struct Options {
     /// A program and its arguments, which is not run: what would its connections use?
     #[arg(last = true, value_name = "PROGRAM ARGS", conflicts_with_all = ["pid", "port"])]
     command: Vec<OsString>,
+}
+
+fn parse_pid(text: &str) -> Result<i32, &'static str> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or("a process ID is a positive number; 'ps' and 'crosslane stat --all' show those of programs")
 }
 
 /// Prints the explanation.

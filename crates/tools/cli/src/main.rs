@@ -42,7 +42,7 @@ mod wrong_use;
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use wrong_use::WrongUse;
 
@@ -139,6 +139,8 @@ enum Bench {
     Router(bench_router::Options),
 }
 
+/// Typing errors of a command's name up to which the name is suggested.
+const TYPING_ERRORS_MAX: usize = 2;
 const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG_USE: u8 = 2;
 
@@ -195,8 +197,21 @@ fn wrong_use(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_USE) };
     }
-    eprintln!("crosslane: {}", one_line(&error.render().to_string()));
+    eprintln!("crosslane: {}", unknown_command(error).unwrap_or_else(|| one_line(&error.render().to_string())));
     ExitCode::from(EXIT_WRONG_USE)
+}
+
+/// Returns the line for a command that does not exist, with the one that was probably meant: that of the fewest typing
+/// errors, of which a swap of two letters is one.
+fn unknown_command(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let (command, _) = command_so_far();
+    let names = command.get_subcommands().filter(|known| !known.is_hide_set()).map(clap::Command::get_name);
+    let distances = names.map(|name| (strsim::osa_distance(given, name), name));
+    let close = distances.filter(|(distance, _)| *distance <= TYPING_ERRORS_MAX).min();
+    let remedy =
+        close.map_or_else(|| format!("see '{}'", help_command()), |(_, name)| format!("did you mean '{name}'?"));
+    Some(format!("no command '{given}'; {remedy}"))
 }
 
 /// Returns the first paragraph of a rendered error, its tip if it has one, and otherwise the help command to run.
@@ -206,19 +221,35 @@ fn one_line(rendered: &str) -> String {
         words.join(" ")
     });
     let what = paragraphs.next().unwrap_or_default();
-    let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
+    let what = plain_words(what.strip_prefix("error: ").unwrap_or(&what));
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
     let text = format!("{what}{}", tip.unwrap_or_default());
     // Errors of Crosslane's own value parsers end with a semicolon and the remedy.
     if text.contains(';') { text } else { format!("{text}; see '{}'", help_command()) }
 }
 
+/// Replaces what Rust's parsers of numbers say.
+fn plain_words(what: &str) -> String {
+    const WORDS: [(&str, &str); 4] = [
+        ("invalid digit found in string", "not a whole number"),
+        ("cannot parse integer from empty string", "not a number"),
+        ("number too large to fit in target type", "too large"),
+        ("invalid float literal", "not a number"),
+    ];
+    WORDS.iter().fold(what.to_owned(), |what, (theirs, ours)| what.replace(theirs, ours))
+}
+
 fn help_command() -> String {
+    format!("{} --help", command_so_far().1)
+}
+
+/// Returns the command that the first arguments name, and these words.
+fn command_so_far() -> (clap::Command, String) {
     let (mut command, mut path) = (Arguments::command(), String::from("crosslane"));
     for word in std::env::args().skip(1) {
         let Some(subcommand) = command.find_subcommand(&word).cloned() else { break };
         path = format!("{path} {word}");
         command = subcommand;
     }
-    format!("{path} --help")
+    (command, path)
 }

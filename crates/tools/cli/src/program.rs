@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use crate::elf::{self, Kind};
+use crate::wrong_use::WrongUse;
 
 /// Number of nested script interpreters that are followed, as many as the kernel follows.
 const SCRIPTS_MAX: usize = 5;
@@ -77,7 +78,14 @@ impl fmt::Display for Obstacle {
 }
 
 /// Returns the file that `name` means: `name` itself if it contains a slash, otherwise the first executable in PATH.
+///
+/// # Errors
+/// [`WrongUse`], if there is no such program.
 pub fn resolve(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf> {
+    find(name, search).map_err(|error| WrongUse::of(error).into())
+}
+
+fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf> {
     let shown = name.to_string_lossy();
     if name.is_empty() {
         bail!("the program's name is empty; give a program to run");
@@ -232,7 +240,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let plain = script(folder.path(), "plain", b"text");
         std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let error = |name: &OsStr| resolve(name, Some(folder.path().as_os_str())).unwrap_err().to_string();
+        let error = |name: &OsStr| {
+            let error = resolve(name, Some(folder.path().as_os_str())).unwrap_err();
+            assert!(error.is::<WrongUse>(), "{error}");
+            error.to_string()
+        };
         assert_eq!(error("plain".as_ref()), format!("{}: not executable; chmod +x it", plain.display()));
         assert_eq!(error("absent".as_ref()), "no program 'absent' in PATH; install it or give its path");
         assert_eq!(error("/no/such".as_ref()), "no program '/no/such'; check the path");

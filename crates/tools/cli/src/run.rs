@@ -156,7 +156,9 @@ pub fn main(options: &Options) -> Result<()> {
 
 /// Returns the command that runs a program with the library. What keeps it from lanes is an error if they are required.
 pub fn command(joining: &Joining, words: &[OsString], required: bool) -> Result<Command> {
-    let Some((name, arguments)) = words.split_first() else { bail!("no program given; name one after --") };
+    let Some((name, arguments)) = words.split_first() else {
+        return Err(WrongUse::of("no program given; name one after --").into());
+    };
     let Membership { rack, node, reachability } = Membership::new(joining)?;
     let search = std::env::var_os("PATH");
     let path = program::resolve(name, search.as_deref())?;

@@ -1,4 +1,6 @@
-//! `crosslane top`: shows what `stat` shows, updated continuously.
+//! `crosslane top`: shows what `stat` shows, updated continuously, in an order and with a filter of the user's.
+
+mod view;
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -18,6 +20,7 @@ use stats_page::reader::{Connection, Process, Snapshot};
 use crate::rack_choice::RackChoice;
 use crate::stat::without_page::{self, WithoutPage};
 use crate::stat::{self, is_shown};
+use view::{KEYS, SortableRow, View};
 
 /// Width of a column of addresses: an IPv4 address and a port.
 const ADDRESS_WIDTH_MIN: u16 = 22;
@@ -64,14 +67,10 @@ impl<Key: std::hash::Hash + Eq> Rates<Key> {
         self.seconds = elapsed.as_secs_f64();
     }
 
-    /// Returns the bytes per second of a key, or "-" if fewer than two snapshots contain it.
-    fn rate(&self, key: &Key) -> String {
-        match (self.before.get(key), self.now.get(key)) {
-            (Some(before), Some(now)) if self.seconds > 0.0 => {
-                format!("{}/s", units::bytes((now.saturating_sub(*before) as f64 / self.seconds) as u64))
-            }
-            _ => "-".to_owned(),
-        }
+    /// Returns the bytes per second of a key, or `None` if fewer than two snapshots contain it.
+    fn rate(&self, key: &Key) -> Option<u64> {
+        let (before, now) = (self.before.get(key)?, self.now.get(key)?);
+        (self.seconds > 0.0).then(|| (now.saturating_sub(*before) as f64 / self.seconds) as u64)
     }
 }
 
@@ -87,6 +86,7 @@ struct Screen {
     processes: Rates<u32>,
     connections: Rates<ConnectionKey>,
     position: TableState,
+    view: View,
 }
 
 impl Screen {
@@ -99,6 +99,7 @@ impl Screen {
             processes: Rates::default(),
             connections: Rates::default(),
             position: TableState::default(),
+            view: View::default(),
         };
         screen.update(snapshot);
         screen
@@ -138,9 +139,14 @@ impl Screen {
         if key.kind != KeyEventKind::Press {
             return false;
         }
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return true;
+        }
+        if self.view.handle(key.code) {
+            return false;
+        }
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return true,
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
             KeyCode::Down | KeyCode::Char('j') => self.position.scroll_down_by(1),
             KeyCode::Up | KeyCode::Char('k') => self.position.scroll_up_by(1),
             KeyCode::PageDown => self.position.scroll_down_by(20),
@@ -155,6 +161,10 @@ impl Screen {
         let heights = [Constraint::Length(1), Constraint::Length(processes_height), Constraint::Min(3)];
         let [head, upper, lower] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(self.headline()), head);
+        if self.view.shows_keys {
+            frame.render_widget(Paragraph::new(KEYS).block(Block::bordered().title("keys")), upper.union(lower));
+            return;
+        }
         if self.snapshot.processes.is_empty() {
             let text = match self.without_page.is_empty() {
                 true => stat::nothing_running(&self.rack),
@@ -172,11 +182,12 @@ impl Screen {
         let sum = |of: fn(&Process) -> u64| self.snapshot.processes.iter().map(of).fold(0, u64::saturating_add);
         let fallbacks = sum(|process| process.fallbacks.values().fold(0, |sum: u64, count| sum.saturating_add(*count)));
         Line::from(format!(
-            "crosslane  {}  lanes {}  windows {}  kernel {}  fallbacks {fallbacks}   q quits, arrows scroll",
+            "crosslane  {}  lanes {}  windows {}  kernel {}  fallbacks {fallbacks}  {}   ? shows the keys",
             self.rack,
             sum(|process| process.lane.connections_open),
             sum(|process| process.window.connections_open),
             sum(|process| process.kernel.connections_open),
+            self.view.describe(),
         ))
     }
 
@@ -197,7 +208,9 @@ impl Screen {
             Column::rest("FALLBACKS", 9),
         ];
         let rows = self.snapshot.processes.iter().map(|process| {
-            vec![
+            let rate = self.processes.rate(&process.pid);
+            let connections = process.connections.iter().filter(|connection| is_shown(connection));
+            let cells = vec![
                 process.program.clone(),
                 process.pid.to_string(),
                 stat::node(process, &self.rack),
@@ -208,11 +221,14 @@ impl Screen {
                 units::bytes(process.window.bytes_sent.saturating_add(process.window.bytes_received)),
                 stat::open_of_total(&process.kernel),
                 units::bytes(process.kernel.bytes_sent.saturating_add(process.kernel.bytes_received)),
-                self.processes.rate(&process.pid),
+                per_second(rate),
                 process.fallbacks.iter().map(|(reason, count)| format!("{reason} {count} ")).collect(),
-            ]
+            ];
+            // A process is shown with its connections, by whatever these are found.
+            let more = connections.map(|connection| connection_text(connection) + "\n").collect();
+            SortableRow { cells, more, name: process.program.clone(), bytes: process_bytes(process), rate }
         });
-        table(rows, &columns, width, "processes")
+        table(self.view.arrange(rows).into_iter(), &columns, width, "processes")
     }
 
     fn connection_table(&self, width: u16) -> Table<'static> {
@@ -234,7 +250,8 @@ impl Screen {
             Column::second("UP", 7),
         ];
         let rows = shown(&self.snapshot).map(|(process, connection)| {
-            vec![
+            let rate = self.connections.rate(&key(process, connection));
+            let cells = vec![
                 process.pid.to_string(),
                 connection.fd.to_string(),
                 stat::path(connection).to_owned(),
@@ -243,12 +260,14 @@ impl Screen {
                 stat::address(connection.peer),
                 units::bytes(connection.bytes_sent),
                 units::bytes(connection.bytes_received),
-                self.connections.rate(&key(process, connection)),
+                per_second(rate),
                 connection.sleeps.to_string(),
                 stat::age_since(connection.opened_at_ns),
-            ]
+            ];
+            let (more, name) = (process.program.clone(), stat::address(connection.peer));
+            SortableRow { cells, more, name, bytes: bytes(connection), rate }
         });
-        table(rows, &columns, width, "connections")
+        table(self.view.arrange(rows).into_iter(), &columns, width, "connections")
     }
 }
 
@@ -327,6 +346,16 @@ fn bytes(connection: &Connection) -> u64 {
     connection.bytes_sent.saturating_add(connection.bytes_received)
 }
 
+fn per_second(rate: Option<u64>) -> String {
+    rate.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", units::bytes(rate)))
+}
+
+/// Returns what a connection is found by.
+fn connection_text(connection: &Connection) -> String {
+    let (path, role) = (stat::path(connection), connection.role.name());
+    format!("{path} {role} {} {}", stat::address(connection.local), stat::address(connection.peer))
+}
+
 fn process_bytes(process: &Process) -> u64 {
     [process.lane, process.window, process.kernel]
         .iter()
@@ -388,6 +417,17 @@ mod tests {
         }
         let press = |character| Event::Key(KeyCode::Char(character).into());
         assert!(!screen.handle(&press('j')));
+        let type_text = |screen: &mut Screen, text: &str| text.chars().all(|key| !screen.handle(&press(key)));
+        // A filter finds the process by its connection, and the connection by its program.
+        assert!(type_text(&mut screen, "/:80"));
+        assert!(drawn(&mut screen).contains("served"), "{}", drawn(&mut screen));
+        assert!(!screen.handle(&Event::Key(KeyCode::Esc.into())) && type_text(&mut screen, "/SERVED"));
+        assert!(drawn(&mut screen).contains("127.77.0.1:80"), "{}", drawn(&mut screen));
+        assert!(type_text(&mut screen, "q"), "q is a letter of the text");
+        assert!(!drawn(&mut screen).contains("127.77.0.1:80"), "{}", drawn(&mut screen));
+        assert!(!screen.handle(&Event::Key(KeyCode::Esc.into())) && type_text(&mut screen, "?"));
+        assert!(drawn(&mut screen).contains("reverse the order"), "{}", drawn(&mut screen));
+        assert!(type_text(&mut screen, "?"));
         assert!(screen.handle(&press('q')));
     }
 
@@ -395,10 +435,10 @@ mod tests {
     fn a_rate_needs_two_snapshots() {
         let mut rates = Rates::default();
         rates.record([(1, 1024)].into_iter(), Duration::from_secs(1));
-        assert_eq!(rates.rate(&1), "-");
+        assert_eq!((rates.rate(&1), per_second(None).as_str()), (None, "-"));
         rates.record([(1, 5120), (2, 7)].into_iter(), Duration::from_secs(2));
-        assert_eq!((rates.rate(&1).as_str(), rates.rate(&2).as_str()), ("2.0 KiB/s", "-"));
+        assert_eq!((per_second(rates.rate(&1)).as_str(), rates.rate(&2)), ("2.0 KiB/s", None));
         rates.record([(1, 0)].into_iter(), Duration::from_secs(2));
-        assert_eq!(rates.rate(&1), "0 B/s", "a new process with the same PID");
+        assert_eq!(rates.rate(&1), Some(0), "a new process with the same PID");
     }
 }

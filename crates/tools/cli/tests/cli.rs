@@ -75,7 +75,11 @@ fn copy(from: &Path, to: &Path) {
 fn wrong_use_is_one_line_and_exit_code_2() {
     for (arguments, words) in [
         (&["--bad"][..], &["--bad", "crosslane --help"][..]),
-        (&["nonsense"], &["nonsense", "crosslane --help"]),
+        (&["nonsense"], &["no command 'nonsense'", "crosslane --help"]),
+        (&["rnu", "--", "true"], &["no command 'rnu'", "'run'"]),
+        (&["bench", "socket"], &["no command 'socket'", "'sockets'"]),
+        (&["explain", "--pid", "abc"], &["'abc'", "a process ID is a positive number", "ps"]),
+        (&["demo", "--rounds", "x"], &["'x'", "not a whole number"]),
         (&["run"], &["PROGRAM", "crosslane run --help"]),
         (&["run", "--node", "q7", "--", "true"], &["'q7'", "letter a to z", "--node a"]),
         (&["run", "--node", "127.0.0.1", "--", "true"], &["'127.0.0.1'", "127.77.0.0/16"]),
@@ -123,11 +127,15 @@ fn help_and_version_succeed() {
 }
 
 #[test]
-fn a_program_that_cannot_be_run_is_one_line_and_exit_code_1() {
+fn a_program_that_cannot_be_run_is_wrong_use_everywhere() {
     let fixture = Fixture::new();
     let plain = fixture.path("plain");
     fs::write(&plain, "text").unwrap();
-    let fails = |arguments: &[&str], words: &[&str]| assert_fails(&fixture.run(arguments).output().unwrap(), 1, words);
+    let fails = |arguments: &[&str], words: &[&str]| assert_fails(&fixture.run(arguments).output().unwrap(), 2, words);
+    for command in ["compare", "explain"] {
+        let output = crosslane(&[command, "--", "no-such-program"]);
+        assert_fails(&output, 2, &["'no-such-program'", "in PATH", "install it"]);
+    }
     fails(&["--", "no-such-program"], &["'no-such-program'", "in PATH", "install it"]);
     fails(&["--", "/no/such"], &["'/no/such'", "check the path"]);
     fails(&["--", "/"], &["'/'", "directory"]);

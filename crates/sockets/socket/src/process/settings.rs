@@ -139,7 +139,7 @@ impl Settings {
         let only = reader.read("CROSSLANE_ONLY", parse_ports);
         let except = reader.read("CROSSLANE_EXCEPT", parse_ports);
         let honours_filters = reader.read("CROSSLANE_FILTERS", parse_filters).unwrap_or(false);
-        let stats = reader.read("CROSSLANE_STATS", |text| Ok(PathBuf::from(text)));
+        let stats = reader.read("CROSSLANE_STATS", parse_folder);
         // The other variables have no effect.
         let mistakes = if off { Vec::new() } else { reader.mistakes };
         Self { off, node, only, except, require_lane, honours_filters, stats, mistakes }
@@ -214,6 +214,11 @@ fn parse_ports(text: &str) -> Result<PortList, String> {
     })
 }
 
+fn parse_folder(text: &str) -> Result<PathBuf, String> {
+    let folder = PathBuf::from(text);
+    if folder.is_dir() { Ok(folder) } else { Err("not a directory; make it or name another one".to_owned()) }
+}
+
 fn parse_filters(text: &str) -> Result<bool, String> {
     match text {
         "honour" => Ok(true),
@@ -283,12 +288,13 @@ mod tests {
 
     #[test]
     fn an_invalid_value_is_reported_with_its_variable_and_a_remedy() {
-        let lines: [(&str, &str, &str); 6] = [
+        let lines: [(&str, &str, &str); 7] = [
             ("CROSSLANE_OFF", "maybe", "neither on nor off; set 1 (true, yes) or 0 (false, no)"),
             ("CROSSLANE_REQUIRE_LANE", "2", "neither on nor off; set 1 (true, yes) or 0 (false, no)"),
             ("CROSSLANE_NODE", "q7", "not a letter a to z nor an address of a node; set a letter, such as a"),
             ("CROSSLANE_ONLY", "80,", "an empty entry; write ports and ranges like 80,443,6000-6100"),
             ("CROSSLANE_EXCEPT", "9-8", "range '9-8' ends before it starts; swap its ends"),
+            ("CROSSLANE_STATS", "/nonexistent", "not a directory; make it or name another one"),
             ("CROSSLANE_FILTERS", "honor", "not a rule for packet filters; set honour or ignore"),
         ];
         for (name, value, what) in lines {

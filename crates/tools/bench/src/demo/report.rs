@@ -4,7 +4,7 @@ use machine::Machine;
 use serde::Serialize;
 use stats::{Quantiles, Table, median, median_ratio};
 
-use super::{Cell, Operation, Plan, own_name};
+use super::{Cell, Operation, Plan, Scenario, own_name};
 use crate::floors::{FloorSample, FloorSummary};
 use crate::launch::Transport;
 
@@ -35,9 +35,10 @@ pub struct Row {
     pub operations_per_s: f64,
     pub redis_benchmark_operations_per_s: f64,
     pub times_kernel_tcp: Improvement,
+    pub times_af_unix: Improvement,
 }
 
-/// Improvement over kernel TCP as a factor: lower latencies, higher rates.
+/// Improvement over another transport as a factor: lower latencies, higher rates.
 #[derive(Serialize)]
 pub struct Improvement {
     pub p50: Option<f64>,
@@ -69,9 +70,25 @@ impl Rounds {
     }
 }
 
-/// Returns the row of a cell; `None` without rounds.
-fn row(cell: &Cell, kernel: &Cell) -> Option<Row> {
-    let (this, kernel) = (Rounds::of(cell), Rounds::of(kernel));
+impl Improvement {
+    fn of(this: &Rounds, other: &Rounds) -> Self {
+        Self {
+            p50: median_ratio(&other.p50_ns, &this.p50_ns),
+            p99: median_ratio(&other.p99_ns, &this.p99_ns),
+            p999: median_ratio(&other.p999_ns, &this.p999_ns),
+            operations: median_ratio(&this.operations, &other.operations),
+            redis_benchmark_operations: median_ratio(&this.benchmark, &other.benchmark),
+        }
+    }
+
+    fn cells(&self) -> [String; 5] {
+        [self.p50, self.p99, self.p999, self.operations, self.redis_benchmark_operations].map(units::times)
+    }
+}
+
+/// Returns the row of a cell, given those of the transports that it is compared with; `None` without rounds.
+fn row(cell: &Cell, kernel: &Cell, unix: &Cell) -> Option<Row> {
+    let (this, kernel, unix) = (Rounds::of(cell), Rounds::of(kernel), Rounds::of(unix));
     Some(Row {
         kind: "measured",
         clients: cell.scenario.clients,
@@ -80,13 +97,8 @@ fn row(cell: &Cell, kernel: &Cell) -> Option<Row> {
         transport: cell.transport,
         operations_per_s: median(this.operations.iter().copied())?,
         redis_benchmark_operations_per_s: median(this.benchmark.iter().copied())?,
-        times_kernel_tcp: Improvement {
-            p50: median_ratio(&kernel.p50_ns, &this.p50_ns),
-            p99: median_ratio(&kernel.p99_ns, &this.p99_ns),
-            p999: median_ratio(&kernel.p999_ns, &this.p999_ns),
-            operations: median_ratio(&this.operations, &kernel.operations),
-            redis_benchmark_operations: median_ratio(&this.benchmark, &kernel.benchmark),
-        },
+        times_kernel_tcp: Improvement::of(&this, &kernel),
+        times_af_unix: Improvement::of(&this, &unix),
         latency: Quantiles::over_rounds(cell.rounds.iter().map(|sample| &sample.latencies))?,
     })
 }
@@ -95,9 +107,10 @@ impl Report {
     pub(super) fn of(machine: Machine, plan: &Plan, cells: &[Cell], syscalls_ns: &[f64]) -> Self {
         let samples: Vec<FloorSample> =
             cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.floors)).collect();
-        let kernel = |of: &Cell| {
-            cells.iter().find(|cell| cell.scenario == of.scenario && cell.transport == Transport::KernelTcp)
+        let same = |of: &Cell, transport| {
+            cells.iter().find(|cell| cell.scenario == of.scenario && cell.transport == transport)
         };
+        let row = |cell| row(cell, same(cell, Transport::KernelTcp)?, same(cell, Transport::AfUnix)?);
         Self {
             schema: SCHEMA,
             kind: "measured",
@@ -105,7 +118,7 @@ impl Report {
             rounds: plan.rounds,
             sample_ms: plan.sample_ms,
             floors: FloorSummary::of(&samples, syscalls_ns),
-            rows: cells.iter().filter_map(|cell| row(cell, kernel(cell)?)).collect(),
+            rows: cells.iter().filter_map(row).collect(),
         }
     }
 
@@ -117,9 +130,11 @@ impl Report {
             format!("medians of {} alternating rounds", self.rounds)
         };
         format!(
-            "This is one unmodified redis-server (node a) and its unmodified clients (node b), over kernel\n\
-             TCP and over Crosslane's lanes in shared memory: the latency of each request in µs (no pipelining), and\n\
-             operations a second of that client (ops/s) and of redis-benchmark (bench). All measured; {rounds}.\n\n\
+            "This is one unmodified redis-server (node a) and its unmodified clients (node b), over kernel TCP, over\n\
+             AF_UNIX (by a path, as it can be used on one machine), and over Crosslane's lanes in shared memory: the\n\
+             latency of each request in µs (no pipelining), operations a second of that client (ops/s), and of\n\
+             redis-benchmark. The ends of kernel TCP and AF_UNIX sleep between requests, those of lanes spin for some\n\
+             microseconds first. All measured; {rounds}.\n\n\
              {}\n{}\n{}\n\n\
              Your own programs run the same way, each side on this machine:\n\
              \x20   {name} run -- YOUR-SERVER ARGS...\n\
@@ -132,36 +147,24 @@ impl Report {
     }
 
     fn table(&self) -> Table {
-        let side = ["p50", "p99", "p99.9", "ops/s", "bench"];
-        let header = [""].into_iter().chain(side).chain(side).chain(side);
-        let groups = [("", 1), ("kernel TCP", 5), ("Crosslane", 5), ("times better", 5)];
-        let mut table = Table::numeric(header).groups(groups);
-        let mut clients = None;
-        for pair in self.rows.chunks_exact(2) {
-            let [kernel, lanes] = pair else { continue };
-            if clients != Some(kernel.clients) {
-                table.section(if kernel.clients == 1 {
-                    "1 client".to_owned()
-                } else {
-                    format!("{} clients", kernel.clients)
-                });
-            }
-            clients = Some(kernel.clients);
-            let mut line = vec![format!(
-                "  {} {}",
-                kernel.operation.word().to_uppercase(),
-                units::size(u64::from(kernel.value_bytes))
-            )];
-            line.extend(figures(kernel));
-            line.extend(figures(lanes));
-            let times = &lanes.times_kernel_tcp;
-            line.extend(
-                [times.p50, times.p99, times.p999, times.operations, times.redis_benchmark_operations]
-                    .map(units::times),
-            );
-            table.row(line);
+        let mut table = Table::numeric(["", "p50", "p99", "p99.9", "ops/s", "redis-benchmark"]);
+        for rows in self.rows.chunk_by(|one, other| one.scenario() == other.scenario()) {
+            let Some(lanes) = rows.iter().find(|row| row.transport == Transport::Crosslane) else { continue };
+            table.section(lanes.scenario().title());
+            let mut line = |name: &str, cells: [String; 5]| {
+                table.row([format!("  {name}")].into_iter().chain(cells).collect());
+            };
+            rows.iter().for_each(|row| line(row.transport.title(), figures(row)));
+            line("better than kernel TCP", lanes.times_kernel_tcp.cells());
+            line("better than AF_UNIX", lanes.times_af_unix.cells());
         }
         table
+    }
+}
+
+impl Row {
+    fn scenario(&self) -> Scenario {
+        Scenario { clients: self.clients, value_bytes: self.value_bytes, operation: self.operation }
     }
 }
 

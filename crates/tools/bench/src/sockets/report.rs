@@ -53,8 +53,14 @@ pub struct Row {
     pub rate_over_copy_pipeline: Option<f64>,
     /// Ratio of the p50 of blocking kernel TCP to this p50, round by round.
     pub p50_times_below_kernel_tcp: Option<f64>,
+    /// The same for kernel TCP whose ends spin, as lanes do.
+    pub p50_times_below_tcp_spinning: Option<f64>,
+    /// The same for AF_UNIX, whose ends block.
+    pub p50_times_below_af_unix: Option<f64>,
     /// Ratio of this rate to that of blocking kernel TCP, round by round.
     pub rate_times_kernel_tcp: Option<f64>,
+    /// The same for kernel TCP whose ends spin.
+    pub rate_over_tcp_spinning: Option<f64>,
     /// Ratio of this rate to that over AF_UNIX, round by round.
     pub rate_over_af_unix: Option<f64>,
     /// Ratio of the time of an operation to that with the baseline: of the p50s, otherwise of the inverse rates. Above
@@ -115,7 +121,10 @@ impl Cell {
             copy_pipeline_bytes_per_s: median(copies.iter().copied()),
             rate_over_copy_pipeline: if copies.is_empty() { None } else { median_ratio(&rates, &copies) },
             p50_times_below_kernel_tcp: median_ratio(&of(Transport::KernelTcp, Self::p50s), &p50s),
+            p50_times_below_tcp_spinning: median_ratio(&of(Transport::KernelTcpSpinning, Self::p50s), &p50s),
+            p50_times_below_af_unix: median_ratio(&of(Transport::AfUnix, Self::p50s), &p50s),
             rate_times_kernel_tcp: median_ratio(&rates, &of(Transport::KernelTcp, Self::rates)),
+            rate_over_tcp_spinning: median_ratio(&rates, &of(Transport::KernelTcpSpinning, Self::rates)),
             rate_over_af_unix: median_ratio(&rates, &of(Transport::AfUnix, Self::rates)),
             time_over_baseline: match (self.transport, rates.is_empty()) {
                 (Transport::Crosslane, true) => ratio(&p50s, &of(Transport::Baseline, Self::p50s)),

@@ -22,8 +22,10 @@ impl Report {
     fn transports_text(&self) -> String {
         let mut text = format!(
             "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over\n\
-             the rounds (max: of all). \"x floor\" is against one cache line bounced between the same two cores\n\
-             next to each sample. --json has every quantile of every transport.\n{}\n",
+             the rounds (max: of all). Kernel TCP and AF_UNIX block; \"TCP spinning\" polls without a pause, as\n\
+             lanes do at first; \"TCP / this\" and the like are how many times longer each takes. \"x floor\" is\n\
+             against one cache line bounced between the same two cores next to each sample. --json has every\n\
+             quantile of every transport.\n{}\n",
             self.rounds,
             self.machine.sentence()
         );
@@ -60,8 +62,10 @@ impl Report {
             "max",
             "x floor",
             "TCP / this",
+            "spinning / this",
+            "AF_UNIX / this",
         ];
-        let groups = [("", 1), ("kernel TCP", 4), ("TCP spinning", 2), ("AF_UNIX", 2), ("Crosslane", 6)];
+        let groups = [("", 1), ("kernel TCP", 4), ("TCP spinning", 2), ("AF_UNIX", 2), ("Crosslane", 8)];
         let mut table = Table::numeric(header).groups(groups);
         for size_bytes in self.sizes(experiment) {
             let point = Point { experiment, size_bytes };
@@ -83,6 +87,8 @@ impl Report {
             line.extend(cells(Transport::Crosslane, true));
             line.push(units::times(crosslane.and_then(|row| row.p50_over_cache_line)));
             line.push(units::times(crosslane.and_then(|row| row.p50_times_below_kernel_tcp)));
+            line.push(units::times(crosslane.and_then(|row| row.p50_times_below_tcp_spinning)));
+            line.push(units::times(crosslane.and_then(|row| row.p50_times_below_af_unix)));
             table.row(line);
         }
         table
@@ -90,7 +96,9 @@ impl Report {
 
     fn rates(&self, experiment: Experiment, write: fn(Option<f64>) -> String) -> Table {
         let floor = experiment == Experiment::Bulk;
-        let mut header = vec!["size", "kernel TCP", "TCP spinning", "AF_UNIX", "Crosslane", "this / TCP"];
+        let ratios = ["this / TCP", "this / spinning", "this / AF_UNIX"];
+        let mut header: Vec<&str> =
+            ["size", "kernel TCP", "TCP spinning", "AF_UNIX", "Crosslane"].into_iter().chain(ratios).collect();
         if floor {
             header.extend(["copy floor", "of floor"]);
         }
@@ -104,6 +112,8 @@ impl Report {
             }
             let crosslane = self.row(point, Transport::Crosslane);
             line.push(units::times(crosslane.and_then(|row| row.rate_times_kernel_tcp)));
+            line.push(units::times(crosslane.and_then(|row| row.rate_over_tcp_spinning)));
+            line.push(units::times(crosslane.and_then(|row| row.rate_over_af_unix)));
             if floor {
                 let copy_rate = |transport| self.row(point, transport).and_then(|row| row.copy_pipeline_bytes_per_s);
                 line.push(units::gigabytes(

@@ -49,7 +49,7 @@ pub struct Destination<'a> {
 pub fn forecast<'a>(processes: &'a Processes, command: &[OsString], rack: Option<&Path>) -> Result<Forecast<'a>> {
     let search = std::env::var_os("PATH");
     let name = command.first().ok_or_else(|| WrongUse::of("no program given; name one after --"))?;
-    let program = program::resolve(name, search.as_deref()).map_err(WrongUse::of)?;
+    let program = program::resolve(name, search.as_deref())?;
     library::find(None)?;
     let rack = match RackChoice::new(rack)? {
         RackChoice::Directory(directory) => directory,

@@ -32,7 +32,7 @@ pub struct Options {
 
 /// Prints the comparison, and writes plots if requested.
 pub fn main(options: &Options) -> Result<()> {
-    let (a, b) = (files::read(&options.a).map_err(classified)?, files::read(&options.b).map_err(classified)?);
+    let (a, b) = (read(&options.a)?, read(&options.b)?);
     let comparison = compare(&a, &b);
     if comparison.differences.is_empty() {
         let (a, b) = (options.a.display(), options.b.display());
@@ -48,6 +48,20 @@ pub fn main(options: &Options) -> Result<()> {
         None => Ok(()),
         Some(directory) => parameters::write_plots(directory, &labelled(options, &a, &b)),
     }
+}
+
+fn read(path: &Path) -> Result<Vec<TestResult>> {
+    let name = path.to_string_lossy();
+    if !path.exists() && (name.starts_with("published:") || name.starts_with("sim:")) {
+        // The name of a device, as results have it.
+        let make = if name.starts_with("sim:") {
+            format!("crosslane pcie sweep --device {name} --figure bandwidth --json")
+        } else {
+            "crosslane pcie import FOLDER (of pcie-bench's published data)".to_owned()
+        };
+        return Err(WrongUse::of(format!("{name} is a device and no file of results; '{make}' prints one")).into());
+    }
+    files::read(path).map_err(classified)
 }
 
 /// Returns the results of tests that both sets contain, labelled with their file names if both contain a device.
