@@ -101,7 +101,7 @@ struct Drawn<'a> {
     series: &'a Series,
     /// Positions of its points on the axes, in runs between points that the axes cannot show.
     runs: Vec<Vec<(f64, f64)>>,
-    bars: Vec<(f64, f64, f64)>,
+    bars: Vec<Bar>,
     style: Style,
     dashes: (i32, i32),
     /// Title in the legend, with what the plot alone does not tell, in lines.
@@ -190,8 +190,8 @@ impl Figure {
     fn spans(&self) -> (Range<f64>, Range<f64>) {
         let points = || self.series.iter().flat_map(|series| self.runs(series)).flatten();
         let bars = || self.series.iter().flat_map(|series| self.bars(series));
-        let x = self.x.span(points().map(|(x, _)| x).chain(bars().map(|(x, ..)| x)));
-        let ends = bars().flat_map(|(_, low, high)| [low, high]);
+        let x = self.x.span(points().map(|(x, _)| x).chain(bars().map(|bar| bar.x)));
+        let ends = bars().flat_map(|bar| [bar.low, bar.high]);
         (x, self.y.span(points().map(|(_, y)| y).chain(ends)))
     }
 
@@ -282,22 +282,39 @@ impl Figure {
         runs.map(|run| run.iter().flatten().copied().collect()).collect()
     }
 
-    /// Returns the bars of the spread of a series as positions.
-    fn bars(&self, series: &Series) -> Vec<(f64, f64, f64)> {
+    /// Returns the bars of the spread of a series as positions. A bar without its point would be the range of a figure
+    /// that the plot does not show.
+    fn bars(&self, series: &Series) -> Vec<Bar> {
         let bar = |(x, low, high): &(f64, f64, f64)| {
-            Some((self.x.position(*x)?, self.y.position(*low)?, self.y.position(*high)?))
+            let (_, y) = series.points.iter().find(|point| point.0 == *x)?;
+            let [low, y, high] = [low, y, high].map(|value| self.y.position(*value));
+            Some(Bar { x: self.x.position(*x)?, low: low?, point: y?, high: high? })
         };
         series.spread.iter().filter_map(bar).collect()
     }
 }
 
+/// A bar of the spread of a series, as positions.
+#[derive(Clone, Copy)]
+struct Bar {
+    x: f64,
+    low: f64,
+    /// The figure whose range this is.
+    point: f64,
+    high: f64,
+}
+
 /// Draws the spread of a series, `shift` units to the right of its points, so that bars of several series do not hide
-/// one another.
+/// one another. A tick on each bar is at its point.
 fn draw_bars(root: &Area<'_>, chart: &Chart<'_, '_>, one: &Drawn<'_>, shift: i32) -> Result<()> {
-    for (x, low, high) in &one.bars {
-        let ends = [low, high].map(|y| chart.backend_coord(&(*x, *y)));
-        let bar = ends.map(|(x, y)| (x + shift, y)).to_vec();
-        root.draw(&PathElement::new(bar, one.style.color.rgb().mix(0.6).stroke_width(extent(1))))?;
+    let stroke = one.style.color.rgb().mix(0.6).stroke_width(extent(1));
+    for Bar { x, low, point, high } in &one.bars {
+        let [low, (at, y), high] = [low, point, high].map(|y| chart.backend_coord(&(*x, *y)));
+        let bar = [low, high].map(|(x, y)| (x + shift, y));
+        let tick = [-1, 1].map(|side| (at + shift + side * units(BAR_DISTANCE) / 2, y));
+        for line in [bar, tick] {
+            root.draw(&PathElement::new(line.to_vec(), stroke))?;
+        }
     }
     Ok(())
 }
@@ -546,13 +563,14 @@ mod tests {
     #[test]
     fn spread_is_drawn_and_shown_whole() {
         let without = figure(vec![series("one", vec![(4.0, 10.0), (16.0, 10.0)])]);
-        let bars = series("one", vec![(4.0, 10.0), (16.0, 10.0)]).with_spread(vec![(4.0, 1.0, 1000.0)]);
+        let spread = vec![(4.0, 1.0, 1000.0), (8.0, 1.0, 20.0)];
+        let bars = series("one", vec![(4.0, 10.0), (16.0, 10.0)]).with_spread(spread);
         let with = figure(vec![bars]);
         let (with, without) = (with.svg().unwrap(), without.svg().unwrap());
         let has_label = |svg: &str| svg.lines().any(|line| line.trim() == "1000");
         assert!(has_label(&with) && !has_label(&without), "the axis covers the bars");
         let bars = |svg: &str| svg.matches("opacity=\"0.6\"").count();
-        assert_eq!((bars(&with), bars(&without)), (1, 0));
+        assert_eq!((bars(&with), bars(&without)), (2, 0), "a bar and its tick; none where there is no point");
     }
 
     #[test]

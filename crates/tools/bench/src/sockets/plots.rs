@@ -15,7 +15,10 @@ const TRANSPORTS: [Transport; 4] =
 /// What points and bars are.
 const ROUNDS_NOTE: &str = "Points: median of the rounds; bars: their range.";
 /// Size of the message whose distribution is drawn: the smallest that is common.
-const CDF_SIZE_BYTES: u64 = 8;
+const DISTRIBUTION_SIZE_BYTES: u64 = 8;
+
+/// Smaller shares are errors of the arithmetic.
+const SHARE_MIN: f64 = 1e-9;
 
 /// Writes the plots of the measurements and returns their paths.
 pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<Vec<PathBuf>> {
@@ -23,7 +26,7 @@ pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<V
         ("round-trip-blocking.svg", round_trips(report, Experiment::RoundTripBlocking, "blocking send and recv")),
         ("round-trip-epoll.svg", round_trips(report, Experiment::RoundTripEpoll, "through epoll_wait")),
         ("bulk.svg", bulk(report)),
-        ("latency-cdf.svg", distribution(measured)),
+        ("latency-above.svg", distribution(measured)),
     ];
     figures.retain(|(_, figure)| figure.series.iter().any(|series| !series.points.is_empty()));
     plot::write_svgs(directory, &figures)
@@ -110,15 +113,17 @@ fn distribution(measured: &Measured) -> Figure {
     let experiment = Experiment::RoundTripBlocking;
     let mut series = Vec::new();
     for transport in TRANSPORTS {
-        let cell = measured.cell(Point { experiment, size_bytes: CDF_SIZE_BYTES }, transport);
+        let cell = measured.cell(Point { experiment, size_bytes: DISTRIBUTION_SIZE_BYTES }, transport);
         let Some(latencies) = cell.and_then(super::Cell::merged) else { continue };
-        let points = latencies.cumulative().into_iter().map(|(ns, share)| (ns / 1e3, share * 100.0)).collect();
+        // The longest has none above it, which no logarithmic axis shows.
+        let above = latencies.cumulative().into_iter().map(|(ns, share)| (ns / 1e3, (1.0 - share) * 100.0));
+        let points = above.filter(|(_, share)| *share > SHARE_MIN).collect();
         series.push(Series::new(transport.title(), style(transport), points));
     }
     Figure {
-        title: format!("Round trip of {}, blocking: all rounds", units::size(CDF_SIZE_BYTES)),
+        title: format!("Round trip of {}, blocking: all rounds", units::size(DISTRIBUTION_SIZE_BYTES)),
         x: Axis::Decades("round trip (µs)"),
-        y: Axis::Percent("round trips at or below (%)"),
+        y: Axis::Decades("round trips that take longer (%)"),
         series,
         notes: Vec::new(),
     }
