@@ -22,6 +22,8 @@ mod bird;
 mod captures;
 #[path = "router/cluster.rs"]
 mod cluster;
+#[path = "router/dead_paths.rs"]
+mod dead_paths;
 #[path = "router/files.rs"]
 mod files;
 #[path = "router/filters.rs"]
@@ -38,6 +40,8 @@ mod pauses;
 mod ports;
 #[path = "router/redirects.rs"]
 mod redirects;
+#[path = "router/stale_routes.rs"]
+mod stale_routes;
 #[path = "router/sysctls.rs"]
 mod sysctls;
 
@@ -402,7 +406,7 @@ struct Daemons {
 }
 
 impl Daemons {
-    fn start(demo: &Demo, folder: &Path, at: &str, bgp: &str) -> Self {
+    fn start(cluster: &Cluster, folder: &Path, at: &str, bgp: &str) -> Self {
         let folder = folder.join(at);
         fs::create_dir(&folder).expect("a folder");
         fs::write(folder.join("zebra.conf"), "").expect("a file");
@@ -410,17 +414,42 @@ impl Daemons {
         // The daemons drop root.
         let mut chown = Command::new(paths::tool("chown"));
         Process::start(chown.args(["-R", "frr:frr"]).arg(&folder)).wait(WAIT_MAX).must_succeed();
-        let start = |daemon: &str| {
-            let file = |ending: &str| folder.join(format!("{daemon}.{ending}"));
-            let mut command = demo.at(at, Path::new("/usr/lib/frr").join(daemon));
-            command.arg("-f").arg(file("conf")).arg("-i").arg(file("pid")).arg("-z").arg(folder.join("zserv.api"));
-            Process::start(command.arg("--vty_socket").arg(&folder).args(["-P", "0"]))
-        };
-        let zebra = start("zebra");
+        let zebra = Self::start_one(cluster, &folder, at, "zebra");
         let socket = folder.join("zserv.api");
         zebra.wait_until("its socket", WAIT_MAX, |_| socket.exists());
-        Self { _zebra: zebra, bgpd: start("bgpd") }
+        Self { _zebra: zebra, bgpd: Self::start_one(cluster, &folder, at, "bgpd") }
     }
+
+    fn start_one(cluster: &Cluster, folder: &Path, at: &str, daemon: &str) -> Process {
+        let file = |ending: &str| folder.join(format!("{daemon}.{ending}"));
+        let mut command = cluster.at(at, Path::new("/usr/lib/frr").join(daemon));
+        command.arg("-f").arg(file("conf")).arg("-i").arg(file("pid")).arg("-z").arg(folder.join("zserv.api"));
+        Process::start(command.arg("--vty_socket").arg(folder).args(["-P", "0"]))
+    }
+
+    /// Kills bgpd, and starts it again.
+    fn restart_bgpd(&mut self, cluster: &Cluster, folder: &Path, at: &str) {
+        self.bgpd.signal(Signal::KILL);
+        let started = Self::start_one(cluster, &folder.join(at), at, "bgpd");
+        drop(std::mem::replace(&mut self.bgpd, started));
+    }
+}
+
+/// A folder that the daemons, which drop root, can enter.
+fn folder_of_daemons() -> tempfile::TempDir {
+    let folder = tempfile::Builder::new().prefix("frr-").tempdir_in("/tmp").expect("a folder");
+    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
+    folder
+}
+
+/// The configuration of bgpd for one neighbour, each with its address and AS; `what` is announced.
+fn bgp(own: (&str, u32), other: (&str, u32), what: &str) -> String {
+    let ((own, own_as), (other, other_as)) = (own, other);
+    format!(
+        "router bgp {own_as}\n bgp router-id {own}\n no bgp ebgp-requires-policy\n neighbor {other} remote-as \
+         {other_as}\n neighbor {other} timers 1 3\n neighbor {other} timers connect 1\n address-family ipv4 \
+         unicast\n  {what}\n exit-address-family\n"
+    )
 }
 
 #[test]
@@ -429,18 +458,9 @@ fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
         return;
     }
     let demo = Demo::stay("window", "auto");
-    let folder = tempfile::Builder::new().prefix("frr-").tempdir_in("/tmp").expect("a folder");
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
+    let folder = folder_of_daemons();
     // Host h1 is an external router with a network behind it.
     demo.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
-    let bgp = |own: (&str, u32), other: (&str, u32), what: &str| {
-        let ((own, own_as), (other, other_as)) = (own, other);
-        format!(
-            "router bgp {own_as}\n bgp router-id {own}\n no bgp ebgp-requires-policy\n neighbor {other} remote-as \
-             {other_as}\n neighbor {other} timers 1 3\n neighbor {other} timers connect 1\n address-family ipv4 \
-             unicast\n  {what}\n exit-address-family\n"
-        )
-    };
     let (node, host) = (("10.77.1.1", 65000), ("10.77.1.2", 65001));
     let _of_node = Daemons::start(&demo, folder.path(), "a", &bgp(node, host, "redistribute kernel"));
     let of_host = Daemons::start(&demo, folder.path(), "h1", &bgp(host, node, "network 203.0.113.0/24"));

@@ -13,6 +13,7 @@
 //! rate without a loss, for IPv4 and IPv6.
 
 mod forwarding;
+mod loss_ratios;
 mod testbed;
 mod topology;
 mod traffic;
@@ -29,6 +30,7 @@ use router_ports::{InterfaceError, ethernet::OpenError};
 use crate::core::{IMIX, SIZES, name_of};
 use crate::processor;
 use crate::statistics::Rounds;
+pub use loss_ratios::LossRatios;
 use testbed::Testbed;
 use traffic::Load;
 pub use zero_loss::ZeroLoss;
@@ -70,6 +72,8 @@ pub struct Options {
     pub sizes: [Vec<usize>; 2],
     /// The traffic for which the highest rate without a loss is searched: frame sizes used round robin.
     pub searched: [Vec<Vec<usize>>; 2],
+    /// The traffic for which NDR and PDR are searched.
+    pub loss_ratios: [Vec<Vec<usize>>; 2],
     /// The rounds of each figure; subjects alternate.
     pub rounds: usize,
     /// The length of a round.
@@ -94,6 +98,7 @@ impl Options {
             seed: 1,
             sizes: [SIZES.to_vec(), SIZES.to_vec()],
             searched: [searched.clone(), searched],
+            loss_ratios: [vec![vec![64], IMIX.to_vec()], vec![vec![64], IMIX.to_vec()]],
             rounds: 5,
             round: Duration::from_millis(150),
             probes: 4000,
@@ -109,6 +114,7 @@ impl Options {
         Options {
             sizes: [vec![64, 1518], vec![64]],
             searched: [vec![vec![64], IMIX.to_vec()], vec![vec![64]]],
+            loss_ratios: [vec![vec![64]], vec![]],
             rounds: 3,
             round: Duration::from_millis(100),
             probes: 500,
@@ -160,6 +166,8 @@ pub struct Results {
     pub cases: Vec<Case>,
     /// The highest rates without a loss.
     pub zero_loss: Vec<ZeroLoss>,
+    /// The rates by accepted loss.
+    pub loss_ratios: Vec<LossRatios>,
 }
 
 /// The results of one subject at one size.
@@ -237,7 +245,7 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
 /// Returns the number of steps that [`measure`] reports.
 pub fn steps(options: &Options) -> u64 {
     let sizes: usize = options.sizes.iter().map(Vec::len).sum();
-    let searched: usize = options.searched.iter().map(Vec::len).sum();
+    let searched: usize = options.searched.iter().chain(&options.loss_ratios).map(Vec::len).sum();
     (1 + sizes + searched * Subject::ALL.len()) as u64
 }
 
@@ -252,8 +260,9 @@ pub fn measure(options: &Options, step: &mut dyn FnMut(&str)) -> Result<Results,
     for subject in Subject::ALL {
         testbeds.push(Testbed::new(subject, options)?);
     }
-    let (mut cases, mut zero_loss) = (Vec::new(), Vec::new());
-    for (version, (sizes, searched)) in VERSIONS.into_iter().zip(options.sizes.iter().zip(&options.searched)) {
+    let (mut cases, mut zero_loss, mut loss_ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for (family, version) in VERSIONS.into_iter().enumerate() {
+        let (sizes, searched) = (&options.sizes[family], &options.searched[family]);
         for size_bytes in sizes {
             step(&format!("overload and latency, IPv{}, {size_bytes} B", version.number()));
             cases.extend(of_size(&mut testbeds, version, *size_bytes, options)?);
@@ -271,8 +280,17 @@ pub fn measure(options: &Options, step: &mut dyn FnMut(&str)) -> Result<Results,
                 *share = found;
             }
         }
+        for sizes in &options.loss_ratios[family] {
+            let frame_bytes: Vec<usize> = sizes.iter().map(|size| size - FCS_BYTES).collect();
+            let load = Load { version, frame_bytes: &frame_bytes };
+            for testbed in &mut testbeds {
+                let (number, size, subject) = (version.number(), name_of(sizes), testbed.subject().name());
+                step(&format!("NDR and PDR, IPv{number}, {size} B, {subject}"));
+                loss_ratios.push(loss_ratios::search(testbed, load, size, options)?);
+            }
+        }
     }
-    Ok(Results { destinations: options.destinations, processors, cases, zero_loss })
+    Ok(Results { destinations: options.destinations, processors, cases, zero_loss, loss_ratios })
 }
 
 /// Measures all subjects in alternating rounds, with frames of one size.
@@ -323,6 +341,7 @@ mod tests {
         let options = Options {
             sizes: [vec![64, 1518], vec![64]],
             searched: [vec![IMIX.to_vec()], vec![vec![64]]],
+            loss_ratios: [vec![], vec![vec![64]]],
             rounds: 1,
             round: Duration::from_millis(20),
             probes: 20,
@@ -348,6 +367,8 @@ mod tests {
                 let searched: Vec<_> = results.zero_loss.iter().map(|row| (row.version, row.size.as_str())).collect();
                 assert_eq!(searched, [[(4, "IMIX"); 4], [(6, "64"); 4]].concat());
                 assert!(results.zero_loss.iter().all(|row| row.trials > 0 && row.mpps <= row.mpps_undisturbed));
+                let rates: Vec<_> = results.loss_ratios.iter().map(|row| (row.version, row.trials > 0)).collect();
+                assert_eq!(rates, [(6, true); 4]);
             }
         }
     }

@@ -5,6 +5,7 @@ pub mod core;
 pub mod ethernet;
 pub mod fib;
 pub mod interconnect;
+pub mod mlrsearch;
 mod processor;
 pub mod published;
 pub mod report;

@@ -134,6 +134,9 @@ pub struct Status {
     pub filters: FiltersStatus,
     /// Its routes.
     pub routes: RoutesStatus,
+    /// Its stale routes, by protocol.
+    #[serde(default)]
+    pub stale_routes: Vec<StaleRoutesStatus>,
     /// Neighbours on its ports' networks, at most [`NEIGHBOURS_SHOWN_MAX`].
     pub neighbours: Vec<NeighbourStatus>,
     /// Dropped packets by reason, except those counted at a port.
@@ -325,6 +328,20 @@ pub struct RoutesStatus {
     /// Kernel routes accepted without their own MTU.
     #[serde(default)]
     pub mtu_unheeded: u64,
+    /// Routes that are used although the kernel does not have them any more, as a routing daemon may be restarting.
+    #[serde(default)]
+    pub stale: u64,
+}
+
+/// Stale routes of a routing daemon that may be restarting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StaleRoutesStatus {
+    /// The protocol number of the routes, `rtm_protocol` in rtnetlink(7).
+    pub protocol: u8,
+    /// Number of routes.
+    pub routes: u64,
+    /// Milliseconds until they are removed unless they come back.
+    pub left_ms: u64,
 }
 
 /// A neighbour of a port.

@@ -87,6 +87,8 @@ pub struct Rib {
     hops: Vec<Box<[Hop]>>,
     /// Failed nodes, whose announcements are kept but not used.
     is_gone: [bool; NODES_MAX as usize],
+    /// Nodes that packets do not reach, whose announcements are not used.
+    is_unreachable: [bool; NODES_MAX as usize],
     /// Announced prefixes for which the FIB had no room.
     not_installed: BTreeSet<IpNet>,
     merged: Vec<Hop>,
@@ -107,6 +109,7 @@ impl Rib {
             groups: HashMap::new(),
             hops: vec![Box::default(); usize::from(GROUPS_MAX) + 1],
             is_gone: [false; NODES_MAX as usize],
+            is_unreachable: [false; NODES_MAX as usize],
             not_installed: BTreeSet::new(),
             merged: Vec::new(),
         };
@@ -188,6 +191,27 @@ impl Rib {
         Ok(is_gone)
     }
 
+    /// Sets whether packets reach a node. The announcements of one that they do not reach are stored, but not used.
+    /// Initially all nodes are reachable.
+    ///
+    /// # Errors
+    /// As [`Rib::suspend_node`].
+    pub fn set_reachable(&mut self, node: NodeId, is_reachable: bool) -> Result<(), RouteError> {
+        let Some(is_unreachable) = self.is_unreachable.get_mut(usize::from(node.0)) else { return Ok(()) };
+        let was_reachable = !std::mem::replace(is_unreachable, !is_reachable);
+        if was_reachable == is_reachable || self.is_gone[usize::from(node.0)] {
+            return Ok(());
+        }
+        self.merge_later(node);
+        self.set_groups(node)
+    }
+
+    /// Returns whether the announcements of a node are not used.
+    fn is_unused(&self, node: NodeId) -> bool {
+        let node = usize::from(node.0);
+        self.is_gone[node] || self.is_unreachable[node]
+    }
+
     /// Forgets the announcements of a failed node.
     pub fn forget_node(&mut self, node: NodeId) {
         if !self.is_gone.get(usize::from(node.0)).is_some_and(|is_gone| *is_gone) {
@@ -204,7 +228,7 @@ impl Rib {
         for group in self.groups.values() {
             let hops = &self.hops[usize::from(group.get())];
             if hops.iter().any(|hop| is_via(hop, node)) {
-                let left: Vec<Hop> = hops.iter().filter(|hop| !is_lost(hop, &self.is_gone)).copied().collect();
+                let left: Vec<Hop> = hops.iter().filter(|hop| !self.is_lost(hop)).copied().collect();
                 if self.writer.set_group(*group, &left).is_err() {
                     // A single hop needs no room. `process_pending` installs the remaining hops later.
                     self.writer.set_group(*group, &left[..left.len().min(1)])?;
@@ -212,6 +236,11 @@ impl Rib {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a hop belongs to a node whose announcements are not used.
+    fn is_lost(&self, hop: &Hop) -> bool {
+        hop.port != PortId::NOWHERE && self.is_unused(hop.node)
     }
 
     /// Merges at most `routes_max` routes that a failed node had, or a returned one has, and passes their prefixes to
@@ -252,15 +281,15 @@ impl Rib {
         self.not_installed.iter().copied()
     }
 
-    /// Returns the number of routes of a node; 0 for a failed one.
+    /// Returns the number of routes of a node; 0 for a failed one, and for one that packets do not reach.
     pub fn routes_of(&self, node: NodeId) -> usize {
         self.used().find(|(of, _)| *of == node).map_or(0, |(_, announced)| announced.len())
     }
 
-    /// Returns the announcements of all nodes that have not failed.
+    /// Returns the announcements of all nodes that have not failed and are reachable.
     fn used(&self) -> impl Iterator<Item = (NodeId, &HashMap<IpNet, Announcement>)> + Clone {
         let all = (0..).map(NodeId).zip(&self.announced);
-        all.filter(|(node, _)| !self.is_gone[usize::from(node.0)])
+        all.filter(|(node, _)| !self.is_unused(*node))
     }
 
     /// Returns the number of IPv4 prefixes and of IPv6 prefixes.
@@ -355,8 +384,8 @@ impl Rib {
     fn merge(&mut self, prefix: &IpNet) {
         self.merged.clear();
         let mut best = u32::MAX;
-        let used =
-            self.announced.iter().zip(&self.is_gone).filter(|(announced, is_gone)| !*is_gone && !announced.is_empty());
+        let unused: [bool; NODES_MAX as usize] = std::array::from_fn(|node| self.is_unused(NodeId(node as u8)));
+        let used = self.announced.iter().zip(&unused).filter(|(announced, unused)| !*unused && !announced.is_empty());
         for (announced, _) in used {
             let Some(announcement) = announced.get(prefix) else { continue };
             if announcement.metric < best {
@@ -413,10 +442,6 @@ pub fn expand_weights<T: Copy>(weighted: &[(T, u32)]) -> impl Iterator<Item = T>
 /// Returns whether packets with this hop go to that node.
 fn is_via(hop: &Hop, node: NodeId) -> bool {
     hop.node == node && hop.port != PortId::NOWHERE
-}
-
-fn is_lost(hop: &Hop, is_gone: &[bool]) -> bool {
-    hop.port != PortId::NOWHERE && is_gone[usize::from(hop.node.0)]
 }
 
 /// Validates an announcement, which may come from another node.

@@ -10,6 +10,7 @@ use machine::Machine;
 use router_bench::core::{self, Case, Churn, ZeroLoss};
 use router_bench::fib::{Family, Updates};
 use router_bench::interconnect::{AdaptiveRate, AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow, Ratio};
+use router_bench::mlrsearch::GoalResult;
 use router_bench::published::{Cell, Transport};
 use router_bench::report::{self, Part, Parts, ProgressObserver, Report, UserTableReport};
 use router_bench::search::Verdict;
@@ -222,6 +223,9 @@ fn ethernet(results: &ethernet::Results) -> String {
     text += &ethernet_cases(results);
     text += "\nThroughput between virtual Ethernet ports (RFC 2544): Mpps, raw and undisturbed\n";
     text += &ethernet_zero_loss(results);
+    text += "\nNDR and PDR (loss of at most 0.5 %) by MLRsearch (RFC 9971), and the peak rate under overload: Mpps;\n\
+             the rate that was forwarded at the lower bound, with the bounds in brackets\n";
+    text += &ethernet_loss_ratios(results);
     text
 }
 
@@ -470,6 +474,31 @@ fn ethernet_zero_loss(results: &ethernet::Results) -> String {
     table.render()
 }
 
+fn ethernet_loss_ratios(results: &ethernet::Results) -> String {
+    let columns = [("BY", LEFT), ("IP", RIGHT), ("BYTES", RIGHT), ("PEAK", RIGHT), ("NDR", RIGHT), ("PDR", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &[("TRIALS", RIGHT), ("TRIAL MS", RIGHT)]].concat());
+    for row in &results.loss_ratios {
+        table.row(vec![
+            row.subject.name().to_owned(),
+            row.version.to_string(),
+            row.size.clone(),
+            format!("{:.3}", row.peak_mpps),
+            goal_result(&row.ndr),
+            goal_result(&row.pdr),
+            row.trials.to_string(),
+            row.trial_ms.to_string(),
+        ]);
+    }
+    table.render()
+}
+
+/// Returns the conditional throughput of a goal with its bounds in Mpps; a bound that was not found is `-`.
+fn goal_result(result: &GoalResult) -> String {
+    let mpps = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.3}", rate / 1e6));
+    let GoalResult { lower, upper, conditional_throughput, .. } = *result;
+    format!("{} [{}, {}]", mpps(conditional_throughput), mpps(lower), mpps(upper))
+}
+
 fn hops(report: &Report) -> String {
     let columns = [("BY", LEFT), ("BATCH", RIGHT), ("BYTES", RIGHT), ("P50", RIGHT), ("P99", RIGHT), ("P99.9", RIGHT)];
     let mut table = Table::new(&columns);
@@ -589,4 +618,22 @@ fn published(cells: &[Cell]) -> String {
         table.row(row);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_that_was_not_found_is_shown_as_missing() {
+        let result = |upper, conditional_throughput| GoalResult {
+            lower: conditional_throughput,
+            upper,
+            conditional_throughput,
+            is_regular: false,
+        };
+        assert_eq!(goal_result(&result(Some(1.5e6), Some(1.25e6))), "1.250 [1.250, 1.500]");
+        assert_eq!(goal_result(&result(None, Some(2e6))), "2.000 [2.000, -]");
+        assert_eq!(goal_result(&result(Some(1e3), None)), "- [-, 0.001]");
+    }
 }

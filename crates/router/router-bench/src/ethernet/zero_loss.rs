@@ -18,7 +18,7 @@ use crate::search::{Length, Rules, SearchResult, Verdict, highest};
 const STALL_NS_MAX: u64 = 500_000;
 
 /// The share of the due frames that a source must send to have kept up; the rest is in flight when the trial ends.
-const KEPT_UP: f64 = 0.995;
+pub(super) const KEPT_UP: f64 = 0.995;
 
 /// The highest rates without a loss. *Measured.*
 #[derive(Clone, Debug, Serialize)]

@@ -16,6 +16,8 @@ const EXAMPLE_NAME: &str = "edge-1";
 /// Lower limit of the keepalive interval: more frequent keepalives cost work and detect nothing earlier.
 const BEAT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
+/// No routing daemon restarts in less time. The unit of restart times is a second in RFC 4724, section 3.
+const STALE_ROUTES_NS_MIN: f64 = 1e9;
 /// The hold time is at least two keepalive intervals, so one delayed keepalive does not end a session.
 const SILENCE_BEATS_MIN: f64 = 2.0;
 /// MTU of a jumbo frame, and the largest packet that a buffer holds.
@@ -62,6 +64,11 @@ fn check_timeouts(cluster: &Cluster) -> CheckResult {
                 format!("{value} ns; use 1 ms to 1 h, as in \"20 ms\""),
             ));
         }
+    }
+    let stale_ns = all.stale_routes_ns;
+    if stale_ns != 0.0 && !(STALE_ROUTES_NS_MIN..=TIMEOUT_NS_MAX).contains(&stale_ns) {
+        let what = format!("{stale_ns} ns; use 1 s to 1 h, as in \"120 s\", or 0 to keep no routes");
+        return Err(InvalidKey::new("timeouts.stale_routes_ns", what));
     }
     let silence_ns_min = SILENCE_BEATS_MIN * beat_ns;
     if silence_ns < silence_ns_min {

@@ -40,6 +40,8 @@ pub fn diff(old: &Cluster, new: &Cluster, node: usize) -> Result<ConfigDiff, Inv
     changes.compare("interconnect.batch", &of_old.batch, &of_new.batch);
     let ns = |interconnect: &Interconnect| format!("{} ns", interconnect.latency_target_ns);
     changes.compare("interconnect.latency_target_ns", &ns(of_old), &ns(of_new));
+    let ns = |cluster: &Cluster| format!("{} ns", cluster.timeouts.stale_routes_ns);
+    changes.compare("timeouts.stale_routes_ns", &ns(old), &ns(new));
     changes.node(&old.nodes[node], &new.nodes[node]);
     Ok(changes)
 }
@@ -267,6 +269,12 @@ device = "eth0"
             after("10.9.0.1/24\"", "10.9.0.3/24\"", 1).unwrap(),
             ConfigDiff { lines: vec![], kept_ports: vec![Some(0)] }
         );
+    }
+
+    #[test]
+    fn another_time_for_stale_routes_is_listed() {
+        let changes = after("version = 1", "version = 1\n[timeouts]\nstale_routes_ns = \"120 s\"", 0).unwrap();
+        assert_eq!(changes.lines, ["timeouts.stale_routes_ns: 120000000000 ns instead of 0 ns"]);
     }
 
     #[test]

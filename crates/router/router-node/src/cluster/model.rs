@@ -72,6 +72,9 @@ pub struct Timeouts {
     /// How long `crosslane router up` waits for the sessions between the nodes.
     #[serde(deserialize_with = "nanoseconds")]
     pub up_ns: f64,
+    /// How long the routes of a restarting routing daemon are kept; 0 for not at all.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub stale_routes_ns: f64,
 }
 
 /// A node.
@@ -169,7 +172,7 @@ impl Default for Interconnect {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { beat_ns: None, silence_ns: None, up_ns: 1e10 }
+        Self { beat_ns: None, silence_ns: None, up_ns: 1e10, stale_routes_ns: 0.0 }
     }
 }
 

@@ -36,17 +36,21 @@ pub struct InterconnectSettings {
     pub balances: bool,
     /// How long a flow must be idle before it leaves a detour.
     pub flowlet_gap: Span,
+    /// How long a peer whose acknowledgements are messages may leave this node's messages unanswered, in time that this
+    /// node has run; `None` for any time.
+    pub unanswered_max: Option<Span>,
 }
 
 impl Default for InterconnectSettings {
-    /// Adaptive batches, queues of 1024 packets, and detours. The flowlet gap is 20 ms, as a relaying node may have to
-    /// wait for a CPU.
+    /// Adaptive batches, queues of 1024 packets, detours, and no limit on answers. The flowlet gap is 20 ms, as a
+    /// relaying node may have to wait for a CPU.
     fn default() -> InterconnectSettings {
         InterconnectSettings {
             policy: Policy::adaptive(),
             queue_packets: 1024,
             balances: true,
             flowlet_gap: Span::from_ps(20_000_000_000),
+            unanswered_max: None,
         }
     }
 }
@@ -164,6 +168,8 @@ pub enum PeerState {
     Up,
     /// The peer violated the protocol: its messages are ignored. It can be removed and connected again.
     Broken,
+    /// The peer has left messages unanswered for too long, and is ignored. It can be removed and connected again.
+    Unanswered,
 }
 
 /// Exchanges packets between this node and its peers. It is used by one thread, and no method blocks.
@@ -198,6 +204,10 @@ pub trait Interconnect: Send {
 
     /// Returns the state of a peer.
     fn state(&self, node: NodeId) -> PeerState;
+
+    /// Returns whether a peer that is up has sent a message since it was connected, so that the path to it works.
+    /// Shared memory always does.
+    fn has_answered(&self, node: NodeId) -> bool;
 
     /// Sets the batching policy, also for packets that are already queued.
     ///

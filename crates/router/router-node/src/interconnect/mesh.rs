@@ -13,7 +13,7 @@ use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink};
 use super::interface::{
     ConnectionParams, Interconnect, InterconnectError, InterconnectSettings, Offer, PeerCounters, PeerState, random_u64,
 };
-use super::mesh_peer::{Peer, SAMPLES_INITIAL};
+use super::mesh_peer::{ACK_REQUEST_INTERVAL, Peer, SAMPLES_INITIAL};
 use super::parts::{item, receive_entry, send_part};
 
 const NODES: usize = NODES_MAX as usize;
@@ -360,16 +360,28 @@ impl<C: Carrier> Mesh<C> {
         if !is_much && !is_late && !peer.is_ack_requested && !requests_ack {
             return Ok(false);
         }
+        if requests_ack {
+            peer.ack_requested_at = now;
+            peer.requests_unanswered += u64::from(!peer.in_flight.is_empty());
+        }
         let header = Header { sequence: peer.sent, ack: peer.received, requests_ack, occupancy };
         if !self.carrier.send_ack(node, &header)? {
             return Ok(false);
         }
         peer.note_acked();
         peer.is_ack_requested = false;
-        if requests_ack {
-            peer.ack_requested_at = now;
-        }
         Ok(true)
+    }
+
+    /// Ignores a peer that has left too many requests unanswered. They are at least an interval apart, so they count
+    /// only time in which this node has run.
+    fn check_answers(&mut self, pool: &mut Pool, node: NodeId) {
+        let Some(unanswered_max) = self.settings.unanswered_max else { return };
+        let requests_max = unanswered_max.ps().div_ceil(ACK_REQUEST_INTERVAL.ps());
+        if self.peers[usize::from(node.0)].requests_unanswered > requests_max {
+            self.fail_peer(pool, node);
+            self.peers[usize::from(node.0)].state = PeerState::Unanswered;
+        }
     }
 
     /// Sends an acknowledgement if due, and transmits it.
@@ -379,6 +391,7 @@ impl<C: Carrier> Mesh<C> {
             Ok(true) => self.carrier.flush(node),
             Err(_) => self.fail_peer(pool, node),
         }
+        self.check_answers(pool, node);
     }
 
     /// Reads and processes the acknowledgement word of a peer.
@@ -436,6 +449,11 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         self.balancer = balancer(self.own, &self.settings, self.flow_seed);
         self.occupancy = Occupancy::new(self.limits.transfer);
         self.carrier.restart()
+    }
+
+    fn has_answered(&self, node: NodeId) -> bool {
+        let peer = self.peers.get(usize::from(node.0));
+        peer.is_some_and(|peer| peer.state == PeerState::Up && peer.has_answered)
     }
 
     fn set_policy(&mut self, policy: Policy) {

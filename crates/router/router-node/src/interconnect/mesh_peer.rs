@@ -10,7 +10,9 @@ use super::carrier::{Ack, FlowLimits};
 use super::interface::{InterconnectSettings, PeerCounters, PeerState};
 
 /// Time without an acknowledgement after which one is requested.
-const ACK_REQUEST_INTERVAL: Span = Span::from_ps(1_000_000_000);
+pub(super) const ACK_REQUEST_INTERVAL: Span = Span::from_ps(1_000_000_000);
+/// Interval of requests to a peer that has not sent a message since it was connected.
+const PROBE_INTERVAL: Span = Span::from_ps(10_000_000_000);
 /// Adaptive batches are sized so that about this many messages are in flight.
 const MESSAGES_IN_FLIGHT: u32 = 8;
 /// Maximum batch size by packets in flight. One more means that a node has time for full messages only, which a
@@ -62,6 +64,10 @@ pub(super) struct Peer {
     pub(super) acked_bytes: u64,
     pub(super) acked_at: Time,
     pub(super) ack_requested_at: Time,
+    /// Requests since the last acknowledgement of what is in flight.
+    pub(super) requests_unanswered: u64,
+    /// Whether the peer has sent a message since it was connected.
+    pub(super) has_answered: bool,
     /// Occupancy of the peer, see [`Header::occupancy`], and when it was received.
     pub(super) occupancy: u8,
     pub(super) occupancy_at: Time,
@@ -97,6 +103,8 @@ impl Peer {
             acked_bytes: 0,
             acked_at: Time::ZERO,
             ack_requested_at: Time::ZERO,
+            requests_unanswered: 0,
+            has_answered: !limits.acks_in_messages,
             occupancy: 0,
             occupancy_at: Time::ZERO,
             timed: None,
@@ -141,7 +149,7 @@ impl Peer {
         if newly_acked > self.packets_in_flight() {
             return Err(MessageError { what: "an acknowledgement", value: u64::from(ack.number) });
         }
-        (self.acked, self.acked_at) = (ack.number, now);
+        (self.acked, self.acked_at, self.requests_unanswered) = (ack.number, now, 0);
         while let Some(oldest) = self.in_flight.front().filter(|oldest| is_at_or_before(oldest.end, ack.number)) {
             self.acked_bytes = oldest.bytes_end;
             self.completed += u64::from(oldest.completes);
@@ -184,6 +192,7 @@ impl Peer {
             return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
         }
         self.is_ack_requested |= header.requests_ack;
+        self.has_answered = true;
         self.received = header.sequence.wrapping_add(packets as u32);
         self.counters.lost_packets += u64::from(lost);
         if packets > 0 {
@@ -201,7 +210,7 @@ impl Peer {
     /// Returns when to request an acknowledgement.
     pub(super) fn ack_request_due(&self) -> Option<Time> {
         if self.in_flight.is_empty() {
-            return None;
+            return (!self.has_answered).then(|| self.ack_requested_at + PROBE_INTERVAL);
         }
         Some(self.acked_at.max(self.ack_requested_at) + ACK_REQUEST_INTERVAL)
     }

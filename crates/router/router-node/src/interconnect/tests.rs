@@ -133,6 +133,59 @@ fn three(kind: TransportKind, settings: &InterconnectSettings) -> [Node; 3] {
     nodes
 }
 
+/// Adds a millisecond to the nodes' clocks, and polls them.
+fn pass_ms(nodes: &mut [&mut Node]) {
+    for node in nodes {
+        node.passed_ps += 1_000_000_000;
+        node.poll();
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_messages_unanswered_is_dead_once_this_node_has_waited_long_enough() {
+    const WAIT_MS: u64 = 50;
+    let unanswered_max = Some(Span::from_ps(WAIT_MS * 1_000_000_000));
+    for kind in [TransportKind::RnicLanes, TransportKind::RnicUdp("127.0.0.1:0".parse().unwrap())] {
+        let [mut a, mut b] = pair(kind, &InterconnectSettings { unanswered_max, ..fixed(1) });
+        a.send(1, &[packet(0)]);
+        // A long pause of this node is no silence of the peer.
+        a.passed_ps += 10 * WAIT_MS * 1_000_000_000;
+        a.poll();
+        let polls = (0..10 * WAIT_MS).position(|_| {
+            pass_ms(&mut [&mut a]);
+            a.interconnect.state(NodeId(1)) == PeerState::Unanswered
+        });
+        assert!(polls.is_some_and(|polls| polls as u64 + 2 >= WAIT_MS), "{kind:?}: {polls:?}");
+        a.send(1, &[packet(1)]);
+        assert_eq!(a.counters(1).drop_absent, 1);
+        // It can be connected again, and answers.
+        a.remove_peer(1);
+        b.remove_peer(0);
+        join(&mut a, &mut b, (0, 1));
+        a.send(1, &[packet(2)]);
+        (0..5 * WAIT_MS).for_each(|_| pass_ms(&mut [&mut a, &mut b]));
+        assert!(a.interconnect.state(NodeId(1)) == PeerState::Up && !b.take_arrived().is_empty(), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_path_counts_as_working_once_the_peer_has_answered_over_it() {
+    for kind in kinds() {
+        let in_memory = matches!(kind, TransportKind::Lanes | TransportKind::Windows(_));
+        let [mut a, mut b] = pair(kind, &fixed(1));
+        (0..100).for_each(|_| pass_ms(&mut [&mut a]));
+        assert_eq!(a.interconnect.has_answered(NodeId(1)), in_memory, "{kind:?}");
+        let answers = (0..ITERATIONS_MAX).any(|_| {
+            pass_ms(&mut [&mut a, &mut b]);
+            a.interconnect.has_answered(NodeId(1)) && b.interconnect.has_answered(NodeId(0))
+        });
+        assert!(answers, "{kind:?}");
+        a.remove_peer(1);
+        assert!(!a.interconnect.has_answered(NodeId(1)));
+        b.take_arrived();
+    }
+}
+
 /// Polls all nodes until the receiver has this many packets.
 fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
     let mut found = Vec::new();

@@ -56,6 +56,8 @@ pub struct CandidateRoute {
     pub kind: RouteKind,
     /// With weights.
     pub next_hops: Vec<(NextHop, u16)>,
+    /// The protocol number of a kernel route; otherwise 0.
+    pub protocol: u8,
 }
 
 pub const LOCAL: Preference = Preference { metric: 0, origin: Origin::Local, instance: 0 };
@@ -64,13 +66,18 @@ pub fn neighbour(port: PortId) -> Preference {
     Preference { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, instance: u32::from(port.0) }
 }
 
+/// A route of the kernel that is not that of a connected network.
+pub fn of_kernel(metric: u32) -> Preference {
+    Preference { metric, origin: Origin::Kernel, instance: 0 }
+}
+
 /// The connected network of a port without a kernel interface.
 pub fn on_port(port: PortId) -> Preference {
     Preference { metric: 0, origin: Origin::Connected, instance: 1 + u32::from(port.0) }
 }
 
 pub fn unicast(next_hop: NextHop) -> CandidateRoute {
-    CandidateRoute { kind: RouteKind::Unicast, next_hops: vec![(next_hop, 1)] }
+    CandidateRoute { kind: RouteKind::Unicast, next_hops: vec![(next_hop, 1)], protocol: 0 }
 }
 
 /// The candidate routes to one prefix, in the order of their preference. Nearly all prefixes have one.

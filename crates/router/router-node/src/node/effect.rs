@@ -7,6 +7,7 @@ use packet::ethernet::MacAddress;
 use router::{AdjacencyId, PortConfig, PortId};
 
 use super::rejected_routes::RejectedRoute;
+use super::stale_routes::StaleEvent;
 
 /// An action that a change requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,4 +26,6 @@ pub enum Effect {
     RemoveLocalAddress(IpAddr),
     /// A kernel route was not accepted as it is.
     RouteRejected(IpNet, RejectedRoute),
+    /// Routes of a routing daemon are kept as stale, or are not kept any longer.
+    StaleRoutes(StaleEvent),
 }

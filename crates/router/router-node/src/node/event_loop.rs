@@ -41,6 +41,7 @@ impl Node {
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let name = &self.settings.node().name;
         info!(node = name, cluster = self.settings.cluster.name, "node started");
+        self.set_stale_routes();
         let mut done = Ok(());
         while !self.is_stopping && done.is_ok() {
             let has_more = self.poll_once();
@@ -62,6 +63,7 @@ impl Node {
         self.handle_peer_updates();
         self.handle_reports(now_ns);
         self.handle_kernel_changes();
+        self.local.poll_stale_routes(now_ns);
         self.watch_filters();
         self.reopen_ports(now_ns);
         self.attach_deferred(now_ns);
@@ -139,9 +141,14 @@ impl Node {
     fn handle_peer_updates(&mut self) {
         for update in self.peers.take_updates() {
             match update {
-                // The node with the lower number makes the offer.
-                PeerUpdate::Up(node) if node > self.settings.id() => self.command(Command::OfferInterconnect(node)),
-                PeerUpdate::Up(_) => {}
+                PeerUpdate::Up(node) => {
+                    // Its routes are used once it has answered over the interconnect.
+                    self.table.set_reachable(node, false);
+                    // The node with the lower number makes the offer.
+                    if node > self.settings.id() {
+                        self.command(Command::OfferInterconnect(node));
+                    }
+                }
                 PeerUpdate::Down(node) => {
                     self.command(Command::RemovePeer(node));
                     self.table.suspend_node(node);
@@ -173,7 +180,8 @@ impl Node {
         let due_ns =
             self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + FILTERS_POLL_NS);
         let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
-        let due_ns = self.metrics.due_ns().map_or(due_ns, |metrics_ns| due_ns.min(metrics_ns));
+        let due_ns =
+            [self.metrics.due_ns(), self.local.stale_routes_due_ns()].into_iter().flatten().fold(due_ns, u64::min);
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
         let own: [_; PEERS_AT] = [stop, self.reports_notifier.as_fd(), self.kernel.wakes(), reload];
         let mut descriptors = Vec::from(own.map(|fd| (fd, PollFlags::IN)));

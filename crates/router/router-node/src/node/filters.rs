@@ -189,6 +189,7 @@ impl Node {
             self.set_kernel_forwarding(false);
         }
         self.table.set_kernel_forwards(path == TransitPath::Kernel);
+        self.set_stale_routes();
         self.command(Command::SetTransit(path));
         let now_ns = self.now_ns();
         if path == TransitPath::Closed {

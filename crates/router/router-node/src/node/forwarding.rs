@@ -76,7 +76,8 @@ pub struct ForwardingThread {
     captures: Vec<Capture>,
     /// Reports that the control thread had no room for.
     report_backlog: VecDeque<Report>,
-    broken: Vec<bool>,
+    /// By node: its state when that was last reported, and whether it had answered.
+    reported: Vec<(PeerState, bool)>,
     interconnect_clock: InterconnectClock,
     /// When the last iteration began.
     polled_at: Time,
@@ -86,7 +87,7 @@ pub struct ForwardingThread {
 impl ForwardingThread {
     /// Returns the thread's state without ports.
     pub fn new(parts: ForwardingParts) -> Self {
-        let broken = vec![false; parts.nodes];
+        let reported = vec![(PeerState::Absent, false); parts.nodes];
         Self {
             parts,
             ports: Vec::new(),
@@ -96,7 +97,7 @@ impl ForwardingThread {
             arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
             captures: Vec::new(),
             report_backlog: VecDeque::new(),
-            broken,
+            reported,
             interconnect_clock: InterconnectClock::default(),
             polled_at: Time::ZERO,
             is_stopping: false,
@@ -372,12 +373,13 @@ impl ForwardingThread {
                 forwarder.set_node_up(node, false);
                 output.to_node(node).drain(..).for_each(|parcel| pool.free(parcel.packet));
                 interconnect.remove_peer(pool, node);
-                self.broken[usize::from(node.0)] = false;
+                self.reported[usize::from(node.0)] = (PeerState::Absent, false);
                 self.report(Report::PeerRemoved(node));
             }
             Command::RestartInterconnect => {
                 let restarted = interconnect.restart(pool);
                 self.interconnect_clock.restart(now);
+                self.reported.fill((PeerState::Absent, false));
                 self.report(Report::InterconnectRestarted(restarted));
             }
             Command::Stop => self.is_stopping = true,
@@ -460,12 +462,23 @@ impl ForwardingThread {
             let steps = self.parts.output.traced.drain(..).collect();
             self.report(Report::Traced(steps));
         }
-        for node in 0..self.parts.nodes {
-            let is_broken = self.parts.interconnect.state(NodeId(node as u8)) == PeerState::Broken;
-            if is_broken && !self.broken[node] {
-                self.report(Report::PeerFailed(NodeId(node as u8)));
+        self.report_peers();
+    }
+
+    /// Reports what has changed in the interconnect's view of the other nodes.
+    fn report_peers(&mut self) {
+        for index in 0..self.parts.nodes {
+            let node = NodeId(index as u8);
+            let state = (self.parts.interconnect.state(node), self.parts.interconnect.has_answered(node));
+            if std::mem::replace(&mut self.reported[index], state) == state {
+                continue;
             }
-            self.broken[node] = is_broken;
+            match state {
+                (PeerState::Broken, _) => self.report(Report::PeerFailed(node)),
+                (PeerState::Unanswered, _) => self.report(Report::PeerUnanswered(node)),
+                (PeerState::Up, true) => self.report(Report::PeerAnswered(node)),
+                (PeerState::Absent | PeerState::Offered | PeerState::Up, _) => {}
+            }
         }
     }
 

@@ -15,6 +15,8 @@ struct Gateway {
     is_requested: bool,
     /// Number of references.
     users: u32,
+    /// Whether it has stopped answering.
+    is_unreachable: bool,
 }
 
 /// The gateways by port and address.
@@ -35,6 +37,17 @@ impl Gateways {
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.gateways.len()
+    }
+
+    /// Records whether a neighbour answers. Returns whether it is a gateway.
+    pub fn set_unreachable(&mut self, port: PortId, address: IpAddr, is_unreachable: bool) -> bool {
+        let gateway = self.gateways.get_mut(&(port, address));
+        gateway.map(|gateway| gateway.is_unreachable = is_unreachable).is_some()
+    }
+
+    /// Returns whether the gateway has stopped answering. One that was never resolved counts as reachable.
+    pub fn is_unreachable(&self, port: PortId, address: IpAddr) -> bool {
+        self.gateways.get(&(port, address)).is_some_and(|gateway| gateway.is_unreachable)
     }
 
     /// Records that a candidate route uses the gateway. Requests the adjacency of a new gateway.

@@ -7,6 +7,7 @@ use super::effect::Effect;
 use super::kernel_watch::KernelBatch;
 use super::messages::Command;
 use super::rejected_routes::{RejectReason, RejectedRoute};
+use super::stale_routes::{StaleEvent, StaleOfProtocol};
 use super::state::Node;
 
 /// Maximum number of changes of this node's routes that are applied at once: some milliseconds.
@@ -61,11 +62,31 @@ impl Node {
                     }
                 }
                 Effect::RouteRejected(prefix, rejected) => self.log_rejected_route(prefix, rejected),
+                Effect::StaleRoutes(event) => self.log_stale_routes(event),
             }
         }
         let changes = self.local.update_routes(CHANGES_MAX);
         self.table.change(self.settings.id(), changes);
         self.log_mtu_cuts();
+    }
+
+    fn log_stale_routes(&self, event: StaleEvent) {
+        match event {
+            StaleEvent::Kept(StaleOfProtocol { protocol, routes, until_ns }) => {
+                let left_s = until_ns.saturating_sub(self.now_ns()).div_ceil(1_000_000_000);
+                warn!(protocol, routes, "a routing daemon's routes have all vanished: they are kept for {left_s} s");
+            }
+            StaleEvent::Expired { protocol, routes } => {
+                warn!(protocol, routes, "the kept routes did not come back in time and are removed");
+            }
+        }
+    }
+
+    /// Keeps the routes of restarting routing daemons as the cluster file says, unless the kernel forwards: it does not
+    /// have them.
+    pub(super) fn set_stale_routes(&mut self) {
+        let kept_ns = self.settings.cluster.timeouts.stale_routes_ns as u64;
+        self.local.set_stale_routes_ns(if self.filters.kernel_forwards() { 0 } else { kept_ns });
     }
 
     /// Logs a route that is not accepted as the kernel has it, unless its port is only being reopened.

@@ -16,13 +16,14 @@ use router_ports::netlink::{
 };
 
 use super::candidate::{
-    CandidateRoute, Candidates, LOCAL, NextHop, Preference, is_routed, neighbour, on_port, unicast,
+    CandidateRoute, Candidates, LOCAL, NextHop, Preference, is_routed, neighbour, of_kernel, on_port, unicast,
 };
 use super::effect::Effect;
 use super::gateways::Gateways;
 use super::open_ports::MTU_BYTES_DEFAULT;
 use super::rejected_routes::{RejectReason, RejectedCounts, RejectedRoute, RejectedRoutes};
 use super::rescan::Rescan;
+use super::stale_routes::StaleRoutes;
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
@@ -84,6 +85,10 @@ pub struct LocalRoutes {
     statics_generation: u16,
     /// Kernel routes that were not accepted as they are.
     rejected: RejectedRoutes,
+    /// Kernel routes that are used though the kernel does not have them any more.
+    stale: StaleRoutes,
+    /// Whether a port or a gateway of these routes may have gone.
+    is_stale_check_due: bool,
     dirty: BTreeSet<IpNet>,
     effects: Vec<Effect>,
 }
@@ -256,9 +261,9 @@ impl LocalRoutes {
             Change::AddressGone { interface, network } => self.remove_address(interface, network),
             Change::Route(route) => self.update_route(route),
             Change::RouteGone(key) => {
-                for origin in [Origin::Connected, Origin::Kernel] {
-                    self.set_candidate(key.prefix, Preference { metric: key.metric, origin, instance: 0 }, None);
-                }
+                let connected = Preference { origin: Origin::Connected, ..of_kernel(key.metric) };
+                self.set_candidate(key.prefix, connected, None);
+                self.remove_kernel_route(key);
                 self.rejected.set(key, None);
             }
             Change::Neighbour(neighbour) => {
@@ -344,9 +349,10 @@ impl LocalRoutes {
         // Routes by other interfaces only, and the kernel's own unreachable routes, are not announced.
         let is_announced = if kind == RouteKind::Unicast { !next_hops.is_empty() } else { protocol != PROTOCOL_KERNEL };
         let other = if is_connected { Origin::Kernel } else { Origin::Connected };
-        self.set_candidate(prefix, Preference { metric, origin: other, instance: 0 }, None);
-        let candidate = (is_announced && is_routed(&prefix)).then_some(CandidateRoute { kind, next_hops });
-        self.set_candidate(prefix, Preference { metric, origin, instance: 0 }, candidate);
+        self.set_candidate(prefix, Preference { origin: other, ..of_kernel(metric) }, None);
+        let candidate = (is_announced && is_routed(&prefix)).then_some(CandidateRoute { kind, next_hops, protocol });
+        self.set_candidate(prefix, Preference { origin, ..of_kernel(metric) }, candidate);
+        self.replace_stale_routes(route.key, protocol);
     }
 
     /// Converts a next hop of the kernel; `None` if the router cannot forward the same way.
@@ -384,6 +390,7 @@ impl LocalRoutes {
 
     /// Adds a neighbour that the forwarding thread has resolved.
     pub fn neighbour_up(&mut self, port: PortId, address: IpAddr, adjacency: AdjacencyId) {
+        self.gateways.set_unreachable(port, address, false);
         let prefix = IpNet::from(address);
         if is_routed(&prefix) {
             self.set_candidate(prefix, neighbour(port), Some(unicast(NextHop::Adjacent(port, adjacency))));
@@ -392,6 +399,7 @@ impl LocalRoutes {
 
     /// Removes a neighbour.
     pub fn neighbour_down(&mut self, port: PortId, address: IpAddr) {
+        self.is_stale_check_due |= self.gateways.set_unreachable(port, address, true);
         self.set_candidate(address.into(), neighbour(port), None);
     }
 
@@ -407,7 +415,7 @@ impl LocalRoutes {
         let current: BTreeSet<(IpNet, Preference)> =
             known.iter().map(|(port, address, _)| (IpNet::from(*address), neighbour(*port))).collect();
         for (prefix, preference) in former.into_iter().filter(|of_neighbour| !current.contains(of_neighbour)) {
-            self.set_candidate(prefix, preference, None);
+            self.neighbour_down(PortId(preference.instance as u8), prefix.addr());
         }
         for (port, address, adjacency) in known {
             self.neighbour_up(port, address, adjacency);
@@ -424,6 +432,7 @@ impl LocalRoutes {
 
     /// Sets or removes a candidate route to a prefix.
     fn set_candidate(&mut self, prefix: IpNet, preference: Preference, candidate: Option<CandidateRoute>) {
+        let protocol = candidate.as_ref().map(|candidate| candidate.protocol);
         let id = candidate.map(|candidate| self.add_user(&candidate));
         let candidates = match id {
             Some(_) => self.candidates.entry(prefix).or_default(),
@@ -438,6 +447,10 @@ impl LocalRoutes {
         }
         if former != id {
             self.dirty.insert(prefix);
+        }
+        if preference.origin == Origin::Kernel {
+            let former = former.map(|former| self.routes.get(former).protocol);
+            self.count_of_protocol(RouteKey { prefix, metric: preference.metric }, former, protocol);
         }
         let unused = former.and_then(|former| self.routes.release(former));
         for (next_hop, _) in unused.iter().flat_map(|route| &route.next_hops) {
@@ -514,6 +527,7 @@ impl LocalRoutes {
             self.rescan.begin(by_port);
         }
         self.ports[usize::from(port.0)].config = config.clone();
+        self.is_stale_check_due = true;
         self.effects.push(Effect::ConfigurePort(port, config));
     }
 
@@ -590,6 +604,8 @@ impl LocalRoutes {
         expand_weights(&weights).collect()
     }
 }
+
+mod stale;
 
 #[cfg(test)]
 mod tests;

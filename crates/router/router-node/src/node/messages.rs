@@ -89,6 +89,10 @@ pub enum Report {
     Finished(NodeId, Result<(), InterconnectError>),
     /// Another node violates the protocol of the interconnect.
     PeerFailed(NodeId),
+    /// Another node does not answer over the interconnect.
+    PeerUnanswered(NodeId),
+    /// Another node that was connected has answered over the interconnect.
+    PeerAnswered(NodeId),
     /// No packet is sent to the node any more.
     PeerRemoved(NodeId),
     /// The device of a port is gone. Dropping the port may block in the kernel.

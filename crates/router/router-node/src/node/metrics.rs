@@ -64,7 +64,7 @@ const PEER_METRICS: [(Head, PeerValue); 11] = [
 ];
 
 type NodeValue = fn(&Status) -> u64;
-const NODE_METRICS: [(Head, NodeValue); 16] = [
+const NODE_METRICS: [(Head, NodeValue); 17] = [
     (("crosslane_router_routes_announced", "gauge", "Destinations that the node announces."), |status| {
         status.routes.announced
     }),
@@ -76,6 +76,9 @@ const NODE_METRICS: [(Head, NodeValue); 16] = [
     }),
     (("crosslane_router_routes_left_out", "gauge", "Destinations without room in the tables."), |status| {
         status.routes.left_out
+    }),
+    (("crosslane_router_routes_stale", "gauge", "Routes kept while a routing daemon may be restarting."), |status| {
+        status.routes.stale
     }),
     (("crosslane_router_kernel_received_packets_total", "counter", "Packets from the kernel."), |status| {
         status.kernel.received_packets

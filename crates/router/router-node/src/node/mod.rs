@@ -33,6 +33,7 @@ mod requests;
 mod rescan;
 mod route_table;
 mod settings;
+mod stale_routes;
 mod start;
 mod state;
 mod status;

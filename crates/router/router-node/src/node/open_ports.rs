@@ -11,6 +11,7 @@ use router::{NodeId, Port, PortConfig};
 use router_ports::ethernet::{self, Backend};
 use router_ports::netlink::{Link, Requests};
 use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, TunTap};
+use sim::Span;
 
 use super::error::NodeError;
 use super::kernel_settings::namespace_path;
@@ -241,6 +242,7 @@ pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Inter
     };
     let policy = batching_policy(config);
     let balances = config.balance == Balance::Valiant;
-    let settings = InterconnectSettings { policy, balances, ..InterconnectSettings::default() };
+    let unanswered_max = Some(Span::from_ns(cluster.hold_ns()));
+    let settings = InterconnectSettings { policy, balances, unanswered_max, ..InterconnectSettings::default() };
     Ok(interconnect::open(own, kind, &settings)?)
 }

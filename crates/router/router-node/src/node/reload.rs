@@ -166,6 +166,7 @@ impl Node {
         self.command(Command::SetRedirects(node.redirects));
         self.settings.cluster = cluster;
         self.peers.set_digest(self.settings.cluster.digest());
+        self.set_stale_routes();
         self.table.set_ports_without_kernel(self.settings.node().ports_without_kernel());
         self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         // Ports are attached last, so that the first packets find the configuration and the routes.

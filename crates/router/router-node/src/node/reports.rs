@@ -1,7 +1,7 @@
 //! Handles the reports of the forwarding thread.
 
 use packet::ethernet::MacAddress;
-use router::{Event, TracedStep};
+use router::{Event, NodeId, TracedStep};
 use tracing::{info, warn};
 
 use super::messages::{Command, REPORTS_MAX, Report};
@@ -40,6 +40,13 @@ impl Node {
                 Report::PeerFailed(node) => {
                     self.peers.peer_down(node, "it violated the interconnect's protocol", now_ns)
                 }
+                Report::PeerUnanswered(node) => {
+                    let hold_ms = self.settings.cluster.hold_ns() as u64 / 1_000_000;
+                    let reason =
+                        format!("its forwarding does not answer: no acknowledgement of packets in {hold_ms} ms");
+                    self.peers.peer_down(node, &reason, now_ns);
+                }
+                Report::PeerAnswered(node) => self.peer_answered(node),
                 Report::PortFailed(port, error, closed) => {
                     drop(closed);
                     if let Some(port) = self.renumbering.current(port) {
@@ -104,14 +111,21 @@ impl Node {
         };
         match done {
             Ok(()) => {
-                if let Some(peer) = self.peers.peer(node) {
-                    info!(node = peer.name, "joined");
-                    peer.is_joined = true;
+                if let Some(peer) = self.peers.peer(node).filter(|peer| !peer.is_joined) {
+                    peer.reason = Some("its forwarding has not answered yet".to_owned());
                 }
-                self.command(Command::SetNodeUp(node, true));
             }
             Err(error) => self.peers.peer_down(node, &format!("interconnect not connected: {error}"), now_ns),
         }
+    }
+
+    /// Sends packets to another node from now on: the path to it works.
+    fn peer_answered(&mut self, node: NodeId) {
+        let Some(peer) = self.peers.peer(node).filter(|peer| peer.is_current()) else { return };
+        info!(node = peer.name, "joined");
+        (peer.is_joined, peer.reason) = (true, None);
+        self.table.set_reachable(node, true);
+        self.command(Command::SetNodeUp(node, true));
     }
 
     pub(super) fn neighbour(&mut self, event: Event) {

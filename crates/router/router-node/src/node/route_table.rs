@@ -185,6 +185,13 @@ impl RouteTable {
         self.has_pending = true;
     }
 
+    /// Sets whether packets reach a node. The routes of one that they do not reach are stored, and not used.
+    pub fn set_reachable(&mut self, node: NodeId, is_reachable: bool) {
+        let done = self.rib.set_reachable(node, is_reachable);
+        self.log_left_out(done);
+        self.has_pending = true;
+    }
+
     /// Forgets the routes of a node that are kept.
     pub fn forget_node(&mut self, node: NodeId) {
         self.rib.forget_node(node);

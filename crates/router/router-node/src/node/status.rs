@@ -7,12 +7,13 @@ use router::{ClaimState, Drops, Neighbour, NodeId, PortConfig, PortId, Step, Tra
 
 use super::messages::Snapshot;
 use super::peers::Peer;
+use super::stale_routes::StaleOfProtocol;
 use super::start::BUFFERS;
 use super::state::Node;
 use crate::cluster::PortOfNode;
 use crate::interconnect::PeerCounters;
 use crate::management::{
-    NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, RoutesStatus, Status, TracedStep, Traffic,
+    NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, RoutesStatus, StaleRoutesStatus, Status, TracedStep, Traffic,
 };
 
 impl Node {
@@ -49,7 +50,9 @@ impl Node {
                 by_no_port: rejected.no_port,
                 encapsulated: rejected.encapsulated,
                 mtu_unheeded: rejected.mtu,
+                stale: self.local.stale_routes().map(|of_protocol| of_protocol.routes as u64).sum(),
             },
+            stale_routes: self.local.stale_routes().map(|of_protocol| self.stale_status(of_protocol)).collect(),
             neighbours: snapshot
                 .neighbours
                 .iter()
@@ -66,6 +69,13 @@ impl Node {
             buffers: u64::from(BUFFERS),
             netlink_resyncs: self.netlink_resyncs,
         }
+    }
+}
+
+impl Node {
+    fn stale_status(&self, StaleOfProtocol { protocol, routes, until_ns }: StaleOfProtocol) -> StaleRoutesStatus {
+        let left_ms = until_ns.saturating_sub(self.now_ns()).div_ceil(1_000_000);
+        StaleRoutesStatus { protocol, routes: routes as u64, left_ms }
     }
 }
 

@@ -103,6 +103,36 @@ fn a_node_that_fails_and_returns_often_has_its_routes_merged_once() {
 }
 
 #[test]
+fn routes_of_a_node_that_packets_do_not_reach_are_stored_and_not_used() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    let (shared, own) = (net("192.0.2.0/24"), net("198.51.100.0/24"));
+    let settle = |rib: &mut Rib| while rib.process_pending(10, |_| {}).expect("room") {};
+    rib.announce(NodeId(1), shared, 20, &[hop(1, 0)]).expect("room");
+    rib.set_reachable(NodeId(0), false).expect("room");
+    for prefix in [shared, own] {
+        rib.announce(NodeId(0), prefix, 10, &[hop(0, 0)]).expect("room");
+    }
+    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(1, 0)]), "the way that works");
+    assert_eq!((found(&mut tables, "198.51.100.1"), rib.routes_of(NodeId(0))), (None, 0));
+    rib.set_reachable(NodeId(0), true).expect("room");
+    settle(&mut rib);
+    let [both, alone] = ["192.0.2.1", "198.51.100.1"].map(|address| found(&mut tables, address));
+    assert_eq!((both, alone), (Some(vec![hop(0, 0)]), Some(vec![hop(0, 0)])));
+    // Lost, with its announcements kept for its return, which is not reachable at first.
+    rib.set_reachable(NodeId(0), false).expect("room");
+    assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![]), "at once");
+    rib.suspend_node(NodeId(0)).expect("room");
+    settle(&mut rib);
+    assert!(rib.resume_node(NodeId(0)).expect("room"));
+    settle(&mut rib);
+    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(1, 0)]));
+    assert_eq!(rib.withdraw(NodeId(0), own), Ok(true));
+    rib.set_reachable(NodeId(0), true).expect("room");
+    settle(&mut rib);
+    assert_eq!((found(&mut tables, "192.0.2.1"), found(&mut tables, "198.51.100.1")), (Some(vec![hop(0, 0)]), None));
+}
+
+#[test]
 fn a_node_that_returns_before_its_routes_are_withdrawn_has_only_its_new_ones() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let (kept, lost) = (net("192.0.2.0/24"), net("198.51.100.0/24"));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use router_node::management::{PeerStatus, PortStatus, RoutesStatus, Status};
+use router_node::management::{PeerStatus, PortStatus, RoutesStatus, StaleRoutesStatus, Status};
 use serde::Serialize;
 use stats::{Align, Table};
 
@@ -109,6 +109,7 @@ fn describe(report: &Report) -> String {
         mtu_cuts(status).for_each(|line| text += &format!("{line}\n"));
         status.filters.line().into_iter().for_each(|line| text += &format!("{line}\n"));
         text += &unused_addresses(&status.ports);
+        text += &stale_routes(&status.stale_routes);
         text += &routes_not_used(&status.routes);
         text += &routes_unknown_to_kernel(&status.routes, &status.filters.path);
         text += &drops(status);
@@ -226,6 +227,18 @@ fn unused_addresses(ports: &[PortStatus]) -> String {
     text
 }
 
+/// Returns a line for each routing daemon whose routes are kept as stale.
+fn stale_routes(stale: &[StaleRoutesStatus]) -> String {
+    let line = |StaleRoutesStatus { protocol, routes, left_ms }: &StaleRoutesStatus| {
+        let left_s = left_ms.div_ceil(1000);
+        format!(
+            "{routes} stale routes of protocol {protocol}, which the kernel does not have any more, are kept for \
+             {left_s} s\n"
+        )
+    };
+    stale.iter().map(line).collect()
+}
+
 /// Returns a line for each kind of route that is not applied as configured, with the number of such routes.
 fn routes_not_used(routes: &RoutesStatus) -> String {
     let lines = [
@@ -299,6 +312,13 @@ mod tests {
         assert!(text(9, "kernel").contains("9 routes") && text(9, "kernel").contains("the kernel forwards"));
         assert!(text(9, "router").contains("packets of the node's programs"));
         assert!(text(9, "kernel").ends_with("add a default route dev crosslane0\n"));
+    }
+
+    #[test]
+    fn stale_routes_are_shown_by_protocol_with_the_time_left() {
+        assert_eq!(stale_routes(&[]), "");
+        let text = stale_routes(&[StaleRoutesStatus { protocol: 186, routes: 7, left_ms: 2001 }]);
+        assert!(text.starts_with("7 stale routes of protocol 186") && text.ends_with("for 3 s\n"), "{text}");
     }
 
     #[test]

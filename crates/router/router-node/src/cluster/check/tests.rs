@@ -135,6 +135,11 @@ fn errors_name_line_key_value_and_remedy() {
         ("\n[[nodes]]", "\n[interconnect]\ntiming = \"ntb\"\n[[nodes]]", &["interconnect.timing", "ntb", "window"]),
         ("\n[[nodes]]", "key = \"/k\"\n[[nodes]]", &["line 2, key", "'/k'", "control", "remove"]),
         ("\n[[nodes]]", "\n[timeouts]\nsilence_ns = 100\n[[nodes]]", &["timeouts.silence_ns", "100", "1 ms"]),
+        (
+            "\n[[nodes]]",
+            "\n[timeouts]\nstale_routes_ns = \"60 ms\"\n[[nodes]]",
+            &["timeouts.stale_routes_ns", "60000000 ns", "1 s to 1 h"],
+        ),
         ("\n[[nodes]]", "\n[timeouts]\nsilence_ns = \"60 ms\"\n[[nodes]]", &["timeouts.silence_ns", "1000000000"]),
     ];
     for (found, replaced, words) in cases {

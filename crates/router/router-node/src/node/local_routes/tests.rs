@@ -560,3 +560,5 @@ fn renumbering_ports_gives_the_state_of_a_fresh_start() {
         assert!(local.routes.iter().all(|(id, _)| used.contains(&id)), "{:?}", local.routes);
     }
 }
+
+mod stale;
