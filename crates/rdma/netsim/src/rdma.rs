@@ -29,7 +29,7 @@ use crate::topology::HostId;
 use crate::transport::TransportConfig;
 
 pub use path::PathProperties;
-pub use profile::profile;
+pub use profile::{pcie_model, pcie_read_gbps, profile};
 
 /// Bytes of the memory region that a host registers, which is all of its memory.
 const MEMORY_BYTES: u64 = 1 << 46;

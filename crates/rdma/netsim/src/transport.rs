@@ -91,6 +91,9 @@ pub struct TransportConfig {
     /// Whether NICs take time: doorbells, reads and writes of host memory, software. Without it they act at once, and
     /// send a packet of each queue pair in turn, as in most simulators.
     pub nic_latency: bool,
+    /// The rate in Gb/s at which NICs read their host's memory; `None` for that of the policy's modelled NIC.
+    #[serde(deserialize_with = "keys::pcie_gbps", skip_serializing_if = "Option::is_none")]
+    pub pcie_gbps: Option<f64>,
     /// IRN's timeouts.
     #[serde(skip_serializing_if = "is_default")]
     pub irn: IrnKeys,
@@ -123,6 +126,7 @@ impl Default for TransportConfig {
             window_packets: rnic::nic::WINDOW_PACKETS_MAX,
             new_queue_pairs: false,
             nic_latency: true,
+            pcie_gbps: None,
             irn: IrnKeys::default(),
             bdp_window: BdpWindowKeys::default(),
             dctcp: DctcpKeys::default(),

@@ -13,9 +13,10 @@ use clap::Subcommand;
 pub enum Command {
     /// Show the memory that a kind of NIC needs on chip and in the host for a number of queue pairs
     Memory(memory::Options),
-    /// Reproduce the figures of the SRNIC paper: goodput, memory, latency and slowdown, with the published values
+    /// Reproduce the figures of the SRNIC paper (goodput, memory, latency, slowdown) with the published values, and
+    /// compute goodput over several paths and message rates
     Figures(figures::Options),
-    /// Simulate the NIC in a network: goodput, latency, loss, flows
+    /// Simulate the NIC in a network: goodput, loss, several paths, latency, message rate, flows
     #[command(subcommand)]
     Sim(sim::Command),
 }

@@ -27,6 +27,11 @@ fn every_experiment_prints_its_figures() {
     assert!(number(&chance, "goodput_gbps") > 8.0 && number(&chance, "context_read_gbps") >= 0.0, "{chance}");
     let loss = answer("loss --transport srnic --loss 0.01 --gbps 10 --seed 1 --json");
     assert!(number(&loss, "goodput_gbps") > 8.0 && (0.0..=1.0).contains(&number(&loss, "slow_path_share")));
+    let spray = answer("spray --skew-us 1 --loss 0.01 --json");
+    assert!(number(&spray, "goodput_share") >= 0.97 && number(&spray, "sprayed.goodput_gbps") > 90.0, "{spray}");
+    let rate = answer("rate --qps 128 --size 64,4096 --pipeline-mops 20 --json");
+    assert!(rate["rates"][0]["limit"] == "pipeline" && rate["rates"][0]["mops"] == 20.0, "{rate}");
+    assert!(rate["rates"][1]["limit"] == "link" && rate["rates"][1]["message_bytes"] == 4096, "{rate}");
     let latency = answer("latency --nic srnic --size 64 --json");
     assert!(number(&latency, "p50_us") > 1.0 && number(&latency, "p99_us") >= number(&latency, "p50_us"));
     let fct = answer(
@@ -64,6 +69,8 @@ fn a_scenario_file_is_simulated_and_an_invalid_one_is_named() {
     file.write_all(b"senders = 0\nspeed = 3\n").unwrap();
     assert_fails(&crosslane(&["rnic", "sim", "run", &path]), 2, &[&path, "line 11", "speed"]);
     assert_fails(&crosslane(&["rnic", "sim", "qps", "--qps", "0"]), 2, &["qps 0; take 1 to 1048576"]);
+    assert_fails(&crosslane(&["rnic", "sim", "spray", "--paths", "65"]), 2, &["paths 65; take 1 to 64"]);
+    assert_fails(&crosslane(&["rnic", "sim", "rate", "--size", "8,0"]), 2, &["size 0; take 1 to 1073741824"]);
     assert_fails(&crosslane(&["rnic", "sim", "fct", "--workload", "cache"]), 2, &["cache-follower"]);
     assert_fails(&crosslane(&["rnic", "sim", "fct", "--load", "1.5"]), 2, &["a load of 1.5; take more than 0"]);
 }

@@ -18,10 +18,6 @@ use crate::transport::{AckTimeout, CongestionAlgorithm, TransportConfig};
 
 /// Largest number of queue pairs: a run with this many takes a minute.
 const QPS_MAX: u32 = 1 << 20;
-/// Fewest outstanding messages of all queue pairs together in round-robin order; each queue pair has at least one.
-const MESSAGES_MIN: u32 = 512;
-/// Most outstanding messages of one queue pair in round-robin order.
-const MESSAGES_PER_QP_MAX: u32 = 64;
 /// Offered load in random order, as a share of the link's rate.
 const OFFERED_SHARE: f64 = 0.99;
 /// Bytes of a WRITE packet on the wire besides its payload: the headers of Ethernet, IP and UDP, and those of RoCEv2
@@ -36,6 +32,15 @@ pub enum QpOrder {
     /// Whenever the link has room for a message, a randomly drawn queue pair sends one, so that a NIC cannot predict
     /// which context comes next.
     Random,
+}
+
+/// Number of outstanding messages in round-robin order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageDepth {
+    /// Fewest of all queue pairs together; each queue pair has at least one.
+    pub all_min: u32,
+    /// Most of one queue pair.
+    pub per_qp_max: u32,
 }
 
 /// Largest size of a message.
@@ -54,6 +59,8 @@ pub struct StreamExperiment {
     pub qps: u32,
     /// Order in which the queue pairs send.
     pub qp_order: QpOrder,
+    /// Outstanding messages in round-robin order.
+    pub depth: MessageDepth,
     /// Size of each message.
     pub message_bytes: u32,
     /// Propagation delay of each link.
@@ -112,6 +119,7 @@ impl StreamExperiment {
             loss: 0.0,
             qps,
             qp_order: QpOrder::RoundRobin,
+            depth: MessageDepth { all_min: 512, per_qp_max: 64 },
             message_bytes: 4096,
             delay: Span::from_ns(1000.0),
             warmup: Span::from_ns(5e6),
@@ -216,7 +224,8 @@ impl StreamExperiment {
             repeats: self.qp_order == QpOrder::RoundRobin,
         };
         if self.qp_order == QpOrder::RoundRobin {
-            let per_qp = MESSAGES_MIN.div_ceil(self.qps).clamp(1, MESSAGES_PER_QP_MAX);
+            let MessageDepth { all_min, per_qp_max } = self.depth;
+            let per_qp = all_min.div_ceil(self.qps).clamp(1, per_qp_max.min(REQUESTS_MAX));
             // Each queue pair once, then each once more; they keep this order.
             return (0..self.qps * per_qp).map(|number| flow(Time::ZERO, number % self.qps)).collect();
         }

@@ -64,6 +64,90 @@ fn losses_take_srnics_slow_path_and_cost_little_goodput() {
     assert!(srnic.slow_path_share > 0.05 && at(TransportPolicy::Srnic, 0.0, 1.0).slow_path_share == 0.0, "{srnic:?}");
 }
 
+/// Returns the goodput of srnic over paths of unequal delays as a share of that in order, and the share of packets that
+/// arrived twice.
+fn sprayed(gbps: f64, skew_us: f64, loss: f64) -> (f64, f64) {
+    let run = |path_use| {
+        let experiment = SprayExperiment::new(TransportPolicy::Srnic, path_use, gbps, 1);
+        let skew = Span::from_ns(skew_us * 1000.0);
+        let (warmup, duration) = (Span::from_ns(5e5), Span::from_ns(1e6));
+        SprayExperiment { skew, loss, warmup, duration, ..experiment }.run().unwrap()
+    };
+    let (in_order, sprayed) = (run(PathUse::InOrder), run(PathUse::Sprayed));
+    assert!(sprayed.slow_path_share > in_order.slow_path_share, "packets came out of order: {sprayed:?}");
+    (sprayed.goodput_gbps / in_order.goodput_gbps, sprayed.spurious_share)
+}
+
+#[test]
+fn sprayed_goodput_is_at_least_97_percent_of_that_in_order_with_and_without_loss() {
+    for (gbps, skew_us, loss) in
+        [(100.0, 0.0, 0.01), (100.0, 1.0, 0.0), (100.0, 1.0, 0.01), (100.0, 4.0, 0.001), (400.0, 1.0, 0.01)]
+    {
+        let (share, spurious_share) = sprayed(gbps, skew_us, loss);
+        assert!(share >= 0.97 && spurious_share < 0.005, "{gbps} {skew_us} {loss}: {share} {spurious_share}");
+    }
+}
+
+/// With all paths full, only what random choices leave idle is lost.
+#[test]
+fn sprayed_goodput_on_full_paths_is_at_least_97_percent_of_that_in_order() {
+    let run = |path_use| {
+        let experiment = SprayExperiment::new(TransportPolicy::Srnic, path_use, 100.0, 1);
+        SprayExperiment { pairs: 8, duration: Span::from_ns(1e6), ..experiment }.run().unwrap().goodput_gbps
+    };
+    let (in_order, sprayed) = (run(PathUse::InOrder), run(PathUse::Sprayed));
+    assert!(sprayed >= 0.97 * in_order, "{sprayed} {in_order}");
+}
+
+#[test]
+fn go_back_n_collapses_on_several_paths() {
+    let run = |path_use| {
+        let experiment = SprayExperiment::new(TransportPolicy::GoBackN, path_use, 100.0, 1);
+        let skew = Span::from_ns(1000.0);
+        SprayExperiment { skew, duration: Span::from_ns(1e6), ..experiment }.run().unwrap().goodput_gbps
+    };
+    assert!(run(PathUse::Sprayed) < 0.1 * run(PathUse::InOrder));
+}
+
+fn rate(policy: TransportPolicy, qps: u32, gbps: f64, bytes: u32) -> RateResult {
+    RateExperiment::new(policy, qps, gbps, bytes, 1).run().unwrap()
+}
+
+#[test]
+fn message_rates_fall_with_size_and_stay_below_every_bound() {
+    for (policy, qps) in [
+        (TransportPolicy::Srnic, 1),
+        (TransportPolicy::Srnic, 128),
+        (TransportPolicy::Srnic, 10_000),
+        (TransportPolicy::ConnectionCache, 128),
+    ] {
+        let rates = [8, 64, 256, 1024, 4096].map(|bytes| rate(policy, qps, 200.0, bytes));
+        for result in &rates {
+            let RateResult { mops, simulated_mops, link_mops, pcie_mops, pipeline_mops, .. } = *result;
+            assert!(mops > 0.0 && mops <= simulated_mops, "{result:?}");
+            assert!(mops <= link_mops && mops <= pcie_mops && mops <= pipeline_mops, "{result:?}");
+            assert!(simulated_mops <= link_mops * 1.001, "no more than the link carries: {result:?}");
+        }
+        let is_monotone = rates.windows(2).all(|pair| pair[1].mops <= pair[0].mops * 1.001);
+        assert!(is_monotone, "{policy:?} {qps}: {rates:?}");
+        assert!(rates.windows(2).all(|pair| pair[1].pcie_mops < pair[0].pcie_mops), "{rates:?}");
+    }
+}
+
+#[test]
+fn message_rates_name_what_limits_them() {
+    let limit = |qps, gbps, bytes| rate(TransportPolicy::Srnic, qps, gbps, bytes).limit;
+    // One queue pair gets 16 work requests in each fetch of 1 us.
+    assert_eq!((limit(1, 200.0, 64), limit(128, 200.0, 64)), (RateLimit::Fetches, RateLimit::Link));
+    assert_eq!(limit(128, 200.0, 8), RateLimit::Pipeline);
+    let generation_3 = "3".parse().unwrap();
+    let experiment = RateExperiment::new(TransportPolicy::Srnic, 128, 200.0, 64, 1);
+    let result = RateExperiment { generation: generation_3, ..experiment }.run().unwrap();
+    assert_eq!((result.limit, result.mops), (RateLimit::Pcie, result.pcie_mops));
+    let slow = RateExperiment { pipeline_mops: 10.0, ..experiment }.run().unwrap();
+    assert_eq!((slow.limit, slow.mops), (RateLimit::Pipeline, 10.0));
+}
+
 #[test]
 fn latency_of_a_small_message_is_a_few_us_and_grows_with_size() {
     let result =
@@ -143,6 +227,16 @@ fn parameters_out_of_range_are_refused() {
     assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
     assert_eq!(error(StreamExperiment::by_loss(TransportPolicy::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
     assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
+    let spray = SprayExperiment::new(TransportPolicy::Srnic, PathUse::Sprayed, 100.0, 1);
+    let error_of = |experiment: SprayExperiment| experiment.run().unwrap_err().to_string();
+    assert_eq!(error_of(SprayExperiment { paths: 0, ..spray }), "paths 0; take 1 to 64");
+    assert_eq!(error_of(SprayExperiment { pairs: 65, ..spray }), "pairs 65; take 1 to 64");
+    assert_eq!(error_of(SprayExperiment { gbps: 2000.0, ..spray }), "gbps 2000; take 1 to 1250");
+    assert_eq!(error_of(SprayExperiment { skew: Span::from_ns(2e6), ..spray }), "skew_us 2000; take 0 to 1000");
+    let rate = RateExperiment::new(TransportPolicy::Srnic, 1, 100.0, 64, 1);
+    let error_of = |experiment: RateExperiment| experiment.run().unwrap_err().to_string();
+    assert_eq!(error_of(RateExperiment { message_bytes: 0, ..rate }), "size 0; take 1 to 1073741824");
+    assert_eq!(error_of(RateExperiment { pipeline_mops: 0.0, ..rate }), "pipeline_mops 0; take 0.001 to 100000");
     let experiment = StreamExperiment::by_qps(TransportPolicy::Irn, 1, 100.0, 1);
     let transport = TransportConfig { mtu_bytes: 9000, congestion: CongestionAlgorithm::None, ..experiment.transport };
     assert!(error(StreamExperiment { transport, ..experiment }).contains("mtu_bytes is 9000; choose 256 to 4096"));

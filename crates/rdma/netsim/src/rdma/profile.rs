@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use pcie::host::System;
-use pcie::link::{Lanes, Link};
+use pcie::link::{Generation, Lanes, Link};
 use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use rnic::nic::{
@@ -15,6 +15,9 @@ use super::path::PathProperties;
 use crate::transport::{AckTimeout, IrnKeys, LineRate, TransportConfig};
 use crate::workload::FLOWS_MAX;
 
+/// Rate of the network link for which the engine's modelled NIC fetches ahead.
+const MODELLED_GBPS: f64 = 100.0;
+
 /// Returns the profile of a NIC with these transport settings.
 pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
     let modelled = NicProfile::modelled(config.policy);
@@ -24,6 +27,10 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         false => CostModel::ZERO,
         true if config.policy.is_selective() => modelled.costs,
         true => commercial_costs(),
+    };
+    let costs = match config.pcie_gbps {
+        Some(gbps) if config.nic_latency => CostModel { dma_byte_ps: byte_ps(gbps), ..costs },
+        _ => costs,
     };
     // Calibrated to the published goodput of a ConnectX-6 at 16,384 queue pairs (52 of 97 Gb/s) with full packets of
     // 4096 bytes. The knee at 256 queue pairs and all points between follow from the model.
@@ -38,8 +45,11 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         links: path.links,
         round_trip: path.round_trip,
     });
+    // What a NIC fetches ahead grows with the rate: SRNIC needs 25 KB in flight at 100 Gb/s.
+    let times = (path.rate.gbps() / MODELLED_GBPS).ceil().max(1.0) as u32;
+    let ahead_bytes = modelled.scheduling.ahead_bytes * times;
     // Like most simulators, a NIC that takes no time sends a packet of each queue pair in turn.
-    let quantum_bytes = if config.nic_latency { modelled.scheduling.quantum_bytes } else { 1 };
+    let quantum_bytes = if config.nic_latency { modelled.scheduling.quantum_bytes * times } else { 1 };
     // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
     let pool = modelled.pool.map(with_pcie_bytes);
@@ -55,13 +65,30 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         window_packets,
         congestion,
         costs,
-        scheduling: Scheduling { quantum_bytes, ..modelled.scheduling },
+        scheduling: Scheduling { quantum_bytes, ahead_bytes, ..modelled.scheduling },
         cache,
         pool,
         qps,
         retransmit_timeout,
         ..modelled
     }
+}
+
+/// Returns the picoseconds of a byte at this rate, at least one.
+fn byte_ps(gbps: f64) -> u64 {
+    ((8000.0 / gbps).round() as u64).max(1)
+}
+
+/// Returns the modelled link of this generation with 16 lanes, and the default limits of its packets.
+pub fn pcie_model(generation: Generation) -> Model {
+    let lanes = Lanes::new(16).expect("16 lanes are a valid width");
+    let link = Link { generation, lanes, ..Link::PUBLISHED };
+    Model::new(Mode::Corrected, link, CompletionSize::Mps).expect("this mode covers every link")
+}
+
+/// Returns the rate in Gb/s at which a NIC reads its host's memory over [`pcie_model`]'s link.
+pub fn pcie_read_gbps(generation: Generation) -> f64 {
+    pcie_model(generation).bandwidth(LARGE_BYTES.into(), 0).expect("a page is a valid transfer").read_gbps
 }
 
 /// Returns timeouts that are long enough for the network. A tail loss probe needs it before a round trip was measured.
@@ -86,9 +113,7 @@ fn with_irn_keys(timeout: RetransmitTimeout, keys: &IrnKeys) -> RetransmitTimeou
 
 /// Sets the PCIe bytes that reading and writing back a context take on a Gen3 x16 link, by the `pcie` crate's model.
 fn with_pcie_bytes(pool: ContextPoolConfig) -> ContextPoolConfig {
-    let lanes = Lanes::new(16).expect("16 lanes are a valid width");
-    let link = Link { lanes, ..Link::PUBLISHED };
-    let model = Model::new(Mode::Corrected, link, CompletionSize::Mps).expect("this mode covers every link");
+    let model = pcie_model(Link::PUBLISHED.generation);
     // Each context lies in 256 bytes of its own.
     let span = model.span(size_of::<Context>() as u64, 0).expect("a context is a valid transfer");
     let read_bytes = model.traffic(Access::Read, span).received_bytes as u32;
@@ -133,18 +158,34 @@ fn commercial_costs() -> CostModel {
         let bandwidth = run(test(Kind::BwRd, LARGE_BYTES));
         latencies_ns.sort_unstable_by(f64::total_cmp);
         let dma_read = Span::from_ns(latencies_ns[latencies_ns.len() / 2]);
-        CostModel { dma_read, dma_byte_ps: (8000.0 / bandwidth.gbps()).round() as u64, ..CostModel::modelled() }
+        CostModel { dma_read, dma_byte_ps: byte_ps(bandwidth.gbps()), ..CostModel::modelled() }
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rate::LinkRate;
 
     #[test]
     fn modelled_pcie_bytes_of_a_context_are_those_of_its_tlps() {
         let pool = ContextPoolConfig::modelled();
         assert_eq!(with_pcie_bytes(pool), pool);
+    }
+
+    #[test]
+    fn a_nic_of_a_faster_link_fetches_more_ahead_over_the_given_pcie() {
+        let rate = |gbps| LinkRate::from_gbps(gbps).unwrap();
+        let of = |gbps, pcie_gbps| {
+            let path = PathProperties::of_cable(rate(gbps), Span::from_ns(8000.0));
+            let found = profile(&TransportConfig { pcie_gbps, ..TransportConfig::default() }, &path);
+            (found.scheduling.quantum_bytes, found.scheduling.ahead_bytes, found.costs.dma_byte_ps)
+        };
+        assert_eq!(of(40.0, None), of(100.0, None));
+        assert_eq!(of(100.0, None), (16_384, 65_536, 64));
+        assert_eq!(of(400.0, Some(500.0)), (65_536, 262_144, 16));
+        let rates = ["3", "4", "5"].map(|generation| pcie_read_gbps(generation.parse().unwrap()));
+        assert!(rates[0] > 100.0 && rates[1] > 200.0 && rates[2] > 400.0 && rates[2] < 512.0, "{rates:?}");
     }
 
     #[test]

@@ -144,6 +144,14 @@ fn errors_name_file_line_key_value_and_remedy() {
 }
 
 #[test]
+fn a_rate_of_pcie_is_read_and_one_out_of_range_is_refused() {
+    let of = |gbps| GOOD.replace("[workload]", &format!("[transport]\npcie_gbps = {gbps}\n[workload]"));
+    assert_eq!(Scenario::parse("a.toml", &of("400")).unwrap().transport.pcie_gbps, Some(400.0));
+    let expected = "a.toml, line 10, transport.pcie_gbps: '0' is not a rate in range; write Gb/s from 1 to 4000";
+    assert_eq!(error(&of("0")), expected);
+}
+
+#[test]
 fn invalid_graphs_are_refused() {
     let with = |lines: &str| {
         let head = "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"a\", \"b\"]\nswitches = [\"s\"]\n";

@@ -8,6 +8,8 @@ const TIME_NS_MIN: f64 = 10.0;
 const TIME_NS_MAX: f64 = 1e9;
 /// Highest rate in Mb/s.
 const MBPS_MAX: f64 = 1e7;
+/// Lowest and highest rate of a link to the host's memory in Gb/s.
+const PCIE_GBPS: std::ops::RangeInclusive<f64> = 1.0..=4000.0;
 /// Most packets of a window.
 const PACKETS_MAX: f64 = 1e6;
 /// Smallest window in packets: one packet in 10,000 round trips.
@@ -44,6 +46,15 @@ pub(super) fn mbps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
         return Ok(Some(mbps));
     }
     Err(refused(mbps, "a rate in range", "Mb/s from 0.001 to 10000000"))
+}
+
+/// The rate of a link to the host's memory in Gb/s.
+pub(super) fn pcie_gbps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    let gbps = f64::deserialize(deserializer)?;
+    if PCIE_GBPS.contains(&gbps) {
+        return Ok(Some(gbps));
+    }
+    Err(refused(gbps, "a rate in range", "Gb/s from 1 to 4000"))
 }
 
 /// A share.

@@ -164,6 +164,11 @@ impl Scoreboard {
                     missing.state = LossState::Queued;
                     found.lost.push(missing.psn);
                 }
+                // It arrived while its retransmission was on the way to the wire.
+                LossState::Queued if is_there => {
+                    found.spurious += 1;
+                    found.note_lateness(now.since(missing.since));
+                }
                 LossState::Sent(tick) if is_there => {
                     // The echoed clock tells which copy arrived.
                     let is_first = sack.newest == missing.psn && after(tick, sack.echo) > 0;
@@ -319,6 +324,17 @@ mod tests {
         assert_eq!(board.overdue(at(8), wait), []);
         let found = board.on_ack(at(6), Psn::new(2), &sack(2, 0, 0, 0), wait, TransportPolicy::Srnic);
         assert_eq!(found.lateness, Some(Span::from_ps(5_000_000)));
+        assert!(board.is_clean());
+    }
+
+    #[test]
+    fn a_packet_that_arrives_before_its_retransmission_leaves_was_late() {
+        let mut board = Scoreboard::new(Psn::new(0));
+        let lost = board.on_ack(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
+        assert_eq!(numbers(&lost), [0]);
+        let found = board.on_ack(at(11), Psn::new(3), &sack(3, 2, 0, 6), REORDERING, TransportPolicy::Srnic);
+        assert_eq!((found.spurious, found.repaired), (1, 0));
+        assert_eq!(found.lateness, Some(Span::from_ps(2_000_000)));
         assert!(board.is_clean());
     }
 

@@ -1,4 +1,5 @@
-//! `crosslane rnic figures`: reproduces the published figures of SRNIC with the simulator and the memory budget.
+//! `crosslane rnic figures`: reproduces the published figures of SRNIC with the simulator and the memory
+//! budget, and adds goodput over several paths and message rates.
 
 mod jobs;
 mod pages;

@@ -1,6 +1,8 @@
 //! `crosslane rnic sim`: runs one experiment in the packet simulator.
 
 mod plots;
+mod rate;
+mod spray;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -37,8 +39,12 @@ pub enum Command {
     Qps(Qps),
     /// Goodput over a lossy link
     Loss(Loss),
+    /// Goodput of packets that are sprayed over several paths, compared with one path in order
+    Spray(spray::Spray),
     /// Latency of one message, half of a round trip
     Latency(Latency),
+    /// Messages a second by size, and what limits them
+    Rate(rate::Rate),
     /// Flow completion times in a loaded network, as slowdown compared with an idle network
     Fct(Fct),
     /// Run a scenario file (docs/netsim.md)
@@ -222,7 +228,9 @@ pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Qps(options) => qps(options),
         Command::Loss(options) => loss(options),
+        Command::Spray(options) => spray::main(options),
         Command::Latency(options) => latency(options),
+        Command::Rate(options) => rate::main(options),
         Command::Fct(options) => fct(options),
         Command::Run(options) => run(options),
     }

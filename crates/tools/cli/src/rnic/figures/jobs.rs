@@ -1,6 +1,9 @@
 //! The simulations, each with the figures whose values it computes.
 
-use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Observers, QpOrder, StreamExperiment};
+use netsim::experiments::{
+    ExperimentError, FctExperiment, LatencyExperiment, Observers, PathUse, QpOrder, RateExperiment, SprayExperiment,
+    StreamExperiment,
+};
 use netsim::topology::TopologyPreset;
 use netsim::transport::TransportConfig;
 use netsim::workload::SizeDistribution;
@@ -20,7 +23,9 @@ const BYTES_PER_MB: f64 = 1e6;
 pub enum Job {
     ByQps(StreamExperiment),
     ByLoss(StreamExperiment),
+    BySkew(SprayExperiment),
     Latency(LatencyExperiment),
+    Rate(RateExperiment),
     Memory(TransportPolicy, u32),
     Flows { preset: TopologyPreset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
 }
@@ -56,6 +61,17 @@ impl Job {
                     rows.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
                 }
                 Ok(rows)
+            }
+            Self::BySkew(plan) => {
+                let run = |path_use| SprayExperiment { path_use, ..*plan }.run();
+                let share = run(PathUse::Sprayed)?.goodput_gbps / run(PathUse::InOrder)?.goodput_gbps;
+                let (policy, skew_us) = (plan.transport.policy.name(), plan.skew.ns() / 1000.0);
+                let series = format!("{policy}, {} Gb/s, {} % lost", plan.gbps, plan.loss * 100.0);
+                Ok(vec![("spray-by-skew", modelled(series, skew_us, share * 100.0))])
+            }
+            Self::Rate(plan) => {
+                let series = format!("{}, queue pairs {}", plan.policy.name(), plan.qps);
+                Ok(vec![("rate-by-size", modelled(series, f64::from(plan.message_bytes), plan.run()?.mops))])
             }
             Self::Latency(plan) => {
                 let (series, x) = (plan.policy.name(), f64::from(plan.size_bytes));
@@ -99,8 +115,8 @@ fn flows(
 
 /// Returns all simulations, the longest first.
 pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
-    let mut jobs = networks(depth, seed);
     let is_quick = depth == Depth::Quick;
+    let mut jobs = [networks(depth, seed), paths(is_quick, seed), rates(is_quick, seed)].concat();
     let losses: &[f64] = if is_quick { &[0.0, 0.01] } else { &[0.0, 0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05] };
     for transport in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
         jobs.extend(losses.iter().map(|loss| Job::ByLoss(StreamExperiment::by_loss(transport, *loss, 100.0, seed))));
@@ -129,6 +145,32 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
         jobs.extend([100, 1000, 10_000, 100_000].map(|qps| Job::Memory(policy, qps)));
     }
     jobs
+}
+
+fn paths(is_quick: bool, seed: u64) -> Vec<Job> {
+    let (skews_us, rates): (&[f64], &[f64]) =
+        if is_quick { (&[1.0], &[100.0]) } else { (&[0.0, 1.0, 4.0], &[100.0, 400.0]) };
+    let mut jobs = Vec::new();
+    for (gbps, loss) in rates.iter().flat_map(|gbps| [0.0, 0.001, 0.01].map(|loss| (*gbps, loss))) {
+        jobs.extend(skews_us.iter().map(|us| {
+            let plan = SprayExperiment::new(TransportPolicy::Srnic, PathUse::Sprayed, gbps, seed);
+            Job::BySkew(SprayExperiment { skew: Span::from_ns(us * 1000.0), loss, ..plan })
+        }));
+    }
+    jobs
+}
+
+fn rates(is_quick: bool, seed: u64) -> Vec<Job> {
+    let sizes: &[u32] = if is_quick { &[64] } else { &[8, 64, 256, 1024, 4096] };
+    let nics = [
+        (TransportPolicy::Srnic, 1),
+        (TransportPolicy::Srnic, 128),
+        (TransportPolicy::Srnic, 10_000),
+        (TransportPolicy::ConnectionCache, 128),
+        (TransportPolicy::ConnectionCache, 10_000),
+    ];
+    let job = |(nic, qps), size: &u32| Job::Rate(RateExperiment::new(nic, qps, 200.0, *size, seed));
+    nics.into_iter().flat_map(|nic| sizes.iter().map(move |size| job(nic, size))).collect()
 }
 
 fn networks(depth: Depth, seed: u64) -> Vec<Job> {

@@ -31,7 +31,7 @@ const fn slowdown(name: &'static str, title: &'static str) -> FigureKind {
     FigureKind { name, title, x: "bytes, at most", y: "slowdown", axes: SLOWDOWN }
 }
 
-const KINDS: [FigureKind; 12] = [
+const KINDS: [FigureKind; 14] = [
     FigureKind {
         name: "goodput-by-qps",
         title: "Goodput by number of queue pairs, 100 Gb/s",
@@ -66,6 +66,20 @@ const KINDS: [FigureKind; 12] = [
         x: "loss, %",
         y: "%",
         axes: (Axis::Linear("packets lost (%)"), Axis::Linear("share (%)")),
+    },
+    FigureKind {
+        name: "spray-by-skew",
+        title: "Goodput over eight paths, relative to one path in order",
+        x: "us that the longest path is longer",
+        y: "%",
+        axes: (Axis::Linear("longest path's additional delay (µs)"), Axis::Linear("goodput relative to in order (%)")),
+    },
+    FigureKind {
+        name: "rate-by-size",
+        title: "Messages a second, 200 Gb/s, PCIe generation 4",
+        x: "bytes",
+        y: "Mops/s",
+        axes: (Axis::Bytes("message"), Axis::Decades("millions of messages a second")),
     },
     FigureKind {
         name: "latency-by-size",
