@@ -310,6 +310,10 @@ time.sleep(600)";
     assert_eq!(explain(&["--pid", &pid])["rack"], Value::Null);
     let text = finish(Command::new(paths::crosslane()).args(["explain", "--pid", &pid])).must_succeed().stdout;
     assert!(text.contains("has overwritten its variables"), "{text}");
+    let stat = finish(rack.crosslane("stat").arg("--json")).must_succeed().stdout;
+    let stat: Value = serde_json::from_str(&stat).expect("JSON");
+    let shown = stat["idle"].as_array().expect("programs").iter().find(|idle| idle["pid"].to_string() == pid);
+    assert_eq!(shown.expect("the program")["rack"], Value::Null, "{stat}");
 }
 
 #[test]

@@ -182,6 +182,10 @@ fn each_command_and_each_file_format_has_a_manual_page() {
     assert!(
         page("crosslane-up.1").contains("crosslane\\-rack\\fR(5)") && page("crosslane-rack.5").contains("window_bytes")
     );
+    let troubleshooting = page("crosslane-troubleshooting.7");
+    for words in ["not_loaded", "CANNOT LOAD", "crosslane\\-explain"] {
+        assert!(troubleshooting.contains(words), "{words} in {troubleshooting}");
+    }
     for path in files(folder.path()) {
         // Debian package groff-base. All warnings, no output.
         let formatted = finish(Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(&path)).must_succeed();

@@ -39,7 +39,8 @@ pub fn completions(options: &CompletionOptions, mut command: Command) -> Result<
     output::print(&String::from_utf8_lossy(&text))
 }
 
-/// Writes a manual page for each command, for each file format, and for the environment, into a directory.
+/// Writes a manual page for each command, for each file format, for the environment and for troubleshooting, into a
+/// directory.
 pub fn manual(options: &ManualOptions, mut command: Command) -> Result<()> {
     let directory = &options.directory;
     command.build();
@@ -51,7 +52,10 @@ pub fn manual(options: &ManualOptions, mut command: Command) -> Result<()> {
     }
     let mut page = Vec::new();
     environment_page(&mut page)?;
-    write_page(directory, 7, "crosslane-environment", &page)
+    write_page(directory, 7, "crosslane-environment", &page)?;
+    let mut page = Vec::new();
+    troubleshooting_page(&mut page)?;
+    write_page(directory, 7, "crosslane-troubleshooting", &page)
 }
 
 /// Writes the page of a command and of all commands below it.
@@ -113,7 +117,8 @@ fn see_also(command: &Command, name: &str) -> Vec<clap_mangen::roff::Inline> {
     let below = below.map(|below| below.get_display_name().unwrap_or(below.get_name()).to_owned());
     let commands = parent.into_iter().chain(below).map(|name| (name, "(1)"));
     let formats = FORMATS.iter().filter(|format| format.is_of(name)).map(|format| (format.name.to_owned(), "(5)"));
-    let pages = commands.chain(formats).chain([("crosslane-environment".to_owned(), "(7)")]);
+    let guides = ["crosslane-environment", "crosslane-troubleshooting"].map(|name| (name.to_owned(), "(7)"));
+    let pages = commands.chain(formats).chain(guides);
     let mut inlines = Vec::new();
     for (name, section) in pages {
         if !inlines.is_empty() {
@@ -122,6 +127,25 @@ fn see_also(command: &Command, name: &str) -> Vec<clap_mangen::roff::Inline> {
         inlines.extend([bold(name), roman(section)]);
     }
     inlines
+}
+
+fn troubleshooting_page(page: &mut Vec<u8>) -> Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", ["NAME"])
+        .text([roman("crosslane-troubleshooting - why a connection is not on a lane, and what to do")]);
+    roff.control("SH", ["DESCRIPTION"]);
+    let (introduction, sections) = markdown::chapters(include_str!("../../../../docs/troubleshooting.md"));
+    markdown::render(&mut roff, introduction);
+    for (heading, section) in sections {
+        roff.control("SH", [heading.to_uppercase().as_str()]);
+        markdown::render(&mut roff, section);
+    }
+    let pages = ["crosslane-explain", "crosslane-stat", "crosslane-doctor", "crosslane-run"];
+    let pages = pages.iter().flat_map(|name| [bold(*name), roman("(1), ")]);
+    let pages = pages.chain([bold("crosslane-environment"), roman("(7)")]);
+    roff.control("SH", ["SEE ALSO"]).text(pages.collect::<Vec<_>>());
+    roff.to_writer(page)?;
+    Ok(())
 }
 
 fn environment_page(page: &mut Vec<u8>) -> Result<()> {

@@ -2,6 +2,7 @@
 
 pub mod shared;
 
+use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use crate::wrong_use::WrongUse;
 
 /// Length of the longest rack path that the library accepts.
 const PATH_BYTES_MAX: usize = 400;
+const PAGE_BYTES: usize = 4096;
 
 /// Returns the absolute path of the rack given with `--rack`, or of the one that the environment names.
 pub fn chosen(given: Option<&Path>) -> PathBuf {
@@ -125,6 +127,15 @@ pub fn is_usable(rack: &Path, uid: u32) -> bool {
 /// Returns whether the file system of a directory has no room for another page.
 pub fn is_full(rack: &Path) -> bool {
     rustix::fs::statvfs(rack).is_ok_and(|found| found.f_bavail == 0 || (found.f_files > 0 && found.f_favail == 0))
+}
+
+/// Writes a page into the directory of the caller in a rack that is [prepared](prepare), and removes it again. A file
+/// system that is full, or a quota, refuses the bytes and not the file.
+pub fn write_page(rack: &Path) -> std::io::Result<()> {
+    let uid = shared::on_machine(rustix::process::geteuid().as_raw());
+    let own = SharedView::of(rack).ok().flatten().map(|shared| shared.user_directory(uid));
+    let mut page = tempfile::Builder::new().prefix(".probe-").tempfile_in(own.as_deref().unwrap_or(rack))?;
+    page.write_all(&[0; PAGE_BYTES]).and_then(|()| page.flush())
 }
 
 /// Returns whether a directory is on an overlay file system, as a container's root is, which can keep no page.

@@ -166,10 +166,9 @@ impl Screen {
             return;
         }
         if self.snapshot.processes.is_empty() {
-            let text = match self.without_page.is_empty() {
-                true => stat::nothing_running(&self.rack),
-                false => self.without_page.describe(),
-            };
+            let is_unused = self.without_page.is_empty();
+            let text = if is_unused { stat::nothing_running(&self.rack) } else { String::new() };
+            let text = text + &self.without_page.describe();
             frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), upper.union(lower));
             return;
         }

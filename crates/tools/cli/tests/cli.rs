@@ -549,6 +549,9 @@ fn doctor_reports_what_is_present_and_what_is_missing() {
     for name in ["kernel", "memfd", "AF_UNIX", "rack", "library"] {
         assert_eq!(status_of(&json, name), "ok", "{name}");
     }
+    let checks = json["checks"].as_array().unwrap();
+    assert!(checks.iter().any(|check| check["found"].as_str().unwrap().ends_with("; a page was written")), "{json}");
+    assert_eq!(fs::read_dir(fixture.path("rack")).unwrap().count(), 0, "it is removed again");
     let (code, json) = doctor(Path::new("/no/such.so"));
     assert_eq!((code, &json["lanes_work"]), (Some(1), &false.into()));
     assert_eq!(status_of(&json, "library"), "missing");

@@ -105,9 +105,13 @@ fn rack_directory(given: Option<&Path>) -> Check {
             Check::note("rack", found, "crosslane lanes on (with the same --rack)")
         }
         Ok(()) => {
+            if let Err(error) = rack_dir::write_page(&rack) {
+                let found = format!("{}: a page cannot be written: {error}", rack.display());
+                return Check::note("rack", found, "make room there: programs use lanes, but stat does not see them");
+            }
             let is_shared = rack_dir::shared(&rack).is_ok_and(|shared| shared.is_some());
             let shared = if is_shared { ", shared by several users" } else { "" };
-            Check::ok("rack", format!("{}{shared}", rack.display()))
+            Check::ok("rack", format!("{}{shared}; a page was written", rack.display()))
         }
         Err(error) => with_remedy("rack", &format!("{error:#}")),
     }

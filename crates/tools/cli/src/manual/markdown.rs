@@ -46,6 +46,14 @@ pub(super) fn section<'a>(document: &'a str, heading: &str) -> &'a str {
     &document[start..]
 }
 
+/// Returns what a document says before its first heading of the second level, and its sections with such headings.
+pub(super) fn chapters(document: &str) -> (&str, Vec<(&str, &str)>) {
+    let title_bytes = document.find('\n').map_or(0, |end| end + 1);
+    let (introduction, rest) = document[title_bytes..].split_once("\n## ").unwrap_or((&document[title_bytes..], ""));
+    let sections = rest.split("\n## ").filter(|section| !section.is_empty());
+    (introduction, sections.map(|section| section.split_once('\n').unwrap_or((section, ""))).collect())
+}
+
 /// Appends a section.
 pub(super) fn render(roff: &mut Roff, section: &str) {
     // A heading is a paragraph break by itself.
@@ -327,6 +335,14 @@ second
         let mut roff = Roff::new();
         render(&mut roff, section(DOCUMENT, heading));
         roff.to_roff()
+    }
+
+    #[test]
+    fn a_document_is_an_introduction_and_chapters() {
+        let (introduction, chapters) = chapters(DOCUMENT);
+        assert_eq!(introduction.trim(), "intro");
+        assert_eq!(chapters[0].0, "B");
+        assert_eq!(super::chapters("# A\nonly"), ("only", Vec::new()));
     }
 
     #[test]

@@ -226,6 +226,11 @@ impl Program {
         ["LD_PRELOAD", "PATH", "HOME"].iter().all(|name| !self.environment.contains_key(OsStr::new(name)))
     }
 
+    /// Returns whether the program has an active library and no page.
+    pub fn has_idle_library(&self) -> bool {
+        self.library.is_some() && self.page.is_none() && self.obstacle().is_none()
+    }
+
     /// Returns whether the program was given a rack directory, so that the library does not create it.
     pub fn names_rack(&self) -> bool {
         self.variable("CROSSLANE_RACK").is_some()

@@ -14,8 +14,8 @@ use crate::rack_dir;
 pub struct ProgramWithoutPage {
     pid: i32,
     program: String,
-    /// The rack directory in which it has no page.
-    rack: PathBuf,
+    /// The rack directory in which it has no page; `None` if it has overwritten its environment, which names that.
+    rack: Option<PathBuf>,
 }
 
 /// The programs of a rack that have no page, by the cause.
@@ -23,22 +23,25 @@ pub struct ProgramWithoutPage {
 pub struct WithoutPage {
     /// Those whose library could not create one.
     pub unpublished: Vec<ProgramWithoutPage>,
-    /// Those of which no connection has proved busy.
+    /// Those of which no connection has proved busy; with an unknown rack, those of this user.
     pub idle: Vec<ProgramWithoutPage>,
 }
 
 impl WithoutPage {
-    /// Returns whether there are none.
+    /// Returns whether none is known to be in the rack.
     pub fn is_empty(&self) -> bool {
-        self.unpublished.is_empty() && self.idle.is_empty()
+        self.unpublished.is_empty() && self.idle.iter().all(|program| program.rack.is_none())
     }
 
     /// Returns those of a directory's programs that have no page.
     pub fn of_programs<'a>(programs: impl Iterator<Item = &'a Program>, directory: &Path) -> Self {
         let mut found = Self::default();
         for program in programs.filter(|program| !program.has_page()) {
-            let shown =
-                ProgramWithoutPage { pid: program.pid, program: program.name.clone(), rack: directory.to_owned() };
+            let shown = ProgramWithoutPage {
+                pid: program.pid,
+                program: program.name.clone(),
+                rack: Some(directory.to_owned()),
+            };
             if program.is_unpublished() { found.unpublished.push(shown) } else { found.idle.push(shown) }
         }
         found
@@ -63,7 +66,20 @@ pub fn find(directories: &[PathBuf], has_pages: bool) -> Result<WithoutPage> {
         all.unpublished.extend(unpublished);
         all.idle.extend(idle);
     }
+    if !has_pages {
+        all.idle.extend(of_unknown_rack(&processes));
+    }
     Ok(all)
+}
+
+/// Returns the programs of this user with the library that have no page, and whose rack nothing shows.
+fn of_unknown_rack(processes: &Processes) -> impl Iterator<Item = ProgramWithoutPage> {
+    let uid = rustix::process::geteuid().as_raw();
+    let is_one = move |program: &&Program| {
+        program.uid == uid && program.has_overwritten_environment() && program.has_idle_library()
+    };
+    let shown = |program: &Program| ProgramWithoutPage { pid: program.pid, program: program.name.clone(), rack: None };
+    processes.all().filter(is_one).map(shown)
 }
 
 /// Returns the programs that meet in a rack directory, with a page or without.
@@ -72,17 +88,18 @@ pub fn of_rack<'a>(processes: &'a Processes, directory: &Path) -> impl Iterator<
     processes.all().filter(move |program| identity.is_some() && program.rack_identity() == identity)
 }
 
-fn named(programs: &[ProgramWithoutPage]) -> String {
-    let named: Vec<String> = programs.iter().map(|program| format!("{} ({})", program.program, program.pid)).collect();
+fn named<'a>(programs: impl Iterator<Item = &'a ProgramWithoutPage>) -> String {
+    let named: Vec<String> = programs.map(|program| format!("{} ({})", program.program, program.pid)).collect();
     named.join(", ")
 }
 
 fn describe_unpublished(programs: &[ProgramWithoutPage]) -> String {
     let Some(first) = programs.first() else { return String::new() };
-    let (shown, named) = (first.rack.display(), named(programs));
+    let rack = first.rack.as_deref().unwrap_or(Path::new("?"));
+    let (shown, named) = (rack.display(), named(programs.iter()));
     let (why, remedy) = match () {
-        () if rack_dir::is_full(&first.rack) => ("its file system is full", "Free space there"),
-        () if rack_dir::is_on_overlay(&first.rack) => {
+        () if rack_dir::is_full(rack) => ("its file system is full", "Free space there"),
+        () if rack_dir::is_on_overlay(rack) => {
             ("it is on an overlay file system, which cannot keep them", "Give a directory on another one")
         }
         () => ("its file system was full, or a limit of file sizes or a quota forbids it", "Remove the cause"),
@@ -92,8 +109,17 @@ fn describe_unpublished(programs: &[ProgramWithoutPage]) -> String {
 }
 
 fn describe_idle(programs: &[ProgramWithoutPage]) -> String {
-    match programs {
-        [] => String::new(),
-        _ => format!("No connection has proved busy, so that all use kernel TCP: {}.\n", named(programs)),
+    let of = |is_known: bool| named(programs.iter().filter(|program| program.rack.is_some() == is_known));
+    let mut text = String::new();
+    if !of(true).is_empty() {
+        text += &format!("No connection has proved busy, so that all use kernel TCP: {}.\n", of(true));
     }
+    if !of(false).is_empty() {
+        text += &format!(
+            "Running without a busy connection, in a rack that is not known because the program has overwritten its \
+             environment: {}.\n",
+            of(false)
+        );
+    }
+    if text.is_empty() { text } else { text + "A connection proves busy by its fifth request or later.\n" }
 }
