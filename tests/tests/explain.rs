@@ -312,8 +312,9 @@ time.sleep(600)";
     assert!(text.contains("has overwritten its variables"), "{text}");
     let stat = finish(rack.crosslane("stat").arg("--json")).must_succeed().stdout;
     let stat: Value = serde_json::from_str(&stat).expect("JSON");
-    let shown = stat["idle"].as_array().expect("programs").iter().find(|idle| idle["pid"].to_string() == pid);
-    assert_eq!(shown.expect("the program")["rack"], Value::Null, "{stat}");
+    let mut idle = stat["idle"].as_array().expect("programs").iter();
+    let shown = idle.find(|idle| idle["pid"] == program.pid()).expect("the program");
+    assert_eq!(shown["rack"], Value::Null, "{stat}");
 }
 
 #[test]
