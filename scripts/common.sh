@@ -4,6 +4,8 @@ export CARGO_TARGET_DIR="$PWD/target"               # where the built command is
 export PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin" # where rustup and nginx are, in case the shell's PATH lacks them
 export LAB_KERNEL="$PWD/target/x/guest"             # the kernel of guests
 readonly work="$PWD/target/x"                       # logs
+readonly mdbook_version=0.5.4
+export mdbook=$work/mdbook/bin/mdbook
 
 say() { printf 'x: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }

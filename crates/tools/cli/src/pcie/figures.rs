@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
+use pcie::fit::{CalibrationTarget, Statistic, built_in};
+use pcie::host::Interface;
 use pcie::model::{CompletionSize, Mode, Model};
 use pcie::result::{Latency, Outcome, PredictionNote, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
@@ -209,6 +211,15 @@ impl Parameter {
         }
     }
 
+    fn set(self, test: &mut Test, value: u32) {
+        match self {
+            Self::Size => test.size_bytes = value,
+            Self::Window => test.window_bytes = value.into(),
+            Self::HostOffset => test.host_offset_bytes = value,
+            Self::DeviceOffset => test.device_offset_bytes = value,
+        }
+    }
+
     /// Returns the parameter with the most values, the first of equals; `None` if no parameter varies.
     fn most_varied(results: &[Labelled<'_>]) -> Option<Self> {
         let values = |parameter: Self| {
@@ -272,6 +283,7 @@ fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
     if x == Parameter::Size && !kind.is_latency() {
         series.extend(upper_bound(kind, results));
     }
+    series.extend(published_points(kind, x, results));
     notes.extend(prediction_notes(results));
     Figure { title: format!("{}{}", title_of(kind), lines.common), x: x.axis(kind), y, series, notes }
 }
@@ -292,6 +304,35 @@ fn prediction_notes(results: &[Labelled<'_>]) -> Vec<String> {
         format!("Prediction {device}, {}; it rests on {rests_on}.", errors.join(" or "))
     };
     devices.into_iter().map(line).collect()
+}
+
+/// Returns the published figures of each calibrated host among the results: those of tests that differ from a simulated
+/// one in parameter `x` at most. None if the published results themselves are there.
+fn published_points(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Vec<Series> {
+    if results.iter().any(|one| one.result.provenance == Provenance::Published) {
+        return Vec::new();
+    }
+    let without_x = |test: &Test| {
+        let mut test = Test { samples: 0, seed: 0, ..test.clone() };
+        x.set(&mut test, 0);
+        test
+    };
+    let statistic = if kind.is_latency() { Statistic::MedianNs } else { Statistic::Gbps };
+    let devices: BTreeSet<&str> = results.iter().map(|one| one.result.device.as_str()).collect();
+    let series = devices.into_iter().filter_map(|device| {
+        let system = device.strip_prefix("sim:")?;
+        let tests = results.iter().filter(|one| one.result.device == device);
+        let tests: Vec<Test> = tests.map(|one| without_x(&one.result.test)).collect();
+        let is_shown = |target: &CalibrationTarget| {
+            let is_of_kind = target.statistic == statistic && target.interface == Interface::Dma;
+            is_of_kind && tests.contains(&without_x(&target.test))
+        };
+        let targets = built_in(system).ok()?.into_iter().filter(is_shown);
+        let points: Vec<(f64, f64)> = targets.map(|target| (x.of(&target.test) as f64, target.value)).collect();
+        let style = Style { color: Color::Black, line: Line::None, marker: Marker::Circle, wide: false };
+        (!points.is_empty()).then(|| Series::new(format!("published, {system}"), style, points))
+    });
+    series.collect()
 }
 
 /// Returns the upper bound of the protocol, from the model of the specification, if all results have the same link.
