@@ -32,9 +32,9 @@ fn must_fail(command: &mut Command, code: i32, words: &[&str]) {
 #[test]
 fn an_unknown_program_is_named() {
     let rack = Rack::new();
-    must_fail(&mut rack.run(&[], "no-such-program"), 1, &["no-such-program"]);
-    must_fail(&mut rack.run(&[], "/no/such/program"), 1, &["/no/such/program"]);
-    must_fail(&mut rack.run(&[], rack.path()), 1, &["directory"]);
+    must_fail(&mut rack.run(&[], "no-such-program"), 2, &["no-such-program"]);
+    must_fail(&mut rack.run(&[], "/no/such/program"), 2, &["/no/such/program"]);
+    must_fail(&mut rack.run(&[], rack.path()), 2, &["directory"]);
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn a_client_that_fails_is_named_with_its_code_and_its_path() {
     let port = server.port.to_string();
     compare(&rack, &[], &[python().to_str().expect("UTF-8"), "-c", &fails_by_kernel, &port])
         .must_fail_in_one_line(1, &["over kernel TCP failed", "exit status: 1", "AssertionError"]);
-    compare(&rack, &[], &["no-such-client"]).must_fail_in_one_line(1, &["'no-such-client'"]);
+    compare(&rack, &[], &["no-such-client"]).must_fail_in_one_line(2, &["'no-such-client'"]);
     compare(&rack, &["--rounds", "0"], &["true"]).must_fail_in_one_line(2, &["--rounds"]);
 }
 
