@@ -36,10 +36,10 @@ pub struct Options {
     /// Number of alternating rounds (default: 15, or 3 with --quick)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
-    /// Bytes of the messages that go to and fro
+    /// Bytes of the SENDs whose round trips are measured
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_000))]
     pub bytes: u32,
-    /// Bytes of the WRITEs of a stream
+    /// Bytes of each WRITE of the stream
     #[arg(
         long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=262_144)
     )]
@@ -49,7 +49,7 @@ pub struct Options {
 /// What carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Carrier {
+enum Transport {
     BareUdp,
     GoBackNUdp,
     GoBackNUdpDelayedAcks,
@@ -59,7 +59,7 @@ enum Carrier {
     Floor,
 }
 
-impl Carrier {
+impl Transport {
     const ALL: [Self; 7] = [
         Self::BareUdp,
         Self::GoBackNUdp,
@@ -101,7 +101,7 @@ impl Carrier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Experiment {
-    /// A SEND to and fro.
+    /// A SEND, and a SEND back.
     RoundTrips,
     /// The same beside a thread that computes all the time.
     RoundTripsBesideBusyThread,
@@ -113,17 +113,19 @@ impl Experiment {
     /// The busy thread comes last: threads remember for seconds that others need their processors.
     const ALL: [Self; 3] = [Self::RoundTrips, Self::Writes, Self::RoundTripsBesideBusyThread];
 
-    /// Returns the carriers; delayed acknowledgements are for round trips.
-    fn carriers(self) -> Vec<Carrier> {
-        let delays = |carrier: &Carrier| carrier.setup().is_some_and(|setup| setup.delays_acks);
-        Carrier::ALL.into_iter().filter(|carrier| self != Self::Writes || !delays(carrier)).collect()
+    /// Returns the transports; delayed acknowledgements are for round trips.
+    fn transports(self) -> Vec<Transport> {
+        let delays = |transport: &Transport| transport.setup().is_some_and(|setup| setup.delays_acks);
+        Transport::ALL.into_iter().filter(|transport| self != Self::Writes || !delays(transport)).collect()
     }
 
     fn title(self, options: &Options) -> String {
         match self {
-            Self::RoundTrips => format!("SENDs of {} bytes to and fro", options.bytes),
-            Self::RoundTripsBesideBusyThread => format!("SENDs of {} bytes beside one busy thread", options.bytes),
-            Self::Writes => format!("WRITEs of {} bytes", options.write_bytes),
+            Self::RoundTrips => format!("Round trips of SENDs of {} bytes", options.bytes),
+            Self::RoundTripsBesideBusyThread => {
+                format!("Round trips of SENDs of {} bytes beside one busy thread", options.bytes)
+            }
+            Self::Writes => format!("Stream of WRITEs of {} bytes", options.write_bytes),
         }
     }
 }
@@ -174,11 +176,11 @@ struct Report {
     titles: Vec<(Experiment, String)>,
 }
 
-/// One carrier in one experiment: medians over the rounds.
+/// One transport in one experiment: medians over the rounds.
 #[derive(Serialize)]
 struct Row {
     experiment: Experiment,
-    carrier: Carrier,
+    transport: Transport,
     #[serde(skip_serializing_if = "Option::is_none")]
     round_trip: Option<Quantiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,7 +190,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(experiment: Experiment, carrier: Carrier, rounds: &[Sample], bare: &[Sample]) -> Self {
+    fn of(experiment: Experiment, transport: Transport, rounds: &[Sample], bare: &[Sample]) -> Self {
         let figures = |samples: &[Sample]| samples.iter().map(Sample::figure).collect::<Vec<_>>();
         let latencies = rounds.iter().filter_map(|sample| match sample {
             Sample::Latencies(latencies) => Some(latencies),
@@ -196,7 +198,7 @@ impl Row {
         });
         Self {
             experiment,
-            carrier,
+            transport,
             round_trip: Quantiles::over_rounds(latencies),
             bytes_per_s: (experiment == Experiment::Writes).then(|| median(figures(rounds))).flatten(),
             ratio_to_bare_udp: Ratio::of(&ratios(&figures(rounds), &figures(bare))),
@@ -220,7 +222,7 @@ pub fn main(options: &Options) -> Result<()> {
 
 fn measure(options: &Options, plan: &Plan) -> Result<Report> {
     let machine = Machine::describe(None);
-    let steps: usize = Experiment::ALL.iter().map(|experiment| experiment.carriers().len()).sum();
+    let steps: usize = Experiment::ALL.iter().map(|experiment| experiment.transports().len()).sum();
     let mut progress = Progress::new(steps as u64 * u64::from(plan.rounds));
     if let Some(warning) = machine.busy_warning() {
         progress.warn(&warning);
@@ -228,24 +230,24 @@ fn measure(options: &Options, plan: &Plan) -> Result<Report> {
     let mut rows = Vec::new();
     for experiment in Experiment::ALL {
         let _busy = (experiment == Experiment::RoundTripsBesideBusyThread).then(BusyThread::start);
-        let carriers = experiment.carriers();
-        let mut samples: Vec<Vec<Sample>> = carriers.iter().map(|_| Vec::new()).collect();
+        let transports = experiment.transports();
+        let mut samples: Vec<Vec<Sample>> = transports.iter().map(|_| Vec::new()).collect();
         for round in 1..=plan.rounds {
-            let mut order: Vec<usize> = (0..carriers.len()).collect();
+            let mut order: Vec<usize> = (0..transports.len()).collect();
             // Every second round is in reverse order, so that a drift of the machine affects all alike.
             if round % 2 == 0 {
                 order.reverse();
             }
             for index in order {
-                let carrier = carriers[index];
-                progress.step(&experiment.title(options), carrier.title(experiment));
-                let sample = sample(experiment, carrier, options, plan)
-                    .with_context(|| format!("{}, {}", experiment.title(options), carrier.title(experiment)))?;
+                let transport = transports[index];
+                progress.step(&experiment.title(options), transport.title(experiment));
+                let sample = sample(experiment, transport, options, plan)
+                    .with_context(|| format!("{}, {}", experiment.title(options), transport.title(experiment)))?;
                 samples[index].push(sample);
             }
         }
-        let rows_of = carriers.iter().zip(&samples);
-        rows.extend(rows_of.map(|(carrier, rounds)| Row::of(experiment, *carrier, rounds, &samples[0])));
+        let rows_of = transports.iter().zip(&samples);
+        rows.extend(rows_of.map(|(transport, rounds)| Row::of(experiment, *transport, rounds, &samples[0])));
     }
     let titles = Experiment::ALL.map(|experiment| (experiment, experiment.title(options))).to_vec();
     let (bytes, write_bytes) = (options.bytes, options.write_bytes);
@@ -253,16 +255,16 @@ fn measure(options: &Options, plan: &Plan) -> Result<Report> {
     Ok(Report { schema: SCHEMA, kind: "measured", machine, rounds, round_trips, bytes, write_bytes, rows, titles })
 }
 
-fn sample(experiment: Experiment, carrier: Carrier, options: &Options, plan: &Plan) -> Result<Sample> {
+fn sample(experiment: Experiment, transport: Transport, options: &Options, plan: &Plan) -> Result<Sample> {
     let bytes = options.bytes;
-    Ok(match (experiment, carrier.setup(), carrier) {
+    Ok(match (experiment, transport.setup(), transport) {
         (Experiment::Writes, Some(setup), _) => {
             Sample::BytesPerSecond(setup.write(options.write_bytes, plan.stream_bytes)?)
         }
-        (Experiment::Writes, None, Carrier::Floor) => Sample::BytesPerSecond(bare::copy(plan.stream_bytes)),
+        (Experiment::Writes, None, Transport::Floor) => Sample::BytesPerSecond(bare::copy(plan.stream_bytes)),
         (Experiment::Writes, None, _) => Sample::BytesPerSecond(bare::stream(plan.stream_bytes)?),
         (_, Some(setup), _) => Sample::Latencies(setup.round_trips(bytes, plan.trips)?),
-        (_, None, Carrier::Floor) => Sample::Latencies(bare::line_bounces(plan.trips)),
+        (_, None, Transport::Floor) => Sample::Latencies(bare::line_bounces(plan.trips)),
         (_, None, _) => Sample::Latencies(bare::round_trips(bytes, plan.trips)?),
     })
 }
@@ -272,9 +274,10 @@ impl Report {
         let mut text = format!(
             "Each figure is measured: two threads of this process, {} alternating rounds, medians over the rounds.\n\
              The ratio is to bare UDP in the same round, of medians or of rates, with the 95% interval of its median\n\
-             by ranks. Bare UDP spins and acknowledges nothing; the stream of bare UDP sends datagrams of 4 KiB.\n{}\n",
+             by ranks. Bare UDP spins and acknowledges nothing; the stream of bare UDP sends datagrams of 4 KiB.\n\
+             {}; the threads are not pinned.\n",
             self.rounds,
-            self.machine.sentence()
+            self.machine.description()
         );
         for (experiment, title) in &self.titles {
             text.push_str(&format!("\n{title}\n{}", self.table(*experiment).render()));
@@ -289,7 +292,7 @@ impl Report {
             _ => Table::numeric(["", "p50, us", "p99, us", "p99.9, us", "max, ms"].into_iter().chain(ratio_columns)),
         };
         for row in self.rows.iter().filter(|row| row.experiment == experiment) {
-            let mut cells = vec![row.carrier.title(experiment).to_owned()];
+            let mut cells = vec![row.transport.title(experiment).to_owned()];
             if let Some(Quantiles { p50_ns, p99_ns, p999_ns, max_ns, .. }) = row.round_trip {
                 cells.extend([p50_ns, p99_ns, p999_ns].map(|ns| format!("{:.2}", ns / 1000.0)));
                 cells.push(format!("{:.2}", max_ns / MILLISECOND_NS));
@@ -322,7 +325,8 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
         assert_eq!((&json["schema"], &json["kind"]), (&SCHEMA.into(), &"measured".into()));
         let text = report.text();
-        for words in ["SENDs of 64 bytes to and fro", "beside one busy thread", "WRITEs of 10000 bytes", "one copy"] {
+        for words in ["Round trips of SENDs of 64 bytes", "beside one busy thread", "WRITEs of 10000 bytes", "one copy"]
+        {
             assert!(text.contains(words), "{words} in {text}");
         }
     }

@@ -4,7 +4,7 @@
 //! of doorbells, work requests and completions, and the pipeline's time for a message, are closed formulas here.
 
 use pcie::link::Generation;
-use pcie::model::{Access, Model, Traffic};
+use pcie::model::{Access, Traffic};
 use pcie::result::Provenance;
 use rnic::nic::TransportPolicy;
 use rnic::wire::{BTH_BYTES, ICRC_BYTES, PLACEMENT_BYTES, RETH_BYTES};
@@ -70,7 +70,7 @@ pub struct RateExperiment {
     pub qps: u32,
     /// Rate of the network link.
     pub gbps: f64,
-    /// Size of each message.
+    /// Size of each message, at most that of a packet.
     pub message_bytes: u32,
     /// Generation of the NIC's PCI Express link, which has 16 lanes.
     pub generation: Generation,
@@ -113,10 +113,12 @@ impl RateExperiment {
     pub fn run(&self) -> Result<RateResult, ExperimentError> {
         in_range("pipeline_mops", self.pipeline_mops, 0.001, MOPS_MAX)?;
         let stream = self.stream();
+        // Longer messages would take more time than is simulated until they arrive in turn.
+        in_range("size", self.message_bytes.into(), 1.0, stream.transport.mtu_bytes.into())?;
         let result = stream.run()?;
         let simulated_mops = result.goodput_gbps * 1000.0 / 8.0 / f64::from(self.message_bytes);
-        let link_mops = self.gbps * 1000.0 / 8.0 / self.link_bytes(stream.transport.mtu_bytes) as f64;
-        let traffic = self.pcie_traffic(stream.transport.mtu_bytes);
+        let link_mops = self.gbps * 1000.0 / 8.0 / self.link_bytes() as f64;
+        let traffic = self.pcie_traffic();
         let busier_bytes = traffic.sent_bytes.max(traffic.received_bytes);
         let pcie_mops = pcie_model(self.generation).tlp_gbps() * 1000.0 / 8.0 / busier_bytes as f64;
         let bounds =
@@ -148,37 +150,23 @@ impl RateExperiment {
         }
     }
 
-    /// Returns the bytes of a message on the network link: its packets with their headers.
-    fn link_bytes(&self, mtu_bytes: u32) -> u64 {
-        let headers = ETHERNET_BYTES + IP_UDP_BYTES + (BTH_BYTES + ICRC_BYTES) as u32;
-        let (first, others) = match self.policy.is_selective() {
-            true => (RETH_BYTES + PLACEMENT_BYTES, RETH_BYTES + PLACEMENT_BYTES),
-            false => (RETH_BYTES, 0),
-        };
-        let packet = |(number, payload): (usize, u32)| {
-            let extension = if number == 0 { first } else { others };
-            u64::from((payload + headers + extension as u32).max(ETHERNET_BYTES_MIN))
-        };
-        payloads(self.message_bytes, mtu_bytes).enumerate().map(packet).sum()
+    /// Returns the bytes of a message on the network link: its packet with all headers.
+    fn link_bytes(&self) -> u64 {
+        let placement_bytes = if self.policy.is_selective() { PLACEMENT_BYTES } else { 0 };
+        let of_roce = (BTH_BYTES + RETH_BYTES + placement_bytes + ICRC_BYTES) as u32;
+        let bytes = self.message_bytes + ETHERNET_BYTES + IP_UDP_BYTES + of_roce;
+        u64::from(bytes.max(ETHERNET_BYTES_MIN))
     }
 
     /// Returns the PCI Express traffic of a message, as seen from the NIC: a doorbell, a fetched work request, the
-    /// data of each packet, and a completion. Programs post and NICs fetch one request at a time.
-    fn pcie_traffic(&self, mtu_bytes: u32) -> Traffic {
+    /// data, and a completion. Programs post and NICs fetch one request at a time.
+    fn pcie_traffic(&self) -> Traffic {
         let model = pcie_model(self.generation);
-        let doorbell = traffic(&model, Access::Write, DOORBELL_BYTES).reversed();
-        let request = traffic(&model, Access::Read, WQE_BYTES);
-        let completion = traffic(&model, Access::Write, CQE_BYTES);
-        let data = |payload: u32| traffic(&model, Access::Read, payload.into());
-        payloads(self.message_bytes, mtu_bytes).map(data).fold(doorbell + request + completion, |sum, data| sum + data)
+        let traffic = |access, bytes: u64| {
+            model.traffic(access, model.span(bytes, 0).expect("at most a packet is a valid transfer"))
+        };
+        let doorbell = traffic(Access::Write, DOORBELL_BYTES).reversed();
+        let (request, data) = (traffic(Access::Read, WQE_BYTES), traffic(Access::Read, self.message_bytes.into()));
+        doorbell + request + data + traffic(Access::Write, CQE_BYTES)
     }
-}
-
-fn traffic(model: &Model, access: Access, bytes: u64) -> Traffic {
-    model.traffic(access, model.span(bytes, 0).expect("a packet is a valid transfer"))
-}
-
-/// Returns the payload of each packet of a message.
-fn payloads(message_bytes: u32, mtu_bytes: u32) -> impl Iterator<Item = u32> {
-    (0..message_bytes.div_ceil(mtu_bytes)).map(move |packet| mtu_bytes.min(message_bytes - packet * mtu_bytes))
 }

@@ -235,7 +235,8 @@ fn parameters_out_of_range_are_refused() {
     assert_eq!(error_of(SprayExperiment { skew: Span::from_ns(2e6), ..spray }), "skew_us 2000; take 0 to 1000");
     let rate = RateExperiment::new(TransportPolicy::Srnic, 1, 100.0, 64, 1);
     let error_of = |experiment: RateExperiment| experiment.run().unwrap_err().to_string();
-    assert_eq!(error_of(RateExperiment { message_bytes: 0, ..rate }), "size 0; take 1 to 1073741824");
+    assert_eq!(error_of(RateExperiment { message_bytes: 0, ..rate }), "size 0; take 1 to 4096");
+    assert_eq!(error_of(RateExperiment { message_bytes: 4097, ..rate }), "size 4097; take 1 to 4096");
     assert_eq!(error_of(RateExperiment { pipeline_mops: 0.0, ..rate }), "pipeline_mops 0; take 0.001 to 100000");
     let experiment = StreamExperiment::by_qps(TransportPolicy::Irn, 1, 100.0, 1);
     let transport = TransportConfig { mtu_bytes: 9000, congestion: CongestionAlgorithm::None, ..experiment.transport };

@@ -23,7 +23,7 @@ pub struct Rate {
     /// Link rate in Gb/s
     #[arg(long, value_name = "GBPS", default_value_t = 200.0)]
     gbps: f64,
-    /// Message sizes
+    /// Message sizes, at most 4096 bytes: one packet
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "8,64,256,1024,4096")]
     size: Vec<u32>,
     /// Generation of the NIC's PCIe link with 16 lanes, 1 to 7
