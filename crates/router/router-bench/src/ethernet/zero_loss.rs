@@ -57,7 +57,7 @@ pub fn search(
     first_share: f64,
 ) -> Result<(ZeroLoss, f64), Error> {
     let (precision, subject) = (options.precision, testbed.subject());
-    let flood = testbed.overload(load, options.trial_short)?;
+    let flood = testbed.peak(load, options.trial_short)?;
     // At least one frame a trial.
     let arrived = (flood.arrived_mpps * 1e6).max(1.0 / options.trial_short.as_secs_f64());
     let ceiling = (flood.offered_mpps * 1e6).max(arrived) * 1.1;
