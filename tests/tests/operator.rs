@@ -389,6 +389,70 @@ fn stat_names_programs_without_a_busy_connection() {
     assert!(output.starts_with("No connection has proved busy") && output.contains(&named), "{output}");
 }
 
+#[test]
+fn stat_shows_closed_connections_and_their_path_for_a_while() {
+    let Some(rack) = Rack::with_lanes() else { return };
+    let server = echo_server(&rack);
+    let address = format!("127.0.0.1:{}", server.port);
+    let pid = server.process.pid().to_string();
+    let row = |path: &str| {
+        let output = finish(rack.crosslane("stat")).must_succeed().stdout;
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let mut rows = output.lines().skip_while(|line| !line.contains(" CLOSED ")).map(words);
+        rows.find(|row| row.get(3).is_some_and(|found| found == path))
+    };
+    let wait_for = |path: &str| {
+        server.process.wait_until("a closed connection", WAIT_MAX, |_| row(path).is_some());
+        row(path).expect("it is shown for a minute")
+    };
+    // Never busy, and closed by the client, whose end the kernel keeps.
+    let once = client_script(server.port).replace("range(50)", "range(1)") + "connection.close()";
+    finish(by_hand(&rack, &[], &once)).must_succeed();
+    let by_kernel = wait_for("kernel");
+    assert_eq!([&by_kernel[1], &by_kernel[4], &by_kernel[5]], [&pid, "accept", &address]);
+    assert_eq!(by_kernel[7..10], ["-"; 3]);
+    let busy = client_script(server.port) + "connection.close()";
+    finish(by_hand(&rack, &[], &busy)).must_succeed();
+    let by_lane = wait_for("lane");
+    assert_eq!([&by_lane[1], &by_lane[2], &by_lane[4], &by_lane[5]], [&pid, "1", "accept", &address]);
+    let stat = rack.stat();
+    let process = stat.named("python").find(|process| process["pid"] == server.process.pid()).expect("its page");
+    let closed = process["closed"].as_array().expect("closed connections");
+    assert_eq!(closed.len(), 1, "{closed:?}");
+    let connection = &closed[0]["connection"];
+    assert_eq!((&connection["path"], &connection["role"]), (&"lane".into(), &"accept".into()));
+    let carried = ["bytes_received", "tcp_bytes_received"].map(|key| connection[key].as_u64().expect("a count"));
+    assert_eq!(carried.iter().sum::<u64>(), 50, "{connection}");
+}
+
+#[test]
+fn stat_claims_no_path_of_closed_connections_that_a_child_may_have_had() {
+    const SERVER_WITH_A_CHILD: &str = "
+import os, runpy, sys
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name='__main__')";
+    let Some(rack) = Rack::with_lanes() else { return };
+    let plain = echo_server(&rack);
+    let command = || {
+        let mut command = rack.run(&[], python());
+        command.args(["-c", SERVER_WITH_A_CHILD]);
+        command
+    };
+    let with_child = server_by(command, ECHO_SERVER);
+    for server in [&plain, &with_child] {
+        let once = client_script(server.port).replace("range(50)", "range(1)") + "connection.close()";
+        finish(by_hand(&rack, &[], &once)).must_succeed();
+    }
+    let output = finish(rack.crosslane("stat")).must_succeed().stdout;
+    let is_shown = |server: &Server| output.contains(&format!("127.0.0.1:{} ", server.port));
+    assert!(is_shown(&plain) && !is_shown(&with_child), "{output}");
+    let named = format!("({})", with_child.process.pid());
+    assert!(output.contains(&named), "{output}");
+}
+
 // --- doctor --------------------------------------------------------------------------------------------------------
 
 #[test]

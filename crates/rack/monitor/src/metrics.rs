@@ -190,6 +190,7 @@ mod tests {
             node: None,
             started_at_ns: 0,
             connections: Vec::new(),
+            closed: Vec::new(),
             lane: sent(0),
             kernel: sent(1),
             window: sent(bytes),

@@ -18,10 +18,12 @@ use crate::layout::{HEADER_BYTES, PAGE_BYTES, SLOT_BYTES, SLOTS};
 
 /// Number of slots that are allocated at once while a page grows: 16 KiB.
 pub(crate) const CHUNK_SLOTS: usize = 64;
-/// Number of slots that are allocated initially: 8 KiB together with the header.
+/// Number of slots that are allocated initially: 24 KiB together with the header.
 const FIRST_SLOTS: usize = 16;
 /// Number of slots that are allocated initially where the kernel cannot populate memory later (before Linux 5.14).
 const FIRST_SLOTS_UNGROWABLE: usize = 1024;
+/// Alignment of a range whose memory is allocated.
+const MEMORY_PAGE_BYTES: usize = 4096;
 /// Name of a mapping of a process whose page is not a file, so that others can tell why there is none.
 pub const UNPUBLISHED_NAME: &str = "crosslane-unpublished";
 /// Type of an overlay file system in `statfs` (`OVERLAYFS_SUPER_MAGIC`, `linux/magic.h`), where no page can be a file:
@@ -139,8 +141,8 @@ fn exclude_from_core_dumps(base: NonNull<u8>, bytes: usize) {
 
 /// Allocates the memory of slots `first..end`. Returns an error where a store would have killed the program.
 pub(crate) fn populate(base: NonNull<u8>, first: usize, end: usize) -> Result<(), Errno> {
-    let from = (HEADER_BYTES + first * SLOT_BYTES) & !(HEADER_BYTES - 1);
-    let to = (HEADER_BYTES + end.min(SLOTS) * SLOT_BYTES).next_multiple_of(HEADER_BYTES).min(PAGE_BYTES);
+    let from = (HEADER_BYTES + first * SLOT_BYTES) & !(MEMORY_PAGE_BYTES - 1);
+    let to = (HEADER_BYTES + end.min(SLOTS) * SLOT_BYTES).next_multiple_of(MEMORY_PAGE_BYTES).min(PAGE_BYTES);
     // SAFETY: the range is within the page's mapping of `PAGE_BYTES`, and populating does not change its contents.
     unsafe { rustix::mm::madvise(base.as_ptr().add(from).cast::<c_void>(), to - from, Advice::LinuxPopulateWrite) }
 }

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// First eight bytes of a complete page. They are stored last; a page without them is still being created.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"XLLEDGER");
 /// Changes whenever a field moves or changes its meaning.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Number of connections with a slot of their own; further ones only count in the totals.
 pub const SLOTS: usize = 16_384;
-/// Bytes of the header, a whole memory page.
+/// Number of closed connections that a page keeps: the last ones.
+pub const CLOSED_RECORDS: usize = 64;
+/// Bytes of the header, whole memory pages.
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 /// Bytes of one connection slot.
 pub(crate) const SLOT_BYTES: usize = size_of::<Slot>();
@@ -25,22 +27,28 @@ pub(crate) const PROGRAM_BYTES: usize = 64;
 pub(crate) const STATE_FREE: u32 = 0;
 /// `Slot::state`: an open connection.
 pub(crate) const STATE_OPEN: u32 = 1;
-/// `Slot::state`: its counters are being added to the totals.
+/// `Slot::state`: its counters are being added to the totals, or a record of a closed connection is being written.
 pub(crate) const STATE_CLOSING: u32 = 2;
+/// `Slot::state`: the record of a closed connection.
+pub(crate) const STATE_CLOSED: u32 = 3;
 
 /// `Slot::kind`, third byte: the connection was opened before a fork.
 pub(crate) const FLAG_INHERITED: u32 = 1 << 16;
 /// `Slot::kind`, third byte: the other side has reported the reason.
 pub(crate) const FLAG_REPORTED: u32 = 1 << 17;
+/// `Slot::kind`, third byte: another slot counts the connection from now on, whose end this slot's is not.
+pub(crate) const FLAG_REPLACED: u32 = 1 << 18;
 
-/// One connection. Four cache lines: its identity, the sender's counters, the receiver's counters, and padding, so that
-/// a sending and a receiving thread share neither a cache line nor a pair of lines that a processor prefetches
-/// together.
+/// One connection, or the record of a closed one. Four cache lines: its identity, the sender's counters, the receiver's
+/// counters, and the rest, so that a sending and a receiving thread share neither a cache line nor a pair of lines that
+/// a processor prefetches together.
 #[repr(C, align(256))]
 pub(crate) struct Slot {
     pub(crate) identity: Identity,
     pub(crate) sender: Direction,
     pub(crate) receiver: Direction,
+    /// Of a record: when the connection was closed, in nanoseconds since 1970.
+    pub(crate) closed_at_ns: AtomicU64,
 }
 
 /// The identity of a connection: one cache line.
@@ -81,7 +89,7 @@ pub(crate) struct PathTotals {
     pub(crate) bytes_received_closed: AtomicU64,
 }
 
-/// The header of a page, one memory page long.
+/// The header of a page, whole memory pages long.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
@@ -108,11 +116,20 @@ pub(crate) struct Header {
     pub(crate) fallbacks: [AtomicU64; FALLBACK_COUNTERS],
     /// Counters of the connections for which no slot was free, by `DataPath as usize`.
     pub(crate) unlisted: [Slot; DataPath::COUNT],
+    /// Number of connections that have been recorded as closed. The next one goes to this index, modulo the number of
+    /// records.
+    pub(crate) closed_total: AtomicU64,
+    pub(crate) closed: [Slot; CLOSED_RECORDS],
 }
 
 impl Slot {
     const fn new() -> Self {
-        Self { identity: Identity::new(), sender: Direction::new(), receiver: Direction::new() }
+        Self {
+            identity: Identity::new(),
+            sender: Direction::new(),
+            receiver: Direction::new(),
+            closed_at_ns: AtomicU64::new(0),
+        }
     }
 }
 
@@ -171,11 +188,13 @@ impl Header {
             }; DataPath::COUNT],
             fallbacks: [const { AtomicU64::new(0) }; FALLBACK_COUNTERS],
             unlisted: [const { Slot::new() }; DataPath::COUNT],
+            closed_total: AtomicU64::new(0),
+            closed: [const { Slot::new() }; CLOSED_RECORDS],
         }
     }
 }
 
-const _: () = assert!(HEADER_BYTES == 4096);
+const _: () = assert!(HEADER_BYTES.is_multiple_of(4096));
 const _: () = assert!(SLOT_BYTES == 256);
 const _: () = assert!(std::mem::offset_of!(Slot, sender) == 64);
 const _: () = assert!(std::mem::offset_of!(Slot, receiver) == 128);

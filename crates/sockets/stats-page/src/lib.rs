@@ -26,7 +26,7 @@ mod writer;
 
 pub use backing::{OVERLAY_MAGIC, UNPUBLISHED_NAME};
 pub use file::set_directory_above;
-pub use layout::{SLOTS, VERSION};
+pub use layout::{CLOSED_RECORDS, SLOTS, VERSION};
 pub use rack::{KEEP_PAGES, OFF_FILE, STAT_FOLDER, rack_dir};
 pub use switch::switch;
 pub use terms::{DataPath, FallbackReason, Role, node_address, node_name};

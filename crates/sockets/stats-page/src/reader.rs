@@ -17,8 +17,8 @@ use rustix::io::Errno;
 
 use crate::file::{self, Fd, Occupant};
 use crate::layout::{
-    Direction, FLAG_INHERITED, FLAG_REPORTED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, PathTotals, SLOT_BYTES,
-    SLOTS, STATE_OPEN, Slot, VERSION,
+    CLOSED_RECORDS, Direction, FLAG_INHERITED, FLAG_REPORTED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, PathTotals,
+    SLOT_BYTES, SLOTS, STATE_CLOSED, STATE_OPEN, Slot, VERSION,
 };
 use crate::rack::STAT_FOLDER;
 use crate::terms::{DataPath, FallbackReason, Role};
@@ -56,6 +56,8 @@ pub struct Process {
     pub started_at_ns: u64,
     /// Open connections that have a slot.
     pub connections: Vec<Connection>,
+    /// The connections with a slot that were closed last, [`CLOSED_RECORDS`] at most, the last one first.
+    pub closed: Vec<ClosedConnection>,
     /// Totals of the lane path.
     pub lane: Totals,
     /// Totals of the kernel path.
@@ -137,6 +139,15 @@ pub struct Connection {
     pub sends_on_tcp: bool,
     /// Whether this process receives by kernel TCP at present.
     pub receives_on_tcp: bool,
+}
+
+/// A connection that this process has closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosedConnection {
+    /// The connection as it was at its end.
+    pub connection: Connection,
+    /// When it was closed, in nanoseconds since 1970.
+    pub closed_at_ns: u64,
 }
 
 /// Why a page could not be read.
@@ -290,7 +301,7 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
     check_header(&header)?;
     let slots_used = (header.u32(offset_of!(Header, slots_used_max)) as usize).min(SLOTS);
     let slots = page[HEADER_BYTES..].chunks_exact(SLOT_BYTES).take(slots_used);
-    let connections: Vec<Connection> = slots.filter_map(|slot| decode_connection(&Bytes(slot))).collect();
+    let connections: Vec<Connection> = slots.filter_map(|slot| decode_connection(&Bytes(slot), STATE_OPEN)).collect();
     let node = decode_address(&header, offset_of!(Header, node_ip), offset_of!(Header, node_family));
     Ok(Process {
         pid: header.u32(offset_of!(Header, pid)),
@@ -304,6 +315,7 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
         lane_memory_bytes: header.u64(offset_of!(Header, lane_memory_bytes)),
         lane_memory_bytes_max: header.u64(offset_of!(Header, lane_memory_bytes_max)),
         fallbacks: decode_fallbacks(&header),
+        closed: decode_closed(&header),
         connections,
     })
 }
@@ -366,9 +378,20 @@ fn decode_fallbacks(header: &Bytes<'_>) -> BTreeMap<&'static str, u64> {
     FallbackReason::ALL.iter().map(|reason| (reason.name(), count(*reason))).filter(|(_, count)| *count > 0).collect()
 }
 
-/// Decodes a slot. Returns `None` if it is free, closing or invalid.
-fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
-    if slot.u32(offset_of!(Slot, identity.state)) != STATE_OPEN {
+fn decode_closed(header: &Bytes<'_>) -> Vec<ClosedConnection> {
+    let total = header.u64(offset_of!(Header, closed_total));
+    let record = |ago: u64| {
+        let index = total.wrapping_sub(ago) as usize % CLOSED_RECORDS;
+        let record = Bytes(header.slice(offset_of!(Header, closed) + index * SLOT_BYTES, SLOT_BYTES));
+        let connection = decode_connection(&record, STATE_CLOSED)?;
+        Some(ClosedConnection { connection, closed_at_ns: record.u64(offset_of!(Slot, closed_at_ns)) })
+    };
+    (1..=CLOSED_RECORDS as u64).filter_map(record).collect()
+}
+
+/// Decodes a slot. Returns `None` if it is in another state than `state`, or invalid.
+fn decode_connection(slot: &Bytes<'_>, state: u32) -> Option<Connection> {
+    if slot.u32(offset_of!(Slot, identity.state)) != state {
         return None;
     }
     let kind = slot.u32(offset_of!(Slot, identity.kind));

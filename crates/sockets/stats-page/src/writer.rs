@@ -12,8 +12,8 @@ use rustix::io::Errno;
 
 use crate::backing::{self, Backing, CHUNK_SLOTS, FileIdentity};
 use crate::layout::{
-    Direction, FLAG_INHERITED, FLAG_REPORTED, HEADER_BYTES, Header, Identity, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS,
-    STATE_CLOSING, STATE_FREE, STATE_OPEN, Slot, VERSION,
+    CLOSED_RECORDS, Direction, FLAG_INHERITED, FLAG_REPLACED, FLAG_REPORTED, HEADER_BYTES, Header, Identity, MAGIC,
+    PROGRAM_BYTES, SLOT_BYTES, SLOTS, STATE_CLOSED, STATE_CLOSING, STATE_FREE, STATE_OPEN, Slot, VERSION,
 };
 use crate::terms::{DataPath, FallbackReason, Role};
 
@@ -237,6 +237,22 @@ impl StatsPage {
         // Kernel TCP has no lock of the library's, so that two threads may send at once.
         let single_writer = path != DataPath::Kernel;
         ConnectionSlot { stats: self, slot, index, path, single_writer }
+    }
+
+    /// Records a closed connection, in place of the one that was closed [`CLOSED_RECORDS`] connections ago.
+    fn record_closed(&self, slot: &Slot) {
+        let header = self.header();
+        let number = header.closed_total.fetch_add(1, Relaxed);
+        let record = &header.closed[number as usize % CLOSED_RECORDS];
+        // A thread that is still writing a connection of the round before keeps the record.
+        if record.identity.state.swap(STATE_CLOSING, Acquire) == STATE_CLOSING {
+            return;
+        }
+        record.identity.copy(&slot.identity);
+        record.sender.copy(&slot.sender);
+        record.receiver.copy(&slot.receiver);
+        record.closed_at_ns.store(unix_time_ns(), Relaxed);
+        record.identity.state.store(STATE_CLOSED, Release);
     }
 
     /// Returns both copies of a slot's identity: the one for readers, and the private one.
@@ -486,17 +502,21 @@ impl Identity {
     }
 
     fn inherit(&self, parents: &Self) {
-        let copy_u64 = |own: &AtomicU64, parents: &AtomicU64| own.store(parents.load(Relaxed), Relaxed);
-        let copy_u32 = |own: &AtomicU32, parents: &AtomicU32| own.store(parents.load(Relaxed), Relaxed);
-        self.fd.store(parents.fd.load(Relaxed), Relaxed);
-        self.kind.store(parents.kind.load(Relaxed) | FLAG_INHERITED, Relaxed);
-        copy_u32(&self.generation, &parents.generation);
-        copy_u64(&self.opened_at_ns, &parents.opened_at_ns);
-        self.local_ip.iter().zip(&parents.local_ip).for_each(|(own, parents)| copy_u64(own, parents));
-        self.peer_ip.iter().zip(&parents.peer_ip).for_each(|(own, parents)| copy_u64(own, parents));
-        copy_u32(&self.local_port, &parents.local_port);
-        copy_u32(&self.peer_port, &parents.peer_port);
+        self.copy(parents);
+        self.kind.fetch_or(FLAG_INHERITED, Relaxed);
         self.state.store(STATE_OPEN, Release);
+    }
+
+    /// Copies everything but the state.
+    fn copy(&self, from: &Self) {
+        self.fd.store(from.fd.load(Relaxed), Relaxed);
+        copy_u32(&self.kind, &from.kind);
+        copy_u32(&self.generation, &from.generation);
+        copy_u64(&self.opened_at_ns, &from.opened_at_ns);
+        self.local_ip.iter().zip(&from.local_ip).for_each(|(own, from)| copy_u64(own, from));
+        self.peer_ip.iter().zip(&from.peer_ip).for_each(|(own, from)| copy_u64(own, from));
+        copy_u32(&self.local_port, &from.local_port);
+        copy_u32(&self.peer_port, &from.peer_port);
     }
 }
 
@@ -509,6 +529,14 @@ impl Direction {
         self.is_on_tcp.store(0, Relaxed);
     }
 
+    fn copy(&self, from: &Self) {
+        copy_u64(&self.bytes, &from.bytes);
+        copy_u64(&self.messages, &from.messages);
+        copy_u64(&self.wakes_or_sleeps, &from.wakes_or_sleeps);
+        copy_u64(&self.bytes_by_tcp, &from.bytes_by_tcp);
+        copy_u32(&self.is_on_tcp, &from.is_on_tcp);
+    }
+
     #[inline]
     fn add(&self, bytes: u64, single_writer: bool) {
         if single_writer {
@@ -519,6 +547,14 @@ impl Direction {
             self.messages.fetch_add(1, Relaxed);
         }
     }
+}
+
+fn copy_u64(to: &AtomicU64, from: &AtomicU64) {
+    to.store(from.load(Relaxed), Relaxed);
+}
+
+fn copy_u32(to: &AtomicU32, from: &AtomicU32) {
+    to.store(from.load(Relaxed), Relaxed);
 }
 
 fn store_address(address: Option<SocketAddr>, ip: &[AtomicU64; 2], port: &AtomicU32) {
@@ -541,7 +577,8 @@ fn store_words(words: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// A connection's slot in the page. Dropping it closes the connection: its counters are added to the totals.
+/// A connection's slot in the page. Dropping it closes the connection: its counters are added to the totals, and it is
+/// recorded among the last closed ones.
 ///
 /// On a lane, each direction must be counted by one thread at a time, as a lane requires anyway; the two directions may
 /// be counted concurrently. On the kernel path, any number of threads may count.
@@ -615,6 +652,13 @@ impl ConnectionSlot {
         (self.slot.sender.bytes.load(Relaxed), self.slot.receiver.bytes.load(Relaxed))
     }
 
+    /// Notes that another slot counts the connection from now on: the end of this one is not recorded as its end.
+    pub fn note_replaced(&self) {
+        if self.index != UNLISTED {
+            self.slot.identity.kind.fetch_or(FLAG_REPLACED, Relaxed);
+        }
+    }
+
     /// Forgets the bytes so far: those of a connection that has another slot from now on, which has counted them.
     pub fn forget_bytes(&self) {
         // The counters of those that are not listed are together.
@@ -674,6 +718,9 @@ impl Drop for ConnectionSlot {
         let by_tcp = &self.stats.header().totals[DataPath::Kernel as usize];
         by_tcp.bytes_sent_closed.fetch_add(self.slot.sender.bytes_by_tcp.load(Relaxed), Relaxed);
         by_tcp.bytes_received_closed.fetch_add(self.slot.receiver.bytes_by_tcp.load(Relaxed), Relaxed);
+        if self.slot.identity.kind.load(Relaxed) & FLAG_REPLACED == 0 {
+            self.stats.record_closed(self.slot);
+        }
         self.stats.identities(self.index).for_each(|identity| identity.state.store(STATE_FREE, Release));
         self.stats.push_free(self.index);
     }

@@ -11,7 +11,9 @@ use std::sync::{Barrier, Mutex, MutexGuard};
 
 use proptest::prelude::*;
 use stats_page::reader::{PageError, Process, Snapshot, decode, read_foreign_rack, read_rack};
-use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection, PageConfig, Role, SLOTS, StatsPage};
+use stats_page::{
+    CLOSED_RECORDS, ConnectionSlot, DataPath, FallbackReason, NewConnection, PageConfig, Role, SLOTS, StatsPage,
+};
 
 fn rack() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
@@ -213,6 +215,85 @@ fn the_bytes_of_a_connection_that_gets_another_slot_count_once() {
     assert_eq!(only_process(rack.path()).kernel.bytes_sent, 100);
     lane.close();
     assert_eq!(only_process(rack.path()).kernel.bytes_sent, 100);
+}
+
+#[test]
+fn the_connections_closed_last_are_recorded() {
+    let rack = rack();
+    let stats = stats_in(rack.path());
+    let open = |fd| stats.open_connection(&connection(DataPath::Lane, fd));
+    let lane = open(7);
+    lane.add_sent(100);
+    lane.add_received(20);
+    lane.count_sleep();
+    lane.add_by_tcp(3, 4);
+    assert_eq!(only_process(rack.path()).closed, [], "while it is open");
+    let before = only_process(rack.path()).connections.remove(0);
+    lane.close();
+    let replaced = open(8);
+    replaced.note_replaced();
+    replaced.close();
+    let process = only_process(rack.path());
+    let [closed] = &process.closed[..] else { panic!("{:?}", process.closed) };
+    assert_eq!(closed.connection, before);
+    assert!(closed.closed_at_ns >= before.opened_at_ns);
+    // Of more connections than there are records, the last ones are kept, the last one first.
+    for fd in 0..CLOSED_RECORDS as i32 + 5 {
+        open(fd).close();
+    }
+    let fds: Vec<i32> = only_process(rack.path()).closed.iter().map(|closed| closed.connection.fd).collect();
+    assert_eq!(fds, (5..CLOSED_RECORDS as i32 + 5).rev().collect::<Vec<_>>());
+}
+
+#[test]
+fn threads_that_close_connections_at_once_record_whole_ones() {
+    const EACH: u64 = 5_000;
+    let rack = rack();
+    let stats = stats_in(rack.path());
+    let together = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 1..=4 {
+            let together = &together;
+            scope.spawn(move || {
+                together.wait();
+                for number in 0..EACH {
+                    let slot = stats.open_connection(&connection(DataPath::Lane, (thread * EACH + number) as i32));
+                    slot.add_sent(thread * EACH + number);
+                    slot.add_received(thread * EACH + number);
+                }
+            });
+        }
+    });
+    let closed = only_process(rack.path()).closed;
+    assert!(!closed.is_empty() && closed.len() <= CLOSED_RECORDS);
+    for closed in closed {
+        let number = closed.connection.fd as u64;
+        assert_eq!((closed.connection.bytes_sent, closed.connection.bytes_received), (number, number), "{closed:?}");
+    }
+}
+
+#[test]
+fn a_child_has_no_record_of_what_its_parent_closed() {
+    let _alone = alone();
+    let rack = rack();
+    let stats = stats_in(rack.path());
+    stats.open_connection(&connection(DataPath::Lane, 7)).add_sent(1);
+    let inherited = stats.open_connection(&connection(DataPath::Lane, 8));
+    let parent = std::process::id();
+    in_child(|| {
+        stats.forked_child();
+        inherited.add_sent(5);
+        drop(inherited);
+        // What a child counts makes its page a file.
+        stats.count_fallback(FallbackReason::NoAnswer);
+        let child = process_of(rack.path(), std::process::id());
+        let fds: Vec<i32> = child.closed.iter().map(|closed| closed.connection.fd).collect();
+        fds == [8] && child.closed[0].connection.inherited
+    });
+    // The parent's own, which ended with the closure, has not what the child has sent.
+    let closed = process_of(rack.path(), parent).closed;
+    let found: Vec<_> = closed.iter().map(|it| (it.connection.fd, it.connection.bytes_sent)).collect();
+    assert_eq!(found, [(8, 0), (7, 1)]);
 }
 
 #[test]
@@ -645,7 +726,13 @@ fn some_page() -> Vec<u8> {
     let _slots: Vec<ConnectionSlot> = (0..3).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
     let page = fs::read(rack.path().join(format!("v1/stat/{}", std::process::id())));
     // Pages of other tests with the same pid are in other rack directories, so that this page has no suffix.
-    page.unwrap()[..4096 + 16 * 256].to_vec()
+    let page = page.unwrap();
+    page[..header_bytes(&page) + 16 * 256].to_vec()
+}
+
+/// Returns the length of a page's header, which the header has.
+fn header_bytes(page: &[u8]) -> usize {
+    u32::from_ne_bytes(page[12..16].try_into().unwrap()) as usize
 }
 
 #[test]
@@ -654,7 +741,7 @@ fn invalid_pages_are_refused_with_their_error() {
     let page = some_page();
     assert_eq!(decode(&page).unwrap().connections.len(), 3);
     assert_eq!(decode(&page[..100]), Err(PageError::Short { bytes: 100 }));
-    assert_eq!(decode(&page[..4096]).unwrap().connections.len(), 0);
+    assert_eq!(decode(&page[..header_bytes(&page)]).unwrap().connections.len(), 0);
     let with = |at: usize, value: u8| {
         let mut changed = page.clone();
         changed[at] = value;
@@ -668,14 +755,17 @@ fn invalid_pages_are_refused_with_their_error() {
 proptest! {
     #[test]
     fn any_bytes_are_read_without_harm(
-        edits in prop::collection::vec((0usize..8192, any::<u8>()), 0..400),
-        length in 0usize..=8192,
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..400),
+        length in any::<prop::sample::Index>(),
     ) {
         let mut page = some_page();
         for (at, value) in edits {
+            let at = at.index(page.len());
             page[at] = value;
         }
+        let length = length.index(page.len() + 1);
         if let Ok(process) = decode(&page[..length]) {
+            prop_assert!(process.closed.len() <= CLOSED_RECORDS);
             prop_assert!(process.connections.len() <= 16);
             prop_assert!(!process.program.chars().any(char::is_control));
         }

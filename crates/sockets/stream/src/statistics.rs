@@ -51,12 +51,12 @@ impl Counters {
         Self(Some(Arc::new(Counted { slot, has_lanes: false })))
     }
 
-    /// Forgets what TCP has carried so far, if lanes have carried nothing: other counters of the connection have it.
-    pub fn forget_bytes(&self) {
-        if let Some(counted) = self.0.as_deref()
-            && (!counted.has_lanes || counted.slot.carried_bytes() == (0, 0))
-        {
-            counted.slot.forget_bytes();
+    /// Leaves the connection to other counters. If lanes have carried nothing, those have what TCP has carried so far.
+    pub fn be_replaced(&self) {
+        let Some(Counted { slot, has_lanes }) = self.0.as_deref() else { return };
+        slot.note_replaced();
+        if !has_lanes || slot.carried_bytes() == (0, 0) {
+            slot.forget_bytes();
         }
     }
 

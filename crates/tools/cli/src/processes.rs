@@ -5,7 +5,7 @@ pub mod program;
 pub mod tcp;
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
@@ -25,6 +25,8 @@ pub struct Processes {
     tables: HashMap<u64, tcp::Table>,
     /// The programs that hold a socket, by its inode.
     holders: HashMap<u64, Vec<i32>>,
+    /// The processes that have children, the caller's or not.
+    parents: HashSet<i32>,
     /// The network namespace of this command.
     own_namespace: u64,
     /// The programs of connections with lanes, by local and peer address.
@@ -36,17 +38,19 @@ impl Processes {
     pub fn scan() -> Result<Self> {
         let (mut programs, mut tables, mut holders) =
             (BTreeMap::new(), HashMap::new(), HashMap::<u64, Vec<i32>>::new());
+        let mut parents = HashSet::new();
         let own = Process::myself().context("/proc cannot be read; mount it")?;
         let own_namespace =
             program::network_namespace(&own).context("/proc/self/ns/net cannot be read; mount /proc")?;
         tables.insert(own_namespace, tcp::Table::read(&own));
         for process in all_processes().context("/proc cannot be read; mount it")?.flatten() {
+            parents.extend(process.stat().map(|stat| stat.ppid));
             let Ok(program) = Program::read(&process) else { continue };
             program.sockets.values().for_each(|inode| holders.entry(*inode).or_default().push(program.pid));
             tables.entry(program.namespace).or_insert_with(|| tcp::Table::read(&process));
             programs.insert(program.pid, program);
         }
-        Ok(Self { programs, tables, holders, own_namespace, lane_holders: OnceCell::new() })
+        Ok(Self { programs, tables, holders, parents, own_namespace, lane_holders: OnceCell::new() })
     }
 
     /// Returns all programs that the caller may examine, by process number.
@@ -91,6 +95,15 @@ impl Processes {
             pids.dedup();
             pids.len() > 1
         })
+    }
+
+    /// Returns whether a program may have had child processes: it has some, has waited for some, or the kernel removes
+    /// those that end.
+    pub fn may_have_had_children(&self, program: &Program) -> bool {
+        const SIGNAL_OF_CHILDREN: u64 = 1 << (rustix::process::Signal::CHILD.as_raw() - 1);
+        let Ok(stat) = Process::new(program.pid).and_then(|process| process.stat()) else { return true };
+        let has_waited = stat.cminflt > 0 || stat.sigignore & SIGNAL_OF_CHILDREN != 0;
+        has_waited || self.parents.contains(&program.pid)
     }
 
     /// Returns the TCP socket at the other side of a connection, and its network namespace: that of the connection if

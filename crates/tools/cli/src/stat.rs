@@ -1,6 +1,7 @@
 //! `crosslane stat`: prints the statistics pages of the processes of a rack.
 
 mod all;
+mod closed;
 mod proxies;
 mod report;
 pub mod without_page;
@@ -21,6 +22,7 @@ use crate::{lanes, output, rack_dir};
 use proxies::Proxies;
 use report::Report;
 pub use report::SCHEMA;
+use without_page::WithoutPage;
 
 /// Options of `crosslane stat`.
 #[derive(clap::Args)]
@@ -54,8 +56,10 @@ pub fn main(options: &Options) -> Result<()> {
         return output::print_json(&Report::new(&snapshot, &proxies, without_page, &rack));
     }
     let is_unused = snapshot.processes.is_empty() && without_page.is_empty();
-    let published = if is_unused { nothing_running(&rack) } else { String::new() } + &describe(&snapshot, &rack);
-    output::print(&(published + &without_page.describe() + &proxies.describe() + &switched_off(&rack)))
+    let none = if is_unused { nothing_running(&rack) } else { String::new() };
+    let mut paragraphs = vec![none, describe(&snapshot, &rack, &without_page), without_page.describe()];
+    paragraphs.retain(|paragraph| !paragraph.is_empty());
+    output::print(&(paragraphs.join("\n") + &proxies.describe() + &switched_off(&rack)))
 }
 
 /// Returns a line for each directory in which lanes are switched off.
@@ -121,12 +125,11 @@ pub fn nothing_running(rack: &RackChoice) -> String {
 }
 
 /// Returns the snapshot as tables.
-pub fn describe(snapshot: &Snapshot, rack: &RackChoice) -> String {
-    let mut text = if snapshot.processes.is_empty() { String::new() } else { processes(snapshot, rack).render() };
-    for table in [connections(snapshot), fallbacks(snapshot)].into_iter().filter(|table| !table.is_empty()) {
-        text.push('\n');
-        text.push_str(&table.render());
-    }
+fn describe(snapshot: &Snapshot, rack: &RackChoice, without_page: &WithoutPage) -> String {
+    let of_processes = processes(snapshot, rack);
+    let tables = [of_processes, connections(snapshot), closed::table(snapshot, without_page), fallbacks(snapshot)];
+    let tables = tables.into_iter().filter(|table| !table.is_empty()).map(|table| table.render());
+    let mut text = tables.collect::<Vec<_>>().join("\n");
     for note in notes(snapshot) {
         text.push_str(&format!("\n{note}\n"));
     }
@@ -265,7 +268,7 @@ fn notes(snapshot: &Snapshot) -> Vec<String> {
         )
     });
     let unreadable = snapshot.unreadable.iter().map(|page| format!("Page {} omitted: {}.", page.name, page.error));
-    unlisted.chain(unreadable).collect()
+    unlisted.chain(closed::notes(snapshot)).chain(unreadable).collect()
 }
 
 /// Returns an address as text, or "-" for none.
@@ -275,15 +278,18 @@ pub fn address(address: Option<SocketAddr>) -> String {
 
 /// Returns the time since `at_ns`, in nanoseconds since the epoch, as text.
 pub fn age_since(at_ns: u64) -> String {
-    let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    units::age(now_ns.saturating_sub(at_ns) / 1_000_000_000)
+    units::age(now_ns().saturating_sub(at_ns) / 1_000_000_000)
+}
+
+/// Returns the time in nanoseconds since 1970.
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
 #[cfg(test)]
 mod tests {
     use stats_page::Role;
 
-    use super::without_page::WithoutPage;
     use super::*;
 
     fn directory(rack: &tempfile::TempDir) -> [PathBuf; 1] {
@@ -355,8 +361,12 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_printed_as_tables() {
-        let (rack, _page, _slots) = rack_with_traffic();
-        let text = describe(&read(&directory(&rack)).unwrap(), &RackChoice::Directory(rack.path().to_owned()));
+        let (rack, page, slots) = rack_with_traffic();
+        let described = || {
+            let chosen = RackChoice::Directory(rack.path().to_owned());
+            describe(&read(&directory(&rack)).unwrap(), &chosen, &WithoutPage::default())
+        };
+        let text = described();
         for word in [
             "redis-server",
             "2.0 KiB",
@@ -370,6 +380,30 @@ mod tests {
         ] {
             assert!(text.contains(word), "{word} in\n{text}");
         }
+        assert!(!text.contains("CLOSED"), "{text}");
+        drop(slots);
+        let text = described();
+        let row = |path: &str| {
+            let row = text.lines().find(|line| line.contains("127.77.0.1:6379") && line.contains(path));
+            row.unwrap_or_else(|| panic!("{path} in\n{text}")).split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let pid = std::process::id();
+        let lane = format!("redis-server {pid} 1 lane accept 127.77.0.1:6379 127.77.0.2:41234 2.0 KiB 10 B 0 B 0s");
+        assert_eq!(row(" lane "), lane);
+        assert!(row(" kernel ").starts_with(&format!("redis-server {pid} 1 kernel accept")), "{text}");
+        // Connections between the same two are together.
+        for port in [1, 2] {
+            let peer = Some(SocketAddr::from(([127, 77, 0, 2], port)));
+            let local = "127.77.0.1:6379".parse().ok();
+            let (path, role) = (DataPath::Lane, Role::Accept);
+            let one = stats_page::NewConnection { path, role, fd: 8, local, peer, reason: None };
+            page.open_connection(&one).add_sent(1024);
+        }
+        let text = described();
+        let lane = text.lines().find(|line| line.contains(" lane ")).unwrap_or_default();
+        let lane = lane.split_whitespace().collect::<Vec<_>>().join(" ");
+        let expected = format!("redis-server {pid} 3 lane accept 127.77.0.1:6379 127.77.0.2 4.0 KiB 10 B 0 B 0s");
+        assert_eq!(lane, expected, "{text}");
     }
 
     fn private_folder() -> tempfile::TempDir {

@@ -445,7 +445,7 @@ impl Connection {
         let counters = Counters::open(tcp.0, self.role(), &met);
         let Met { bell, outgoing, incoming, .. } = *met;
         let Ok(bell) = hidden(bell) else {
-            counters.forget_bytes();
+            counters.be_replaced();
             self.note_failure(tcp, Reason::NoDescriptors.into(), &mut meeting.failures);
             return false;
         };

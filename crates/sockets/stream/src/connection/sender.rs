@@ -161,7 +161,7 @@ impl Sender {
 
     /// Counts what TCP carries before the ends meet.
     pub fn set_counters(&mut self, counters: Counters) {
-        self.counters.forget_bytes();
+        self.counters.be_replaced();
         self.counters = counters;
     }
 

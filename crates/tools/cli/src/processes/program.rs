@@ -7,9 +7,10 @@ use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
-use procfs::ProcResult;
 use procfs::process::{FDTarget, LimitValue, MMapPath, Process};
+use procfs::{Current, ProcResult};
 use socket::descriptor::hidden;
 use socket::process::settings::Settings;
 use stats_page::FallbackReason;
@@ -187,6 +188,14 @@ impl Program {
     /// Returns an environment variable that the program was started with, unless it is empty.
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
         self.environment.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
+    }
+
+    /// Returns for how long the program has run; zero if it has ended.
+    pub fn running_time(&self) -> Duration {
+        let started = Process::new(self.pid).and_then(|process| process.stat()).map(|stat| stat.starttime);
+        let since_boot = procfs::Uptime::current().map(|uptime| uptime.uptime_duration());
+        let (Ok(started), Ok(since_boot)) = (started, since_boot) else { return Duration::ZERO };
+        since_boot.saturating_sub(Duration::from_millis(started.saturating_mul(1000) / procfs::ticks_per_second()))
     }
 
     /// Returns what the program publishes about its connections.

@@ -2,9 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-use procfs::net::{TcpNetEntry, TcpState};
+use procfs::net::{TcpNetEntries, TcpNetEntry, TcpState};
 use procfs::process::Process;
+use procfs::{FromBufReadSI, current_system_info};
+
+/// How long Linux keeps the addresses of a connection that has ended (`TCP_TIMEWAIT_LEN`).
+pub const TIME_WAIT: Duration = Duration::from_secs(60);
+/// The kind of a timer of `/proc/net/tcp` that ends TIME-WAIT.
+const TIMER_OF_TIME_WAIT: &str = "03";
 
 /// A TCP socket of the kernel.
 #[derive(Clone, Debug)]
@@ -34,6 +41,8 @@ pub enum State {
     Closing,
     /// It accepts connections.
     Listening,
+    /// Its connection has ended this long ago, and the kernel keeps its addresses for a minute.
+    TimeWait(Duration),
 }
 
 impl State {
@@ -45,6 +54,7 @@ impl State {
             Self::Connected => "connected",
             Self::Closing => "closing",
             Self::Listening => "listening",
+            Self::TimeWait(_) => "closed",
         }
     }
 }
@@ -60,9 +70,15 @@ pub struct Table {
 impl Table {
     /// Reads the table of a process's network namespace. What cannot be read is left out.
     pub fn read(process: &Process) -> Self {
-        let entries = process.tcp().into_iter().flatten().chain(process.tcp6().into_iter().flatten());
         let mut table = Self::default();
-        entries.map(|entry| TcpSocket::new(&entry)).for_each(|socket| table.insert(socket));
+        for file in ["tcp", "tcp6"] {
+            let text = std::fs::read_to_string(format!("/proc/{}/net/{file}", process.pid())).unwrap_or_default();
+            let entries = TcpNetEntries::from_buf_read(text.as_bytes(), current_system_info());
+            let entries = entries.map_or_else(|_| Vec::new(), |entries| entries.0);
+            for (entry, line) in entries.iter().zip(text.lines().skip(1)) {
+                table.insert(TcpSocket::new(entry, line));
+            }
+        }
         table
     }
 
@@ -85,9 +101,14 @@ impl Table {
         self.connections.get(&(canonical(local), canonical(peer))).map(|index| &self.sockets[*index])
     }
 
+    /// Returns all sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = &TcpSocket> {
+        self.sockets.iter()
+    }
+
     /// Returns all listening sockets.
     pub fn listeners(&self) -> impl Iterator<Item = &TcpSocket> {
-        self.sockets.iter().filter(|socket| socket.state == State::Listening)
+        self.sockets().filter(|socket| socket.state == State::Listening)
     }
 
     /// Returns all sockets whose own or other side's port is `port`.
@@ -108,12 +129,16 @@ impl Table {
 }
 
 impl TcpSocket {
-    fn new(entry: &TcpNetEntry) -> Self {
+    /// Creates a socket from its entry, whose line in the kernel's list has the rest of TIME-WAIT.
+    fn new(entry: &TcpNetEntry, line: &str) -> Self {
         let state = match entry.state {
             TcpState::Established => State::Connected,
             TcpState::SynSent => State::Connecting,
             TcpState::Listen => State::Listening,
             TcpState::Close => State::Unconnected,
+            TcpState::TimeWait => {
+                State::TimeWait(TIME_WAIT.saturating_sub(rest_of_time_wait(line).unwrap_or_default()))
+            }
             _ => State::Closing,
         };
         let (local, peer) = (canonical(entry.local_address), canonical(entry.remote_address));
@@ -121,7 +146,35 @@ impl TcpSocket {
     }
 }
 
+/// Returns how long the kernel keeps a connection that has ended, by its line in `/proc/net/tcp` (proc_pid_net(5)).
+fn rest_of_time_wait(line: &str) -> Option<Duration> {
+    let (kind, ticks) = line.split_whitespace().nth(5)?.split_once(':')?;
+    let ticks = u64::from_str_radix(ticks, 16).ok().filter(|_| kind == TIMER_OF_TIME_WAIT)?;
+    Some(Duration::from_millis(ticks.saturating_mul(1000) / procfs::ticks_per_second()))
+}
+
 /// Returns an IPv4 address in the form of an IPv6 one as an IPv4 address, without a scope.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_has_ended_is_listed_with_its_age() {
+        let line = "   3: 0100007F:18EB 0100007F:B328 06 00000000:00000000 03:000003E8 00000000     0        0 0 3 0";
+        assert_eq!(rest_of_time_wait(line), Some(Duration::from_secs(10)));
+        assert_eq!(rest_of_time_wait(&line.replace("03:", "01:")), None);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (local, peer) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let (accepted, _) = listener.accept().unwrap();
+        drop(client);
+        drop(accepted);
+        let table = Table::read(&Process::myself().unwrap());
+        let ended = table.sockets().find(|socket| (socket.local, socket.peer) == (local, peer)).unwrap();
+        assert!(matches!(ended.state, State::TimeWait(age) if age < TIME_WAIT), "{ended:?}");
+    }
 }

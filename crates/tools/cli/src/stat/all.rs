@@ -109,7 +109,7 @@ fn rack(processes: &Processes, place: Place) -> Option<Rack<'_>> {
     let is_of_user =
         |program: &&Program| shared.as_ref().is_none_or(|(_, user)| shared::on_machine(program.uid) == *user);
     let programs: Vec<&Program> = without_page::of_rack(processes, rack).filter(is_of_user).collect();
-    let without_page = WithoutPage::of_programs(programs.iter().copied(), &directory);
+    let without_page = WithoutPage::of_programs(processes, programs.iter().copied(), &directory);
     let snapshot = match is_page_folder(&directory) {
         true => reader::read_foreign_rack(&directory).ok()?,
         false if without_page.is_empty() => return None,

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use serde::Serialize;
 use stats_page::FallbackReason;
-use stats_page::reader::{self, Connection, Process, Snapshot};
+use stats_page::reader::{self, ClosedConnection, Connection, Process, Snapshot};
 
 use super::all::{Member, Rack};
+use super::closed;
 use super::proxies::{Proxies, ProxyReport};
 use super::without_page::{ProgramWithoutPage, WithoutPage};
 use crate::lanes;
@@ -79,6 +80,7 @@ struct ProcessReport<'a> {
     node: Option<String>,
     started_at_ns: u64,
     connections: Vec<ConnectionReport>,
+    closed: Vec<ClosedReport>,
     connections_unlisted: u64,
     lane_memory_bytes: u64,
     lane_memory_bytes_max: u64,
@@ -107,6 +109,13 @@ struct ConnectionReport {
     sends_on_tcp: bool,
     receives_on_tcp: bool,
     opened_at_ns: u64,
+}
+
+/// A connection that was closed within the last minute.
+#[derive(Serialize)]
+struct ClosedReport {
+    closed_at_ns: u64,
+    connection: ConnectionReport,
 }
 
 #[derive(Serialize)]
@@ -227,6 +236,7 @@ impl<'a> ProcessReport<'a> {
             node: None,
             started_at_ns: process.started_at_ns,
             connections: process.connections.iter().map(ConnectionReport::new).collect(),
+            closed: closed::of_page(process).map(ClosedReport::new).collect(),
             connections_unlisted: process.connections_unlisted,
             lane_memory_bytes: process.lane_memory_bytes,
             lane_memory_bytes_max: process.lane_memory_bytes_max,
@@ -246,6 +256,12 @@ impl<'a> ProcessReport<'a> {
             },
             fallbacks: &process.fallbacks,
         }
+    }
+}
+
+impl ClosedReport {
+    fn new(closed: &ClosedConnection) -> Self {
+        Self { closed_at_ns: closed.closed_at_ns, connection: ConnectionReport::new(&closed.connection) }
     }
 }
 

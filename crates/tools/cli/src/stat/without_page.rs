@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde::Serialize;
 
+use super::closed::{self, ClosedByKernel};
 use crate::processes::program::folder_identity;
 use crate::processes::{Processes, Program};
 use crate::rack_dir;
@@ -12,10 +13,12 @@ use crate::rack_dir;
 /// A program without a page.
 #[derive(Clone, Serialize)]
 pub struct ProgramWithoutPage {
-    pid: i32,
-    program: String,
+    pub pid: i32,
+    pub program: String,
     /// The rack directory in which it has no page; `None` if it has overwritten its environment, which names that.
     rack: Option<PathBuf>,
+    /// Closed connections to its listeners, if it is idle.
+    pub closed: Vec<ClosedByKernel>,
 }
 
 /// The programs of a rack that have no page, by the cause.
@@ -27,6 +30,12 @@ pub struct WithoutPage {
     pub idle: Vec<ProgramWithoutPage>,
 }
 
+impl ProgramWithoutPage {
+    fn new(program: &Program, rack: Option<PathBuf>, closed: Vec<ClosedByKernel>) -> Self {
+        Self { pid: program.pid, program: program.name.clone(), rack, closed }
+    }
+}
+
 impl WithoutPage {
     /// Returns whether none is known to be in the rack.
     pub fn is_empty(&self) -> bool {
@@ -34,15 +43,19 @@ impl WithoutPage {
     }
 
     /// Returns those of a directory's programs that have no page.
-    pub fn of_programs<'a>(programs: impl Iterator<Item = &'a Program>, directory: &Path) -> Self {
+    pub fn of_programs<'a>(
+        processes: &Processes,
+        programs: impl Iterator<Item = &'a Program>,
+        directory: &Path,
+    ) -> Self {
         let mut found = Self::default();
         for program in programs.filter(|program| !program.has_page()) {
-            let shown = ProgramWithoutPage {
-                pid: program.pid,
-                program: program.name.clone(),
-                rack: Some(directory.to_owned()),
-            };
-            if program.is_unpublished() { found.unpublished.push(shown) } else { found.idle.push(shown) }
+            let shown = |closed| ProgramWithoutPage::new(program, Some(directory.to_owned()), closed);
+            if program.is_unpublished() {
+                found.unpublished.push(shown(Vec::new()));
+            } else {
+                found.idle.push(shown(closed::of_listeners(processes, program)));
+            }
         }
         found
     }
@@ -62,7 +75,8 @@ pub fn find(directories: &[PathBuf], has_pages: bool) -> Result<WithoutPage> {
     let processes = Processes::scan()?;
     let mut all = WithoutPage::default();
     for directory in directories {
-        let WithoutPage { unpublished, idle } = WithoutPage::of_programs(of_rack(&processes, directory), directory);
+        let WithoutPage { unpublished, idle } =
+            WithoutPage::of_programs(&processes, of_rack(&processes, directory), directory);
         all.unpublished.extend(unpublished);
         all.idle.extend(idle);
     }
@@ -78,7 +92,7 @@ fn of_unknown_rack(processes: &Processes) -> impl Iterator<Item = ProgramWithout
     let is_one = move |program: &&Program| {
         program.uid == uid && program.has_overwritten_environment() && program.has_idle_library()
     };
-    let shown = |program: &Program| ProgramWithoutPage { pid: program.pid, program: program.name.clone(), rack: None };
+    let shown = |program: &Program| ProgramWithoutPage::new(program, None, closed::of_listeners(processes, program));
     processes.all().filter(is_one).map(shown)
 }
 
