@@ -273,7 +273,7 @@ fn a_rack_that_others_can_write_is_not_trusted() {
     let rack = folder.path().join("open");
     fs::create_dir(&rack).unwrap();
     fs::set_permissions(&rack, fs::Permissions::from_mode(0o777)).unwrap();
-    must_fail(&mut run_in(&rack, &["--require-lane"], "true"), 1, &["open to other users", "--rack"]);
+    must_fail(&mut run_in(&rack, &["--require-lane"], "true"), 2, &["open to other users", "--rack"]);
     sample_must_pass(&mut run_in(&rack, &[], c::semantics()));
 }
 

@@ -2,7 +2,7 @@
 
 pub mod shared;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub fn base() -> PathBuf {
 pub fn check_named(given: Option<&Path>) -> Result<()> {
     let by_variable = std::env::var_os("CROSSLANE_RACK").is_some_and(|value| !value.is_empty());
     let rack = chosen(given);
-    let exists = std::fs::exists(&rack).unwrap_or_else(|error| error.kind() != std::io::ErrorKind::NotADirectory);
+    let exists = std::fs::exists(&rack).unwrap_or_else(|error| error.kind() != ErrorKind::NotADirectory);
     if (given.is_none() && !by_variable) || exists {
         return Ok(());
     }
@@ -98,19 +98,24 @@ pub fn check_usable(rack: &Path) -> Result<()> {
 fn check_private(rack: &Path) -> Result<()> {
     let shown = rack.display();
     let found = match std::fs::symlink_metadata(rack) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         found => found.with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?,
     };
     if !found.is_dir() {
-        bail!("rack '{shown}' is not a directory; give another with --rack");
+        bail!(WrongUse::of(format!("rack '{shown}' is not a directory; give another with --rack")));
     }
     let user = rustix::process::geteuid();
     if !user.is_root() && found.uid() != user.as_raw() {
-        bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
+        bail!(WrongUse::of(format!(
+            "rack '{shown}' belongs to user {}; give one of your own with --rack",
+            found.uid()
+        )));
     }
     if found.mode() & 0o077 != 0 {
         // Not to be closed to them: it may be a directory of the system.
-        bail!("rack '{shown}' is open to other users; give another with --rack, made by mkdir -m 700");
+        bail!(WrongUse::of(format!(
+            "rack '{shown}' is open to other users; give another with --rack, made by mkdir -m 700"
+        )));
     }
     Ok(())
 }
@@ -145,24 +150,41 @@ pub fn is_on_overlay(rack: &Path) -> bool {
 
 /// Creates the rack directory if it is missing, and checks that programs of the caller can meet in it. In a shared one,
 /// creates the directory of the caller's user.
+///
+/// # Errors
+/// Wrong use, if they cannot: another directory is to be named. A full file system is not wrong use.
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();
     if rack.as_os_str().len() > PATH_BYTES_MAX {
-        bail!("rack '{shown}' is too long, {PATH_BYTES_MAX} bytes at most; give a shorter --rack");
+        let what = format!("rack '{shown}' is too long, {PATH_BYTES_MAX} bytes at most; give a shorter --rack");
+        bail!(WrongUse::of(what));
     }
-    let remedy = || format!("rack '{shown}' cannot be used; give a writable directory with --rack");
+    let usable = |result: std::io::Result<()>| -> Result<()> {
+        let remedy = || format!("rack '{shown}' cannot be used; give a writable directory with --rack");
+        let is_full =
+            |error: &std::io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        match result {
+            Err(error) if !is_full(&error) => {
+                Err(error).with_context(remedy).map_err(|error| WrongUse::of(error).into())
+            }
+            result => result.with_context(remedy),
+        }
+    };
     if let Some(shared) = shared(rack)? {
         let own = shared.read_rules().and_then(|_| shared.ensure_user_directory(&shared::user_map()));
         let own = own.map_err(|error| unusable(rack, &error))?;
-        return write_probe(&own).with_context(remedy).map_err(|error| WrongUse::of(error).into());
+        return usable(write_probe(&own));
     }
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(rack).with_context(remedy)?;
-    let found = std::fs::symlink_metadata(rack).with_context(remedy)?;
+    usable(std::fs::DirBuilder::new().recursive(true).mode(0o700).create(rack))?;
+    let found = std::fs::symlink_metadata(rack).with_context(|| format!("rack '{shown}' cannot be read"))?;
     if found.uid() != rustix::process::geteuid().as_raw() {
-        bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
+        bail!(WrongUse::of(format!(
+            "rack '{shown}' belongs to user {}; give one of your own with --rack",
+            found.uid()
+        )));
     }
     check_private(rack)?;
-    write_probe(rack).with_context(remedy)
+    usable(write_probe(rack))
 }
 
 /// Writes a file. Root passes every permission check even on a read-only file system: only this shows that it works.

@@ -409,7 +409,7 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
             command.arg("run").arg("--library").arg(fixture.path("library.so")).arg("--rack").arg(rack);
             command.args(strict).args(["--", "echo", "ran"]).output().unwrap()
         };
-        assert_fails(&run(&["--require-lane"]), 1, &[rack.to_str().unwrap(), word]);
+        assert_fails(&run(&["--require-lane"]), 2, &[rack.to_str().unwrap(), word]);
         let lenient = run(&[]);
         assert!(error_line(&lenient).contains("kernel TCP"));
         assert_eq!(stdout(&lenient), "ran\n");
@@ -419,7 +419,7 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
 #[test]
 fn a_directory_of_the_system_is_not_to_be_closed_to_other_users() {
     let output = crosslane(&["stat", "--rack", "/etc"]);
-    assert_fails(&output, 1, &["'/etc'", "open to other users", "give another with --rack"]);
+    assert_fails(&output, 2, &["'/etc'", "open to other users", "give another with --rack"]);
     assert!(!error_line(&output).contains("chmod"), "{output:?}");
 }
 
