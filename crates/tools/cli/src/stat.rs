@@ -360,6 +360,29 @@ mod tests {
     }
 
     #[test]
+    fn json_of_closed_connections_keeps_to_the_schema() {
+        let (rack, page, slots) = rack_with_traffic();
+        assert!(page.is_published());
+        drop(slots);
+        let (snapshot, chosen) = (read(&directory(&rack)).unwrap(), RackChoice::Directory(rack.path().to_owned()));
+        let (local, peer) = (SocketAddr::from(([127, 0, 0, 1], 80)), SocketAddr::from(([127, 0, 0, 1], 40_000)));
+        let closed = vec![closed::ClosedByKernel { local, peer, closed_at_ns: 1 }];
+        let idle = without_page::ProgramWithoutPage { pid: 1, program: "idle".to_owned(), rack: None, closed };
+        let without_page = WithoutPage { unpublished: Vec::new(), idle: vec![idle] };
+        let json = serde_json::to_value(Report::new(&snapshot, &Proxies::default(), without_page, &chosen)).unwrap();
+        let schema: serde_json::Value =
+            serde_json::from_str(include_str!("../../../../docs/stat.schema.json")).unwrap();
+        if let Err(error) = jsonschema::validator_for(&schema).unwrap().validate(&json) {
+            panic!("{error} at {} in {json}", error.instance_path);
+        }
+        let process = &json["processes"][0];
+        let paths: Vec<_> = process["closed"].as_array().unwrap().iter().map(|it| &it["connection"]["path"]).collect();
+        assert_eq!(paths, ["kernel", "lane"], "the last one first");
+        assert_eq!(process["connections"], serde_json::json!([]));
+        assert_eq!(json["idle"][0]["closed"][0]["peer"], "127.0.0.1:40000");
+    }
+
+    #[test]
     fn a_snapshot_is_printed_as_tables() {
         let (rack, page, slots) = rack_with_traffic();
         let described = || {

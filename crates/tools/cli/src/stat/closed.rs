@@ -21,11 +21,11 @@ const SHOWN: Duration = TIME_WAIT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClosedByKernel {
     /// The program's own address.
-    local: SocketAddr,
+    pub local: SocketAddr,
     /// The client's address.
-    peer: SocketAddr,
+    pub peer: SocketAddr,
     /// When it was closed, in nanoseconds since 1970.
-    closed_at_ns: u64,
+    pub closed_at_ns: u64,
 }
 
 /// Returns the connections that a process has closed within the last minute, the last one first.

@@ -16,7 +16,7 @@ pub struct ProgramWithoutPage {
     pub pid: i32,
     pub program: String,
     /// The rack directory in which it has no page; `None` if it has overwritten its environment, which names that.
-    rack: Option<PathBuf>,
+    pub rack: Option<PathBuf>,
     /// Closed connections to its listeners, if it is idle.
     pub closed: Vec<ClosedByKernel>,
 }
