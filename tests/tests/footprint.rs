@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use system_tests::paths::{package_file, python};
-use system_tests::{Process, Rack, WAIT_MAX, c};
+use system_tests::{Process, Rack, WAIT_MAX, c, start_server};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 const LONG_RUN_LIMIT: Duration = Duration::from_secs(600);
@@ -103,6 +103,38 @@ fn the_library_has_no_thread() {
 
 /// Bytes of both endpoints and both small rings of a connection.
 const DRAINED_BYTES: &str = "16384";
+
+/// Has two threads, and makes round trips to the port of its argument by two connections. Prints for how many descriptors
+/// the kernel's table has room, before and after.
+const TWO_THREADS: &str = "
+import socket, sys, threading
+def room():
+    return int(next(line for line in open('/proc/self/status') if line.startswith('FDSize')).split()[1])
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+before = room()
+for connection in [socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for _ in range(2)]:
+    for _ in range(50):
+        connection.sendall(b'x')
+        assert connection.recv(1) == b'x'
+print(before, room())";
+
+#[test]
+fn the_table_of_descriptors_of_a_program_with_threads_does_not_grow_for_a_few_lanes() {
+    // The kernel takes milliseconds to enlarge it, in which the connection would wait.
+    let Some(rack) = Rack::with_lanes() else { return };
+    let server = start_server(|port| {
+        let mut command = rack.run(&[], python());
+        command.arg(package_file("python/selector_echo_server.py")).arg(port.to_string());
+        command
+    });
+    let mut client = rack.run(&[], python());
+    client.args(["-c", TWO_THREADS]).arg(server.port.to_string());
+    let finished = Process::start(&mut client).wait(WAIT_MAX).must_succeed();
+    let traffic = rack.stat().traffic_of_pid(server.process.pid()).expect("its page");
+    assert_eq!(traffic.lane_connections, 2);
+    let sizes: Vec<&str> = finished.stdout.split_whitespace().collect();
+    assert!(sizes.len() == 2 && sizes[0] == sizes[1], "{finished}");
+}
 
 #[test]
 fn a_connection_that_was_read_to_the_end_keeps_only_its_small_rings() {

@@ -24,7 +24,7 @@ thread_local! {
 pub fn note_load() {
     hidden::hide_above_limit();
     meeting::hide_descriptors(meeting::HiddenNumbers {
-        hide: |fd| HiddenFd::hide(fd).map(HiddenFd::into_slot),
+        hide: |fd| HiddenFd::hide_within_table(fd).map(HiddenFd::into_slot),
         number: hidden::number_at,
         release: |slot| HiddenFd::from_slot(slot).unhide(),
     });

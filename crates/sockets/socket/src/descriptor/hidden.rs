@@ -2,11 +2,13 @@
 //!
 //! The kernel gives a program the lowest free number, and programs rely on it. Hidden descriptors therefore have high
 //! numbers, below the soft limit, are closed at `exec`, and are recorded in a table that the interposed `close`,
-//! `dup2`, `close_range` and `closefrom` consult. The table consists of atomics, so that it can be read in a signal
+//! `dup2`, `close_range` and `closefrom` consult. The first ones of a process with several threads have lower numbers
+//! (see `table`). The table consists of atomics, so that it can be read in a signal
 //! handler and in the child of a fork.
 
 #![allow(unsafe_code)] // Numbers of descriptors are converted to descriptors.
 
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -68,6 +70,17 @@ impl HiddenFd {
         Self::register(moved?)
     }
 
+    /// As [`HiddenFd::hide`], but in a process with several threads, at a number for which the kernel's table of
+    /// descriptors need not grow, while some of those are free: to enlarge it takes milliseconds there.
+    ///
+    /// # Errors
+    /// As [`HiddenFd::hide`].
+    pub fn hide_within_table(fd: OwnedFd) -> Result<Self, Errno> {
+        let Some(moved) = table::move_within(fd.as_fd()) else { return Self::hide(fd) };
+        close(fd);
+        Self::register(moved)
+    }
+
     /// As [`HiddenFd::hide`], but where the limit is high, at a number so low that the kernel's table of descriptors
     /// stays small: a fork copies it. For a descriptor that a process has once.
     ///
@@ -77,7 +90,10 @@ impl HiddenFd {
         if soft_limit() <= SMALL_LIMIT {
             return Self::hide(fd);
         }
-        let moved = move_from(fd.as_fd(), SMALL_TABLE_NUMBER);
+        let moved = match table::move_within(fd.as_fd()) {
+            Some(moved) => Ok(moved),
+            None => move_from(fd.as_fd(), SMALL_TABLE_NUMBER),
+        };
         close(fd);
         Self::register(moved?)
     }

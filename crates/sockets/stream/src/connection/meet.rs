@@ -591,7 +591,7 @@ impl Connection {
 fn hidden(descriptor: Descriptor) -> Result<HiddenFd, Errno> {
     match descriptor.into_hidden_slot() {
         Ok(slot) => Ok(HiddenFd::from_slot(slot)),
-        Err(fd) => HiddenFd::hide(fd),
+        Err(fd) => HiddenFd::hide_within_table(fd),
     }
 }
 

@@ -135,7 +135,7 @@ pub(super) fn control_in_kernel(epfd: RawFd, operation: i32, fd: RawFd, events: 
 fn hidden(fd: isize) -> Result<HiddenFd, Errno> {
     let number = count_or_error(fd)?;
     // SAFETY: the system call has just created the descriptor, which nothing else owns.
-    HiddenFd::hide(unsafe { OwnedFd::from_raw_fd(number as RawFd) })
+    HiddenFd::hide_within_table(unsafe { OwnedFd::from_raw_fd(number as RawFd) })
 }
 
 impl State {
