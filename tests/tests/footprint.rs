@@ -104,8 +104,8 @@ fn the_library_has_no_thread() {
 /// Bytes of both endpoints and both small rings of a connection.
 const DRAINED_BYTES: &str = "16384";
 
-/// Has two threads, and makes round trips to the port of its argument by two connections. Prints for how many descriptors
-/// the kernel's table has room, before and after.
+/// Has two threads, and makes round trips to the port of its argument by two connections. Prints for how many
+/// descriptors the kernel's table has room, before and after.
 const TWO_THREADS: &str = "
 import socket, sys, threading
 def room():
