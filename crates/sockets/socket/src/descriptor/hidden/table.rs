@@ -28,6 +28,8 @@ pub fn move_within(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     }
     if NEXT.load(Ordering::Acquire) == 0 {
         let end = table_end().filter(|end| u64::from(*end) <= FIRST_NUMBER_MAX).unwrap_or(1);
+        // A thread that has read another size at the same time may store another middle: that of a size that the table
+        // has had, so that fewer numbers are tried, or lower ones.
         MIDDLE.store(end / 2, Ordering::Relaxed);
         let _ = NEXT.compare_exchange(0, end, Ordering::AcqRel, Ordering::Acquire);
     }
