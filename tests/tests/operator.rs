@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use system_tests::paths::{copy_program, library, package_file, python, tool};
+use system_tests::port::free_port;
 use system_tests::rack::command_as_nobody;
 use system_tests::{Finished, Process, Rack, Server, WAIT_MAX, is_root, start_server};
 
@@ -426,7 +427,7 @@ fn stat_shows_closed_connections_and_their_path_for_a_while() {
 }
 
 #[test]
-fn stat_claims_no_path_of_closed_connections_that_a_child_may_have_had() {
+fn stat_claims_no_path_of_closed_connections_that_another_program_may_have_had() {
     const SERVER_WITH_A_CHILD: &str = "
 import os, runpy, sys
 if os.fork() == 0:
@@ -434,6 +435,12 @@ if os.fork() == 0:
 os.wait()
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name='__main__')";
+    const LISTENER_BESIDE_ANOTHER: &str = "
+import socket, sys
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])), reuse_port=True)
+print('ready', flush=True)
+while True:
+    listener.accept()[0].recv(1)";
     let Some(rack) = Rack::with_lanes() else { return };
     let plain = echo_server(&rack);
     let command = || {
@@ -451,6 +458,19 @@ runpy.run_path(sys.argv[0], run_name='__main__')";
     assert!(is_shown(&plain) && !is_shown(&with_child), "{output}");
     let named = format!("({})", with_child.process.pid());
     assert!(output.contains(&named), "{output}");
+    // Another program may have had a connection to an address at which both listen.
+    let port = free_port();
+    let listeners = [(), ()].map(|()| {
+        let mut command = rack.run(&[], python());
+        let listener = Process::start(command.args(["-c", LISTENER_BESIDE_ANOTHER]).arg(port.to_string()));
+        listener.wait_until("a listener", WAIT_MAX, |listener| listener.stdout().contains("ready"));
+        listener
+    });
+    let once = format!("import socket\nsocket.create_connection(('127.0.0.1', {port})).close()");
+    finish(by_hand(&rack, &[], &once)).must_succeed();
+    let output = finish(rack.crosslane("stat")).must_succeed().stdout;
+    let is_named = |listener: &Process| output.contains(&format!("({})", listener.pid()));
+    assert!(listeners.iter().all(is_named) && !output.contains(&format!("127.0.0.1:{port} ")), "{output}");
 }
 
 // --- doctor --------------------------------------------------------------------------------------------------------

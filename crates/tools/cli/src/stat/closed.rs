@@ -42,21 +42,23 @@ fn bytes(connection: &Connection) -> [u64; 3] {
     [connection.bytes_sent, connection.bytes_received, by_tcp]
 }
 
-/// Returns the closed connections to the listeners of a program without a page: kernel TCP has carried them, since a
-/// program has a page as soon as one of its connections has proved busy. The kernel lists a connection for a minute
-/// after its end, unless it was reset, but not by which program it went. So a program is left out that may have had
-/// children, which may have had pages, or that shares its listener, as are connections of the program before it.
+/// Returns the closed connections to the listeners of a program without a page. Kernel TCP has carried them, because a
+/// program has a page as soon as one of its connections has proved busy.
+///
+/// The kernel lists a connection for a minute after its end, unless it was reset, but does not say which program had
+/// it. Connections are left out that another program may have had, perhaps with a lane: all those of a program that may
+/// have had child processes, those to an address at which a socket of another program listens too, and those that ended
+/// before the program began.
 pub fn of_listeners(processes: &Processes, program: &Program) -> Vec<ClosedByKernel> {
     let Some(table) = processes.table(program.namespace) else { return Vec::new() };
-    let sockets = program.sockets.values().filter(|inode| !processes.is_shared(**inode));
-    let sockets = sockets.filter_map(|inode| table.by_inode(*inode));
-    let listeners: Vec<SocketAddr> =
-        sockets.filter(|socket| socket.state == State::Listening).map(|socket| socket.local).collect();
-    if listeners.is_empty() || processes.may_have_had_children(program) {
+    let is_own = |inode: u64| program.sockets.values().any(|own| *own == inode) && !processes.is_shared(inode);
+    let (own, others): (Vec<&TcpSocket>, Vec<_>) = table.listeners().partition(|socket| is_own(socket.inode));
+    if own.is_empty() || processes.may_have_had_children(program) {
         return Vec::new();
     }
     let is_served = |address: SocketAddr| {
-        listeners.iter().any(|at| at.port() == address.port() && (at.ip() == address.ip() || at.ip().is_unspecified()))
+        let is_at = |listener: &&TcpSocket| listens_at(listener.local, address);
+        own.iter().any(is_at) && !others.iter().any(is_at)
     };
     let (running_time, now_ns) = (program.running_time(), now_ns());
     let closed = |socket: &TcpSocket| {
@@ -71,6 +73,12 @@ pub fn of_listeners(processes: &Processes, program: &Program) -> Vec<ClosedByKer
         (age < running_time).then_some(ClosedByKernel { local, peer, closed_at_ns })
     };
     table.sockets().filter_map(closed).collect()
+}
+
+/// Returns whether a socket that listens at `listener` may accept connections to `address`.
+fn listens_at(listener: SocketAddr, address: SocketAddr) -> bool {
+    let is_any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
+    listener.port() == address.port() && (listener.ip() == address.ip() || is_any)
 }
 
 /// Closed connections that are shown together: those of a program between the same two, by the same path.
@@ -195,4 +203,17 @@ pub fn notes(snapshot: &Snapshot) -> impl Iterator<Item = String> {
         let Process { program, pid, .. } = process;
         format!("{program} ({pid}): of the closed connections, only the last {CLOSED_RECORDS} are shown.")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_serves_its_address_or_all_of_its_family() {
+        let at = |listener: &str, address: &str| listens_at(listener.parse().unwrap(), address.parse().unwrap());
+        assert!(at("127.0.0.1:80", "127.0.0.1:80") && at("0.0.0.0:80", "127.0.0.1:80"));
+        assert!(at("[::]:80", "127.0.0.1:80") && at("[::]:80", "[::1]:80"));
+        assert!(!at("0.0.0.0:80", "[::1]:80") && !at("127.0.0.1:80", "127.0.0.2:80") && !at("[::]:80", "[::1]:81"));
+    }
 }
