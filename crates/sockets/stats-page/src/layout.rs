@@ -36,7 +36,8 @@ pub(crate) const STATE_CLOSED: u32 = 3;
 pub(crate) const FLAG_INHERITED: u32 = 1 << 16;
 /// `Slot::kind`, third byte: the other side has reported the reason.
 pub(crate) const FLAG_REPORTED: u32 = 1 << 17;
-/// `Slot::kind`, third byte: another slot counts the connection from now on, whose end this slot's is not.
+/// `Slot::kind`, third byte: another slot counts the connection from now on, so that it stays open when this one is
+/// closed.
 pub(crate) const FLAG_REPLACED: u32 = 1 << 18;
 
 /// One connection, or the record of a closed one. Four cache lines: its identity, the sender's counters, the receiver's

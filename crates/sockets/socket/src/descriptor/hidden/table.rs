@@ -1,7 +1,7 @@
 //! The kernel's table of descriptors, which has room for 64 numbers at first and is enlarged as soon as one does not
 //! fit. In a process with several threads the kernel then waits until no processor reads the table (a grace period of
-//! RCU), which takes 5 to 25 ms: ten times as long as the requests of many a client. The first descriptors that are
-//! hidden in such a process therefore get numbers that fit.
+//! RCU). That takes 5 to 25 ms, longer than all requests of a short-lived client. The first descriptors that are hidden
+//! in such a process therefore get numbers that fit.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,9 +19,9 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// The number below which none is tried, the middle of the table.
 static MIDDLE: AtomicU32 = AtomicU32::new(0);
 
-/// Returns a copy at a number in the upper half of the table, which need not grow for it. `None` if the process has one
-/// thread, for which the table grows at once, if no number is left, each of which is tried once, or if the table is
-/// large already.
+/// Returns a copy of a descriptor at a free number in the upper half of the table, for which the table need not grow.
+/// Each of these numbers is tried once. `None` if none is left, if the table is large already, or if the process has
+/// one thread: then the kernel enlarges the table without a wait.
 pub fn move_within(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     if threads::is_single() {
         return None;
